@@ -1,0 +1,96 @@
+"""What can go wrong on our side of the wall.
+
+How a program ended is never an exception; it is an `Outcome`. These are our failures and our
+callers' mistakes. Every message names the step, the object and the remedy.
+
+    CellwallError
+    ├── UsageError            the caller asked for something that cannot be (HTTP 400)
+    ├── NotFound              no such sandbox, context, file, template, language (404)
+    ├── Conflict              the object is in a state that forbids this (409)
+    ├── CapacityError         full; try again after `retry_after_s` (429 or 503)
+    ├── SandboxUnavailable    the sandbox has ended; its outcome says why (503)
+    ├── FileError             a file operation inside the sandbox was refused by its kernel
+    ├── HostUnsupported       this machine cannot give what was asked for (start-up, 503)
+    └── SandboxBroken         our fault: please file a bug; the sandbox was destroyed (500)
+"""
+
+from __future__ import annotations
+
+
+class CellwallError(Exception):
+    """Base of every error cellwall raises on purpose."""
+
+    code = "error"
+
+    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        """Keep the remedy apart from the message so that doors can show both."""
+        super().__init__(message if remedy is None else f"{message}; {remedy}")
+        self.message = message
+        self.remedy = remedy
+
+
+class UsageError(CellwallError):
+    """The request can never work as it is."""
+
+    code = "usage"
+
+
+class NotFound(CellwallError):  # noqa: N818 - the name the taste page fixes
+    """The named object does not exist, or is not yours."""
+
+    code = "not_found"
+
+
+class Conflict(CellwallError):  # noqa: N818
+    """The object exists, and its state forbids the request."""
+
+    code = "conflict"
+
+
+class CapacityError(CellwallError):
+    """No room now."""
+
+    code = "capacity"
+
+    def __init__(self, message: str, *, retry_after_s: float, remedy: str | None = None) -> None:
+        """`retry_after_s` is the caller's advice, in seconds."""
+        super().__init__(message, remedy=remedy)
+        self.retry_after_s = retry_after_s
+
+
+class SandboxUnavailable(CellwallError):  # noqa: N818
+    """The sandbox has ended, or is not running."""
+
+    code = "sandbox_unavailable"
+
+
+class FileError(CellwallError):
+    """A file operation inside a sandbox failed; `reason` is the guest's code for it.
+
+    Reasons: `not_found exists permission is_directory not_directory invalid too_large no_space`.
+    """
+
+    code = "file"
+
+    def __init__(self, message: str, *, reason: str, remedy: str | None = None) -> None:
+        """`reason` is one word of the list above."""
+        super().__init__(message, remedy=remedy)
+        self.reason = reason
+
+
+class HostUnsupported(CellwallError):  # noqa: N818
+    """The host lacks `feature`; `errno` is the kernel's answer where it gave one."""
+
+    code = "host_unsupported"
+
+    def __init__(self, feature: str, message: str, *, remedy: str, errno: int | None = None) -> None:
+        """`remedy` is a sentence with the command to run."""
+        super().__init__(message, remedy=remedy)
+        self.feature = feature
+        self.errno = errno
+
+
+class SandboxBroken(CellwallError):  # noqa: N818
+    """We failed to build, confine or speak to a sandbox; it has been destroyed."""
+
+    code = "sandbox_broken"

@@ -1,0 +1,94 @@
+"""One execution as its caller sees it: events while it runs, an `Execution` at the end.
+
+Built by the engine; the same shapes come back from the library, the command line and, over the
+wire, the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from cellwall.model.limits import Limits
+from cellwall.model.outcome import Outcome, Verdict
+
+EventKind = Literal["stdout", "stderr", "display", "result", "error", "value", "end"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened. `seq` counts from 1 within its execution.
+
+    `text` for stdout and stderr, `data` (a MIME bundle, text by type) for display and result,
+    `error` for error, `value` for value (the function result), `outcome` for end.
+    """
+
+    seq: int
+    kind: EventKind
+    text: str | None = None
+    data: Mapping[str, Any] | None = None
+    error: ExecutionError | None = None
+    value: Any = None
+    outcome: Outcome | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionError:
+    """An uncaught exception of the program, as its language reports it."""
+
+    name: str
+    value: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What one piece of code did."""
+
+    id: str
+    language: str
+    stdout: str
+    stderr: str
+    outcome: Outcome
+    limits: Limits
+    """The limits that applied."""
+    result: Any = None
+    """JSON value of the variable `result` or of `main(**arguments)`."""
+    results: tuple[Mapping[str, Any], ...] = ()
+    """MIME bundles in order: displayed objects, figures, the last expression."""
+    error: ExecutionError | None = None
+    template: str = ""
+    sandbox_id: str = ""
+    started_at: float = 0.0
+    """Seconds since the epoch, for people; durations use the monotonic clock."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Files that were asked for with `collect`."""
+
+    @property
+    def ok(self) -> bool:
+        """Report whether the verdict is `ok`."""
+        return self.outcome.verdict is Verdict.OK
+
+    @property
+    def verdict(self) -> Verdict:
+        """The outcome's verdict."""
+        return self.outcome.verdict
+
+    @property
+    def exit_code(self) -> int | None:
+        """The outcome's exit code."""
+        return self.outcome.exit_code
+
+    @property
+    def text(self) -> str | None:
+        """The plain text of the last result, as a notebook shows it."""
+        for bundle in reversed(self.results):
+            if "text/plain" in bundle:
+                return str(bundle["text/plain"])
+        return None
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """Base64 PNGs among the results, in order."""
+        return tuple(str(b["image/png"]) for b in self.results if "image/png" in b)

@@ -1,0 +1,101 @@
+"""Limits of a sandbox and of one execution in it.
+
+Not the enforcement (that is each runtime's) and not the operator's bounds (settings). Every
+number carries its unit in its name; there is no "unlimited".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from cellwall.model.errors import UsageError
+
+Hardness = Literal["hard", "soft"]
+"""`hard`: the kernel refuses or kills. `soft`: a watchdog of ours sums and kills."""
+
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "wall_s": (0.001, 86_400),
+    "cpu_s": (0.001, 86_400),
+    "cpus": (0.01, 1024),
+    "memory_mb": (16, 1_048_576),
+    "processes": (1, 100_000),
+    "disk_mb": (1, 1_048_576),
+    "inodes": (64, 100_000_000),
+    "file_mb": (1, 1_048_576),
+    "output_kb": (1, 65_536),
+    "open_files": (16, 1_048_576),
+    "idle_s": (1, 604_800),
+    "life_s": (1, 604_800),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a sandbox may use. The defaults are those of DESIGN.md §8."""
+
+    wall_s: float = 30.0
+    """Seconds from the start of an execution or command to its end, on the monotonic clock."""
+    cpu_s: float = 30.0
+    """CPU seconds of the whole tree during one execution."""
+    cpus: float = 1.0
+    """Share of CPUs, 1.0 = one core; what the inside sees is this, rounded up."""
+    memory_mb: int = 512
+    """MiB of memory of the whole tree: anonymous, shared, tmpfs and page tables. Swap is off."""
+    processes: int = 100
+    """Processes and threads of the whole tree, ours excepted."""
+    disk_mb: int = 256
+    """MiB of the work area: home, /tmp and /dev/shm together."""
+    inodes: int = 16_384
+    """Files and directories in the work area."""
+    file_mb: int = 64
+    """MiB of the largest single file."""
+    output_kb: int = 1024
+    """KiB kept of each of stdout and stderr; the rest is drained and counted."""
+    open_files: int = 256
+    """Descriptors per process."""
+    idle_s: float = 600.0
+    """Seconds without activity after which a sandbox is destroyed."""
+    life_s: float = 3600.0
+    """Seconds after which a sandbox is destroyed whatever it does."""
+
+    def __post_init__(self) -> None:
+        """Raise `UsageError` on a value that is not a number within its bounds."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            low, high = _BOUNDS[field.name]
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise UsageError(
+                    f"limits.{field.name}: {value!r} is not a number",
+                    remedy=f"give a number from {low:g} to {high:g}",
+                )
+            if not low <= value <= high:
+                raise UsageError(
+                    f"limits.{field.name}: {value:g} is out of bounds",
+                    remedy=f"give a number from {low:g} to {high:g}",
+                )
+            if field.type == "int" and not isinstance(value, int):
+                raise UsageError(
+                    f"limits.{field.name}: {value:g} is not a whole number",
+                    remedy="give a whole number",
+                )
+
+    def with_changes(self, changes: dict[str, Any]) -> Limits:
+        """Return these limits with `changes`; an unknown name is a `UsageError`."""
+        unknown = sorted(set(changes) - set(_BOUNDS))
+        if unknown:
+            raise UsageError(
+                f"limits: unknown name {unknown[0]!r}",
+                remedy=f"known names: {', '.join(_BOUNDS)}",
+            )
+        return replace(self, **{k: v for k, v in changes.items() if v is not None})
+
+    @property
+    def memory_bytes(self) -> int:
+        """`memory_mb` in bytes."""
+        return self.memory_mb * 1024 * 1024
+
+    @property
+    def output_bytes(self) -> int:
+        """`output_kb` in bytes."""
+        return self.output_kb * 1024

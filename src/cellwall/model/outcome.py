@@ -1,0 +1,127 @@
+"""How a piece of code ended, and under which confinement it ran.
+
+Data, never an exception. Built by `runtimes` and `engine` from kernel evidence; rendered by doors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Any
+
+
+class Verdict(StrEnum):
+    """How it ended (DESIGN.md §2)."""
+
+    OK = "ok"
+    EXCEPTION = "exception"
+    NONZERO_EXIT = "nonzero_exit"
+    SIGNALLED = "signalled"
+    WALL_TIME = "wall_time"
+    CPU_TIME = "cpu_time"
+    MEMORY = "memory"
+    PROCESSES = "processes"
+    DISK = "disk"
+    OUTPUT = "output"
+    SYSCALL = "syscall"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+    SANDBOX_ERROR = "sandbox_error"
+
+
+class IsolationLevel(IntEnum):
+    """Ordered strength of a boundary; higher is stronger."""
+
+    PROCESS = 0
+    NAMESPACE = 1
+    KERNEL = 2
+    VM = 3
+
+    @property
+    def label(self) -> str:
+        """The lower-case word used on every surface."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """Which isolation really ran, read back from the OS."""
+
+    runtime: str
+    level: IsolationLevel
+    posture_digest: str
+    """SHA-256 over the posture as the kernel reported it, or "" where a runtime has none."""
+    hardness: dict[str, str] = field(default_factory=dict)
+    """Per limit: `hard` or `soft`."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON for answers."""
+        return {
+            "runtime": self.runtime,
+            "level": self.level.label,
+            "posture": self.posture_digest,
+            "limits": dict(self.hardness),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What was used, from the kernel's counters where there are any."""
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    memory_peak_bytes: int = 0
+    processes_peak: int | None = None
+    """None where the kernel does not count it."""
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Truncated:
+    """Bytes that were produced and not kept, per stream."""
+
+    stdout: int = 0
+    stderr: int = 0
+    display: int = 0
+
+    def __bool__(self) -> bool:
+        """Report whether anything was cut."""
+        return bool(self.stdout or self.stderr or self.display)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Verdict plus the evidence for it."""
+
+    verdict: Verdict
+    isolation: Isolation
+    exit_code: int | None = None
+    signal: int | None = None
+    usage: Usage = field(default_factory=Usage)
+    truncated: Truncated = field(default_factory=Truncated)
+    notes: tuple[str, ...] = ()
+    """Sentences for a person: which limit, who killed it, what to try."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON for answers and events."""
+        return {
+            "verdict": self.verdict.value,
+            "exit_code": self.exit_code,
+            "signal": self.signal,
+            "usage": {
+                "wall_s": round(self.usage.wall_s, 6),
+                "cpu_s": round(self.usage.cpu_s, 6),
+                "memory_peak_bytes": self.usage.memory_peak_bytes,
+                "processes_peak": self.usage.processes_peak,
+                "stdout_bytes": self.usage.stdout_bytes,
+                "stderr_bytes": self.usage.stderr_bytes,
+            },
+            "truncated": {
+                "stdout": self.truncated.stdout,
+                "stderr": self.truncated.stderr,
+                "display": self.truncated.display,
+            },
+            "isolation": self.isolation.as_json(),
+            "notes": list(self.notes),
+        }

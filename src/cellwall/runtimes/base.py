@@ -1,0 +1,142 @@
+"""The contract every isolation technology fulfils.
+
+Shaped by what `engine` asks for, not by what a technology offers. Not the guest protocol (that is
+`runtimes.channel`). The invariant: a `RuntimeSandbox` exists only after its posture was read back
+and compared; there is no way to get one that is weaker than its spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from cellwall.model.limits import Limits
+    from cellwall.model.outcome import Isolation, IsolationLevel
+    from cellwall.model.template import BuiltTemplate
+    from cellwall.runtimes.channel import GuestChannel
+
+Grade = Literal["PASS", "CAUTION", "FAIL"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One host feature as `probe` found it; `doctor` prints these."""
+
+    feature: str
+    grade: Grade
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """What a sandbox has to be before it may start."""
+
+    sandbox_id: str
+    template: BuiltTemplate
+    limits: Limits
+    contexts: tuple[str, ...] = ("main",)
+    """Warm interpreters to have ready; empty for sandboxes that only run commands."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    demand_hard: bool = False
+    """Refuse to start where a limit could only be held softly."""
+    start: Literal["fork", "exec"] = "fork"
+    """`exec` gives an interpreter that shares no hash seed or layout with others; slower."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReadings:
+    """Counters of one sandbox, from the kernel, cumulative since it started."""
+
+    cpu_s: float = 0.0
+    memory_bytes: int = 0
+    memory_peak_bytes: int = 0
+    oom_kills: int = 0
+    processes_refused: int = 0
+    """Forks the kernel refused because of the process limit."""
+    processes_peak: int | None = None
+    disk_full: bool = False
+    """The work area has no free blocks or inodes left."""
+
+
+class RuntimeSandbox(Protocol):
+    """One live sandbox of a runtime."""
+
+    @property
+    def isolation(self) -> Isolation:
+        """Which isolation really runs, with posture digest and hardness per limit."""
+
+    @property
+    def posture(self) -> Mapping[str, Any]:
+        """The confinement facts read back from the OS."""
+
+    @property
+    def channel(self) -> GuestChannel:
+        """The connection to the guest's init."""
+
+    async def apply_limits(self, limits: Limits) -> None:
+        """Set limits from outside before caller code runs; raise if one cannot be enforced.
+
+        Only what `fits` accepted may change: the rest was fixed at the start.
+        """
+
+    def fits(self, spec: SandboxSpec) -> bool:
+        """Report whether `apply_limits` can turn this parked sandbox into one of `spec`."""
+
+    def readings(self) -> KernelReadings:
+        """Read the counters; cheap, never blocks."""
+
+    def kill(self) -> None:
+        """Kill the whole tree now, by pid namespace or cgroup; idempotent, never blocks."""
+
+    async def wait_ended(self) -> None:
+        """Return when every process of the sandbox is gone."""
+
+    async def aclose(self) -> None:
+        """Kill, wait, and remove everything the sandbox had on the host; idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeStatistics:
+    """Counts for `/stats`, the console and tests."""
+
+    live: int
+    started: int
+    failed: int
+    detail: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """What a sweep found and removed, by kind: `processes`, `cgroups`, `directories`…"""
+
+    removed: Mapping[str, int] = field(default_factory=dict)
+    kept: tuple[str, ...] = ()
+    """Objects that are ours, dead, and could not be removed, with the reason."""
+
+
+class Runtime(Protocol):
+    """An isolation technology. Construction is cheap and touches nothing."""
+
+    name: str
+    level: IsolationLevel
+
+    async def probe(self) -> list[Finding]:
+        """Say what this host offers; no side effects that outlive the call."""
+
+    async def warm(self, template: BuiltTemplate) -> None:
+        """Get a template ready so that `start` is fast; idempotent."""
+
+    async def start(self, spec: SandboxSpec) -> RuntimeSandbox:
+        """Start a sandbox, or raise and leave nothing behind."""
+
+    def statistics(self) -> RuntimeStatistics:
+        """Return counts."""
+
+    async def sweep(self) -> SweepReport:
+        """Remove leftovers of dead owners, found by asking the OS."""
+
+    async def aclose(self) -> None:
+        """Destroy every sandbox and helper process of this runtime; idempotent."""

@@ -1,0 +1,32 @@
+"""Names of runtimes to the modules that make them; imported on use.
+
+Not a plugin system and not a choice: the engine decides which runtime serves a request.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from cellwall.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from cellwall.runtimes.base import Runtime
+
+FACTORIES: dict[str, str] = {
+    "jail": "cellwall.runtimes.jail:JailRuntime",
+    "process": "cellwall.runtimes.process:ProcessRuntime",
+}
+"""name → `module:callable`; the callable takes the state directory."""
+
+
+def create(name: str, state_dir: Path) -> Runtime:
+    """Make the runtime called `name`; `UsageError` when there is none of that name."""
+    target = FACTORIES.get(name)
+    if target is None:
+        raise UsageError(
+            f"runtime: {name!r} is not known", remedy=f"known runtimes: {', '.join(FACTORIES)}"
+        )
+    module, _, attribute = target.partition(":")
+    return cast("Runtime", getattr(import_module(module), attribute)(state_dir))
