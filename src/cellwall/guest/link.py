@@ -1,0 +1,108 @@
+"""A context's side of its connection to init: connect, say something, listen, hang up.
+
+Used by context processes only (`context.py` and other languages' kernels). It is not the channel
+to the host, which a context never sees, and it decides nothing: init judges every frame.
+
+A link must be closed while caller code runs, so that a program sees exactly descriptors 0, 1, 2;
+and nothing here may be trusted by init, because caller code shares this process.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+
+from cellwall.guest.frames import (
+    LENGTHS,
+    MAX_REQUEST_BODY_BYTES,
+    MAX_REQUEST_HEADER_BYTES,
+    FrameError,
+    Header,
+    encode,
+    parse_header,
+)
+
+_MOST_DESCRIPTORS = 4
+
+
+class LinkClosed(ConnectionError):
+    """Init hung up: there is nobody left to work for, so the context has to exit."""
+
+
+class Link:
+    """One context's line to init; at most one connection is open at any time."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._socket: socket.socket | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """True while a descriptor is held."""
+        return self._socket is not None
+
+    def connect(self) -> None:
+        """Open the connection unless it is open. Raises OSError, e.g. with no descriptor left."""
+        if self._socket is not None:
+            return
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            line.connect(self._address)
+        except BaseException:
+            line.close()
+            raise
+        self._socket = line
+
+    def close(self) -> None:
+        """Hang up; what was sent stays sent."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def send(self, header: Header, body: bytes = b"") -> None:
+        """Say one thing, opening the connection if need be. The connection stays open."""
+        self.connect()
+        assert self._socket is not None  # noqa: S101  for the type checker only
+        self._socket.sendall(encode(header, body))
+
+    def receive(self) -> tuple[Header, bytes, list[int]]:
+        """Wait for one request; the descriptors that came with it belong to the caller."""
+        descriptors: list[int] = []
+        try:
+            lengths = self._read(LENGTHS.size, descriptors)
+            header_length, body_length = LENGTHS.unpack(lengths)
+            if header_length > MAX_REQUEST_HEADER_BYTES or body_length > MAX_REQUEST_BODY_BYTES:
+                raise FrameError(f"request from init: {header_length} + {body_length} bytes")
+            payload = self._read(header_length + body_length, descriptors)
+        except BaseException:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
+        view = memoryview(payload)
+        return parse_header(view[:header_length]), bytes(view[header_length:]), descriptors
+
+    def _read(self, size: int, descriptors: list[int]) -> bytearray:
+        if self._socket is None:
+            raise LinkClosed("link: receive before connect")
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            # Descriptors ride on the first byte of a request; asking for them every time is cheap.
+            room = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
+            got, ancillary, _flags, _from = self._socket.recvmsg_into(
+                [view], room, socket.MSG_CMSG_CLOEXEC
+            )
+            descriptors += _received_descriptors(ancillary)
+            if not got:
+                raise LinkClosed("link: init hung up")
+            view = view[got:]
+        return data
+
+
+def _received_descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    descriptors = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    return list(descriptors)
