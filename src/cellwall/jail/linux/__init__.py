@@ -1,0 +1,1 @@
+"""Typed wrappers around system calls; no policy, no decisions, errno stays an errno."""

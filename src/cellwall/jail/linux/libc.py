@@ -1,0 +1,35 @@
+"""The one place that opens libc.
+
+Called by the other modules of this package only. Everything here holds the GIL during the call
+(`PyDLL`): a fork-server has one thread, and a raw clone between two bytecodes must not race.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+LIBC = ctypes.PyDLL(None, use_errno=True)
+LIBC.syscall.restype = ctypes.c_long
+
+
+class SyscallError(OSError):
+    """An OSError that says which step failed; `step` names the call and its object."""
+
+    def __init__(self, errno: int, step: str) -> None:
+        """Build the message `step: strerror`."""
+        super().__init__(errno, f"{step}: {os.strerror(errno)}")
+        self.step = step
+
+
+def check(result: int, step: str) -> int:
+    """Return `result`, or raise `SyscallError` with the thread's errno when it is -1."""
+    if result == -1:
+        raise SyscallError(ctypes.get_errno(), step)
+    return result
+
+
+def syscall(number: int, *args: object, step: str) -> int:
+    """Call `syscall(2)`; integers are passed as 64-bit values."""
+    words = [ctypes.c_ulong(a & 0xFFFFFFFFFFFFFFFF) if isinstance(a, int) else a for a in args]
+    return check(int(LIBC.syscall(ctypes.c_long(number), *words)), step)

@@ -1,0 +1,87 @@
+"""mount, mount_setattr, pivot_root, umount2, statfs: thin and typed.
+
+No policy: what is mounted where is `jail.plan`. Paths are bytes-safe str; flags are the kernel's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+
+from cellwall.jail.linux.libc import LIBC, check, syscall
+
+MS_RDONLY = 0x1
+MS_NOSUID = 0x2
+MS_NODEV = 0x4
+MS_NOEXEC = 0x8
+MS_REMOUNT = 0x20
+MS_BIND = 0x1000
+MS_REC = 0x4000
+MS_PRIVATE = 0x40000
+MS_SLAVE = 0x80000
+
+ATTR_RDONLY = 0x1
+ATTR_NOSUID = 0x2
+ATTR_NODEV = 0x4
+ATTR_NOEXEC = 0x8
+
+MNT_DETACH = 0x2
+
+CGROUP_SUPER_MAGIC = 0x27E0EB
+CGROUP2_SUPER_MAGIC = 0x63677270
+PROC_SUPER_MAGIC = 0x9FA0
+TMPFS_MAGIC = 0x01021994
+
+_SYS_MOUNT_SETATTR = 442
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(os.uname().machine, -1)
+_AT_FDCWD = -100
+_AT_RECURSIVE = 0x8000
+
+
+def mount(source: str, target: str, fstype: str | None, flags: int, data: str | None) -> None:
+    """Mount a file system, bind, or change flags. mount(2)."""
+    check(
+        LIBC.mount(
+            os.fsencode(source),
+            os.fsencode(target),
+            None if fstype is None else fstype.encode(),
+            ctypes.c_ulong(flags),
+            None if data is None else data.encode(),
+        ),
+        f"mount {fstype or source} on {target}",
+    )
+
+
+def mount_setattr(target: str, attributes: int, *, recursive: bool) -> None:
+    """Set mount attributes, on the whole tree when `recursive`. mount_setattr(2), Linux 5.12."""
+    packed = struct.pack("=QQQQ", attributes, 0, 0, 0)
+    flags = _AT_RECURSIVE if recursive else 0
+    syscall(
+        _SYS_MOUNT_SETATTR,
+        _AT_FDCWD,
+        os.fsencode(target),
+        flags,
+        packed,
+        len(packed),
+        step=f"mount_setattr {target} {attributes:#x}",
+    )
+
+
+def pivot_into(new_root: str) -> None:
+    """Make `new_root` the root and detach the old one for good. pivot_root(2), NOTES."""
+    os.chdir(new_root)
+    syscall(_SYS_PIVOT_ROOT, b".", b".", step=f"pivot_root {new_root}")
+    check(LIBC.umount2(b".", ctypes.c_int(MNT_DETACH)), "umount2 old root")
+    os.chdir("/")
+
+
+class _Statfs(ctypes.Structure):
+    _fields_ = [("f_type", ctypes.c_long), ("rest", ctypes.c_long * 32)]
+
+
+def filesystem_magic(path: str) -> int:
+    """Return the magic number of the file system at `path`. statfs(2)."""
+    buffer = _Statfs()
+    check(LIBC.statfs(os.fsencode(path), ctypes.byref(buffer)), f"statfs {path}")
+    return int(buffer.f_type) & 0xFFFFFFFF

@@ -1,0 +1,184 @@
+"""clone3, namespaces, credentials, capabilities, prctl: the calls Python's `os` lacks.
+
+No policy: which namespaces and which capabilities is decided in `jail.plan`. Numbers are those of
+x86_64 and aarch64 where they agree (all calls added since Linux 5.1), else looked up by machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+from typing import NamedTuple
+
+from cellwall.jail.linux.libc import LIBC, check, syscall
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+CLONE_PIDFD = 0x00001000
+CLONE_CHILD_CLEARTID = 0x00200000
+CLONE_CHILD_SETTID = 0x01000000
+CLONE_INTO_CGROUP = 0x200000000
+
+_MACHINE = os.uname().machine
+_SYS_CLONE3 = 435
+_SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(_MACHINE, -1)
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_CAPBSET_DROP = 24
+_PR_SET_SECUREBITS = 28
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_GET_TID_ADDRESS = 40
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+
+SECUREBITS_LOCKED = 0b11101111
+"""NOROOT, NO_SETUID_FIXUP, KEEP_CAPS off but locked, NO_CAP_AMBIENT_RAISE: each with its lock."""
+
+_SIOCGIFFLAGS = 0x8913
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 0x1
+
+
+class _CloneArgs(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in (
+            "flags",
+            "pidfd",
+            "child_tid",
+            "parent_tid",
+            "exit_signal",
+            "stack",
+            "stack_size",
+            "tls",
+            "set_tid",
+            "set_tid_size",
+            "cgroup",
+        )
+    ]
+
+
+class Cloned(NamedTuple):
+    """What the parent gets: `pid` in its own pid namespace, and a pidfd (close-on-exec)."""
+
+    pid: int
+    pidfd: int
+
+
+def _tid_address() -> int:
+    """Where glibc keeps this thread's id, so that a raw clone updates it as fork(3) would.
+
+    0 on kernels built without CONFIG_CHECKPOINT_RESTORE; then the child's cached id is stale,
+    which only `abort(3)` and robust mutexes of init itself would notice.
+    """
+    address = ctypes.c_uint64()
+    if LIBC.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(address), 0, 0, 0) != 0:
+        return 0
+    return int(address.value)
+
+
+def clone3(flags: int, *, exit_signal: int, cgroup_fd: int | None = None) -> Cloned | None:
+    """Fork into new namespaces; None in the child, a `Cloned` in the parent. clone3(2).
+
+    Why not os.fork + unshare: one call creates the process inside its pid namespace and, with
+    `cgroup_fd` (cgroup v2), inside its cgroup, so that no move is needed afterwards.
+    Only for single-threaded processes: CPython's fork hooks run, other threads would vanish.
+    """
+    pidfd = ctypes.c_int(-1)
+    args = _CloneArgs()
+    args.flags = flags | CLONE_PIDFD
+    args.pidfd = ctypes.addressof(pidfd)
+    args.exit_signal = exit_signal
+    tid = _tid_address()
+    if tid:
+        args.flags |= CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID
+        args.child_tid = tid
+    if cgroup_fd is not None:
+        args.flags |= CLONE_INTO_CGROUP
+        args.cgroup = cgroup_fd
+    api = ctypes.pythonapi
+    api.PyOS_BeforeFork()
+    result = int(LIBC.syscall(_SYS_CLONE3, ctypes.byref(args), ctypes.sizeof(args)))
+    if result == 0:
+        api.PyOS_AfterFork_Child()
+        return None
+    api.PyOS_AfterFork_Parent()
+    check(result, f"clone3 flags={flags:#x}")
+    return Cloned(result, pidfd.value)
+
+
+def unshare(flags: int) -> None:
+    """Give this process new namespaces. unshare(2)."""
+    check(LIBC.unshare(ctypes.c_int(flags)), f"unshare flags={flags:#x}")
+
+
+def _prctl(option: int, arg: int, step: str, arg3: int = 0) -> None:
+    zero = ctypes.c_ulong(0)
+    words = (ctypes.c_ulong(arg), ctypes.c_ulong(arg3), zero, zero)
+    check(LIBC.prctl(ctypes.c_int(option), *words), step)
+
+
+def set_no_new_privs() -> None:
+    """Make execve never grant privileges, for ever. PR_SET_NO_NEW_PRIVS(2const)."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1, "prctl PR_SET_NO_NEW_PRIVS")
+
+
+def set_dumpable(dumpable: bool) -> None:
+    """Decide whether same-uid processes may read our /proc files and memory."""
+    _prctl(_PR_SET_DUMPABLE, int(dumpable), "prctl PR_SET_DUMPABLE")
+
+
+def set_parent_death_signal(signal: int) -> None:
+    """Have the kernel send `signal` when our parent thread dies; cleared by credential changes."""
+    _prctl(_PR_SET_PDEATHSIG, signal, "prctl PR_SET_PDEATHSIG")
+
+
+def set_securebits(bits: int) -> None:
+    """Set and lock the securebits. capabilities(7)."""
+    _prctl(_PR_SET_SECUREBITS, bits, "prctl PR_SET_SECUREBITS")
+
+
+def last_capability() -> int:
+    """Highest capability number this kernel knows."""
+    with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
+        return int(file.read())
+
+
+def drop_bounding(last: int) -> None:
+    """Drop every capability up to `last` from the bounding set."""
+    for capability in range(last + 1):
+        _prctl(_PR_CAPBSET_DROP, capability, f"prctl PR_CAPBSET_DROP {capability}")
+
+
+def clear_ambient() -> None:
+    """Clear the ambient set."""
+    _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, "prctl PR_CAP_AMBIENT_CLEAR_ALL")
+
+
+def drop_capabilities() -> None:
+    """Empty the effective, permitted and inheritable sets. capset(2)."""
+    header = struct.pack("=Ii", 0x20080522, 0)
+    syscall(_SYS_CAPSET, header, b"\0" * 24, step="capset")
+
+
+def loopback_up() -> None:
+    """Bring `lo` of this network namespace up. netdevice(7)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        request = struct.pack("=16sH14x", b"lo", 0)
+        flags = struct.unpack("=16sH14x", fcntl.ioctl(sock, _SIOCGIFFLAGS, request))[1]
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("=16sH14x", b"lo", flags | _IFF_UP))
+
+
+def set_hostname(name: str) -> None:
+    """Name this uts namespace."""
+    raw = name.encode("ascii")
+    check(LIBC.sethostname(raw, ctypes.c_size_t(len(raw))), "sethostname")
