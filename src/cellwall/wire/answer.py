@@ -1,0 +1,177 @@
+"""An execution, its events and our errors as plain JSON objects.
+
+Pure: values in, dictionaries out. Not a transport and not a schema for requests; called by the
+doors (command line, server, MCP), so that all of them say the same thing in the same words.
+Invariant: a key that is published here keeps its name, its type and its place; what a sandbox
+produced is copied, never interpreted.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import mimetypes
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from cellwall.model.errors import CellwallError
+from cellwall.model.outcome import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from cellwall.model.execution import Event, Execution, ExecutionError
+    from cellwall.model.outcome import Outcome
+
+_TIMEOUTS = frozenset({Verdict.WALL_TIME, Verdict.CPU_TIME})
+
+
+def status_of(verdict: Verdict) -> str:
+    """Return the coarse status older clients look at: `success`, `timeout` or `error`."""
+    if verdict is Verdict.OK:
+        return "success"
+    return "timeout" if verdict in _TIMEOUTS else "error"
+
+
+def answer(execution: Execution) -> dict[str, Any]:
+    """Return the answer of `POST /execute`, which is also what `cellwall run --json` prints."""
+    outcome = execution.outcome
+    ended = outcome.as_json()
+    return {
+        "execution_id": execution.id,
+        "sandbox_id": execution.sandbox_id,
+        "template": execution.template,
+        "language": execution.language,
+        "status": status_of(outcome.verdict),
+        "verdict": ended["verdict"],
+        "stdout": execution.stdout,
+        "stderr": execution.stderr,
+        "result": execution.result,
+        "results": [dict(bundle) for bundle in execution.results],
+        "exit_code": outcome.exit_code,
+        "signal": outcome.signal,
+        "error": _sentence(execution.error, outcome),
+        "exception": _exception(execution.error),
+        "oom_killed": outcome.verdict is Verdict.MEMORY,
+        "time_ms": round(outcome.usage.wall_s * 1000, 3),
+        "execution_time": round(outcome.usage.wall_s, 6),
+        "artifacts": [_artifact(name, data) for name, data in execution.files.items()],
+        "truncated": ended["truncated"],
+        "usage": ended["usage"],
+        "isolation": ended["isolation"],
+        "limits": asdict(execution.limits),
+        "notes": ended["notes"],
+    }
+
+
+def _sentence(error: ExecutionError | None, outcome: Outcome) -> str | None:
+    """Return the traceback, or the reason for any other end than a good one."""
+    if error is not None:
+        return error.traceback or f"{error.name}: {error.value}"
+    if outcome.verdict is Verdict.OK:
+        return None
+    return "; ".join(outcome.notes) or outcome.verdict.value
+
+
+def _exception(error: ExecutionError | None) -> dict[str, str] | None:
+    if error is None:
+        return None
+    return {"name": error.name, "value": error.value, "traceback": error.traceback}
+
+
+def _artifact(name: str, data: bytes) -> dict[str, Any]:
+    return {
+        "name": name,
+        # From the name alone: the content was made by code nobody reviewed.
+        "mime_type": mimetypes.guess_type(name)[0] or "application/octet-stream",
+        "size": len(data),
+        "content_b64": base64.b64encode(data).decode("ascii"),
+    }
+
+
+def event_line(event: Event) -> dict[str, Any]:
+    """Return one event as the object of one NDJSON line.
+
+    The key a simple client looks for stands beside `seq` and `type`: `text`, `image`, `error`.
+    """
+    kind, body = _EVENTS[event.kind](event)
+    return {"seq": event.seq, "type": kind, **body}
+
+
+def _text_event(event: Event) -> tuple[str, dict[str, Any]]:
+    return event.kind, {"text": event.text or ""}
+
+
+def _data_event(event: Event) -> tuple[str, dict[str, Any]]:
+    data = dict(event.data or {})
+    body: dict[str, Any] = {"data": data}
+    if "text/plain" in data:
+        body["text"] = data["text/plain"]
+    if event.kind == "display" and "image/png" in data:
+        return "image", {"image": data["image/png"], **body}
+    return event.kind, body
+
+
+def _error_event(event: Event) -> tuple[str, dict[str, Any]]:
+    error = event.error
+    if error is None:
+        return "error", {"error": "", "name": "", "value": ""}
+    return "error", {"error": error.traceback, "name": error.name, "value": error.value}
+
+
+def _value_event(event: Event) -> tuple[str, dict[str, Any]]:
+    return "value", {"value": event.value}
+
+
+def _end_event(event: Event) -> tuple[str, dict[str, Any]]:
+    if event.outcome is None:
+        raise ValueError(f"event {event.seq}: kind `end` without an outcome")
+    return "end", {"verdict": event.outcome.verdict.value, "outcome": event.outcome.as_json()}
+
+
+_EVENTS: Mapping[str, Callable[[Event], tuple[str, dict[str, Any]]]] = {
+    "stdout": _text_event,
+    "stderr": _text_event,
+    "display": _data_event,
+    "result": _data_event,
+    "error": _error_event,
+    "value": _value_event,
+    "end": _end_event,
+}
+
+
+def error_envelope(error: BaseException, request_id: str) -> dict[str, Any]:
+    """Return `{"error": {code, message, remedy, request_id}}` for one of our failures.
+
+    The text of an exception we did not raise on purpose stays on our side of the wire: it may
+    hold paths, keys or other people's data.
+    """
+    if isinstance(error, CellwallError):
+        code, message, remedy = error.code, error.message, error.remedy
+    else:
+        code = "internal"
+        message = "an unexpected failure of cellwall, not of the program"
+        remedy = "quote the request id to the operator; the log has the details"
+    return {"error": {"code": code, "message": message, "remedy": remedy, "request_id": request_id}}
+
+
+def one_line(value: Mapping[str, Any]) -> str:
+    """Encode `value` as one line of strict JSON.
+
+    A program's result may hold NaN or infinities, which JSON does not have; they become null.
+    """
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
