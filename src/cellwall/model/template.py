@@ -1,0 +1,111 @@
+"""Templates: what is installed and preloaded, and where a built one lies.
+
+Values only: reading definitions, building and finding belong to `engine.templates`; runtimes get
+a `BuiltTemplate`. Whatever changes what a program inside sees is a field that `identity` covers;
+a field left out of it would let two different templates share one digest and one fork-server.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from cellwall.model.errors import UsageError
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_CLAUSE = re.compile(r"(>=|<=|==|!=|>|<)(\d+(?:\.\d+){0,2})")
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """One definition, as written by us or by the user."""
+
+    name: str
+    description: str = ""
+    packages: tuple[str, ...] = ()
+    """Requirements, each pinned (`numpy==2.4.6`); installed from wheels only."""
+    constraints: tuple[str, ...] = ()
+    """Pins of what the packages pull in, so that a template built later is the same."""
+    preload: tuple[str, ...] = ()
+    """Modules imported once by the fork-server; every sandbox starts with them in memory."""
+    python: str = ">=3.8"
+    """Which base interpreters will do: clauses such as `>=3.11,<3.15`."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment of every process inside."""
+    languages: tuple[str, ...] = ("python",)
+    """Names of `languages.registry`; the first one is the default inside."""
+
+    def __post_init__(self) -> None:
+        """Raise `UsageError` on a definition that could never be built."""
+        object.__setattr__(self, "env", MappingProxyType(dict(self.env)))
+        _check(_NAME, (self.name,), "template", "use a-z, 0-9, `.`, `_`, `-`, at most 63")
+        where = f"template {self.name}"
+        _check(_MODULE, self.preload, f"{where}: preload", "give dotted module names")
+        _check(_VARIABLE, self.env, f"{where}: env", "give variable names")
+        _check(_CLAUSE, self.python.split(","), f"{where}: python", "write it like `>=3.11,<3.15`")
+        for requirement in (*self.packages, *self.constraints):
+            # SECURITY: these become argv and lines of a file of uv's; no options, no paths.
+            if not requirement or requirement[0] in "-./" or "\n" in requirement:
+                raise UsageError(
+                    f"{where}: {requirement!r} is not a requirement",
+                    remedy="write packages like `numpy==2.4.6`",
+                )
+
+    def accepts_python(self, version: tuple[int, ...]) -> bool:
+        """Report whether an interpreter of `version` satisfies the `python` requirement."""
+        return all(_holds(clause, version) for clause in self.python.split(","))
+
+    def identity(self) -> dict[str, Any]:
+        """Return everything that makes this template different from another, as plain JSON."""
+        return {
+            "packages": sorted(self.packages),
+            "constraints": sorted(self.constraints),
+            "preload": list(self.preload),
+            "env": dict(sorted(self.env.items())),
+            "languages": list(self.languages),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltTemplate:
+    """A template on disk, complete and read-only."""
+
+    template: Template
+    digest: str
+    """32 lower-case hexadecimal digits; also the directory's name."""
+    path: str
+    """The environment: `bin/`, `lib/`, `pyvenv.cfg`; may be mounted elsewhere, it is relocatable."""
+    python: str
+    """Its interpreter, `<path>/bin/python`, a link to the base interpreter."""
+    base_mounts: tuple[str, ...]
+    """Trees outside `/usr` that the interpreter needs mounted read-only at the same place."""
+    size_bytes: int
+    """Sum of the files' sizes."""
+
+
+def _check(pattern: re.Pattern[str], values: Any, where: str, remedy: str) -> None:  # noqa: ANN401
+    for value in values:
+        if not isinstance(value, str) or not pattern.fullmatch(value.strip()):
+            raise UsageError(f"{where}: {value!r} is not valid", remedy=remedy)
+
+
+def _holds(clause: str, version: tuple[int, ...]) -> bool:
+    matched = _CLAUSE.fullmatch(clause.strip())
+    if matched is None:  # __post_init__ refused it already
+        return False
+    wanted = tuple(int(part) for part in matched[2].split("."))
+    # `==3.11` means any 3.11.x, so compare only as many parts as were written.
+    have = version[: len(wanted)]
+    return {
+        ">=": have >= wanted,
+        "<=": have <= wanted,
+        "==": have == wanted,
+        "!=": have != wanted,
+        ">": have > wanted,
+        "<": have < wanted,
+    }[matched[1]]
