@@ -1,4 +1,4 @@
-"""The use cases: sandboxes, executions, the warm pool, templates, limits over time.
+"""The use cases: sandboxes, contexts, executions, the warm pool, templates.
 
-Imported by `apps`, `server` and the public facade; sees runtimes through their contract only.
+Doors (library, command line, server) call it; it calls runtimes through `runtimes.base` only.
 """

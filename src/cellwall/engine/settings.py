@@ -1,0 +1,51 @@
+"""What the operator decides: defaults, bounds of the pool, whether `process` may be used.
+
+Read once, when an engine is made; callers cannot change it through requests.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cellwall.model.errors import UsageError
+from cellwall.model.limits import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Settings of one engine."""
+
+    allow_process: bool = False
+    """Whether the `process` runtime, which isolates nothing, may serve requests."""
+    pool_min: int = 2
+    """Parked sandboxes kept per template that is in use. 0 together with `pool_max=0`: no pool."""
+    pool_max: int = 16
+    """Most parked sandboxes per template; between the two, recent concurrency decides."""
+    pool_idle_s: float = 600.0
+    """Seconds without a claim after which a template's parked sandboxes are given up."""
+    limits: Limits = field(default_factory=Limits)
+    """Limits of a request that names none; parked sandboxes are started with these."""
+    collect_bytes: int = 64 * 1024 * 1024
+    """Most bytes brought back by `collect` in one execution; they end up in our memory."""
+    ready_s: float = 30.0
+    """Seconds a sandbox may take to start before that counts as our fault."""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> EngineSettings:
+        """Read `CELLWALL_ALLOW_PROCESS` and `CELLWALL_POOL_SIZE`."""
+        source = os.environ if environ is None else environ
+        size = source.get("CELLWALL_POOL_SIZE")
+        if size is None:
+            return cls(allow_process=source.get("CELLWALL_ALLOW_PROCESS") == "1")
+        if not size.isdecimal() or int(size) > 1000:
+            raise UsageError(
+                f"settings: CELLWALL_POOL_SIZE={size!r} is not a size",
+                remedy="give a whole number from 0 to 1000; 0 switches the pool off",
+            )
+        return cls(
+            allow_process=source.get("CELLWALL_ALLOW_PROCESS") == "1",
+            pool_min=min(2, int(size)),
+            pool_max=int(size),
+        )

@@ -1,0 +1,513 @@
+"""The host's end of the guest channel (design/0002): frames, request ids, schema checks.
+
+Not the meaning of what arrives (that is `engine`) and not a transport: it is handed a connected
+stream socket by whichever runtime made one. Everything it reads was written by hostile code, so
+each frame is checked against the schema below before anybody sees it; the first violation ends
+the channel and tells the owner to kill the sandbox. The invariant: nothing read here is ever
+believed further than its type, and no frame makes host memory grow without a cap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import struct
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cellwall.model.errors import CellwallError
+
+if TYPE_CHECKING:
+    import socket
+
+HEADER_CAP_BYTES = 64 * 1024
+BODY_CAP_BYTES = 1024 * 1024
+SEND_BODY_CAP_BYTES = 32 * 1024 * 1024
+_RECEIVE_BYTES = 256 * 1024
+_WRITE_HIGH_BYTES = 1024 * 1024
+_STRAY_FRAMES_CAP = 10_000
+"""Frames for requests we gave up on. Normal after a cancel; a guest that keeps on is hostile."""
+
+_PREFIX = struct.Struct(">II")
+
+REPLY = frozenset({"reply", "fail"})
+REPLY_WITH_CHUNKS = frozenset({"reply", "fail", "chunk"})
+RUN = frozenset({"stdout", "stderr", "display", "error", "value", "started", "done", "fail"})
+_FINAL = frozenset({"reply", "fail", "done"})
+
+
+class FrameError(ValueError):
+    """What arrived is not a frame of the protocol."""
+
+
+class ChannelLost(CellwallError):
+    """The channel ended under a request. `is_hostile` when the guest broke the protocol."""
+
+    code = "channel_lost"
+
+    def __init__(self, reason: str, *, is_hostile: bool = False) -> None:
+        """`reason` is a sentence for an outcome's notes."""
+        super().__init__(reason)
+        self.is_hostile = is_hostile
+
+
+class GuestRefused(CellwallError):
+    """The guest answered `fail`; `reason` is its code."""
+
+    code = "guest_refused"
+
+    def __init__(self, reason: str, message: str) -> None:
+        """`reason` is one word of design/0002."""
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to a plain request."""
+
+    header: Mapping[str, Any]
+    body: bytes
+
+
+class Listener(Protocol):
+    """Who gets the frames of one request; called on the loop, must not block."""
+
+    def on_frame(self, kind: str, header: dict[str, Any], body: bytes) -> None:
+        """Take one checked frame; raise `FrameError` if its content is not what it claims."""
+
+    def on_lost(self, error: ChannelLost) -> None:
+        """Learn that no further frame will come."""
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if number in (float("inf"), float("-inf")):  # 1e999 would leave us as invalid JSON
+        raise ValueError(f"{text} is out of range")
+    return number
+
+
+_decode_json = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite).decode
+
+
+def strict_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
+    """Decode hostile JSON: UTF-8, finite numbers, bounded depth, no lone surrogates."""
+    try:
+        value = _decode_json(data.decode("utf-8"))
+        # A lone surrogate can only come from an escape, and would blow up at the next encode.
+        return _without_surrogates(value) if b"\\u" in data else value
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"not JSON: {error}") from None
+
+
+def _without_surrogates(value: Any) -> Any:  # noqa: ANN401 - JSON
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_without_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {_without_surrogates(k): _without_surrogates(v) for k, v in value.items()}
+    return value
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def _is_small(value: object) -> bool:
+    return value is None or (type(value) is int and -(1 << 31) <= value < 1 << 32)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_counts(value: object) -> bool:
+    return isinstance(value, dict) and all(_is_count(v) for v in value.values())
+
+
+Check = Callable[[object], bool]
+_SCHEMA: dict[str, dict[str, Check]] = {
+    "ready": {"protocol": _is_count, "python": _is_text},
+    "stdout": {},
+    "stderr": {},
+    "display": {"kind": lambda v: v in ("display", "result")},
+    "error": {},
+    "value": {},
+    "started": {"pid": _is_count},
+    "chunk": {},
+    "reply": {},
+    "fail": {"code": _is_text, "message": _is_text},
+    "done": {
+        "exit_code": _is_small,
+        "signal": _is_small,
+        "alive": _is_bool,
+        "raised": _is_bool,
+        "cut": _is_counts,
+        "rusage": _is_counts,
+    },
+}
+"""Required fields by event. More fields are allowed and ignored: an older host must be able to
+speak to a newer guest of the same protocol number."""
+
+
+def check_frame(header: object) -> tuple[str, int]:
+    """Return (event, request id) of a frame header that fits the schema, else `FrameError`."""
+    if type(header) is not dict:
+        raise FrameError("header is not an object")
+    kind = header.get("ev")
+    schema = _SCHEMA.get(kind) if isinstance(kind, str) else None
+    if schema is None:
+        raise FrameError(f"unknown event {str(kind)[:40]!r}")
+    for name, check in schema.items():
+        if not check(header.get(name)):
+            raise FrameError(f"event {kind}: field {name!r} is not what it should be")
+    number = header.get("id", 0)
+    if not _is_count(number) or (number == 0) != (kind == "ready"):
+        raise FrameError(f"event {kind}: bad request id")
+    return str(kind), int(number)
+
+
+_open_channels: weakref.WeakSet[GuestChannel] = weakref.WeakSet()
+
+
+def abandon_all() -> None:
+    """Close every channel's descriptor without touching an event loop; for a forked child.
+
+    The child shares the parent's epoll instance: unregistering there would deafen the parent.
+    """
+    for channel in list(_open_channels):
+        channel.abandon()
+
+
+class _Single:
+    """Listener that resolves a future with the one reply."""
+
+    __slots__ = ("_chunks", "_future")
+
+    def __init__(
+        self, future: asyncio.Future[Reply], chunks: Callable[[bytes], None] | None
+    ) -> None:
+        self._future = future
+        self._chunks = chunks
+
+    def on_frame(self, kind: str, header: dict[str, Any], body: bytes) -> None:
+        if kind == "chunk" and self._chunks is not None:
+            self._chunks(body)
+        elif self._future.done():
+            return
+        elif kind == "fail":
+            self._future.set_exception(
+                GuestRefused(str(header["code"])[:40], str(header["message"])[:2000])
+            )
+        else:
+            self._future.set_result(Reply(header, body))
+
+    def on_lost(self, error: ChannelLost) -> None:
+        if not self._future.done():
+            self._future.set_exception(error)
+
+
+class GuestChannel:
+    """One connection to one sandbox's init. Lives on the event loop it was made on."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        on_violation: Callable[[str], None] | None = None,
+    ) -> None:
+        """Own `sock` from now on; `on_violation` must kill the sandbox."""
+        sock.setblocking(False)
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._loop = asyncio.get_running_loop()
+        self._on_violation = on_violation
+        self._in = bytearray()
+        self._out: deque[memoryview] = deque()
+        self._out_bytes = 0
+        self._room: list[asyncio.Future[None]] = []
+        self._listeners: dict[int, tuple[Listener, frozenset[str]]] = {}
+        self._last_id = 0
+        self._stray = 0
+        self._pauses = 0
+        self._lost: ChannelLost | None = None
+        self._on_end: list[Callable[[], None]] = []
+        self._ready: asyncio.Future[Mapping[str, Any]] = self._loop.create_future()
+        self._loop.add_reader(self._fd, self._on_readable)
+        _open_channels.add(self)
+
+    # -- state -----------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests can still be answered."""
+        return self._lost is None
+
+    @property
+    def lost(self) -> ChannelLost | None:
+        """Why the channel ended, or None while it is open."""
+        return self._lost
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once when the channel ends, whatever the reason."""
+        if self._lost is not None:
+            self._loop.call_soon(callback)
+        else:
+            self._on_end.append(callback)
+
+    async def wait_ready(self, timeout_s: float) -> Mapping[str, Any]:
+        """Return the guest's `ready` header; `ChannelLost` if it ends or takes longer."""
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._ready), timeout_s)
+        except TimeoutError:
+            raise ChannelLost(f"guest channel: no ready event within {timeout_s:g} s") from None
+
+    # -- asking ----------------------------------------------------------------------------
+
+    def open(
+        self,
+        op: str,
+        listener: Listener,
+        expected: frozenset[str],
+        fields: Mapping[str, Any],
+        body: bytes = b"",
+    ) -> int:
+        """Send a request whose frames go to `listener`; return its id."""
+        if self._lost is not None:
+            raise self._lost
+        self._last_id += 1
+        number = self._last_id
+        self._listeners[number] = (listener, expected)
+        self.send({**fields, "op": op, "id": number}, body)
+        return number
+
+    def forget(self, number: int) -> None:
+        """Drop what else comes for request `number`."""
+        self._listeners.pop(number, None)
+
+    async def request(self, op: str, body: bytes = b"", **fields: object) -> Reply:
+        """Ask and wait for the one reply; `GuestRefused` if the guest says `fail`."""
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        number = self.open(op, _Single(future, None), REPLY, fields, body)
+        try:
+            return await future
+        finally:
+            self.forget(number)
+
+    def open_transfer(
+        self, op: str, fields: Mapping[str, Any], on_chunk: Callable[[bytes], None] | None = None
+    ) -> tuple[int, asyncio.Future[Reply]]:
+        """Start a `tree_put` or `tree_get`; the future is its final reply."""
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        expected = REPLY if on_chunk is None else REPLY_WITH_CHUNKS
+        return self.open(op, _Single(future, on_chunk), expected, fields), future
+
+    def send(self, header: Mapping[str, Any], body: bytes | memoryview = b"") -> None:
+        """Write one frame now, or queue what the socket does not take."""
+        if self._lost is not None:
+            return
+        if len(body) > SEND_BODY_CAP_BYTES:
+            raise FrameError(f"a body of {len(body)} bytes is above {SEND_BODY_CAP_BYTES}")
+        text = json.dumps(header, separators=(",", ":")).encode()
+        head = _PREFIX.pack(len(text), len(body)) + text
+        if self._out:
+            self._queue(head, body)
+            return
+        try:
+            sent = self._sock.sendmsg((head, body)) if body else self._sock.send(head)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            # The reader decides: there may be evidence (a last `done`) still to be read.
+            self._loop.call_soon(self._on_write_failed, error)
+            return
+        if sent < len(head) + len(body):
+            self._queue(head[sent:], memoryview(body)[max(0, sent - len(head)) :])
+            self._loop.add_writer(self._fd, self._on_writable)
+
+    async def wait_writable(self) -> None:
+        """Return when the outgoing queue has room; for callers that send a lot."""
+        while self._out_bytes > _WRITE_HIGH_BYTES and self._lost is None:
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._room.append(future)
+            await future
+        if self._lost is not None:
+            raise self._lost
+
+    def _queue(self, head: bytes, body: bytes | memoryview) -> None:
+        for part in (memoryview(head), memoryview(body)):
+            if part.nbytes:
+                self._out.append(part)
+                self._out_bytes += part.nbytes
+
+    def _on_writable(self) -> None:
+        try:
+            while self._out:
+                sent = self._sock.send(self._out[0])
+                self._out_bytes -= sent
+                if sent < self._out[0].nbytes:
+                    self._out[0] = self._out[0][sent:]
+                else:
+                    self._out.popleft()
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._on_write_failed(error)
+            return
+        if not self._out:
+            self._loop.remove_writer(self._fd)
+        if self._out_bytes <= _WRITE_HIGH_BYTES:
+            self._wake_writers()
+
+    def _on_write_failed(self, error: OSError) -> None:
+        self.poll()
+        self._end(ChannelLost(f"guest channel: write failed: {error.strerror}"))
+
+    def _wake_writers(self) -> None:
+        for future in self._room:
+            if not future.done():
+                future.set_result(None)
+        self._room.clear()
+
+    # -- hearing ---------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Stop reading until `resume`: the guest then blocks, the host's memory does not grow."""
+        self._pauses += 1
+        if self._pauses == 1 and self._lost is None:
+            self._loop.remove_reader(self._fd)
+
+    def resume(self) -> None:
+        """Undo one `pause`."""
+        self._pauses -= 1
+        if self._pauses == 0 and self._lost is None:
+            self._loop.add_reader(self._fd, self._on_readable)
+
+    def poll(self) -> None:
+        """Take in what has already arrived; used before a kill, so that output is not lost."""
+        for _ in range(16):
+            if self._lost is not None or not self._read_once():
+                return
+
+    def _on_readable(self) -> None:
+        self._read_once()
+
+    def _read_once(self) -> bool:
+        try:
+            data = self._sock.recv(_RECEIVE_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            self._end(ChannelLost(f"guest channel: read failed: {error.strerror}"))
+            return False
+        if not data:
+            self._end(ChannelLost("guest channel: closed by the guest's end"))
+            return False
+        try:
+            self._feed(data)
+        except FrameError as error:
+            self._violated(str(error))
+            return False
+        return True
+
+    def _feed(self, data: bytes) -> None:
+        buffer: bytes | bytearray = data
+        if self._in:
+            self._in += data
+            buffer = self._in
+        position, size = 0, len(buffer)
+        while size - position >= _PREFIX.size:
+            head, body = _PREFIX.unpack_from(buffer, position)
+            if head > HEADER_CAP_BYTES or body > BODY_CAP_BYTES:
+                raise FrameError(f"a frame of {head}+{body} bytes is above the cap")
+            start = position + _PREFIX.size
+            if size - start < head + body:
+                break
+            text = bytes(buffer[start : start + head])
+            position = start + head + body
+            self._dispatch(strict_json(text), bytes(buffer[start + head : position]))
+            if self._lost is not None:
+                return
+        if buffer is self._in:
+            del self._in[:position]
+        elif position < size:
+            self._in += memoryview(data)[position:]
+
+    def _dispatch(self, header: dict[str, Any], body: bytes) -> None:
+        kind, number = check_frame(header)
+        if kind == "ready":
+            if self._ready.done():
+                raise FrameError("ready came twice")
+            self._ready.set_result(header)
+            return
+        entry = self._listeners.get(number)
+        if entry is None:
+            self._stray += 1
+            if number > self._last_id or self._stray > _STRAY_FRAMES_CAP:
+                raise FrameError(f"event {kind} for a request that does not exist")
+            return
+        listener, expected = entry
+        if kind not in expected:
+            raise FrameError(f"event {kind} does not belong to this request")
+        if kind in _FINAL:
+            del self._listeners[number]
+        listener.on_frame(kind, header, body)
+
+    # -- ending ----------------------------------------------------------------------------
+
+    def _violated(self, reason: str) -> None:
+        if self._on_violation is not None:
+            self._on_violation(reason)
+        self._end(ChannelLost(f"guest channel: protocol violation: {reason}", is_hostile=True))
+
+    def close(self, reason: str = "the sandbox was closed") -> None:
+        """End the channel from our side; idempotent."""
+        self._end(ChannelLost(f"guest channel: {reason}"))
+
+    def _end(self, error: ChannelLost) -> None:
+        if self._lost is not None:
+            return
+        self._lost = error
+        _open_channels.discard(self)
+        with contextlib.suppress(RuntimeError):  # the loop may already be closed at exit
+            self._loop.remove_reader(self._fd)
+            self._loop.remove_writer(self._fd)
+        self._sock.close()
+        self._out.clear()
+        self._in.clear()
+        listeners, self._listeners = self._listeners, {}
+        if not self._ready.done():
+            self._ready.set_exception(error)
+            self._ready.exception()  # nobody may be waiting; that is not worth a log line
+        for listener, _ in listeners.values():
+            listener.on_lost(error)
+        self._wake_writers()
+        callbacks, self._on_end = self._on_end, []
+        for callback in callbacks:
+            callback()
+
+    def abandon(self) -> None:
+        """Close the descriptor and nothing else; see `abandon_all`."""
+        self._lost = ChannelLost("guest channel: it belongs to the parent process")
+        _open_channels.discard(self)
+        fd = self._sock.detach()
+        if fd >= 0:
+            os.close(fd)
