@@ -1,0 +1,172 @@
+"""Stage A: builds a template's root and starts its fork-server in it.
+
+Runs as `python -I -S guest.pyz boot …`, started by `supervisor`; on a root host it is the only
+process of ours that has the host's privileges, so: standard library, linear, short. Reads
+nothing that a program ever wrote. The steps, letter = process:
+
+    1a  boot      [rootless] enter a user namespace of its own, mapped to the caller
+    2a  boot      new pid, ipc, uts and net namespaces; fork
+    3b  first     own mount namespace; open sources; build the root; pivot; old root gone
+    4b  first     leave the host's groups; enter the fork-server's user namespace; ask for ids
+    5a  boot      write the id maps; answer
+    6b  first     become its root, exec the template's Python as `forkserver`
+    7a  boot      wait for the first process; end as it ends
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from typing import Any, Dict, List
+
+from cellwall.jail import apply, fds, plan
+from cellwall.jail.linux import mounts, process
+
+_STAGING = "/tmp"  # noqa: S108 - a place to mount on, in a mount namespace of our own
+_NAMESPACES = (
+    process.CLONE_NEWPID | process.CLONE_NEWIPC | process.CLONE_NEWUTS | process.CLONE_NEWNET
+)
+
+
+def read_config(fd: int) -> Dict[str, Any]:
+    """Read the whole JSON document behind a descriptor of the host's."""
+    with os.fdopen(fd, "rb") as file:
+        config: Dict[str, Any] = json.loads(file.read())
+    return config
+
+
+def main(arguments: List[str]) -> None:
+    """`boot CONTROL_FD CONFIG_FD KEEP_FD…`; reports failure on the control socket."""
+    control = socket.socket(fileno=int(arguments[0]))
+    kept = [int(word) for word in arguments[2:]]
+    step = "boot: read the configuration"
+    try:
+        config = read_config(int(arguments[1]))
+        if config["rootless"]:
+            step = "boot: make a user namespace (is kernel.unprivileged_userns_clone off?)"
+            _enter_own_user_namespace()
+        step = "boot: make pid, ipc, uts and net namespaces"
+        process.unshare(_NAMESPACES)
+        asks, asked = os.pipe()
+        answers, answered = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            _first(config, control, kept, (asked, answers))
+        os.close(asked)
+        fds.send_message(control, {"event": "forked", "pid": pid})
+        step = "boot: write the id maps of the fork-server"
+        if os.read(asks, 1) == b"?":
+            _write_maps(pid, config)
+            os.write(answered, b"!")
+    except Exception as error:  # noqa: BLE001 - whatever it is, the host must hear of it
+        _report(control, step, error)
+        os._exit(1)
+    control.close()
+    fds.close_all(kept)
+    _, status = os.waitpid(pid, 0)
+    os._exit(0 if status == 0 else 1)
+
+
+def _report(control: socket.socket, step: str, error: BaseException) -> None:
+    errno = getattr(error, "errno", None)
+    detail = "" if errno is not None else traceback.format_exc()[-2000:]
+    message = {
+        "event": "failed",
+        "step": getattr(error, "step", step),
+        "error": str(error)[:2000],
+        "errno": errno,
+        "detail": detail,
+    }
+    fds.send_message(control, message)
+
+
+def _enter_own_user_namespace() -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    process.unshare(process.CLONE_NEWUSER)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        _write(f"/proc/self/{name}", text)
+
+
+def _write_maps(pid: int, config: Dict[str, Any]) -> None:
+    """Map the fork-server's namespace: 65536 ids of an unprivileged range, or the one we have."""
+    base, count = config["uid_base"], config["uid_count"]
+    _write(f"/proc/{pid}/uid_map", f"0 {base} {count}")
+    _write(f"/proc/{pid}/gid_map", f"0 {base} {count}")
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    except OSError as error:
+        raise OSError(error.errno, f"write {text!r} to {path}: {os.strerror(error.errno)}") from error
+    finally:
+        os.close(fd)
+
+
+def _first(
+    config: Dict[str, Any], control: socket.socket, kept: List[int], ends: "tuple[int, int]"
+) -> None:
+    """Steps 3b to 6b; never returns."""
+    asked, answers = ends
+    step = "boot: build the template's root"
+    try:
+        process.set_parent_death_signal(signal.SIGKILL)
+        process.unshare(process.CLONE_NEWNS)
+        mounts.mount("none", "/", None, mounts.MS_REC | mounts.MS_PRIVATE, None)
+        _build_root(config)
+        step = "boot: enter the fork-server's user namespace"
+        if not config["rootless"]:
+            os.setgroups([])
+        process.unshare(process.CLONE_NEWUSER)
+        os.write(asked, b"?")
+        if os.read(answers, 1) != b"!":
+            os._exit(1)
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
+        process.set_hostname("cellwall")
+    except Exception as error:  # noqa: BLE001
+        _report(control, step, error)
+        os._exit(1)
+    try:
+        _exec_forkserver(config, control, kept)
+    except OSError as error:
+        _report(control, f"boot: start {config['python']} in the template's root", error)
+    os._exit(1)
+
+
+def _build_root(config: Dict[str, Any]) -> None:
+    facts = plan.HostFacts.from_json(config["facts"])
+    root = plan.Root(
+        config["template_path"], tuple(config["base_mounts"]), config["guest_path"]
+    )
+    opened = apply.open_sources(plan.root_plan(facts, root))
+    flags = mounts.MS_NOSUID | mounts.MS_NODEV
+    mounts.mount("tmpfs", _STAGING, "tmpfs", flags, "size=16m,mode=755")
+    os.umask(0o022)
+    apply.build(opened, _STAGING)
+    mounts.pivot_into(_STAGING)
+
+
+def _exec_forkserver(config: Dict[str, Any], control: socket.socket, kept: List[int]) -> None:
+    """Keep exactly the control socket, the lifeline and the workers' sockets across the exec."""
+    inherited = [control.fileno(), *kept]
+    fds.keep_only(inherited)
+    for fd in inherited:
+        os.set_inheritable(fd, True)
+    devnull = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1):
+        os.dup2(devnull, fd)
+    os.close(devnull)
+    read_end = fds.as_document(json.dumps(config["forkserver"]))
+    words = [config["python"], "-I", plan.GUEST_PATH, "forkserver", str(read_end)]
+    words += [str(fd) for fd in inherited]
+    os.execve(config["python"], words, config["environment"])  # noqa: S606
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

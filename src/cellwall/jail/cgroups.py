@@ -1,0 +1,373 @@
+"""Control groups of one sandbox: v2 where the host has it, v1 or hybrid where not.
+
+Host half, called by `runtimes.jail`. Not a general cgroup library: one engine directory per
+hierarchy with one directory per sandbox below it. SECURITY: a plain tmpfs at the mount point takes
+writes silently, so every hierarchy is checked by its magic number, and every value is read back.
+A v1 memory cgroup that held a tmpfs is never used twice: directories are used once and removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cellwall.jail.linux import mounts
+from cellwall.model.errors import HostUnsupported
+from cellwall.model.limits import Limits
+
+PERIOD_US = 100_000
+OWN_PROCESSES = 1
+"""Init counts as a process of the sandbox; the limit is on the rest."""
+_V1_WANTED = ("memory", "pids", "cpu", "cpuacct")
+_PREFIX = "cellwall."
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """One mounted hierarchy we may use: where, which version, which controllers."""
+
+    version: int
+    controllers: frozenset[str]
+    base: Path
+    """Our own cgroup in it at the time of asking, below which we make directories."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The hierarchies this process can use; empty when there is no delegation."""
+
+    hierarchies: tuple[Hierarchy, ...]
+    why_not: str = ""
+    """Why a controller is missing, for `doctor` and for refusals."""
+
+    def having(self, controller: str) -> Hierarchy | None:
+        """Return the hierarchy that holds `controller`."""
+        for hierarchy in self.hierarchies:
+            if controller in hierarchy.controllers:
+                return hierarchy
+        return None
+
+    @property
+    def hard(self) -> frozenset[str]:
+        """Controllers the kernel can enforce for us."""
+        found: set[str] = set()
+        for hierarchy in self.hierarchies:
+            found |= hierarchy.controllers
+        return frozenset(found)
+
+
+def _mounted() -> list[tuple[int, frozenset[str], Path, str]]:
+    """(version, controllers, mount point, root of the mount) from mountinfo, magic checked."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        fields = line.split()
+        dash = fields.index("-")
+        kind, options = fields[dash + 1], fields[dash + 3]
+        if kind not in {"cgroup", "cgroup2"}:
+            continue
+        point = fields[4]
+        magic = mounts.CGROUP2_SUPER_MAGIC if kind == "cgroup2" else mounts.CGROUP_SUPER_MAGIC
+        if mounts.filesystem_magic(point) != magic:
+            continue
+        version = 2 if kind == "cgroup2" else 1
+        found.append((version, frozenset(options.split(",")), Path(point), fields[3]))
+    return found
+
+
+def _own_paths() -> dict[str, str]:
+    """Controller name (or "" for v2) to our path in that hierarchy."""
+    paths = {}
+    for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+        _, names, path = line.split(":", 2)
+        for name in names.split(","):
+            paths[name] = path
+    return paths
+
+
+def _below(mount_root: str, own: str) -> str:
+    """Our cgroup's path relative to a mount that shows the hierarchy from `mount_root` on."""
+    relative = os.path.relpath(own, mount_root)
+    return "" if relative == "." or relative.startswith("..") else relative
+
+
+def discover() -> Layout:
+    """Ask the kernel what is mounted and what of it we may write."""
+    own = _own_paths()
+    hierarchies, missing = [], []
+    for version, options, point, mount_root in _mounted():
+        if version == 1:
+            wanted = frozenset(_V1_WANTED) & options
+            if not wanted:
+                continue
+            base = point / _below(mount_root, own.get(next(iter(wanted)), "/"))
+        else:
+            base = point / _below(mount_root, own.get("", "/"))
+            wanted = _v2_controllers(base)
+        if os.access(base, os.W_OK | os.X_OK):
+            hierarchies.append(Hierarchy(version, wanted, base))
+        else:
+            missing.append(str(base))
+    why = f"no write access to {', '.join(missing)}" if missing else ""
+    return Layout(tuple(hierarchies), why)
+
+
+def _v2_controllers(base: Path) -> frozenset[str]:
+    try:
+        words = (base / "cgroup.controllers").read_text(encoding="ascii").split()
+    except OSError:
+        return frozenset()
+    return frozenset(words) & {"memory", "pids", "cpu"}
+
+
+def _write(path: Path, value: str) -> None:
+    """Write and check that the kernel took it; never create a file."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise HostUnsupported(
+            f"cgroup {path.name}",
+            f"write {value} to {path}: {error.strerror}",
+            remedy="run `cellwall doctor`; it names the missing cgroup controller",
+            errno=error.errno,
+        ) from error
+    try:
+        os.write(fd, value.encode())
+    except OSError as error:
+        raise HostUnsupported(
+            f"cgroup {path.name}",
+            f"write {value} to {path}: {error.strerror}",
+            remedy="run `cellwall doctor`",
+            errno=error.errno,
+        ) from error
+    finally:
+        os.close(fd)
+
+
+def _number(path: Path) -> int:
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except OSError:
+        return 0
+    return int(text) if text.isdigit() else 0
+
+
+def _counter(path: Path, key: str) -> int:
+    """A `key value` line of a counter file; 0 where file or key is missing."""
+    try:
+        text = path.read_text(encoding="ascii")
+    except OSError:
+        return 0
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if name == key:
+            return int(value)
+    return 0
+
+
+class EngineGroups:
+    """The engine's own directory in each hierarchy; its name carries the owner label."""
+
+    def __init__(self, layout: Layout, owner: str) -> None:
+        """`owner` is `supervisor.owner_label()`: unique to this engine in this process."""
+        self.layout = layout
+        self.name = _PREFIX + owner
+        self._made = False
+
+    def _make(self) -> None:
+        for hierarchy in self.layout.hierarchies:
+            path = hierarchy.base / self.name
+            path.mkdir(exist_ok=True)
+            if hierarchy.version == 2 and hierarchy.controllers:
+                enable = " ".join(f"+{name}" for name in sorted(hierarchy.controllers))
+                with contextlib.suppress(HostUnsupported):
+                    _write(hierarchy.base / "cgroup.subtree_control", enable)
+                _write(path / "cgroup.subtree_control", enable)
+        self._made = True
+
+    def create(self, sandbox_id: str, limits: Limits) -> Groups:
+        """Make the sandbox's directories with its limits already in them."""
+        if not self._made:
+            self._make()
+        paths = []
+        for hierarchy in self.layout.hierarchies:
+            path = hierarchy.base / self.name / sandbox_id
+            path.mkdir()
+            paths.append((hierarchy, path))
+        groups = Groups(tuple(paths))
+        groups.apply(limits)
+        return groups
+
+    def remove(self) -> None:
+        """Remove the engine's directories once no sandbox is left in them."""
+        for hierarchy in self.layout.hierarchies:
+            with contextlib.suppress(OSError):
+                (hierarchy.base / self.name).rmdir()
+        self._made = False
+
+
+@dataclass(slots=True)
+class Groups:
+    """One sandbox's directories."""
+
+    paths: tuple[tuple[Hierarchy, Path], ...]
+    _applied: dict[Path, str] = field(default_factory=dict)
+    _clone_fd: int | None = None
+
+    def _path(self, controller: str) -> tuple[Hierarchy, Path] | None:
+        for hierarchy, path in self.paths:
+            if controller in hierarchy.controllers:
+                return hierarchy, path
+        return None
+
+    def _v2(self) -> Path | None:
+        return next((path for hierarchy, path in self.paths if hierarchy.version == 2), None)
+
+    def open_for_clone(self) -> int | None:
+        """Open the v2 directory for CLONE_INTO_CGROUP; None where there is no v2 tree."""
+        path = self._v2()
+        return None if path is None else os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def _set(self, path: Path, value: str) -> None:
+        if self._applied.get(path) != value:
+            _write(path, value)
+            self._applied[path] = value
+
+    def apply(self, limits: Limits) -> None:
+        """Set memory (swap off), processes and CPU share; raise if the kernel refuses one."""
+        self._apply_memory(limits.memory_bytes)
+        found = self._path("pids")
+        if found:
+            self._set(found[1] / "pids.max", str(limits.processes + OWN_PROCESSES))
+        found = self._path("cpu")
+        if found:
+            quota = max(1000, int(limits.cpus * PERIOD_US))
+            if found[0].version == 2:
+                self._set(found[1] / "cpu.max", f"{quota} {PERIOD_US}")
+            else:
+                self._set(found[1] / "cpu.cfs_quota_us", str(quota))
+
+    def _apply_memory(self, size: int) -> None:
+        found = self._path("memory")
+        if not found:
+            return
+        hierarchy, path = found
+        if hierarchy.version == 2:
+            self._set(path / "memory.max", str(size))
+            if (path / "memory.swap.max").exists():
+                self._set(path / "memory.swap.max", "0")
+            self._set(path / "memory.oom.group", "0")
+            return
+        both = path / "memory.memsw.limit_in_bytes"
+        files = [path / "memory.limit_in_bytes"]
+        if both.exists():
+            raising = size >= int(self._applied.get(both, str(2**62)))
+            files = [both, *files] if raising else [*files, both]
+        for file in files:
+            self._set(file, str(size))
+        self._set(path / "memory.swappiness", "0")
+
+    def join(self, pid: int) -> None:
+        """Move a process into every v1 directory; it starts no child before we are done.
+
+        On v2 the clone put it there already. Costs a global lock in the kernel for each move.
+        """
+        for hierarchy, path in self.paths:
+            if hierarchy.version == 1:
+                _write(path / "cgroup.procs", str(pid))
+
+    def expected_lines(self) -> set[str]:
+        """The tails that the lines of /proc/<pid>/cgroup must have: engine and sandbox names."""
+        return {f"{path.parent.name}/{path.name}" for _, path in self.paths}
+
+    def cpu_s(self) -> float:
+        """CPU seconds of the whole tree since it started."""
+        path = self._v2()
+        if path is not None:
+            usec = _counter(path / "cpu.stat", "usage_usec")
+            if usec:
+                return usec / 1e6
+        found = self._path("cpuacct")
+        return 0.0 if found is None else _number(found[1] / "cpuacct.usage") / 1e9
+
+    def memory(self) -> tuple[int, int, int]:
+        """(bytes now, peak bytes, OOM kills)."""
+        found = self._path("memory")
+        if found is None:
+            return 0, 0, 0
+        hierarchy, path = found
+        if hierarchy.version == 2:
+            now, peak = _number(path / "memory.current"), _number(path / "memory.peak")
+            return now, max(now, peak), _counter(path / "memory.events", "oom_kill")
+        now = _number(path / "memory.usage_in_bytes")
+        peak = _number(path / "memory.max_usage_in_bytes")
+        return now, peak, _counter(path / "memory.oom_control", "oom_kill")
+
+    def processes_refused(self) -> int:
+        """Forks refused because of pids.max."""
+        found = self._path("pids")
+        return 0 if found is None else _counter(found[1] / "pids.events", "max")
+
+    def processes_peak(self) -> int | None:
+        """Most processes at once, ours included; None where the kernel does not say."""
+        found = self._path("pids")
+        if found is None or not (found[1] / "pids.peak").exists():
+            return None
+        return _number(found[1] / "pids.peak")
+
+    def kill(self) -> None:
+        """cgroup.kill where the v2 tree has it; the pid namespace's end does the same."""
+        path = self._v2()
+        if path is not None and (path / "cgroup.kill").exists():
+            with contextlib.suppress(OSError, HostUnsupported):
+                _write(path / "cgroup.kill", "1")
+
+    def remove(self) -> list[str]:
+        """Remove the directories; returns what is still busy, for a later try."""
+        busy = []
+        for _, path in self.paths:
+            try:
+                path.rmdir()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                busy.append(f"{path}: {error.strerror}")
+        return busy
+
+
+def sweep(layout: Layout, is_dead: object) -> tuple[int, list[str]]:
+    """Kill and remove the directories of engines that are gone.
+
+    `is_dead(label)` decides by exact owner label; anything it does not know is left alone.
+    """
+    removed, kept = 0, []
+    for hierarchy in layout.hierarchies:
+        for engine in hierarchy.base.glob(_PREFIX + "*"):
+            label = engine.name[len(_PREFIX) :]
+            if not callable(is_dead) or not is_dead(label):
+                continue
+            for path in [*engine.iterdir(), engine]:
+                if path.is_dir():
+                    removed += 1
+                    if not _kill_and_remove(path):
+                        kept.append(str(path))
+    return removed, kept
+
+
+def _kill_and_remove(path: Path) -> bool:
+    """End what is in a dead engine's cgroup, by the pids the kernel lists there."""
+    deadline = time.monotonic() + 2.0
+    while True:
+        for line in (path / "cgroup.procs").read_text(encoding="ascii").split():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(int(line), 9)
+        try:
+            path.rmdir()
+        except OSError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        else:
+            return True

@@ -1,0 +1,77 @@
+"""Who owns which descriptor, and the messages that carry them.
+
+Control messages between the host and the fork-server are single SEQPACKET datagrams: a JSON object
+and up to three descriptors. SECURITY: descriptors cross only here; `keep_only` is what stands
+between a leaked host descriptor and a sandbox (runc CVE-2024-21626).
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+from typing import Any, Dict, Iterable, List, Sequence, Tuple
+
+_MAX_MESSAGE = 65_536
+_MAX_FDS = 3
+
+
+class ControlClosed(Exception):  # noqa: N818 - an event, not a fault
+    """The other end of a control socket is gone."""
+
+
+def send_message(sock: socket.socket, message: Dict[str, Any], fds: Sequence[int] = ()) -> None:
+    """Send one message; raises OSError, ControlClosed when the peer is gone."""
+    data = json.dumps(message, separators=(",", ":")).encode()
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    try:
+        sock.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)
+    except (BrokenPipeError, ConnectionResetError) as error:
+        raise ControlClosed(str(error)) from error
+
+
+def receive_message(sock: socket.socket) -> Tuple[Dict[str, Any], List[int]]:
+    """Receive one message; descriptors arrive close-on-exec. ControlClosed at the end."""
+    space = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
+    try:
+        data, ancillary, flags, _ = sock.recvmsg(_MAX_MESSAGE, space, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError as error:
+        raise ControlClosed(str(error)) from error
+    fds: List[int] = []
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            received = array.array("i")
+            received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
+            fds.extend(received)
+    if not data:
+        close_all(fds)
+        raise ControlClosed("end of stream")
+    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        close_all(fds)
+        raise ValueError("control message: larger than both ends agreed on")
+    return json.loads(data), fds
+
+
+def close_all(fds: Iterable[int]) -> None:
+    """Close descriptors we own."""
+    for fd in fds:
+        os.close(fd)
+
+
+def keep_only(kept: Iterable[int], *, first: int = 3) -> None:
+    """Close every descriptor from `first` on except `kept`; the kernel walks, not /proc."""
+    low = first
+    for fd in sorted(set(kept)):
+        if fd >= low:
+            os.closerange(low, fd)
+            low = fd + 1
+    os.closerange(low, 2**31 - 1)
+
+
+def as_document(text: str) -> int:
+    """Hand a document to the next program without a file or argv: an inheritable memfd."""
+    fd = os.memfd_create("config", 0)
+    os.write(fd, text.encode())
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd

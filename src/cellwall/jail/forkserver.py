@@ -1,0 +1,197 @@
+"""Stage B: a warm interpreter of one template, from which sandboxes are forked.
+
+Pid 1 of the template's pid namespace, root of a user namespace that is nobody on the host, no
+network, no secrets, one thread, no sockets but the control ones. Started by `boot` through exec,
+so that nothing of the embedding process is in its memory. When it dies, the kernel kills every
+sandbox made from it. The steps, letter = process:
+
+    1b  first     preload; refuse if a thread or socket appeared; freeze; fork the workers
+    2b  first     wait: the control socket's end, or the embedding process's, is our end
+    3c  worker    receive `spawn` with the sandbox's channel and, on cgroup v2, its cgroup
+    4c  worker    clone3 into all namespaces; write the id maps; let it go; answer with its pidfd
+    5d  init      see `inside`
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
+
+from cellwall.jail import fds, inside, plan, seccomp
+from cellwall.jail.boot import read_config
+from cellwall.jail.linux import process
+from cellwall.jail.steps import SandboxPlan
+
+_NAMESPACES = (
+    process.CLONE_NEWUSER
+    | process.CLONE_NEWPID
+    | process.CLONE_NEWNS
+    | process.CLONE_NEWNET
+    | process.CLONE_NEWIPC
+    | process.CLONE_NEWUTS
+    | process.CLONE_NEWCGROUP
+)
+
+
+class Dirty(Exception):  # noqa: N818
+    """The preload left something a fork must not share."""
+
+
+class Worker(NamedTuple):
+    """What a worker needs for every sandbox, computed once."""
+
+    facts: plan.HostFacts
+    program: bytes
+    guest_main: Callable[[int, Dict[str, Any]], Any]
+    after_fork: Callable[[], None]
+    exec_python: str
+
+
+def main(arguments: List[str]) -> None:
+    """`forkserver CONFIG_FD CONTROL_FD LIFELINE_FD WORKER_FD…`; never returns."""
+    config = read_config(int(arguments[0]))
+    control = socket.socket(fileno=int(arguments[1]))
+    lifeline, *worker_fds = (int(word) for word in arguments[2:])
+    for fd in (control.fileno(), lifeline, *worker_fds):
+        os.set_inheritable(fd, False)
+    try:
+        process.set_no_new_privs()
+        os.umask(0o022)
+        report = _preload(config)
+        worker = _worker(config)
+        _refuse_dirt({control.fileno(), lifeline, *worker_fds})
+    except BaseException as error:  # noqa: BLE001 - the host must hear of it
+        step = f"fork-server: preload {', '.join(config['preload']) or 'nothing'}"
+        message = f"{type(error).__name__}: {error}"[:2000]
+        fds.send_message(control, {"event": "failed", "step": step, "error": message})
+        os._exit(1)
+    gc.collect()
+    gc.freeze()
+    for fd in worker_fds:
+        if os.fork() == 0:
+            _serve(worker, fd)
+    fds.close_all(worker_fds)
+    fds.send_message(control, {"event": "ready", "preload": report})
+    _watch(control, lifeline)
+
+
+def _preload(config: Dict[str, Any]) -> Dict[str, Any]:
+    """Warm the interpreter through the guest's own entry, which knows its code paths."""
+    warm = importlib.import_module(config["guest_preload"]).warm
+    report: Dict[str, Any] = warm(list(config["preload"]))
+    return report
+
+
+def _worker(config: Dict[str, Any]) -> Worker:
+    module, _, name = config["guest_main"].partition(":")
+    after, _, after_name = config["after_fork"].partition(":")
+    return Worker(
+        facts=plan.HostFacts.from_json(config["facts"]),
+        program=bytes.fromhex(config["seccomp"]) if config.get("seccomp") else _compile(),
+        guest_main=getattr(importlib.import_module(module), name),
+        after_fork=getattr(importlib.import_module(after), after_name),
+        exec_python=config["python"],
+    )
+
+
+def _compile() -> bytes:
+    return seccomp.compile_policy(seccomp.load_policy(), os.uname().machine)
+
+
+def _refuse_dirt(ours: "set[int]") -> None:
+    """SECURITY: a thread would vanish in forks holding locks; a socket would be shared by all."""
+    threads = os.listdir("/proc/self/task")
+    if len(threads) != 1:
+        raise Dirty(f"{len(threads)} threads exist after the preload; drop the module that starts them")
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd in ours or fd < 3:
+            continue
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except FileNotFoundError:
+            continue  # the listing's own descriptor
+        if not target.startswith("/proc/"):
+            raise Dirty(f"descriptor {fd} ({target}) is open after the preload; close it in the module")
+
+
+def _watch(control: socket.socket, lifeline: int) -> None:
+    """Step 2b: reap, and end with whoever owns us. Never returns."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps for pid 1
+    poller = select.poll()
+    poller.register(control.fileno(), select.POLLIN | select.POLLHUP)
+    poller.register(lifeline, select.POLLIN)
+    while not poller.poll():
+        pass
+    os._exit(0)
+
+
+def _serve(worker: Worker, fd: int) -> None:
+    """Steps 3c and 4c, again and again until the host closes the socket. Never returns."""
+    control = socket.socket(fileno=fd)
+    fds.keep_only([fd])
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    process.set_parent_death_signal(signal.SIGKILL)
+    _raise_oom_score()
+    plans: Dict[plan.Shape, SandboxPlan] = {}
+    while True:
+        try:
+            request, received = fds.receive_message(control)
+            _spawn(worker, control, plans, request, received)
+        except fds.ControlClosed:
+            os._exit(0)
+
+
+def _raise_oom_score() -> None:
+    """Have the kernel kill sandboxes before the process that embeds the engine."""
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("500")
+
+
+def _spawn(
+    worker: Worker,
+    control: socket.socket,
+    plans: Dict[plan.Shape, SandboxPlan],
+    request: Dict[str, Any],
+    received: List[int],
+) -> None:
+    shape = plan.Shape(**request["shape"])
+    if shape not in plans:
+        plans[shape] = plan.sandbox_plan(worker.facts, shape)
+    channel = received[0]
+    cgroup_fd: Optional[int] = received[1] if len(received) > 1 else None
+    wait_r, wait_w = os.pipe()
+    try:
+        cloned = process.clone3(_NAMESPACES, exit_signal=signal.SIGCHLD, cgroup_fd=cgroup_fd)
+    except OSError as error:
+        fds.close_all([wait_r, wait_w, *received])
+        fds.send_message(control, {"error": str(error), "errno": error.errno})
+        return
+    if cloned is None:
+        inside.main(worker, plans[shape], request, channel, wait_r)
+        os._exit(1)
+    try:
+        _write_maps(cloned.pid, int(request["uid"]))
+        os.write(wait_w, b"!")
+        fds.send_message(control, {"pid": cloned.pid}, [cloned.pidfd])
+    except OSError as error:
+        os.kill(cloned.pid, signal.SIGKILL)
+        fds.send_message(control, {"error": f"id map: {error}", "errno": error.errno})
+    finally:
+        fds.close_all([wait_r, wait_w, cloned.pidfd, *received])
+
+
+def _write_maps(pid: int, uid: int) -> None:
+    """Give the sandbox one id: `user` inside, `uid` of our own range outside."""
+    text = f"{plan.INSIDE_UID} {uid} 1".encode()
+    for name in ("uid_map", "gid_map"):
+        fd = os.open(f"/proc/{pid}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, text)
+        finally:
+            os.close(fd)

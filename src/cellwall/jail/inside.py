@@ -1,0 +1,92 @@
+"""Stage C: from a fresh clone to a locked-down init, then the guest.
+
+Called by `forkserver` in the child; never returns to it. Between the clone and the last line here
+only our own bytes are read: one from the worker, two from the host. SECURITY: whoever moves a call
+below `"L"` gives caller code a weaker jail. The steps:
+
+    5d.1  close every descriptor but the channel     5d.5  lock down (`lockdown`, in its order)
+    5d.2  wait until the worker has written our ids   5d.6  say "L"; the host reads our posture
+    5d.3  become the user; private mounts             5d.7  hear "G"; only now the guest starts
+    5d.4  hear "M": placed in its cgroups; own cgroup namespace
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import traceback
+from typing import TYPE_CHECKING, Any, Dict
+
+from cellwall.jail import apply, fds, lockdown, plan
+from cellwall.jail.linux import process
+from cellwall.jail.steps import SandboxPlan
+
+if TYPE_CHECKING:
+    from cellwall.jail.forkserver import Worker
+
+
+class Abandoned(Exception):  # noqa: N818
+    """The host or the worker went away, or refused us, while we were being built."""
+
+
+def main(
+    worker: "Worker", what: SandboxPlan, request: Dict[str, Any], channel: int, wait_r: int
+) -> None:
+    """Build, lock down, report, run the guest."""
+    try:
+        _lock(worker, what, channel, wait_r)
+    except Abandoned:
+        os._exit(1)
+    except Exception as error:  # noqa: BLE001 - the host must hear which step failed
+        _report(channel, error)
+        os._exit(1)
+    if request["start"] == "exec":
+        _exec_guest(worker, request["guest"], channel)
+    worker.after_fork()
+    worker.guest_main(channel, request["guest"])
+    os._exit(1)
+
+
+def _lock(worker: "Worker", what: SandboxPlan, channel: int, wait_r: int) -> None:
+    fds.keep_only([channel, wait_r])
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if os.read(wait_r, 1) != b"!":
+        raise Abandoned
+    os.close(wait_r)
+    lockdown.become_user(what.lockdown)
+    apply.walk(what.steps)
+    _expect(channel, b"M")
+    process.unshare(process.CLONE_NEWCGROUP)
+    lockdown.new_session(what.lockdown)
+    lockdown.set_rlimits(what.lockdown)
+    lockdown.drop_privileges()
+    process.set_parent_death_signal(signal.SIGKILL)
+    lockdown.restrict_files(what.lockdown)
+    lockdown.filter_syscalls(worker.program)
+    os.write(channel, b"L")
+    _expect(channel, b"G")
+
+
+def _expect(channel: int, word: bytes) -> None:
+    if os.read(channel, 1) != word:
+        raise Abandoned
+
+
+def _report(channel: int, error: Exception) -> None:
+    """Tell the host which step failed; "E" and a JSON object."""
+    data = {
+        "step": getattr(error, "step", type(error).__name__),
+        "error": str(error)[:2000],
+        "errno": getattr(error, "errno", None),
+        "detail": traceback.format_exc()[-2000:],
+    }
+    os.write(channel, b"E" + json.dumps(data).encode())
+
+
+def _exec_guest(worker: "Worker", config: Dict[str, Any], channel: int) -> None:
+    """Replace the warm image by a really fresh interpreter: no shared hash seed, no layout."""
+    os.set_inheritable(channel, True)
+    document = fds.as_document(json.dumps(config))
+    words = [worker.exec_python, "-I", plan.GUEST_PATH, "init", str(channel), str(document)]
+    os.execve(worker.exec_python, words, dict(config["env"]))  # noqa: S606

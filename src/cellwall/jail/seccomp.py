@@ -1,0 +1,319 @@
+"""The system-call filter: policy text in, classic BPF out, and the call that installs it.
+
+The host side compiles `seccomp.policy` once per fork-server; stage C only calls `install` with
+those bytes. No decision about a call lives in this file: to allow or deny one, edit the policy.
+
+SECURITY: everything fails towards denial. A number the table does not know is ENOSYS; a known
+call whose rules all miss is EPERM; a known call no rule names is an error at compile time, so a
+new table can not widen the filter silently. Only a foreign architecture or an x32 number kills:
+a filter that kills on surprise breaks honest programs at random (EPERM they survive).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from typing import Dict, List, NamedTuple, Sequence, Set, Tuple, cast
+
+from .linux import bpf
+
+RET_KILL_PROCESS = 0x80000000
+RET_ERRNO = 0x00050000
+RET_ALLOW = 0x7FFF0000
+
+AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+X32_BIT = 0x40000000
+WORD = 0xFFFFFFFF
+
+_PR_SET_SECCOMP = 22
+_SECCOMP_MODE_FILTER = 2
+
+
+class PolicyError(ValueError):
+    """The policy text or the syscall table can not be turned into a program."""
+
+
+class Condition(NamedTuple):
+    """`low32(argN) & mask` is one of `values`."""
+
+    arg: int
+    mask: int
+    values: Tuple[int, ...]
+
+
+class Rule(NamedTuple):
+    """One line's verdict on one call: `action` if every condition holds."""
+
+    action: int
+    conditions: Tuple[Condition, ...]
+
+
+def load_policy() -> str:
+    """Return the text of the policy that ships with the package."""
+    return _package_text("seccomp.policy")
+
+
+def syscall_numbers(arch: str) -> Dict[str, int]:
+    """Return name to number for `x86_64` or `aarch64`, as far as the package knows them."""
+    if arch not in AUDIT_ARCH:
+        known = ", ".join(sorted(AUDIT_ARCH))
+        raise PolicyError(f"seccomp table: no numbers for {arch!r}; known are {known}")
+    column = 1 if arch == "x86_64" else 2
+    rows = (line.split() for line in _package_text("syscalls.tbl").splitlines())
+    wanted = (row for row in rows if row and not row[0].startswith("#"))
+    return {row[0]: int(row[column]) for row in wanted if row[column] != "-"}
+
+
+def parse_policy(text: str) -> Dict[str, List[Rule]]:
+    """Return the rules of every call the policy names, in the order they are tried."""
+    rules: Dict[str, List[Rule]] = {}
+    constants: Dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split("#", 1)[0].split()
+        if not words:
+            continue
+        try:
+            if words[0] == "define":
+                _define(words, constants)
+            else:
+                _add_rule(words, constants, rules)
+        except PolicyError as error:
+            raise PolicyError(f"seccomp policy, line {number}: {error}") from None
+    return rules
+
+
+def compile_policy(text: str, arch: str) -> bytes:
+    """Return the packed `struct sock_filter` array that enforces `text` on `arch`."""
+    numbers = syscall_numbers(arch)
+    rules = parse_policy(text)
+    _check_complete(rules, numbers)
+    by_number = {numbers[name]: _leaf(rules[name]) for name in rules if name in numbers}
+    search = _search(_intervals(by_number))
+    program = [*_preamble(arch), *search]
+    if len(program) > bpf.LONGEST_PROGRAM:
+        raise PolicyError(
+            f"seccomp policy: {len(program)} instructions, the kernel takes "
+            f"{bpf.LONGEST_PROGRAM}; shorten its value lists"
+        )
+    return bpf.pack(program)
+
+
+def evaluate(program: bytes, arch: int, nr: int, args: Sequence[int]) -> int:
+    """Return the verdict the kernel would get from `program` for this call."""
+    return bpf.evaluate(bpf.unpack(program), bpf.seccomp_data(arch, nr, args))
+
+
+class _Program(ctypes.Structure):  # struct sock_fprog
+    _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+
+def install(program: bytes) -> None:
+    """Put this thread and all it ever starts under `program`; there is no way back.
+
+    Why prctl and not seccomp(2): it is the same operation with flags 0, and its number need not
+    be known. It needs no_new_privs (or CAP_SYS_ADMIN) first, else EACCES. It does not reach
+    threads that already run, so the caller must have none. seccomp(2), PR_SET_SECCOMP(2const).
+    """
+    code = ctypes.create_string_buffer(program, len(program))
+    fprog = _Program(len(program) // 8, ctypes.addressof(code))
+    libc = ctypes.CDLL(None, use_errno=True)
+    unsigned = ctypes.c_ulong
+    if libc.prctl(_PR_SET_SECCOMP, unsigned(_SECCOMP_MODE_FILTER), ctypes.byref(fprog), 0, 0):
+        code_number = ctypes.get_errno()
+        raise OSError(
+            code_number,
+            f"install seccomp filter: {os.strerror(code_number)}; set no_new_privs first, "
+            "and the kernel needs CONFIG_SECCOMP_FILTER",
+        )
+
+
+def _package_text(name: str) -> str:
+    # The loader and not open(): the package may sit in a zip.
+    path = os.path.join(os.path.dirname(__file__), name)
+    return cast(bytes, __loader__.get_data(path)).decode()  # type: ignore[name-defined]
+
+
+# --- the text -------------------------------------------------------------------------------
+
+
+def _define(words: List[str], constants: Dict[str, int]) -> None:
+    if len(words) != 3:
+        raise PolicyError("write 'define NAME NUMBER'")
+    name, value = words[1:]
+    if name in constants:
+        raise PolicyError(f"{name} is defined twice; keep one")
+    constants[name] = _value(value, {})
+
+
+def _value(word: str, constants: Dict[str, int]) -> int:
+    try:
+        value = constants[word] if word in constants else int(word, 0)
+    except ValueError:
+        raise PolicyError(f"{word!r} is no number; 'define' it above") from None
+    if not 0 <= value <= WORD:
+        raise PolicyError(f"{word} does not fit 32 bits; only low halves are compared")
+    return value
+
+
+def _add_rule(
+    words: List[str], constants: Dict[str, int], rules: Dict[str, List[Rule]]
+) -> None:
+    action, rest = _action(words)
+    conditions: Tuple[Condition, ...] = ()
+    if "if" in rest:
+        at = rest.index("if")
+        conditions = _conditions(" ".join(rest[at + 1 :]), constants)
+        rest = rest[:at]
+        if len(rest) != 1:
+            raise PolicyError("a condition stands with exactly one call")
+    if not rest:
+        raise PolicyError("no call is named")
+    for name in rest:
+        earlier = rules.setdefault(name, [])
+        if earlier and not earlier[-1].conditions:
+            raise PolicyError(f"{name} is already decided above; this rule would never run")
+        earlier.append(Rule(action, conditions))
+
+
+def _action(words: List[str]) -> Tuple[int, List[str]]:
+    if words[0] == "allow":
+        return RET_ALLOW, words[1:]
+    if words[0] == "errno" and len(words) > 1:
+        code = getattr(errno, words[1], None)
+        if not isinstance(code, int):
+            raise PolicyError(f"{words[1]!r} is no errno name")
+        return RET_ERRNO | code, words[2:]
+    raise PolicyError(f"unknown rule {words[0]!r}; write define, allow or errno")
+
+
+def _conditions(text: str, constants: Dict[str, int]) -> Tuple[Condition, ...]:
+    return tuple(_condition(part, constants) for part in text.split(" and "))
+
+
+def _condition(text: str, constants: Dict[str, int]) -> Condition:
+    """Parse `low32(arg1) & MASK == VALUE` or `low32(arg1) in {A, B}`; the mask is optional."""
+    operator = "==" if "==" in text else " in "
+    left, found, right = text.partition(operator)
+    subject, _, mask_word = left.partition("&")
+    prefix, subject = subject.strip()[:9], subject.strip()
+    if not found or prefix != "low32(arg" or subject[10:] != ")" or subject[9] not in "012345":
+        raise PolicyError(
+            f"{text.strip()!r}: write 'low32(argN) == VALUE' or 'low32(argN) in {{A, B}}'; "
+            "whole 64-bit arguments can not be compared"
+        )
+    mask = _value(mask_word.strip(), constants) if mask_word else WORD
+    values = _values(right.strip(), operator, constants)
+    stray = [hex(value) for value in values if value & ~mask]
+    if stray:
+        raise PolicyError(f"{', '.join(stray)} can never equal a value under mask {mask:#x}")
+    return Condition(int(subject[9]), mask, values)
+
+
+def _values(text: str, operator: str, constants: Dict[str, int]) -> Tuple[int, ...]:
+    if operator == "==":
+        return (_value(text, constants),)
+    if not (text.startswith("{") and text.endswith("}")):
+        raise PolicyError(f"{text!r}: write a set as {{A, B}}")
+    values = [_value(word.strip(), constants) for word in text[1:-1].split(",")]
+    if len(set(values)) != len(values):
+        raise PolicyError(f"{text!r} holds a value twice")
+    return tuple(sorted(values))
+
+
+# --- the program ----------------------------------------------------------------------------
+
+_Code = List[bpf.Instruction]
+
+
+def _check_complete(rules: Dict[str, List[Rule]], numbers: Dict[str, int]) -> None:
+    known: Set[str] = set()
+    for arch in AUDIT_ARCH:
+        known.update(syscall_numbers(arch))
+    unknown = sorted(set(rules) - known)
+    if unknown:
+        raise PolicyError(f"seccomp policy: no such call in syscalls.tbl: {', '.join(unknown)}")
+    undecided = sorted(set(numbers) - set(rules))
+    if undecided:
+        raise PolicyError(
+            f"seccomp policy: nothing is decided about {', '.join(undecided)}; "
+            "add each to an allow or errno line"
+        )
+
+
+def _return(action: int) -> _Code:
+    return [bpf.statement(bpf.RETURN, action)]
+
+
+def _preamble(arch: str) -> _Code:
+    """Kill what is not this architecture, then leave the number in the accumulator."""
+    code = [
+        bpf.statement(bpf.LOAD, bpf.OFFSET_ARCH),
+        bpf.Instruction(bpf.JEQ, 1, 0, AUDIT_ARCH[arch]),
+        *_return(RET_KILL_PROCESS),
+        bpf.statement(bpf.LOAD, bpf.OFFSET_NR),
+    ]
+    if arch == "x86_64":
+        # SECURITY: x32 shares AUDIT_ARCH_X86_64; only this bit tells its numbers apart.
+        code += [bpf.Instruction(bpf.JSET, 0, 1, X32_BIT), *_return(RET_KILL_PROCESS)]
+    return code
+
+
+def _leaf(rules: List[Rule]) -> _Code:
+    """Return the code that decides one call; it always ends in a return."""
+    code: _Code = []
+    for rule in rules:
+        code += _rule(rule)
+    if rules[-1].conditions:
+        code += _return(RET_ERRNO | errno.EPERM)
+    return code
+
+
+def _rule(rule: Rule) -> _Code:
+    code = _return(rule.action)
+    for condition in reversed(rule.conditions):
+        code = _test(condition, miss=len(code)) + code
+    return code
+
+
+def _test(condition: Condition, miss: int) -> _Code:
+    """Fall through if the condition holds, else skip `miss` instructions (to the next rule).
+
+    SECURITY: the low half is what the kernel itself looks at in every argument the policy
+    names (int or unsigned int there). Comparing the upper half too lets `cmd | 1 << 32` slip
+    past a deny rule; see TIOCSTI in bubblewrap and snapd (CVE-2019-7303).
+    """
+    # Both architectures are little-endian: the low half comes first.
+    code = [bpf.statement(bpf.LOAD, bpf.OFFSET_ARGS + 8 * condition.arg)]
+    if condition.mask != WORD:
+        code.append(bpf.statement(bpf.AND, condition.mask))
+    last = len(condition.values) - 1
+    if max(last, miss) > bpf.LONGEST_BRANCH:
+        raise PolicyError("seccomp policy: a rule is too long for one branch; split its set")
+    for index, value in enumerate(condition.values):
+        code.append(bpf.Instruction(bpf.JEQ, last - index, 0 if index < last else miss, value))
+    return code
+
+
+def _intervals(by_number: Dict[int, _Code]) -> List[Tuple[int, _Code]]:
+    """Return (first number, code) for each run of numbers that share one decision."""
+    unknown = _return(RET_ERRNO | errno.ENOSYS)
+    found: List[Tuple[int, _Code]] = []
+    for number in range(max(by_number) + 2):
+        code = by_number.get(number, unknown)
+        if not found or found[-1][1] != code:
+            found.append((number, code))
+    return found
+
+
+def _search(intervals: List[Tuple[int, _Code]]) -> _Code:
+    """Return a balanced binary search over the intervals, leaves in place."""
+    if len(intervals) == 1:
+        return intervals[0][1]
+    middle = len(intervals) // 2
+    left, right = _search(intervals[:middle]), _search(intervals[middle:])
+    pivot = intervals[middle][0]
+    if len(left) <= bpf.LONGEST_BRANCH:
+        return [bpf.Instruction(bpf.JGE, len(left), 0, pivot), *left, *right]
+    far = [bpf.Instruction(bpf.JGE, 0, 1, pivot), bpf.statement(bpf.JUMP, len(left))]
+    return far + left + right

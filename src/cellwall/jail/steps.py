@@ -1,0 +1,281 @@
+"""The building steps of a jail as small values: each can describe itself and be executed.
+
+Not the order and not the choice (that is `plan`), not the lockdown (that is `lockdown`). The
+invariant: a step uses only what its fields say, so that the printed plan is the whole truth.
+`execute(root)` works below `root` ("" once inside); sources are opened by `prepare` before the
+first mount can hide them.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import asdict, dataclass, field
+from typing import Any, Dict, Optional, Tuple, Union
+
+from cellwall.jail.linux import mounts, process
+from cellwall.jail.linux.libc import SyscallError
+
+_FLAG_NAMES = (
+    (mounts.ATTR_RDONLY, "ro"),
+    (mounts.ATTR_NOSUID, "nosuid"),
+    (mounts.ATTR_NODEV, "nodev"),
+    (mounts.ATTR_NOEXEC, "noexec"),
+)
+
+
+def _names(attributes: int) -> str:
+    return ",".join(name for bit, name in _FLAG_NAMES if attributes & bit)
+
+
+@dataclass(frozen=True)
+class Directory:
+    """Make a directory in the root under construction. mkdir(2)."""
+
+    path: str
+    mode: int = 0o755
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"mkdir {self.path} {self.mode:o}"
+
+    def execute(self, root: str) -> None:
+        """Make it; parents are steps of their own."""
+        os.makedirs(root + self.path, exist_ok=True)
+        os.chmod(root + self.path, self.mode)
+
+
+@dataclass(frozen=True)
+class Symlink:
+    """Make a symbolic link. symlink(2)."""
+
+    path: str
+    target: str
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"symlink {self.path} -> {self.target}"
+
+    def execute(self, root: str) -> None:
+        """Make it."""
+        os.symlink(self.target, root + self.path)
+
+
+@dataclass(frozen=True)
+class File:
+    """Write a small file whose content we made: a synthetic view, not a host file."""
+
+    path: str
+    content: str
+    mode: int = 0o444
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"file {self.path} ({len(self.content)} characters)"
+
+    def execute(self, root: str) -> None:
+        """Write it."""
+        path = root + self.path
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, self.mode)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(self.content)
+
+
+@dataclass(frozen=True)
+class Bind:
+    """Bind a host directory or file, with attributes on its whole tree. mount(2) MS_BIND.
+
+    Why a descriptor as the source: the path is resolved once, before anything is mounted over it.
+    Does not protect what the source itself shows: only name sources every program may read.
+    """
+
+    source: str
+    path: str
+    attributes: int = mounts.ATTR_RDONLY | mounts.ATTR_NOSUID | mounts.ATTR_NODEV
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"bind {self.source} on {self.path} {_names(self.attributes)}"
+
+    def prepare(self) -> int:
+        """Open the source on the host; the caller hands the descriptor to `execute_from`."""
+        return os.open(self.source, os.O_PATH | os.O_CLOEXEC)
+
+    def execute_from(self, root: str, source_fd: int) -> None:
+        """Bind the opened source below `root` and set the attributes."""
+        target = root + self.path
+        if stat.S_ISDIR(os.fstat(source_fd).st_mode):
+            os.makedirs(target, exist_ok=True)
+        else:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444))
+        link = f"/proc/self/fd/{source_fd}"
+        mounts.mount(link, target, None, mounts.MS_BIND | mounts.MS_REC, None)
+        mounts.mount_setattr(target, self.attributes, recursive=True)
+
+
+@dataclass(frozen=True)
+class Device:
+    """Bind one harmless character device, checked by its number (CVE-2025-31133)."""
+
+    name: str
+    major: int
+    minor: int
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"device /dev/{self.name} {self.major}:{self.minor}"
+
+    def prepare(self) -> int:
+        """Open the host's device node without opening the device."""
+        fd = os.open("/dev/" + self.name, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
+        status = os.fstat(fd)
+        if not stat.S_ISCHR(status.st_mode) or status.st_rdev != os.makedev(self.major, self.minor):
+            raise SyscallError(19, f"device /dev/{self.name}: not {self.major}:{self.minor}")
+        return fd
+
+    def execute_from(self, root: str, source_fd: int) -> None:
+        """Bind it; read-only stops changes to the node, not use of the device."""
+        target = f"{root}/dev/{self.name}"
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444))
+        mounts.mount(f"/proc/self/fd/{source_fd}", target, None, mounts.MS_BIND, None)
+        attributes = mounts.ATTR_NOSUID | mounts.ATTR_NOEXEC
+        mounts.mount_setattr(target, attributes, recursive=False)
+
+
+@dataclass(frozen=True)
+class Mount:
+    """Mount a fresh kernel file system: proc, tmpfs, devpts. mount(2)."""
+
+    fstype: str
+    path: str
+    flags: int
+    options: str = ""
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"mount {self.fstype} on {self.path} {_names(self.flags)} {self.options}".rstrip()
+
+    def execute(self, root: str) -> None:
+        """Mount it; MS_ and ATTR_ bits agree for the four flags we use."""
+        mounts.mount(
+            self.fstype, root + self.path, self.fstype, self.flags, self.options or None
+        )
+
+
+@dataclass(frozen=True)
+class Cover:
+    """Cover a path with something that is already inside: masks, views, work directories.
+
+    Sources are objects we made on a mount the program never wrote to.
+    """
+
+    source: str
+    path: str
+    missing_ok: bool = False
+    """Entries of /proc that this kernel, or this namespace, does not show."""
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"cover {self.path} with {self.source}"
+
+    def execute(self, root: str) -> None:
+        """Bind; attributes come from the source's mount."""
+        try:
+            mounts.mount(root + self.source, root + self.path, None, mounts.MS_BIND, None)
+        except SyscallError as error:
+            if not (self.missing_ok and error.errno == 2):
+                raise
+
+
+@dataclass(frozen=True)
+class Remount:
+    """Set attributes on one mount that is already there."""
+
+    path: str
+    attributes: int
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"remount {self.path} {_names(self.attributes)}"
+
+    def execute(self, root: str) -> None:
+        """Set them."""
+        mounts.mount_setattr(root + (self.path or "/"), self.attributes, recursive=False)
+
+
+@dataclass(frozen=True)
+class Loopback:
+    """Bring up `lo` of the sandbox's own, otherwise empty network namespace."""
+
+    def describe(self) -> str:
+        """One line for people."""
+        return "loopback up"
+
+    def execute(self, root: str) -> None:
+        """Bring it up; `root` plays no part."""
+        process.loopback_up()
+
+
+@dataclass(frozen=True)
+class Hostname:
+    """Name the uts namespace, so that the host's name does not show."""
+
+    name: str
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"hostname {self.name}"
+
+    def execute(self, root: str) -> None:
+        """Set it; `root` plays no part."""
+        process.set_hostname(self.name)
+
+
+Sourced = Union[Bind, Device]
+Step = Union[Directory, Symlink, File, Mount, Cover, Remount, Loopback, Hostname, Bind, Device]
+
+
+@dataclass(frozen=True)
+class Lockdown:
+    """What is taken away last, and in this order; see `lockdown` for the calls.
+
+    Every field is checked again from the host by `posture`.
+    """
+
+    uid: int
+    gid: int
+    rlimits: Tuple[Tuple[int, int, int], ...]
+    """(resource, soft, hard) as for setrlimit(2)."""
+    landlock_abi: int
+    """0 where the kernel has none; `doctor` says so."""
+    read_exec: Tuple[str, ...] = ()
+    write: Tuple[str, ...] = ()
+    umask: int = 0o022
+
+
+@dataclass(frozen=True)
+class SandboxPlan:
+    """Stage C, whole: mounts, then lockdown."""
+
+    steps: Tuple[Step, ...]
+    lockdown: Lockdown
+    environment: Dict[str, str] = field(default_factory=dict)
+
+
+def as_json(step: Union[Step, Lockdown]) -> Dict[str, Any]:
+    """Plain data for `cellwall jail explain --json` and for the plan's digest."""
+    data: Dict[str, Any] = {"step": type(step).__name__.lower()}
+    data.update(asdict(step))
+    return data
+
+
+def describe(step: Step) -> str:
+    """One line for people."""
+    return step.describe()
+
+
+def prepared(step: Step) -> Optional[int]:
+    """Open a step's host source if it has one."""
+    return step.prepare() if isinstance(step, (Bind, Device)) else None
