@@ -14,9 +14,17 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from typing import Dict, List, NamedTuple, Sequence, Set, Tuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from .linux import bpf
+from cellwall.jail.linux import bpf, libc
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Protocol
+
+    class _Loader(Protocol):
+        def get_data(self, path: str) -> bytes: ...
+
 
 RET_KILL_PROCESS = 0x80000000
 RET_ERRNO = 0x00050000
@@ -39,14 +47,14 @@ class Condition(NamedTuple):
 
     arg: int
     mask: int
-    values: Tuple[int, ...]
+    values: tuple[int, ...]
 
 
 class Rule(NamedTuple):
     """One line's verdict on one call: `action` if every condition holds."""
 
     action: int
-    conditions: Tuple[Condition, ...]
+    conditions: tuple[Condition, ...]
 
 
 def load_policy() -> str:
@@ -54,7 +62,7 @@ def load_policy() -> str:
     return _package_text("seccomp.policy")
 
 
-def syscall_numbers(arch: str) -> Dict[str, int]:
+def syscall_numbers(arch: str) -> dict[str, int]:
     """Return name to number for `x86_64` or `aarch64`, as far as the package knows them."""
     if arch not in AUDIT_ARCH:
         known = ", ".join(sorted(AUDIT_ARCH))
@@ -65,10 +73,10 @@ def syscall_numbers(arch: str) -> Dict[str, int]:
     return {row[0]: int(row[column]) for row in wanted if row[column] != "-"}
 
 
-def parse_policy(text: str) -> Dict[str, List[Rule]]:
+def parse_policy(text: str) -> dict[str, list[Rule]]:
     """Return the rules of every call the policy names, in the order they are tried."""
-    rules: Dict[str, List[Rule]] = {}
-    constants: Dict[str, int] = {}
+    rules: dict[str, list[Rule]] = {}
+    constants: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split("#", 1)[0].split()
         if not words:
@@ -113,31 +121,27 @@ def install(program: bytes) -> None:
 
     Why prctl and not seccomp(2): it is the same operation with flags 0, and its number need not
     be known. It needs no_new_privs (or CAP_SYS_ADMIN) first, else EACCES. It does not reach
-    threads that already run, so the caller must have none. seccomp(2), PR_SET_SECCOMP(2const).
+    threads that already run, so the caller must have none. PR_SET_SECCOMP(2const).
     """
     code = ctypes.create_string_buffer(program, len(program))
     fprog = _Program(len(program) // 8, ctypes.addressof(code))
-    libc = ctypes.CDLL(None, use_errno=True)
-    unsigned = ctypes.c_ulong
-    if libc.prctl(_PR_SET_SECCOMP, unsigned(_SECCOMP_MODE_FILTER), ctypes.byref(fprog), 0, 0):
-        code_number = ctypes.get_errno()
-        raise OSError(
-            code_number,
-            f"install seccomp filter: {os.strerror(code_number)}; set no_new_privs first, "
-            "and the kernel needs CONFIG_SECCOMP_FILTER",
-        )
+    mode, none = ctypes.c_ulong(_SECCOMP_MODE_FILTER), ctypes.c_ulong(0)
+    libc.check(
+        libc.LIBC.prctl(_PR_SET_SECCOMP, mode, ctypes.byref(fprog), none, none),
+        "install seccomp filter (needs no_new_privs first, and CONFIG_SECCOMP_FILTER)",
+    )
 
 
 def _package_text(name: str) -> str:
     # The loader and not open(): the package may sit in a zip.
     path = os.path.join(os.path.dirname(__file__), name)
-    return cast(bytes, __loader__.get_data(path)).decode()  # type: ignore[name-defined]
+    return cast("_Loader", __spec__.loader).get_data(path).decode()
 
 
 # --- the text -------------------------------------------------------------------------------
 
 
-def _define(words: List[str], constants: Dict[str, int]) -> None:
+def _define(words: list[str], constants: dict[str, int]) -> None:
     if len(words) != 3:
         raise PolicyError("write 'define NAME NUMBER'")
     name, value = words[1:]
@@ -146,7 +150,7 @@ def _define(words: List[str], constants: Dict[str, int]) -> None:
     constants[name] = _value(value, {})
 
 
-def _value(word: str, constants: Dict[str, int]) -> int:
+def _value(word: str, constants: dict[str, int]) -> int:
     try:
         value = constants[word] if word in constants else int(word, 0)
     except ValueError:
@@ -156,11 +160,9 @@ def _value(word: str, constants: Dict[str, int]) -> int:
     return value
 
 
-def _add_rule(
-    words: List[str], constants: Dict[str, int], rules: Dict[str, List[Rule]]
-) -> None:
+def _add_rule(words: list[str], constants: dict[str, int], rules: dict[str, list[Rule]]) -> None:
     action, rest = _action(words)
-    conditions: Tuple[Condition, ...] = ()
+    conditions: tuple[Condition, ...] = ()
     if "if" in rest:
         at = rest.index("if")
         conditions = _conditions(" ".join(rest[at + 1 :]), constants)
@@ -176,7 +178,7 @@ def _add_rule(
         earlier.append(Rule(action, conditions))
 
 
-def _action(words: List[str]) -> Tuple[int, List[str]]:
+def _action(words: list[str]) -> tuple[int, list[str]]:
     if words[0] == "allow":
         return RET_ALLOW, words[1:]
     if words[0] == "errno" and len(words) > 1:
@@ -187,11 +189,11 @@ def _action(words: List[str]) -> Tuple[int, List[str]]:
     raise PolicyError(f"unknown rule {words[0]!r}; write define, allow or errno")
 
 
-def _conditions(text: str, constants: Dict[str, int]) -> Tuple[Condition, ...]:
+def _conditions(text: str, constants: dict[str, int]) -> tuple[Condition, ...]:
     return tuple(_condition(part, constants) for part in text.split(" and "))
 
 
-def _condition(text: str, constants: Dict[str, int]) -> Condition:
+def _condition(text: str, constants: dict[str, int]) -> Condition:
     """Parse `low32(arg1) & MASK == VALUE` or `low32(arg1) in {A, B}`; the mask is optional."""
     operator = "==" if "==" in text else " in "
     left, found, right = text.partition(operator)
@@ -210,7 +212,7 @@ def _condition(text: str, constants: Dict[str, int]) -> Condition:
     return Condition(int(subject[9]), mask, values)
 
 
-def _values(text: str, operator: str, constants: Dict[str, int]) -> Tuple[int, ...]:
+def _values(text: str, operator: str, constants: dict[str, int]) -> tuple[int, ...]:
     if operator == "==":
         return (_value(text, constants),)
     if not (text.startswith("{") and text.endswith("}")):
@@ -223,11 +225,9 @@ def _values(text: str, operator: str, constants: Dict[str, int]) -> Tuple[int, .
 
 # --- the program ----------------------------------------------------------------------------
 
-_Code = List[bpf.Instruction]
 
-
-def _check_complete(rules: Dict[str, List[Rule]], numbers: Dict[str, int]) -> None:
-    known: Set[str] = set()
+def _check_complete(rules: dict[str, list[Rule]], numbers: dict[str, int]) -> None:
+    known: set[str] = set()
     for arch in AUDIT_ARCH:
         known.update(syscall_numbers(arch))
     unknown = sorted(set(rules) - known)
@@ -241,11 +241,11 @@ def _check_complete(rules: Dict[str, List[Rule]], numbers: Dict[str, int]) -> No
         )
 
 
-def _return(action: int) -> _Code:
+def _return(action: int) -> list[bpf.Instruction]:
     return [bpf.statement(bpf.RETURN, action)]
 
 
-def _preamble(arch: str) -> _Code:
+def _preamble(arch: str) -> list[bpf.Instruction]:
     """Kill what is not this architecture, then leave the number in the accumulator."""
     code = [
         bpf.statement(bpf.LOAD, bpf.OFFSET_ARCH),
@@ -259,9 +259,9 @@ def _preamble(arch: str) -> _Code:
     return code
 
 
-def _leaf(rules: List[Rule]) -> _Code:
+def _leaf(rules: list[Rule]) -> list[bpf.Instruction]:
     """Return the code that decides one call; it always ends in a return."""
-    code: _Code = []
+    code: list[bpf.Instruction] = []
     for rule in rules:
         code += _rule(rule)
     if rules[-1].conditions:
@@ -269,14 +269,14 @@ def _leaf(rules: List[Rule]) -> _Code:
     return code
 
 
-def _rule(rule: Rule) -> _Code:
+def _rule(rule: Rule) -> list[bpf.Instruction]:
     code = _return(rule.action)
     for condition in reversed(rule.conditions):
         code = _test(condition, miss=len(code)) + code
     return code
 
 
-def _test(condition: Condition, miss: int) -> _Code:
+def _test(condition: Condition, miss: int) -> list[bpf.Instruction]:
     """Fall through if the condition holds, else skip `miss` instructions (to the next rule).
 
     SECURITY: the low half is what the kernel itself looks at in every argument the policy
@@ -295,10 +295,12 @@ def _test(condition: Condition, miss: int) -> _Code:
     return code
 
 
-def _intervals(by_number: Dict[int, _Code]) -> List[Tuple[int, _Code]]:
+def _intervals(
+    by_number: dict[int, list[bpf.Instruction]],
+) -> list[tuple[int, list[bpf.Instruction]]]:
     """Return (first number, code) for each run of numbers that share one decision."""
     unknown = _return(RET_ERRNO | errno.ENOSYS)
-    found: List[Tuple[int, _Code]] = []
+    found: list[tuple[int, list[bpf.Instruction]]] = []
     for number in range(max(by_number) + 2):
         code = by_number.get(number, unknown)
         if not found or found[-1][1] != code:
@@ -306,7 +308,7 @@ def _intervals(by_number: Dict[int, _Code]) -> List[Tuple[int, _Code]]:
     return found
 
 
-def _search(intervals: List[Tuple[int, _Code]]) -> _Code:
+def _search(intervals: list[tuple[int, list[bpf.Instruction]]]) -> list[bpf.Instruction]:
     """Return a balanced binary search over the intervals, leaves in place."""
     if len(intervals) == 1:
         return intervals[0][1]

@@ -11,7 +11,10 @@ of the first argument load would make every plain "allow" run the whole filter a
 from __future__ import annotations
 
 import struct
-from typing import Iterable, List, NamedTuple, Optional, Sequence, Set
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 LOAD = 0x20  # BPF_LD | BPF_W | BPF_ABS
 AND = 0x54  # BPF_ALU | BPF_AND | BPF_K
@@ -55,7 +58,7 @@ def pack(instructions: Iterable[Instruction]) -> bytes:
     return b"".join(_FILTER.pack(*instruction) for instruction in instructions)
 
 
-def unpack(program: bytes) -> List[Instruction]:
+def unpack(program: bytes) -> list[Instruction]:
     """Return the instructions of a packed program."""
     return [Instruction(*fields) for fields in _FILTER.iter_unpack(program)]
 
@@ -69,7 +72,7 @@ def seccomp_data(arch: int, nr: int, args: Sequence[int]) -> bytes:
 
 
 def evaluate(
-    instructions: Sequence[Instruction], data: bytes, visited: Optional[Set[int]] = None
+    instructions: Sequence[Instruction], data: bytes, visited: set[int] | None = None
 ) -> int:
     """Run a program as the kernel would and return its 32-bit verdict.
 

@@ -11,14 +11,18 @@ See landlock(7) and Documentation/userspace-api/landlock.rst.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import stat
 import struct
-from typing import Dict, Sequence, Union
+from typing import TYPE_CHECKING
 
-PathOrFd = Union[str, int]
+from cellwall.jail.linux import libc
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    PathOrFd = str | int
 
 EXECUTE = 1 << 0
 WRITE_FILE = 1 << 1
@@ -40,7 +44,7 @@ IOCTL_DEV = 1 << 15
 SCOPE_ABSTRACT_UNIX_SOCKET = 1 << 0
 SCOPE_SIGNAL = 1 << 1
 
-_HANDLED: Dict[int, int] = {1: (1 << 13) - 1, 2: REFER, 3: TRUNCATE, 5: IOCTL_DEV}
+_HANDLED: dict[int, int] = {1: (1 << 13) - 1, 2: REFER, 3: TRUNCATE, 5: IOCTL_DEV}
 """The rights each ABI added (4, 6 and 7 added none for files)."""
 
 NEWEST_ABI = 7
@@ -59,19 +63,20 @@ _RESTRICT_SELF = 446
 _CREATE_RULESET_VERSION = 1
 _RULE_PATH_BENEATH = 1
 
-_libc = ctypes.CDLL(None, use_errno=True)
+_RULESET = struct.Struct("=QQQ")  # the second field is network rights
+_PATH_BENEATH = struct.Struct("=Qi")
 
 
 def abi() -> int:
     """Return the Landlock ABI of the running kernel, 0 where it is absent or switched off."""
-    version = _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _CREATE_RULESET_VERSION)
-    if version >= 0:
-        return int(version)
-    code = ctypes.get_errno()
-    # EPERM: a container's seccomp profile that does not know Landlock.
-    if code in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
-        return 0
-    raise OSError(code, f"probe Landlock ABI: {os.strerror(code)}")
+    step = "probe Landlock ABI"
+    try:
+        return libc.syscall(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION, step=step)
+    except OSError as error:
+        # EPERM: an outer container's seccomp profile that does not know Landlock.
+        if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
+            return 0
+        raise
 
 
 def handled_rights(abi: int) -> int:
@@ -86,28 +91,24 @@ def handled_rights(abi: int) -> int:
 def create_ruleset(handled_fs: int, scoped: int) -> int:
     """Return the descriptor of a ruleset that denies `handled_fs` until rules allow it.
 
-    `scoped` needs ABI 6. The attribute is cut where an older kernel ends, because the kernel
-    refuses trailing bytes it does not know only if they are not zero, but checks the size.
+    `scoped` needs ABI 6; older kernels take the longer structure as long as its tail is zero.
     """
-    attribute = struct.pack("=QQQ", handled_fs, 0, scoped) if scoped else struct.pack("=Q", handled_fs)
-    size = ctypes.c_size_t(len(attribute))
-    fd = _libc.syscall(_CREATE_RULESET, attribute, size, 0)
-    if fd < 0:
-        raise _failure("create ruleset", "the kernel offers less than abi() said")
-    return int(fd)
+    attribute = _RULESET.pack(handled_fs, 0, scoped)
+    step = "Landlock: create ruleset (use no newer ABI than abi() reports)"
+    return libc.syscall(_CREATE_RULESET, attribute, len(attribute), 0, step=step)
 
 
 def add_path_rule(ruleset_fd: int, path_fd: int, rights: int) -> None:
     """Allow `rights` on what `path_fd` names and, for a directory, on all beneath it."""
-    attribute = struct.pack("=Qi", rights, path_fd)
-    if _libc.syscall(_ADD_RULE, ruleset_fd, _RULE_PATH_BENEATH, attribute, 0):
-        raise _failure(f"add rule {rights:#x} on fd {path_fd}", "a rule needs a handled right")
+    step = f"Landlock: allow {rights:#x} beneath fd {path_fd} (rights must be handled, and fit)"
+    attribute = _PATH_BENEATH.pack(rights, path_fd)
+    libc.syscall(_ADD_RULE, ruleset_fd, _RULE_PATH_BENEATH, attribute, 0, step=step)
 
 
 def restrict_self(ruleset_fd: int) -> None:
     """Put this thread, and all it starts, under the ruleset; there is no way back."""
-    if _libc.syscall(_RESTRICT_SELF, ruleset_fd, 0):
-        raise _failure("restrict self", "set no_new_privs first")
+    step = "Landlock: restrict self (set no_new_privs first)"
+    libc.syscall(_RESTRICT_SELF, ruleset_fd, 0, step=step)
 
 
 def restrict(
@@ -162,8 +163,3 @@ def _allow_fd(ruleset_fd: int, fd: int, rights: int) -> None:
     if not stat.S_ISDIR(os.fstat(fd).st_mode):
         rights &= _ON_FILES
     add_path_rule(ruleset_fd, fd, rights)
-
-
-def _failure(step: str, remedy: str) -> OSError:
-    code = ctypes.get_errno()
-    return OSError(code, f"Landlock, {step}: {os.strerror(code)}; {remedy}")
