@@ -79,7 +79,7 @@ class BuiltTemplate:
     digest: str
     """32 lower-case hexadecimal digits; also the directory's name."""
     path: str
-    """The environment: `bin/`, `lib/`, `pyvenv.cfg`; may be mounted elsewhere, it is relocatable."""
+    """The environment: `bin/`, `lib/`, `pyvenv.cfg`; relocatable, so it may be mounted anywhere."""
     python: str
     """Its interpreter, `<path>/bin/python`, a link to the base interpreter."""
     base_mounts: tuple[str, ...]

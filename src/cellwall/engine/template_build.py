@@ -1,0 +1,152 @@
+"""Fills one directory with a template's environment, by uv, and makes it read-only.
+
+Not where templates lie or who may build (`templates`, the only caller). The invariant: nothing of
+a package is executed on the host. uv unpacks wheels and compiles; there is no source build, no
+import, no console script. What a package does when imported, it does inside the wall.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from cellwall.engine.base_interpreter import BaseInterpreter
+from cellwall.engine.package_index import uv_variables
+from cellwall.model.errors import HostUnsupported
+from cellwall.model.template import Template
+
+Progress = Callable[[str], None]
+
+_KEPT_VARIABLES = ("HOME", "PATH", "LANG", "TMPDIR", "NETRC", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
+_KEPT_PREFIXES = ("UV_", "SSL_CERT_", "HTTP", "http", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_p")
+
+
+def find_uv() -> str:
+    """Return the path of uv: the wheel we depend on, else the one on PATH."""
+    try:
+        from uv import find_uv_bin
+
+        return os.fspath(find_uv_bin())
+    except (ImportError, FileNotFoundError):
+        found = shutil.which("uv")
+    if found is None:
+        raise HostUnsupported(
+            "uv", "build a template: uv is not installed", remedy="run: pip install uv"
+        )
+    return found
+
+
+def fill(root: Path, template: Template, base: BaseInterpreter, progress: Progress) -> list[str]:
+    """Install `template` into `root`; return the resolved packages as `name==version`."""
+    builder = _Uv(find_uv(), template.name, root, progress)
+    # A relocatable environment: it is renamed once built and mounted elsewhere in the jail.
+    builder.run("venv", "--quiet", "--relocatable", "--no-project", "--python", base.executable)
+    if template.packages:
+        builder.run(*_install_arguments(root, template), "--", *template.packages)
+    (root / "constraints.txt").unlink(missing_ok=True)
+    return builder.run("pip", "freeze", "--quiet", "--python", _python(root), show=False)
+
+
+def seal(root: Path) -> int:
+    """Make the tree read-only for everyone, readable by everyone; return the sum of its sizes.
+
+    Sandboxes read it under a foreign uid, so the modes must not depend on our umask.
+    """
+    size_bytes = 0
+    for directory, _, names in os.walk(root):
+        for name in names:
+            path = os.path.join(directory, name)
+            status = os.lstat(path)
+            if not os.path.islink(path):
+                os.chmod(path, 0o555 if status.st_mode & 0o100 else 0o444)
+                size_bytes += status.st_size
+        os.chmod(directory, 0o555)  # noqa: S103 - meant for every uid
+    return size_bytes
+
+
+def _python(root: Path) -> str:
+    return str(root / "bin/python")
+
+
+def _install_arguments(root: Path, template: Template) -> list[str]:
+    arguments = ["pip", "install", "--python", _python(root), "--no-progress"]
+    # SECURITY: a source distribution runs its own build script here, outside every wall.
+    arguments += ["--only-binary", ":all:"]
+    # Bytecode now, because the tree is read-only later. Copies, because a hard link would share
+    # its inode with uv's cache, where others may write.
+    arguments += ["--compile-bytecode", "--link-mode", "copy"]
+    if template.constraints:
+        constraints = root / "constraints.txt"
+        constraints.write_text("\n".join(template.constraints) + "\n", encoding="utf-8")
+        arguments += ["--constraints", str(constraints)]
+    return arguments
+
+
+def _environment(environ: Mapping[str, str], spare_cache: Path) -> dict[str, str]:
+    """Build uv's environment from nothing: no VIRTUAL_ENV or PYTHONPATH may steer it."""
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name in _KEPT_VARIABLES or name.startswith(_KEPT_PREFIXES)
+    }
+    kept |= uv_variables(environ)
+    kept |= {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_MODIFY_PATH": "1"}
+    if "UV_CACHE_DIR" not in kept and not _can_cache(environ):
+        kept["UV_CACHE_DIR"] = str(spare_cache)
+    return kept
+
+
+def _can_cache(environ: Mapping[str, str]) -> bool:
+    """Report whether uv can use its usual cache; a service's home is often read-only or absent."""
+    home = environ.get("HOME")
+    place = Path(environ.get("XDG_CACHE_HOME") or Path(home or "/nonexistent") / ".cache")
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return os.access(place, os.W_OK | os.X_OK)
+
+
+class _Uv:
+    """uv with one environment, one directory and one place to report to."""
+
+    def __init__(self, executable: str, name: str, root: Path, progress: Progress) -> None:
+        self._executable = executable
+        self._name = name
+        self._root = root
+        self._progress = progress
+        self._environment = _environment(os.environ, root.parent.parent / "cache/uv")
+
+    def run(self, *arguments: str, show: bool = True) -> list[str]:
+        """Run one command to its end, passing its lines on; return the lines."""
+        command = [self._executable, *arguments]
+        if arguments[0] == "venv":
+            command.append(str(self._root))
+        lines: deque[str] = deque(maxlen=10_000)
+        with subprocess.Popen(
+            command,
+            cwd=self._root.parent,  # away from any project file of the caller's
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+        ) as process:
+            for line in process.stdout or ():
+                lines.append(line.rstrip())
+                if show:
+                    self._progress(line.rstrip())
+        if process.returncode != 0:
+            raise self._failure(" ".join(arguments[:2]), process.returncode, lines)
+        return list(lines)
+
+    def _failure(self, step: str, code: int, lines: deque[str]) -> HostUnsupported:
+        last = "; ".join(line.strip() for line in list(lines)[-6:] if line.strip())
+        return HostUnsupported(
+            "template build",
+            f"build template {self._name}: uv {step} ended with status {code}: {last}",
+            remedy="check the package names and pins, and that the package index is reachable",
+        )
