@@ -72,18 +72,18 @@ def seccomp_data(arch: int, nr: int, args: Sequence[int]) -> bytes:
 
 
 def evaluate(
-    instructions: Sequence[Instruction], data: bytes, visited: set[int] | None = None
+    instructions: Sequence[Instruction], data: bytes, path: list[int] | None = None
 ) -> int:
     """Run a program as the kernel would and return its 32-bit verdict.
 
-    `visited` collects the index of every instruction executed. Falling off the end is an
+    `path` collects the index of each instruction executed, in order. Falling off the end is an
     IndexError: the kernel's checker refuses such a program, so a test must not accept it.
     """
     at, accumulator = 0, 0
     while True:
         code, jt, jf, k = instructions[at]
-        if visited is not None:
-            visited.add(at)
+        if path is not None:
+            path.append(at)
         at += 1
         if code == RETURN:
             return k
