@@ -1,0 +1,122 @@
+"""What cellwall knows about a language, and whether a host has its tool.
+
+Not how a program is started (`engine`) and not the list (`registry`). The invariant: a tool counts
+as installed only where a jail would show it, so what is listed as present can be run inside.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+SEARCH_PATH = ("/usr/local/bin", "/usr/bin", "/bin")
+"""Where programs of a sandbox find tools; directories every jail binds from the host."""
+
+_SHOWN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives")
+_MAXIMUM_LINKS = 40  # as the kernel, path_resolution(7)
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """One language, as data."""
+
+    name: str
+    aliases: tuple[str, ...]
+    """Other names callers use; lower case, unique over all languages."""
+    extensions: tuple[str, ...]
+    """File name endings with the dot, the usual one first."""
+    file_name: str
+    """What the source is called inside, in the working directory."""
+    run: tuple[str, ...]
+    """Argument vector; `{file}` stands for the source's path. The program's own come after it."""
+    context: str | None
+    """How a stateful context runs: `python` is the warm interpreter, None means there is none."""
+    version: tuple[str, ...]
+    """Argument vector that prints the version."""
+    install: str
+    """How to get the tool on a Debian or Ubuntu host."""
+    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Environment its programs need beyond the template's."""
+
+    @property
+    def tool(self) -> str:
+        """The program that has to be installed."""
+        return self.run[0]
+
+    def command(self, file: str, arguments: Sequence[str] = ()) -> list[str]:
+        """Return the argument vector that runs the source `file` with `arguments`."""
+        return [file if part == "{file}" else part for part in self.run] + list(arguments)
+
+    def is_installed(self, root: str = "/") -> bool:
+        """Report whether a jail of the host at `root` would show the tool."""
+        return find_tool(self.tool, root) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A language's tool as found on this host."""
+
+    path: str
+    version: str
+    """First line of what the tool prints about itself, or empty when it does not run."""
+
+
+def find_tool(name: str, root: str = "/") -> str | None:
+    """Return where a sandbox would find `name`, or None."""
+    for directory in SEARCH_PATH:
+        path = f"{directory}/{name}"
+        if _is_shown(path, root):
+            return path
+    return None
+
+
+def read_version(language: Language, path: str) -> str:
+    """Ask the tool at `path`; it is the host's own, installed by its administrator."""
+    try:
+        answer = subprocess.run(
+            [path, *language.version[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={"PATH": ":".join(SEARCH_PATH), "LANG": "C.UTF-8"},
+            timeout=10,
+            check=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return answer.stdout.strip().partition("\n")[0]
+
+
+def _is_shown(path: str, root: str) -> bool:
+    """Follow links as the jail would: each hop has to stay in what the jail binds."""
+    for _ in range(_MAXIMUM_LINKS):
+        real_directory = _inside(os.path.realpath(_on_host(os.path.dirname(path), root)), root)
+        path = os.path.join(real_directory, os.path.basename(path))
+        if not any(path.startswith(shown + "/") for shown in _SHOWN):
+            return False
+        try:
+            mode = os.lstat(_on_host(path, root)).st_mode
+        except OSError:
+            return False
+        if not stat.S_ISLNK(mode):
+            return stat.S_ISREG(mode) and mode & 0o001 != 0
+        target = os.readlink(_on_host(path, root))
+        path = os.path.normpath(os.path.join(real_directory, target))
+    return False
+
+
+def _on_host(path: str, root: str) -> str:
+    return str(Path(root) / path.lstrip("/"))
+
+
+def _inside(path: str, root: str) -> str:
+    """Undo `_on_host`; a directory that leads out of `root` keeps its name and is not shown."""
+    real_root = os.path.realpath(root).rstrip("/")
+    return path.removeprefix(real_root) if path.startswith(real_root + "/") else path

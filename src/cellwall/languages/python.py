@@ -1,0 +1,14 @@
+"""Python: warm contexts by the template's interpreter; `run` is the cold way."""
+
+from cellwall.languages.language import Language
+
+LANGUAGE = Language(
+    name="python",
+    aliases=("py", "python3", "ipython"),
+    extensions=(".py", ".ipy"),
+    file_name="main.py",
+    run=("python3", "{file}"),
+    context="python",
+    version=("python3", "--version"),
+    install="apt-get install python3",
+)

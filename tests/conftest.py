@@ -1,0 +1,40 @@
+"""Capabilities of the machine: a test that lacks one is skipped here and fails in CI.
+
+No event loop and no shared state; a test that hangs is ended after 60 s by pytest-timeout.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+
+import pytest
+
+Require = Callable[[str, bool, str], None]
+
+_IN_CI = bool(os.environ.get("CELLWALL_REQUIRE_CAPABILITIES"))
+
+
+def require_capability(capability: str, available: bool, reason: str) -> None:
+    """Skip the running test when `available` is false; fail it where everything is required."""
+    if available:
+        return
+    if _IN_CI:
+        pytest.fail(f"capability {capability} is missing in CI: {reason}", pytrace=False)
+    pytest.skip(f"needs {capability}: {reason}")
+
+
+@pytest.fixture(scope="session")
+def require() -> Require:
+    """`require(capability, available, reason)`: skip locally, fail in CI."""
+    return require_capability
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Hold the markers that name a capability to what this machine has."""
+    if item.get_closest_marker("root"):
+        require_capability("root", os.geteuid() == 0, "run as uid 0")
+    if item.get_closest_marker("node"):
+        found = shutil.which("node", path="/usr/local/bin:/usr/bin:/bin")
+        require_capability("node", found is not None, "run: apt-get install nodejs")
