@@ -1,0 +1,38 @@
+# Two commands do everything on a fresh machine: `make run` and `make test`.
+# The environment is `.venv` in this clone; templates lie in the state directory, by content, so
+# clones share them without disturbing each other.
+
+BIN := .venv/bin
+TEMPLATES := python data
+
+.PHONY: run test check bench clean environment dev templates
+
+run: environment templates
+	$(BIN)/cellwall demo
+
+test: dev templates
+	$(BIN)/pytest
+
+check: dev
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/mypy
+	$(BIN)/pytest tests/unit tests/meta
+
+bench: environment templates
+	$(BIN)/cellwall bench
+
+environment:
+	@scripts/bootstrap
+
+dev:
+	@scripts/bootstrap --dev
+
+# After the environment, whichever of the two the goal asked for.
+templates: | $(if $(filter test,$(MAKECMDGOALS)),dev,environment)
+	@$(BIN)/cellwall templates build $(TEMPLATES)
+
+clean:
+	rm -rf .venv .tools .bootstrap.lock .pytest_cache .ruff_cache .mypy_cache .hypothesis dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
