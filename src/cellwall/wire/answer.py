@@ -167,7 +167,7 @@ def one_line(value: Mapping[str, Any]) -> str:
         return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

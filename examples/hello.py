@@ -1,0 +1,3 @@
+import platform
+
+print("hello from Python", platform.python_version())

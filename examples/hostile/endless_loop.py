@@ -1,0 +1,4 @@
+"""Burn a CPU for ever."""
+
+while True:
+    pass

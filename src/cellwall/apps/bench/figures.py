@@ -1,0 +1,90 @@
+"""The table of the bench: what is measured, the bar it has to meet, the aim beyond it.
+
+Data and pure judgement; measuring is elsewhere. Invariant: a figure that could not be taken is
+`None` with a reason, never a number, and counts as not met.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One row: a figure in `unit`, and the values it should reach."""
+
+    key: str
+    what: str
+    unit: str
+    bar: float
+    aim: float
+    higher_is_better: bool = False
+
+    def meets(self, figure: float | None, value: float) -> bool:
+        """Report whether `figure` is at least as good as `value`."""
+        if figure is None:
+            return False
+        return figure >= value if self.higher_is_better else figure <= value
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What came out for one row."""
+
+    key: str
+    value: float | None
+    detail: str = ""
+    """The raw numbers behind the ratio, or why there is none."""
+    raw: Mapping[str, Any] = field(default_factory=dict)
+
+
+TARGETS: tuple[Target, ...] = (
+    Target("fresh_python_parked", "fresh sandbox, `print(1)`, template python, parked, p50", "F",
+           0.5, 0.25),
+    Target("fresh_data_parked", "fresh sandbox, `import numpy, pandas`, template data, parked, p50",
+           "F", 0.8, 0.3),
+    Target("fresh_python_no_pool", "fresh sandbox, template python, no pool, p50", "F", 0.9, 0.5),
+    Target("fresh_data_no_pool", "fresh sandbox, template data, no pool, p50", "F", 1.5, 0.9),
+    Target("sustained_python", "sustained fresh sandboxes, 8 callers, against bare `python3 -c`",
+           "x", 1.5, 2.5, higher_is_better=True),
+    Target("sustained_data", "the same, numpy and pandas imported, against bare Python doing so",
+           "x", 25, 50, higher_is_better=True),
+    Target("live_context", "next execution in a live context, p50", "F", 0.15, 0.08),
+    Target("pss_python", "extra memory (PSS) per idle live sandbox, template python", "MiB", 5, 3),
+    Target("pss_data", "extra memory (PSS) per idle live sandbox, template data", "MiB", 10, 6),
+    Target("live_500", "p50 of a fresh run beside 500 live idle sandboxes, against beside 10", "x",
+           1.5, 1.1),
+    Target("soak", "things left behind after a row of fresh runs", "things", 0, 0),
+    Target("flood", "growth of our memory while a program writes 10 GB", "MiB", 8, 8),
+)  # fmt: skip
+
+BY_KEY: Mapping[str, Target] = {target.key: target for target in TARGETS}
+
+
+def p50(samples: Sequence[float]) -> float:
+    """Return the median."""
+    return statistics.median(samples)
+
+
+def p95(samples: Sequence[float]) -> float:
+    """Return the sample that 95 % do not exceed."""
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+
+
+def ratio_of_medians(ours: Sequence[float], floor: Sequence[float]) -> float:
+    """Return p50 of ours in units of p50 of the floor taken beside it."""
+    return p50(ours) / p50(floor)
+
+
+def verdict_on(figure: Figure) -> str:
+    """Return `aim`, `bar`, `missed` or `not measured`."""
+    target = BY_KEY[figure.key]
+    if figure.value is None:
+        return "not measured"
+    if target.meets(figure.value, target.aim):
+        return "aim"
+    return "bar" if target.meets(figure.value, target.bar) else "missed"

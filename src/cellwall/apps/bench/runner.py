@@ -1,0 +1,147 @@
+"""One bench, from beginning to end, in one process.
+
+Decides order and sample counts; measuring is in `latency`, `throughput` and `endurance`. Called
+by `cellwall bench`. Invariant: a row that fails is reported as not measured with its reason, and
+the others still run; errors of one row never colour another (each opens its own engine).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from cellwall.apps.bench import bare, endurance, latency, throughput
+from cellwall.apps.bench.figures import TARGETS, Figure
+from cellwall.apps.bench.latency import PLAIN, WITH_PACKAGES, BenchError
+from cellwall.apps.bench.machine import describe
+from cellwall.apps.bench.report import Result
+from cellwall.apps.engines import open_engine, state
+from cellwall.model.errors import CellwallError
+
+if TYPE_CHECKING:
+    from cellwall.engine import Engine
+    from cellwall.model.template import BuiltTemplate
+
+_PARK = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much of everything."""
+
+    samples: int
+    stretch_s: float
+    idle: int
+    """Sandboxes per memory row."""
+    live: int
+    soak: int
+    flood_gb: float
+
+
+FULL = Effort(samples=200, stretch_s=4.0, idle=20, live=500, soak=20_000, flood_gb=10.0)
+QUICK = Effort(samples=30, stretch_s=1.5, idle=8, live=50, soak=400, flood_gb=1.0)
+
+Measure = Callable[["Engine"], Awaitable[Figure]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What to measure and how."""
+
+    effort: Effort
+    isolation: str
+    templates: dict[str, BuiltTemplate]
+    only: frozenset[str] = frozenset()
+    """Keys of rows to take; empty for all."""
+
+    def _options(self, template: str) -> dict[str, Any]:
+        return {"template": template, "isolation": self.isolation}
+
+    def rows(self) -> Iterator[tuple[str, int, Measure]]:
+        """Yield key, pool size and measurement, in the order of the table."""
+        python, data = self._options("python"), self._options("data")
+        n, effort = self.effort.samples, self.effort
+        for key, code, options, pool in (
+            ("fresh_python_parked", PLAIN, python, _PARK),
+            ("fresh_data_parked", WITH_PACKAGES, data, _PARK),
+            ("fresh_python_no_pool", PLAIN, python, 0),
+            ("fresh_data_no_pool", WITH_PACKAGES, data, 0),
+        ):
+            yield key, pool, _fresh(key, code, options, n, pool > 0)
+        yield (
+            "sustained_python",
+            16,
+            _sustained("sustained_python", PLAIN, python, bare.FLOOR[0], effort.stretch_s),
+        )
+        yield (
+            "sustained_data",
+            16,
+            _sustained(
+                "sustained_data",
+                WITH_PACKAGES,
+                data,
+                self.templates["data"].python,
+                effort.stretch_s,
+            ),
+        )
+        yield "live_context", 0, lambda e: latency.live_context(e, python, n)
+        yield "pss_python", 0, lambda e: endurance.idle_memory(e, "pss_python", python, effort.idle)
+        yield "pss_data", 0, lambda e: endurance.idle_memory(e, "pss_data", data, effort.idle)
+        yield (
+            "live_500",
+            0,
+            lambda e: endurance.beside_many(e, python, effort.live, max(30, n // 4)),
+        )
+        yield "soak", _PARK, lambda e: endurance.soak(e, python, effort.soak, state())
+        yield "flood", 0, lambda e: endurance.flood(e, python, effort.flood_gb)
+
+    async def run(self, progress: Callable[[str], None]) -> Result:
+        """Take every row and return the result."""
+        begun, clock = datetime.now(UTC), time.monotonic()
+        machine = describe()
+        what = {target.key: target.what for target in TARGETS}
+        figures = []
+        for key, pool, measure in self.rows():
+            if self.only and key not in self.only:
+                continue
+            progress(what[key])
+            figures.append(await self._row(key, pool, measure))
+        progress("HumanEval")
+        return Result(
+            machine=machine,
+            begun=begun.strftime("%Y-%m-%d %H:%M"),
+            took_s=time.monotonic() - clock,
+            is_quick=self.effort is not FULL,
+            isolation=self.isolation,
+            figures=figures,
+            humaneval=await self._humaneval(),
+        )
+
+    async def _row(self, key: str, pool: int, measure: Measure) -> Figure:
+        try:
+            async with open_engine(pool=pool) as engine:
+                return await measure(engine)
+        except (BenchError, CellwallError) as error:
+            return Figure(key, None, f"failed: {' '.join(str(error).split())[:300]}")
+        except ExceptionGroup as group:
+            first = group.exceptions[0]
+            return Figure(key, None, f"failed: {' '.join(str(first).split())[:300]}")
+
+    async def _humaneval(self) -> dict[str, Any]:
+        async with open_engine(pool=16) as engine:
+            return await throughput.humaneval(engine, self._options("python"))
+
+
+def _fresh(key: str, code: str, options: dict[str, Any], n: int, parked: bool) -> Measure:
+    return lambda engine: latency.fresh(engine, key, code, options, n, parked=parked)
+
+
+def _sustained(
+    key: str, code: str, options: dict[str, Any], python: str, stretch_s: float
+) -> Measure:
+    return lambda engine: throughput.sustained(
+        engine, key, code, options, python=python, stretch_s=stretch_s
+    )

@@ -1,0 +1,103 @@
+"""Throughput rows: fresh sandboxes per second from eight callers, against bare Python.
+
+Called by `runner`. Invariant: a closed loop with the same number of callers on both sides, in
+alternating stretches; only runs whose answer was right count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from cellwall.apps.bench import bare
+from cellwall.apps.bench.figures import Figure
+from cellwall.apps.bench.latency import bare_argv, checked
+
+if TYPE_CHECKING:
+    from cellwall.engine import Engine
+
+CALLERS = 8
+STRETCHES = 3
+HUMANEVAL = "CELLWALL_BENCH_HUMANEVAL"
+
+
+async def sustained(
+    engine: Engine,
+    key: str,
+    code: str,
+    options: dict[str, Any],
+    *,
+    python: str,
+    stretch_s: float,
+) -> Figure:
+    """Measure runs of `code` per second, and bare `python -c` beside it."""
+    ours: list[float] = []
+    floor: list[float] = []
+    await _per_second(engine, code, options, 0.5)
+    for _ in range(STRETCHES):
+        floor.append(bare.per_second(bare_argv(python, code), CALLERS, stretch_s))
+        ours.append(await _per_second(engine, code, options, stretch_s))
+    rate, bare_rate = sum(ours) / STRETCHES, sum(floor) / STRETCHES
+    return Figure(
+        key,
+        rate / bare_rate,
+        f"{rate:.0f}/s against {bare_rate:.1f}/s; {CALLERS} callers, "
+        f"{STRETCHES} stretches of {stretch_s:g} s each",
+        {"ours_per_s": [round(x, 1) for x in ours], "bare_per_s": [round(x, 1) for x in floor]},
+    )
+
+
+async def _per_second(
+    engine: Engine, code: str, options: dict[str, Any], duration_s: float
+) -> float:
+    done = 0
+    begun = time.perf_counter()
+    end = begun + duration_s
+
+    async def call() -> None:
+        nonlocal done
+        while time.perf_counter() < end:
+            checked(await engine.run(code, **options))
+            done += 1
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(CALLERS):
+            group.create_task(call())
+    return done / (time.perf_counter() - begun)
+
+
+async def humaneval(engine: Engine, options: dict[str, Any]) -> dict[str, Any]:
+    """Run every program of HumanEval once, if the operator says where it is."""
+    path = os.environ.get(HUMANEVAL)
+    if not path:
+        return {"skipped": f"set {HUMANEVAL} to HumanEval.jsonl.gz to run it"}
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        problems = [json.loads(line) for line in lines]
+    gate = asyncio.Semaphore(CALLERS)
+    wrong: list[str] = []
+
+    async def solve(problem: dict[str, str]) -> None:
+        program = (
+            problem["prompt"] + problem["canonical_solution"] + problem["test"]
+            + f"\ncheck({problem['entry_point']})\n"
+        )  # fmt: skip
+        async with gate:
+            execution = await engine.run(program, **options)
+        if not execution.ok:
+            wrong.append(f"{problem['task_id']}: {execution.verdict.value}")
+
+    begun = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for problem in problems:
+            group.create_task(solve(problem))
+    took = time.perf_counter() - begun
+    return {
+        "programs": len(problems),
+        "passed": len(problems) - len(wrong),
+        "per_second": round(len(problems) / took, 1),
+        "wrong": sorted(wrong),
+    }

@@ -1,0 +1,1 @@
+"""The `cellwall` command: one small module per subcommand, put together by `main`."""

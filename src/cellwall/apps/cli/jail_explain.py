@@ -1,0 +1,116 @@
+"""`cellwall jail explain`: the jail's plan, printed as the data it is.
+
+Not a probe and not a jail: nothing is built. Called by `main`. Invariant: what is printed is what
+`jail.plan` computes for the same facts and limits; no step is described here in other words.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cellwall.model.limits import Limits
+
+if TYPE_CHECKING:
+    from cellwall.jail.plan import Shape
+    from cellwall.jail.steps import Lockdown, SandboxPlan, Step
+
+app = typer.Typer(
+    help="Look at the jail.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.callback()
+def group() -> None:
+    """Look at the jail."""
+
+
+@app.command("explain")
+def explain(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    template: Annotated[str, typer.Option(help="The template whose root is shown.")] = "python",
+    memory: Annotated[int, typer.Option(help="Memory in MiB.")] = Limits().memory_mb,
+) -> None:
+    """Print, step by step, what a sandbox is made of and what it gives up."""
+    from cellwall.apps.cli.templates import built
+    from cellwall.jail import facts, plan
+
+    made = built(template)
+    host = facts.collect()
+    root = plan.root_plan(
+        host, plan.Root(made.path, made.base_mounts, guest_path="(state)/guest/guest.pyz")
+    )
+    sandbox = plan.sandbox_plan(host, _shape(Limits().with_changes({"memory_mb": memory})))
+    if as_json:
+        typer.echo(json.dumps(_as_json(root, sandbox), indent=2))
+    else:
+        _print(root, sandbox)
+
+
+def _shape(limits: Limits) -> Shape:
+    from cellwall.jail.plan import Shape
+
+    return Shape(
+        cpus=math.ceil(limits.cpus),
+        memory_mb=limits.memory_mb,
+        disk_mb=limits.disk_mb,
+        inodes=limits.inodes,
+        processes=limits.processes,
+        file_mb=limits.file_mb,
+        open_files=limits.open_files,
+    )
+
+
+def _as_json(root: tuple[Step, ...], sandbox: SandboxPlan) -> dict[str, Any]:
+    from cellwall.jail import plan
+    from cellwall.jail.steps import as_json
+
+    return {
+        "root": [as_json(step) for step in root],
+        "root_digest": plan.digest(root),
+        "sandbox": [as_json(step) for step in sandbox.steps],
+        "sandbox_digest": plan.digest(sandbox.steps),
+        "lockdown": as_json(sandbox.lockdown),
+    }
+
+
+def _print(root: tuple[Step, ...], sandbox: SandboxPlan) -> None:
+    from cellwall.jail.steps import describe
+
+    typer.echo("Root, built once per template, read-only, then pivoted into:")
+    for step in root:
+        typer.echo(f"  {describe(step)}")
+    typer.echo("\nEach sandbox, in new user, pid, mount, net, ipc, uts and cgroup namespaces:")
+    for step in sandbox.steps:
+        typer.echo(f"  {describe(step)}")
+    typer.echo("\nLockdown, complete before the first byte of code is read:")
+    for line in _lockdown(sandbox.lockdown):
+        typer.echo(f"  {line}")
+
+
+def _lockdown(lockdown: Lockdown) -> list[str]:
+    names = {
+        value: name
+        for name, value in vars(resource).items()
+        if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"  # BSD's name of NOFILE
+    }
+    lines = [
+        f"{names.get(number, number)} {soft} {hard}" for number, soft, hard in lockdown.rlimits
+    ]
+    lines += [
+        f"uid {lockdown.uid}, gid {lockdown.gid}, no groups, no capabilities, no_new_privs",
+        f"umask {lockdown.umask:04o}",
+    ]
+    if lockdown.landlock_abi:
+        lines.append(f"Landlock ABI {lockdown.landlock_abi}: read {' '.join(lockdown.read_exec)}")
+        lines.append(f"Landlock ABI {lockdown.landlock_abi}: write {' '.join(lockdown.write)}")
+    else:
+        lines.append("Landlock: this kernel has none")
+    lines.append("seccomp: allow-list of jail/seccomp.policy, everything else is refused")
+    return lines

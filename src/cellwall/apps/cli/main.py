@@ -1,0 +1,79 @@
+"""The `cellwall` command: puts the subcommands together and turns our errors into statuses.
+
+Not the place for what a command does; each has its own module. Called by the console script and
+`python -m cellwall`. Invariant: importing a command's module is cheap (engine, rich and bench are
+imported inside functions), because every start of `cellwall run` pays for all of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from cellwall.apps.cli import (
+    bench,
+    demo,
+    doctor,
+    jail_explain,
+    languages,
+    run,
+    shell,
+    sweep,
+    templates,
+)
+from cellwall.apps.cli.exit_status import INTERRUPTED, OUR_FAILURE
+from cellwall.apps.cli.terminal import complain
+from cellwall.model.errors import CellwallError
+
+app = typer.Typer(
+    name="cellwall",
+    help="Run code nobody has reviewed, in sandboxes on this machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # plain help: no rich import, the same text in docs and terminals
+    pretty_exceptions_enable=False,
+)
+
+for module in (run, shell, languages, doctor, sweep, demo, bench):
+    module.register(app)
+app.add_typer(templates.app, name="templates")
+app.add_typer(jail_explain.app, name="jail")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"cellwall {version('cellwall')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Run code nobody has reviewed, in sandboxes on this machine."""
+
+
+def main() -> None:
+    """Run the command line and leave with its status."""
+    try:
+        app()
+    except CellwallError as error:
+        complain(str(error))
+        sys.exit(OUR_FAILURE)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # Our reader went away; Python would complain again while it flushes at exit.
+        sys.stderr.close()
+        sys.exit(128 + 13)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""`cellwall run`: one program in one fresh sandbox, as a filter.
+
+Not for sessions (`shell`). Called by `main`. Invariant: our stdout carries the program's stdout
+and nothing else, or with `--json` exactly one line; everything of ours goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cellwall.apps.cli.exit_status import OUR_FAILURE, exit_status, explanation
+from cellwall.apps.cli.terminal import Streams, complain
+from cellwall.model.errors import CellwallError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cellwall.model.execution import Event, Execution
+
+
+@dataclass(slots=True)
+class Request:
+    """What the caller asked for, read and checked."""
+
+    code: str
+    language: str
+    args: list[str]
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of `Engine.run`."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("run")(run)
+
+
+def run(  # noqa: PLR0913, PLR0917 - one parameter per option
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE|-] [-- ARGS...]",
+            help="The program, `-` for standard input; then its own arguments.",
+            show_default=False,
+        ),
+    ] = None,
+    code: Annotated[str | None, typer.Option("-c", help="Run this text instead of a file.")] = None,
+    language: Annotated[
+        str | None,
+        typer.Option(
+            "--language", "-l", help="Language; default: the file's extension, or python."
+        ),
+    ] = None,
+    template: Annotated[str, typer.Option(help="What is installed and preloaded.")] = "python",
+    stdin: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The program's input, `-` for our own.")
+    ] = None,
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=JSON", help="An argument for the program; repeatable."),
+    ] = None,
+    timeout: Annotated[float | None, typer.Option(help="Wall time in seconds.")] = None,
+    memory: Annotated[int | None, typer.Option(help="Memory in MiB.")] = None,
+    cpu: Annotated[float | None, typer.Option(help="Share of CPUs; 1 is one core.")] = None,
+    pids: Annotated[int | None, typer.Option(help="Processes and threads.")] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NUMBER", help="Any limit by its own name; repeatable."),
+    ] = None,
+    isolation: Annotated[
+        str, typer.Option(help="Weakest acceptable level: process, namespace, kernel or vm.")
+    ] = "namespace",
+    runtime: Annotated[
+        str | None, typer.Option(help="A runtime by name instead of the fastest that fits.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+) -> None:
+    """Run one program in a fresh sandbox; its exit status becomes ours.
+
+    Ends that are not the program's own: 124 wall time, 137 memory, 128+n signal n, 130
+    interrupted, 125 failure of cellwall, 1 any other limit.
+    """
+    limits = {"cpus": cpu, "memory_mb": memory, "processes": pids, **_pairs(limit, "--limit")}
+    request = _request(words or [], code, language)
+    request.options.update(
+        template=template,
+        stdin=_stdin(stdin),
+        arguments=_pairs(arg, "--arg") or None,
+        timeout=timeout,
+        limits={name: value for name, value in limits.items() if value is not None},
+        isolation=isolation,
+        runtime=runtime,
+    )
+    raise typer.Exit(_run_json(request) if as_json else _run_streaming(request))
+
+
+def _request(words: list[str], code: str | None, language: str | None) -> Request:
+    if code is not None:
+        return Request(code, language or "python", words)
+    if not words:
+        raise UsageError("run: there is no program", remedy="give a FILE, `-` or -c CODE")
+    name, *args = words
+    if name == "-":
+        return Request(sys.stdin.read(), language or "python", args)
+    path = Path(name)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"run: read {name}: {error.strerror}", remedy="give a readable file, `-` or -c CODE"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"run: read {name}: not UTF-8 text at byte {error.start}",
+            remedy="save the program as UTF-8",
+        ) from error
+    return Request(text, language or _language_of(path), args)
+
+
+def _language_of(path: Path) -> str:
+    from cellwall.languages.registry import by_extension
+
+    found = by_extension(path.suffix)
+    if found is None:
+        raise UsageError(
+            f"run: the extension of {path.name} names no language", remedy="give --language"
+        )
+    return found.name
+
+
+def _stdin(name: str | None) -> bytes | None:
+    if name is None:
+        return None
+    if name == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(name).read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"run: read --stdin {name}: {error.strerror}", remedy="give a readable file"
+        ) from error
+
+
+def _pairs(given: list[str] | None, option: str) -> dict[str, Any]:
+    pairs: dict[str, Any] = {}
+    for item in given or []:
+        name, equals, text = item.partition("=")
+        if not equals or not name:
+            raise UsageError(f"run: {option} {item!r} has no name", remedy=f"{option} NAME=VALUE")
+        try:
+            pairs[name] = json.loads(text)
+        except ValueError as error:
+            raise UsageError(
+                f"run: {option} {name}: {text!r} is not JSON",
+                remedy=f"quote strings, as in {option} '{name}=\"text\"'",
+            ) from error
+    return pairs
+
+
+def _run_streaming(request: Request) -> int:
+    streams = Streams()
+    execution = _execute(request, on_event=streams.feed)
+    reason = explanation(execution.outcome)
+    if reason is not None:
+        complain(reason)
+    return exit_status(execution.outcome)
+
+
+def _run_json(request: Request) -> int:
+    from cellwall.wire.answer import answer, error_envelope, one_line
+
+    try:
+        execution = _execute(request)
+    except CellwallError as error:
+        typer.echo(one_line(error_envelope(error, "")))
+        complain(str(error))
+        return OUR_FAILURE
+    typer.echo(one_line(answer(execution)))
+    return exit_status(execution.outcome)
+
+
+def _execute(request: Request, **callbacks: Callable[[Event], None]) -> Execution:
+    from cellwall.apps.cli.engine import run_with_engine
+
+    return run_with_engine(
+        request.options["template"],
+        lambda engine: engine.run(
+            request.code,
+            language=request.language,
+            args=request.args,
+            **request.options,
+            **callbacks,
+        ),
+    )

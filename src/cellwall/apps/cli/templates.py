@@ -1,0 +1,105 @@
+"""`cellwall templates`: list, build and remove what sandboxes are made from.
+
+Not the store (`engine.templates`). Called by `main`; `built` also by the commands that need a
+template. Invariant: progress goes to stderr, so that a first `cellwall run` stays a filter.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cellwall.apps.cli.terminal import complain
+
+if TYPE_CHECKING:
+    from cellwall.engine.templates import TemplateStore
+    from cellwall.model.template import BuiltTemplate, Template
+
+app = typer.Typer(
+    help="List, build and remove templates: what is installed and preloaded.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+def store() -> TemplateStore:
+    """Return the store of this user's state directory."""
+    from cellwall.engine.templates import TemplateStore, state_dir
+
+    return TemplateStore(state_dir())
+
+
+def built(name: str) -> BuiltTemplate:
+    """Return the template `name`, built now if it is not there yet."""
+    templates = store()
+    found = templates.find(name)
+    if found is not None:
+        return found
+    complain(f"template {name}: building it, once")
+    return templates.build(name, _progress)
+
+
+def _progress(line: str) -> None:
+    complain(f"  {line}")
+
+
+@app.command("ls")
+def list_all(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the templates, built or not."""
+    templates = store()
+    rows = [
+        (name, definition, templates.find(name))
+        for name, definition in sorted(templates.definitions().items())
+    ]
+    if as_json:
+        typer.echo(json.dumps([_as_json(*row) for row in rows], indent=2))
+        return
+    from cellwall.apps.cli.table import show
+
+    show(
+        ("template", "built", "MiB", "packages"),
+        [
+            (
+                name,
+                found.digest[:12] if found else "no",
+                str(found.size_bytes >> 20) if found else "",
+                ", ".join(definition.packages) or "(none)",
+            )
+            for name, definition, found in rows
+        ],
+    )
+
+
+def _as_json(name: str, definition: Template, found: BuiltTemplate | None) -> dict[str, Any]:
+    return {
+        "name": name,
+        "description": definition.description,
+        "packages": list(definition.packages),
+        "preload": list(definition.preload),
+        "digest": found.digest if found else None,
+        "path": str(found.path) if found else None,
+        "size_bytes": found.size_bytes if found else None,
+    }
+
+
+@app.command("build")
+def build(names: Annotated[list[str], typer.Argument(metavar="NAME...")]) -> None:
+    """Build templates; one that is built and unchanged is left as it is."""
+    templates = store()
+    for name in names:
+        made = templates.build(name, _progress)
+        typer.echo(f"{name} {made.digest[:12]} {made.size_bytes >> 20} MiB {made.path}")
+
+
+@app.command("rm")
+def remove(names: Annotated[list[str], typer.Argument(metavar="NAME...")]) -> None:
+    """Remove built templates; their definitions stay."""
+    templates = store()
+    for name in names:
+        templates.remove(name)
+        sys.stderr.write(f"{name}: removed\n")

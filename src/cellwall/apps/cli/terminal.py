@@ -1,0 +1,77 @@
+"""What untrusted text looks like on our own stdout and stderr.
+
+Not a formatter. Called for everything that a sandbox produced, before it is written. Invariant:
+on a terminal no byte of a sandbox's output is ever obeyed, only shown; in a pipe it passes as
+it is, because there the next program decides.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from cellwall.model.execution import Event
+
+_ALLOWED = "\n\t\r"  # \r rewrites the program's own line at worst; progress bars need it
+_BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
+
+def _table() -> dict[int, str]:
+    shown = {code: f"^{chr(code + 64)}" for code in range(32) if chr(code) not in _ALLOWED}
+    shown[0x7F] = "^?"
+    shown.update({code: f"\\x{code:02x}" for code in range(0x80, 0xA0)})
+    # Direction overrides make text read otherwise than it is ("trojan source").
+    shown.update({ord(mark): f"\\u{ord(mark):04x}" for mark in _BIDI})
+    return shown
+
+
+_VISIBLE = _table()
+
+
+def visible(text: str) -> str:
+    """Return `text` with control and direction characters made visible; idempotent."""
+    return text.translate(_VISIBLE)
+
+
+class Output:
+    """Our stdout or stderr as the place where a sandbox's stream goes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """Decide once whether a terminal listens."""
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+
+    def write(self, text: str) -> None:
+        """Write text a sandbox produced, at once."""
+        if self._is_terminal:
+            text = visible(text)
+        binary = getattr(self._stream, "buffer", None)
+        if binary is None:
+            self._stream.write(text)
+        else:
+            # Not through the text layer: its encoding may be ASCII and its newlines translated.
+            binary.write(text.encode("utf-8", "replace"))
+        self._stream.flush()
+
+
+class Streams:
+    """Both streams of a program, fed by events."""
+
+    def __init__(self) -> None:
+        """Take the process's own stdout and stderr."""
+        self.stdout = Output(sys.stdout)
+        self.stderr = Output(sys.stderr)
+
+    def feed(self, event: Event) -> None:
+        """Write the text of a `stdout` or `stderr` event; others are not ours."""
+        if event.kind == "stdout":
+            self.stdout.write(event.text or "")
+        elif event.kind == "stderr":
+            self.stderr.write(event.text or "")
+
+
+def complain(text: str) -> None:
+    """Write one line of ours to stderr; it may quote a sandbox, so it is made visible."""
+    sys.stderr.write(visible(f"cellwall: {text}\n"))
+    sys.stderr.flush()

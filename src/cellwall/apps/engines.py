@@ -1,0 +1,44 @@
+"""An engine for one command: opened, used and closed by this process.
+
+Not the composition root of a server. Called by the commands, the demo and the bench. Invariant:
+whoever opens an engine here closes it, also when the command fails, so that no sandbox and no
+fork-server outlives the command.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from cellwall.engine.engine import Engine
+
+
+def state() -> Path:
+    """Return this user's state directory."""
+    from cellwall.engine.templates import state_dir
+
+    return state_dir()
+
+
+def make_engine(pool: int = 0) -> Engine:
+    """Return an engine that parks up to `pool` sandboxes; 0 is right for a single run."""
+    from cellwall.engine.engine import Engine
+    from cellwall.engine.settings import EngineSettings
+
+    settings = replace(EngineSettings.from_environment(), pool_min=pool, pool_max=pool)
+    return Engine(state(), settings)
+
+
+@asynccontextmanager
+async def open_engine(pool: int = 0) -> AsyncIterator[Engine]:
+    """Open an engine for the length of a block."""
+    engine = make_engine(pool)
+    try:
+        yield engine
+    finally:
+        await engine.aclose()

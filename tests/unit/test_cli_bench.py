@@ -1,0 +1,131 @@
+"""The bench judges honestly and reads the kernel rightly."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cellwall.apps.bench import bare
+from cellwall.apps.bench.figures import BY_KEY, TARGETS, Figure, p95, ratio_of_medians, verdict_on
+from cellwall.apps.bench.machine import describe
+from cellwall.apps.bench.processes import descendants, holdings, pss_bytes
+from cellwall.apps.bench.report import Result, as_json, markdown
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    """Give a shell with a child of its own, both waiting for our end of a pipe."""
+    argv = ["/bin/sh", "-c", "cat; exit 0"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"there\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"there\n"  # so `cat` runs
+        yield process
+        process.stdin.close()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("fresh_python_parked", 0.2, "aim"),
+        ("fresh_python_parked", 0.5, "bar"),
+        ("fresh_python_parked", 0.51, "missed"),
+        ("sustained_data", 50.0, "aim"),
+        ("sustained_data", 25.0, "bar"),
+        ("sustained_data", 24.9, "missed"),
+        ("soak", 0, "aim"),
+        ("soak", 1, "missed"),
+        ("pss_data", None, "not measured"),
+    ],
+)
+def test_a_figure_is_judged_by_its_bar(key: str, value: float | None, expected: str) -> None:
+    assert verdict_on(Figure(key, value)) == expected
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.key)
+def test_no_aim_is_easier_than_its_bar(target: object) -> None:
+    row = next(t for t in TARGETS if t is target)
+    assert row.meets(row.aim, row.bar)
+
+
+def test_ratio_compares_medians_not_means() -> None:
+    assert ratio_of_medians([1.0, 1.0, 100.0], [2.0, 2.0, 2.0]) == 0.5
+    assert p95([float(n) for n in range(100)]) == 95.0
+
+
+def test_the_floor_is_really_run() -> None:
+    assert 0.0005 < bare.once(bare.FLOOR) < 5
+    with pytest.raises(RuntimeError, match="printed b''"):
+        bare.once((bare.FLOOR[0], "-c", "pass"))
+
+
+def test_throughput_of_the_floor_counts_every_caller() -> None:
+    assert bare.per_second(("/bin/echo", "1"), callers=2, duration_s=0.2) > 10
+
+
+def test_processes_below_are_found_at_any_depth(child: subprocess.Popen[bytes]) -> None:
+    below = descendants(os.getpid())
+    assert child.pid in below
+    assert set(descendants(child.pid)) < set(below)
+    assert child.pid not in descendants(child.pid)
+
+
+def test_memory_of_a_process_is_its_share(child: subprocess.Popen[bytes]) -> None:
+    assert 0 < pss_bytes([child.pid]) < 64 << 20
+    assert pss_bytes([2**22 - 1]) == 0
+
+
+def test_a_forgotten_descriptor_process_and_file_are_counted(
+    tmp_path: Path, child: subprocess.Popen[bytes]
+) -> None:
+    before = holdings(tmp_path)
+    assert holdings(tmp_path).beyond(before) == {}
+    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE) as forgotten:
+        (tmp_path / "left").touch()
+        more = holdings(tmp_path).beyond(before)
+        assert more["processes"] == 1
+        assert more["state_files"] == 1
+        assert more["descriptors"] >= 1
+        assert forgotten.stdin is not None
+        forgotten.stdin.close()
+
+
+def test_built_templates_are_no_litter(tmp_path: Path) -> None:
+    before = holdings(tmp_path)
+    (tmp_path / "templates" / "abc").mkdir(parents=True)
+    (tmp_path / "templates" / "abc" / "file").touch()
+    assert holdings(tmp_path).state_files == before.state_files + 1  # the folder itself
+
+
+def result(*figures: Figure) -> Result:
+    return Result(describe(), "2026-01-01 00:00", 61.0, True, "namespace", figures,
+                  {"skipped": "not given"})  # fmt: skip
+
+
+def test_results_show_misses_and_gaps_beside_successes() -> None:
+    text = markdown(
+        result(
+            Figure("fresh_python_parked", 0.2, "1 ms"),
+            Figure("live_context", 0.9),
+            Figure("flood", None, "failed: a | b"),
+        )
+    )
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert [row.split(" | ")[4] for row in rows[2:]] == ["aim", "missed", "not measured"]
+    assert "a \\| b" in rows[-1]
+    assert "HumanEval: skipped" in text
+
+
+def test_results_as_json_carry_bar_and_machine() -> None:
+    got = json.loads(json.dumps(as_json(result(Figure("soak", 0.0)))))
+    assert got["figures"][0]["bar"] == BY_KEY["soak"].bar
+    assert got["figures"][0]["reached"] == "aim"
+    assert got["machine"]["cores"] >= 1
+    assert os.uname().nodename not in json.dumps(got) or len(os.uname().nodename) < 4

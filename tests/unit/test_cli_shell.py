@@ -1,0 +1,56 @@
+"""The shell gathers lines until they are one input, as Python's own prompt does."""
+
+from __future__ import annotations
+
+import pytest
+
+from cellwall.apps.cli.shell import Collector
+
+
+def fed(*lines: str) -> list[str | None]:
+    collector = Collector()
+    return [collector.feed(line) for line in lines]
+
+
+@pytest.mark.parametrize("line", ["1 + 1", "x = 3", "%pip list", "!ls -l", "print(", "1 +* 2"])
+def test_one_line_is_complete_or_an_error_at_once(line: str) -> None:
+    expected = None if line == "print(" else line
+    assert fed(line) == [expected]
+
+
+def test_a_block_ends_with_an_empty_line() -> None:
+    assert fed("def f():", "    return 1", "") == [None, None, "def f():\n    return 1\n"]
+
+
+def test_brackets_and_strings_go_on_over_lines() -> None:
+    assert fed("f(", "1,", ")") == [None, None, "f(\n1,\n)"]
+    assert fed('"""a', 'b"""') == [None, '"""a\nb"""']
+
+
+def test_an_error_after_a_good_start_ends_the_input() -> None:
+    assert fed("if True:", "return )")[-1] == "if True:\nreturn )"
+
+
+def test_empty_lines_are_no_input() -> None:
+    assert fed("", "   ") == [None, None]
+
+
+def test_after_an_input_a_new_one_begins() -> None:
+    collector = Collector()
+    assert collector.feed("f(") is None
+    assert not collector.is_empty
+    assert collector.feed(")") == "f(\n)"
+    assert collector.is_empty
+    assert collector.feed("2") == "2"
+
+
+def test_what_is_left_at_the_end_is_run() -> None:
+    collector = Collector()
+    collector.feed("for i in range(2):")
+    collector.feed("    print(i)")
+    assert collector.rest() == "for i in range(2):\n    print(i)"
+    assert collector.rest() is None
+
+
+def test_code_with_a_null_byte_is_left_to_the_inside() -> None:
+    assert fed("x = '\0'") == ["x = '\0'"]
