@@ -1,0 +1,61 @@
+"""Do something to a module right after it is imported, whenever the caller imports it.
+
+Used by `program.py` (multiprocessing) and `figures.py` (matplotlib). It is not an import hook for
+anything else: it finds modules exactly as Python would and changes none of the rules.
+
+The finder stands in front of all others, so it must answer None at once for every other name.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import PathFinder
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+    Change = Callable[[ModuleType], None]
+
+
+def after_import(name: str, change: Change) -> None:
+    """Call `change(module)` now if `name` is imported, otherwise as soon as it has been."""
+    module = sys.modules.get(name)
+    if module is not None:
+        change(module)
+        return
+    sys.meta_path.insert(0, _Finder(name, change))
+
+
+class _Finder:
+    """Notices the import of one module, once."""
+
+    def __init__(self, name: str, change: Change) -> None:
+        self._name = name
+        self._change = change
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            _notice_execution(spec.loader, self._change)
+        return spec
+
+
+def _notice_execution(loader: Loader, change: Change) -> None:
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        # The loader belongs to this one module; it is put back so that nothing of us stays.
+        del loader.exec_module
+        execute(module)
+        change(module)
+
+    loader.exec_module = exec_module  # type: ignore[method-assign]

@@ -1,0 +1,153 @@
+"""The context process: wait for code, run it, say how it ended; again and again for a notebook.
+
+Forked by init (`contexts.py`), warm from the fork-server. It is not a security boundary and holds
+no secret: caller code shares this process, and init believes nothing it says without evidence.
+
+While caller code runs, descriptors 0, 1 and 2 are all there is: the link is closed before the
+first line of it and opened only for a moment to report.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from cellwall.guest import program as one_shot
+from cellwall.guest import reseed, tracebacks
+from cellwall.guest.cell import Notebook
+from cellwall.guest.display import DEFAULT_DISPLAY_BYTES, Display
+from cellwall.guest.outbox import Outbox
+
+if TYPE_CHECKING:
+    from typing import Any, NoReturn, TextIO
+
+    from cellwall.guest.link import Link
+
+
+def main(link: Link, config: dict[str, Any]) -> NoReturn:
+    """Serve one context until its program ends, init hangs up, or it is killed."""
+    code = 1
+    try:
+        _Context(link, config).serve()
+    except ConnectionError:
+        code = 0
+    except BaseException as error:  # noqa: BLE001  the last word of a process
+        tracebacks.print_to_stderr(f"context: cannot go on\n{tracebacks.text_of(error)}")
+    finally:
+        os._exit(code)
+
+
+class _Context:
+    def __init__(self, link: Link, config: dict[str, Any]) -> None:
+        self._link = link
+        self._outbox = Outbox(link)
+        limit = int(config.get("display_bytes") or DEFAULT_DISPLAY_BYTES)
+        self._display = Display(self._outbox, limit)
+        self._notebook: Notebook | None = None
+        self._is_interrupted = False
+        open_streams()
+        reseed.apply()
+        threading: Any = sys.modules.get("threading")
+        if threading is not None:
+            threading.excepthook = tracebacks.report_thread
+
+    def serve(self) -> NoReturn:
+        """Report idle, take one execution, run it; a program never comes back."""
+        while True:
+            header, source, descriptors = self._wait_for_work()
+            is_streamed = bool(descriptors)
+            if is_streamed:
+                _take_stdin(descriptors)
+            self._display.begin()
+            if header.get("mode") != "cell":
+                program = one_shot.Program(header, source)
+                one_shot.run(program, self._outbox, self._display, self._raise_interrupt)
+            self._run_cell(header, source.decode("utf-8", "replace"))
+            if is_streamed:
+                _drop_stdin()
+
+    def _wait_for_work(self) -> tuple[dict[str, Any], bytes, list[int]]:
+        """One `execute`. An interrupt meanwhile is kept for the code it was meant for.
+
+        Init passes interrupts on only between sending an execution and reading its end, so one
+        that arrives here was sent for code that has not started yet.
+        """
+        self._is_interrupted = False
+        self._handler = signal.signal(signal.SIGINT, self._note_interrupt)
+        self._link.send({"ev": "idle"})
+        try:
+            return self._link.receive()
+        finally:
+            self._link.close()
+
+    def _note_interrupt(self, _number: int, _frame: object) -> None:
+        self._is_interrupted = True
+
+    def _raise_interrupt(self) -> None:
+        """Give SIGINT back to the caller, and the one that came early as well."""
+        handler = signal.default_int_handler if self._handler is None else self._handler
+        signal.signal(signal.SIGINT, handler)
+        if self._is_interrupted:
+            signal.raise_signal(signal.SIGINT)
+
+    def _run_cell(self, header: dict[str, Any], source: str) -> None:
+        if self._notebook is None:
+            self._notebook = Notebook(self._outbox, self._display)
+        _reopen_streams()
+        is_displayed = bool(header.get("display", True))
+        ending = self._notebook.run(source, is_displayed, self._raise_interrupt)
+        if not self._outbox.is_ours:
+            # A child that caller code forked, at the end of its cell.
+            os._exit(ending.exit_code or int(ending.is_raised))
+        end = {"ev": "end", "raised": ending.is_raised, "exit_code": ending.exit_code}
+        if not self._outbox.post({**end, "display_cut": self._display.cut_bytes}, keep_open=True):
+            raise OSError("end of a cell: cannot reach init; close files in the code that ran")
+
+
+def open_streams() -> None:
+    """Text streams on 0, 1 and 2 that belong to this process alone."""
+    sys.stdin = sys.__stdin__ = _input()  # type: ignore[misc, assignment]
+    sys.stdout = sys.__stdout__ = _output(1, "<stdout>")  # type: ignore[misc, assignment]
+    sys.stderr = sys.__stderr__ = _output(2, "<stderr>")  # type: ignore[misc, assignment]
+
+
+def _input() -> TextIO:
+    raw = io.FileIO(0, "r", closefd=False)
+    raw.name = "<stdin>"
+    return io.TextIOWrapper(io.BufferedReader(raw), "utf-8", "surrogateescape")
+
+
+def _output(descriptor: int, name: str) -> TextIO:
+    raw = io.FileIO(descriptor, "w", closefd=False)
+    raw.name = name
+    buffered = io.BufferedWriter(raw)
+    # Line by line, as on a terminal: somebody is watching while the code runs.
+    return io.TextIOWrapper(buffered, "utf-8", "backslashreplace", line_buffering=True)
+
+
+def _reopen_streams() -> None:
+    """A cell that closed a stream does not close it for the next one."""
+    if getattr(sys.stdin, "closed", True):
+        sys.stdin = sys.__stdin__ = _input()  # type: ignore[misc, assignment]
+    if getattr(sys.stdout, "closed", True):
+        sys.stdout = sys.__stdout__ = _output(1, "<stdout>")  # type: ignore[misc, assignment]
+    if getattr(sys.stderr, "closed", True):
+        sys.stderr = sys.__stderr__ = _output(2, "<stderr>")  # type: ignore[misc, assignment]
+
+
+def _take_stdin(descriptors: list[int]) -> None:
+    os.dup2(descriptors[0], 0)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    # A new one: the old may hold bytes meant for the cell before.
+    sys.stdin = sys.__stdin__ = _input()  # type: ignore[misc, assignment]
+
+
+def _drop_stdin() -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    sys.stdin = sys.__stdin__ = _input()  # type: ignore[misc, assignment]

@@ -1,0 +1,89 @@
+"""What a context says while caller code is running: one frame at a time, then hang up.
+
+Used by everything in the context that reports (`display.py`, `program.py`, `cell.py`). It is not
+the transport (`link.py`) and it decides nothing about content or size.
+
+A frame must leave whole or not at all: signals are held back while one is on its way, because a
+KeyboardInterrupt in the middle would make init take the context for hostile. And only the process
+that owns the link may use it: a child that caller code forked says nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from _thread import allocate_lock, get_ident
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any, Protocol
+
+    class LinkLike(Protocol):
+        """The part of `link.Link` that is used here."""
+
+        def send(self, header: dict[str, Any], body: bytes = b"") -> None:
+            """Say one thing."""
+
+        def close(self) -> None:
+            """Hang up."""
+
+
+MAX_BODY_BYTES = 1024 * 1024
+"""Guest to host, design/0002: a larger body would end the sandbox."""
+
+_HELD_BACK = {
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGALRM,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGCHLD,
+}
+
+
+class Outbox:
+    """Sends events of one context process over its link."""
+
+    def __init__(self, link: LinkLike) -> None:
+        """Make this process the owner of the link."""
+        self._link = link
+        self._owner_pid = os.getpid()
+        self._lock = allocate_lock()
+        self._sender = 0
+
+    @property
+    def is_ours(self) -> bool:
+        """False in a process that caller code forked off the context."""
+        return os.getpid() == self._owner_pid
+
+    def post(self, header: dict[str, Any], body: bytes = b"", *, keep_open: bool = False) -> bool:
+        """Send one event; False when it could not be sent (no descriptor left, forked child)."""
+        # A signal handler of the caller's may display something while its own thread is sending.
+        if not self.is_ours or self._sender == get_ident():
+            return False
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
+        try:
+            with self._lock:
+                self._sender = get_ident()
+                try:
+                    return self._send(header, body, keep_open)
+                finally:
+                    self._sender = 0
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+    def _send(self, header: dict[str, Any], body: bytes, keep_open: bool) -> bool:
+        try:
+            self._link.send(header, body)
+        except (OSError, MemoryError):
+            self._link.close()
+            return False
+        except BaseException:
+            # Half a frame may be out: the next event needs a connection of its own.
+            self._link.close()
+            raise
+        if not keep_open:
+            self._link.close()
+        return True

@@ -1,0 +1,201 @@
+"""Warming a fork-server: import, build, draw and run once, so that no fork pays for it again.
+
+Called once in the fork-server, before any fork; freezing the heap is left to the caller. It does
+not decide what to preload, and it collects no random generators (`reseed.py`).
+
+It must end with exactly one thread: a fork copies only the thread that forks, and a lock another
+one held stays locked for ever in every sandbox.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import importlib
+import io
+import linecache
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+# What json, pickle and friends load only when first used would be loaded again by every fork.
+from cellwall.guest import context, program, reseed, shell  # noqa: F401
+from cellwall.guest.cell import Notebook
+from cellwall.guest.display import Display
+from cellwall.guest.outbox import Outbox
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+_ONE_THREAD_EACH = (
+    "OPENBLAS_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "RAYON_NUM_THREADS",
+)
+
+_PATIENCE_S = 5.0
+"""How long a thread that is already ending, such as matplotlib's font timer, may take."""
+
+_CELLS = ("1 + 1", "print(2)", "[1, 'two', 3.0]", "{'a': b'1'}", "None", "1 / 0", "(", "import os")
+_MAGICS = ("%who", "pwd", "%%time\n1", "!true")
+_PROGRAM = b"import sys\nprint(1)\nresult = {'a': 1}\n[1]\n"
+
+
+class PreloadError(RuntimeError):
+    """A template cannot be warmed up; the message names the module and the remedy."""
+
+
+def warm(modules: list[str]) -> dict[str, Any]:
+    """Import `modules`, prime what they need, run a cell and a program; returns what was done."""
+    started = time.perf_counter()
+    with _single_threaded_libraries():
+        for name in modules:
+            _import_one(name)
+        _restore_site_names()
+        if "matplotlib" in sys.modules:
+            _draw_once()
+        if "pandas" in sys.modules:
+            _format_once()
+        _run_once()
+        _require_one_thread("running a first cell")
+    versions = {name: _version_of(name) for name in modules}
+    return {"modules": versions, "seconds": round(time.perf_counter() - started, 3)}
+
+
+@contextlib.contextmanager
+def _single_threaded_libraries() -> Iterator[None]:
+    added = [name for name in _ONE_THREAD_EACH if name not in os.environ]
+    os.environ.update(dict.fromkeys(added, "1"))
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def _import_one(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except Exception as error:  # packages may raise anything
+        remedy = "install it in the template or take it off the preload list"
+        cause = f"{type(error).__name__}: {error}"
+        raise PreloadError(f"preload {name}: import failed ({cause}); {remedy}") from error
+    _require_one_thread(f"importing {name}")
+
+
+def _require_one_thread(step: str) -> None:
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        for thread in threading.enumerate():
+            if thread is not threading.main_thread() and isinstance(thread, threading.Timer):
+                thread.cancel()
+                thread.join(_PATIENCE_S)
+    count = _thread_count()
+    if count != 1:
+        remedy = "take what starts them off the preload list"
+        raise PreloadError(f"preload: {count} threads after {step}, expected 1; {remedy}")
+
+
+def _thread_count() -> int:
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return len(sys._current_frames())
+
+
+def _restore_site_names() -> None:
+    # Under -S nobody has made them, and programs call exit().
+    if not hasattr(builtins, "exit"):
+        importlib.import_module("site").setquit()
+        importlib.import_module("site").sethelper()
+
+
+def _draw_once() -> None:
+    """Choose Agg, find the fonts, load the drawing code."""
+    importlib.import_module("matplotlib").use("agg", force=True)
+    pyplot: Any = importlib.import_module("matplotlib.pyplot")
+    figure, axes = pyplot.subplots()
+    axes.plot([0, 1], [1, 0], label="x")
+    axes.set_title("x")
+    axes.legend()
+    figure.savefig(io.BytesIO(), format="png", bbox_inches="tight")
+    pyplot.close(figure)
+
+
+def _format_once() -> None:
+    """pandas loads its formatting code with the first table shown."""
+    pandas: Any = sys.modules["pandas"]
+    table = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
+    repr(table)
+    table._repr_html_()
+
+
+class _Nowhere:
+    """A link that leads nowhere, for runs whose events interest nobody."""
+
+    def send(self, header: dict[str, Any], body: bytes = b"") -> None:
+        """Drop it."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _run_once() -> None:
+    """The exact paths of a cell and a program, so that their code is loaded and specialised."""
+    outbox = Outbox(_Nowhere())
+    display = Display(outbox)
+    with _untouched_interpreter():
+        ipython = shell.build()
+        if ipython is not None:
+            # IPython itself loads it with the first await. No loop is made: it would hold sockets.
+            importlib.import_module("asyncio")
+        notebook = Notebook(outbox, display)
+        for source in (*_CELLS, *(_MAGICS if ipython else ())):
+            notebook.run(source, True, _nothing)
+        if ipython is not None:
+            ipython.reset()
+        request = {"filename": "main.py", "display": True, "arguments": {}}
+        for header in (request, {}):
+            one = program.Program(header, _PROGRAM)
+            program.execute(one, program.prepare_main(one), outbox, display, _nothing)
+
+
+def _nothing() -> None:
+    return
+
+
+@contextlib.contextmanager
+def _untouched_interpreter() -> Iterator[None]:
+    """Put back everything a run changes in this process."""
+    main, argv, path = sys.modules.get("__main__"), sys.argv[:], sys.path[:]
+    hook, finders, sources = sys.displayhook, sys.meta_path[:], dict(linecache.cache)
+    names = dict(vars(builtins))
+    backend = os.environ.get("MPLBACKEND")
+    quiet = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
+            yield
+    finally:
+        if main is not None:
+            sys.modules["__main__"] = main
+        sys.argv[:], sys.path[:], sys.meta_path[:] = argv, path, finders
+        sys.displayhook = hook
+        for added in set(vars(builtins)) - set(names):
+            delattr(builtins, added)
+        vars(builtins).update(names)
+        linecache.cache.clear()
+        linecache.cache.update(sources)
+        if backend is None:
+            os.environ.pop("MPLBACKEND", None)
+
+
+def _version_of(name: str) -> str | None:
+    module = sys.modules.get(name.partition(".")[0])
+    version = getattr(module, "__version__", None)
+    return None if version is None else str(version)
