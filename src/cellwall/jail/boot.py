@@ -119,6 +119,7 @@ def _first(
         process.unshare(process.CLONE_NEWNS)
         mounts.mount("none", "/", None, mounts.MS_REC | mounts.MS_PRIVATE, None)
         _build_root(config)
+        process.set_hostname("cellwall")
         step = "boot: enter the fork-server's user namespace"
         if not config["rootless"]:
             os.setgroups([])
@@ -128,7 +129,6 @@ def _first(
             os._exit(1)
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
-        process.set_hostname("cellwall")
     except Exception as error:  # noqa: BLE001
         _report(control, step, error)
         os._exit(1)

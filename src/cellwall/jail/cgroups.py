@@ -104,14 +104,35 @@ def discover() -> Layout:
                 continue
             base = point / _below(mount_root, own.get(next(iter(wanted)), "/"))
         else:
-            base = point / _below(mount_root, own.get("", "/"))
+            base = _v2_base(point, _below(mount_root, own.get("", "/")))
             wanted = _v2_controllers(base)
         if os.access(base, os.W_OK | os.X_OK):
             hierarchies.append(Hierarchy(version, wanted, base))
         else:
             missing.append(str(base))
+    if any("cpuacct" in h.controllers for h in hierarchies):
+        # Hybrid: the v2 tree has no controllers there, and each hierarchy costs a move.
+        hierarchies = [h for h in hierarchies if h.controllers]
     why = f"no write access to {', '.join(missing)}" if missing else ""
     return Layout(tuple(hierarchies), why)
+
+
+def _v2_base(point: Path, own: str) -> Path:
+    """The highest cgroup above ours that we may manage and that holds no processes itself.
+
+    cgroup v2 forbids a group with processes to hand controllers down, except the root; root
+    finds the root, a user finds what systemd delegated (user@.service) if we run inside it.
+    """
+    parts = Path(own.strip("/")).parts
+    for depth in range(len(parts) + 1):
+        base = point.joinpath(*parts[:depth])
+        files = (base / "cgroup.procs", base / "cgroup.subtree_control")
+        if not all(os.access(file, os.W_OK) for file in files):
+            continue
+        is_real_root = depth == 0 and not (base / "cgroup.type").exists()
+        if is_real_root or not files[0].read_text(encoding="ascii").strip():
+            return base
+    return point.joinpath(*parts)
 
 
 def _v2_controllers(base: Path) -> frozenset[str]:
@@ -214,7 +235,6 @@ class Groups:
 
     paths: tuple[tuple[Hierarchy, Path], ...]
     _applied: dict[Path, str] = field(default_factory=dict)
-    _clone_fd: int | None = None
 
     def _path(self, controller: str) -> tuple[Hierarchy, Path] | None:
         for hierarchy, path in self.paths:
@@ -224,11 +244,6 @@ class Groups:
 
     def _v2(self) -> Path | None:
         return next((path for hierarchy, path in self.paths if hierarchy.version == 2), None)
-
-    def open_for_clone(self) -> int | None:
-        """Open the v2 directory for CLONE_INTO_CGROUP; None where there is no v2 tree."""
-        path = self._v2()
-        return None if path is None else os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def _set(self, path: Path, value: str) -> None:
         if self._applied.get(path) != value:
@@ -270,13 +285,13 @@ class Groups:
         self._set(path / "memory.swappiness", "0")
 
     def join(self, pid: int) -> None:
-        """Move a process into every v1 directory; it starts no child before we are done.
+        """Move a process into every directory; it starts no child before we are done.
 
-        On v2 the clone put it there already. Costs a global lock in the kernel for each move.
+        Why not CLONE_INTO_CGROUP: the cloning process would need write access to our cgroups, and
+        the fork-server is nobody on the host. Each move takes a global lock in the kernel.
         """
-        for hierarchy, path in self.paths:
-            if hierarchy.version == 1:
-                _write(path / "cgroup.procs", str(pid))
+        for _, path in self.paths:
+            _write(path / "cgroup.procs", str(pid))
 
     def expected_lines(self) -> set[str]:
         """The tails that the lines of /proc/<pid>/cgroup must have: engine and sandbox names."""

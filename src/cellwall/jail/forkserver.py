@@ -7,7 +7,7 @@ sandbox made from it. The steps, letter = process:
 
     1b  first     preload; refuse if a thread or socket appeared; freeze; fork the workers
     2b  first     wait: the control socket's end, or the embedding process's, is our end
-    3c  worker    receive `spawn` with the sandbox's channel and, on cgroup v2, its cgroup
+    3c  worker    receive `spawn` with the sandbox's end of its channel
     4c  worker    clone3 into all namespaces; write the id maps; let it go; answer with its pidfd
     5d  init      see `inside`
 """
@@ -20,9 +20,9 @@ import os
 import select
 import signal
 import socket
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple
 
-from cellwall.jail import fds, inside, plan, seccomp
+from cellwall.jail import fds, inside, plan
 from cellwall.jail.boot import read_config
 from cellwall.jail.linux import process
 from cellwall.jail.steps import SandboxPlan
@@ -48,7 +48,6 @@ class Worker(NamedTuple):
     facts: plan.HostFacts
     program: bytes
     guest_main: Callable[[int, Dict[str, Any]], Any]
-    after_fork: Callable[[], None]
     exec_python: str
 
 
@@ -84,23 +83,19 @@ def _preload(config: Dict[str, Any]) -> Dict[str, Any]:
     """Warm the interpreter through the guest's own entry, which knows its code paths."""
     warm = importlib.import_module(config["guest_preload"]).warm
     report: Dict[str, Any] = warm(list(config["preload"]))
+    # What was seeded before the fork is found now; every context gives it a seed of its own.
+    importlib.import_module(config["guest_reseed"]).collect()
     return report
 
 
 def _worker(config: Dict[str, Any]) -> Worker:
     module, _, name = config["guest_main"].partition(":")
-    after, _, after_name = config["after_fork"].partition(":")
     return Worker(
         facts=plan.HostFacts.from_json(config["facts"]),
-        program=bytes.fromhex(config["seccomp"]) if config.get("seccomp") else _compile(),
+        program=bytes.fromhex(config["seccomp"]),
         guest_main=getattr(importlib.import_module(module), name),
-        after_fork=getattr(importlib.import_module(after), after_name),
         exec_python=config["python"],
     )
-
-
-def _compile() -> bytes:
-    return seccomp.compile_policy(seccomp.load_policy(), os.uname().machine)
 
 
 def _refuse_dirt(ours: "set[int]") -> None:
@@ -164,10 +159,9 @@ def _spawn(
     if shape not in plans:
         plans[shape] = plan.sandbox_plan(worker.facts, shape)
     channel = received[0]
-    cgroup_fd: Optional[int] = received[1] if len(received) > 1 else None
     wait_r, wait_w = os.pipe()
     try:
-        cloned = process.clone3(_NAMESPACES, exit_signal=signal.SIGCHLD, cgroup_fd=cgroup_fd)
+        cloned = process.clone3(_NAMESPACES, exit_signal=signal.SIGCHLD)
     except OSError as error:
         fds.close_all([wait_r, wait_w, *received])
         fds.send_message(control, {"error": str(error), "errno": error.errno})

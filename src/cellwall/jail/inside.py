@@ -43,7 +43,6 @@ def main(
         os._exit(1)
     if request["start"] == "exec":
         _exec_guest(worker, request["guest"], channel)
-    worker.after_fork()
     worker.guest_main(channel, request["guest"])
     os._exit(1)
 

@@ -37,6 +37,8 @@ WORD = 0xFFFFFFFF
 _PR_SET_SECCOMP = 22
 _SECCOMP_MODE_FILTER = 2
 
+_prctl = libc.LIBC.prctl  # looked up once here, not in every sandbox
+
 
 class PolicyError(ValueError):
     """The policy text or the syscall table can not be turned into a program."""
@@ -127,7 +129,7 @@ def install(program: bytes) -> None:
     fprog = _Program(len(program) // 8, ctypes.addressof(code))
     mode, none = ctypes.c_ulong(_SECCOMP_MODE_FILTER), ctypes.c_ulong(0)
     libc.check(
-        libc.LIBC.prctl(_PR_SET_SECCOMP, mode, ctypes.byref(fprog), none, none),
+        _prctl(_PR_SET_SECCOMP, mode, ctypes.byref(fprog), none, none),
         "install seccomp filter (needs no_new_privs first, and CONFIG_SECCOMP_FILTER)",
     )
 

@@ -25,7 +25,6 @@ CLONE_NEWNET = 0x40000000
 CLONE_PIDFD = 0x00001000
 CLONE_CHILD_CLEARTID = 0x00200000
 CLONE_CHILD_SETTID = 0x01000000
-CLONE_INTO_CGROUP = 0x200000000
 
 _MACHINE = os.uname().machine
 _SYS_CLONE3 = 435
@@ -86,11 +85,10 @@ def _tid_address() -> int:
     return int(address.value)
 
 
-def clone3(flags: int, *, exit_signal: int, cgroup_fd: int | None = None) -> Cloned | None:
+def clone3(flags: int, *, exit_signal: int) -> Cloned | None:
     """Fork into new namespaces; None in the child, a `Cloned` in the parent. clone3(2).
 
-    Why not os.fork + unshare: one call creates the process inside its pid namespace and, with
-    `cgroup_fd` (cgroup v2), inside its cgroup, so that no move is needed afterwards.
+    Why not os.fork + unshare: one call creates the process inside its pid namespace, with a pidfd.
     Only for single-threaded processes: CPython's fork hooks run, other threads would vanish.
     """
     pidfd = ctypes.c_int(-1)
@@ -102,9 +100,6 @@ def clone3(flags: int, *, exit_signal: int, cgroup_fd: int | None = None) -> Clo
     if tid:
         args.flags |= CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID
         args.child_tid = tid
-    if cgroup_fd is not None:
-        args.flags |= CLONE_INTO_CGROUP
-        args.cgroup = cgroup_fd
     api = ctypes.pythonapi
     api.PyOS_BeforeFork()
     result = int(LIBC.syscall(_SYS_CLONE3, ctypes.byref(args), ctypes.sizeof(args)))

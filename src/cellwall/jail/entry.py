@@ -1,0 +1,26 @@
+"""Where an interpreter started on the guest bundle begins: `boot`, `forkserver` or `init`.
+
+Not a command line: `supervisor`, `boot` and `inside` pass descriptors as arguments.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Hand over to the stage named by the first argument; none of them returns."""
+    stage, arguments = sys.argv[1], sys.argv[2:]
+    if stage == "boot":
+        from cellwall.jail import boot
+
+        boot.main(arguments)
+    elif stage == "forkserver":
+        from cellwall.jail import forkserver
+
+        forkserver.main(arguments)
+    else:
+        from cellwall.guest import init
+        from cellwall.jail.boot import read_config
+
+        init.main(int(arguments[0]), read_config(int(arguments[1])))

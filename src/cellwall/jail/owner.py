@@ -1,0 +1,52 @@
+"""Owner labels: every object of ours on the host says which engine made it.
+
+A label names a process beyond doubt: boot, pid namespace, pid and start time. `is_dead` is the
+only judge of "this is a leftover"; what it cannot judge is not ours to touch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from pathlib import Path
+
+_LABEL = re.compile(r"^([0-9a-f]{8})-(\d+)-(\d+)-(\d+)-([0-9a-f]{8})$")
+
+
+def _boot() -> str:
+    text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    return text.replace("-", "")[:8]
+
+
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def start_time(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot (proc_pid_stat(5)), None if gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    return None if fields[0] in {"Z", "X"} else int(fields[19])
+
+
+def new_label() -> str:
+    """Return a label for an engine of this process."""
+    pid = os.getpid()
+    return f"{_boot()}-{_pid_namespace()}-{pid}-{start_time(pid)}-{secrets.token_hex(4)}"
+
+
+def is_dead(label: str) -> bool:
+    """Report whether the labelled engine is certainly gone."""
+    match = _LABEL.match(label)
+    if match is None:
+        return False
+    boot, namespace, pid, started, _ = match.groups()
+    if boot != _boot():
+        return True
+    if int(namespace) != _pid_namespace():
+        return False
+    return start_time(int(pid)) != int(started)

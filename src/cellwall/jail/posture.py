@@ -1,0 +1,199 @@
+"""Reads a process's confinement back from the host's side and compares it with the plan.
+
+Host half. The inside is never asked: everything comes from the host's /proc. `expected` is
+computed from the plan and the host's own values, `read` is what the kernel says; any difference
+means the sandbox does not start. Facts the kernel cannot report are a difference, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cellwall.jail.plan import HOME
+from cellwall.jail.steps import Lockdown
+
+_NAMESPACES = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
+_STATUS = ("Uid", "Gid", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
+_LIMIT_NAMES = {
+    "Max core file size": "RLIMIT_CORE",
+    "Max file size": "RLIMIT_FSIZE",
+    "Max open files": "RLIMIT_NOFILE",
+    "Max locked memory": "RLIMIT_MEMLOCK",
+    "Max msgqueue size": "RLIMIT_MSGQUEUE",
+    "Max nice priority": "RLIMIT_NICE",
+    "Max realtime priority": "RLIMIT_RTPRIO",
+    "Max pending signals": "RLIMIT_SIGPENDING",
+    "Max processes": "RLIMIT_NPROC",
+    "Max data size": "RLIMIT_DATA",
+}
+
+
+WRITABLE = frozenset({"/proc", HOME, "/tmp", "/var/tmp", "/dev/shm", "/dev/pts"})  # noqa: S108
+"""Mount points that may be writable: the work area, terminals, and /proc by its own modes."""
+
+
+class PostureMismatch(Exception):  # noqa: N818
+    """The kernel reports something else than the plan; `fields` says what."""
+
+    def __init__(self, pid: int, differences: Mapping[str, tuple[Any, Any]]) -> None:
+        """Build a message with every field, expected and found."""
+        lines = [f"{k}: expected {want!r}, kernel says {got!r}" for k, (want, got) in differences.items()]
+        super().__init__(f"posture of process {pid}: " + "; ".join(lines))
+        self.differences = dict(differences)
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What every process of a sandbox must show; computed before it is cloned."""
+
+    uid: int
+    gid: int
+    uid_line: tuple[str, str, str]
+    """(inside id, id in the parent namespace as the host sees it, count)."""
+    limits: Mapping[str, tuple[str, str]]
+    cgroups: frozenset[str]
+    host_namespaces: Mapping[str, str]
+
+
+def host_namespaces() -> dict[str, str]:
+    """The embedding process's own namespaces; a sandbox must share none of them."""
+    return {name: os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES}
+
+
+def expected(
+    lockdown: Lockdown, host_uid: int, cgroups: set[str], namespaces: Mapping[str, str]
+) -> Expectation:
+    """Compute the expectation from the plan's lockdown and the id on the host."""
+    numbers = {getattr(resource, name): label for label, name in _LIMIT_NAMES.items()}
+    limits = {numbers[n]: (str(soft), str(hard)) for n, soft, hard in lockdown.rlimits}
+    return Expectation(
+        uid=host_uid,
+        gid=host_uid,
+        uid_line=(str(lockdown.uid), str(host_uid), "1"),
+        limits=limits,
+        cgroups=frozenset(cgroups),
+        host_namespaces=namespaces,
+    )
+
+
+def _read(path: str) -> str:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 65_536).decode("utf-8", "replace")
+    finally:
+        os.close(fd)
+
+
+def read_status(text: str) -> dict[str, str]:
+    """Parse /proc/<pid>/status (proc_pid_status(5))."""
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name: value.strip() for name, _, value in pairs}
+
+
+def read(pid: int) -> dict[str, Any]:
+    """Read every fact of one process; raises OSError when the process is gone."""
+    base = f"/proc/{pid}"
+    status = read_status(_read(base + "/status"))
+    facts: dict[str, Any] = {name: status.get(name, "not reported") for name in _STATUS}
+    facts["namespaces"] = {n: os.readlink(f"{base}/ns/{n}") for n in _NAMESPACES}
+    facts["uid_map"] = tuple(_read(base + "/uid_map").split())
+    facts["gid_map"] = tuple(_read(base + "/gid_map").split())
+    facts["limits"] = _read_limits(_read(base + "/limits"))
+    facts["cgroups"] = _read_cgroups(_read(base + "/cgroup"))
+    return facts
+
+
+def read_mounts(pid: int) -> list[tuple[str, frozenset[str]]]:
+    """(mount point, options) of a process's mount namespace, in order (proc_pid_mountinfo(5))."""
+    with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="replace") as file:
+        lines = file.read().splitlines()
+    return [(f[4], frozenset(f[5].split(","))) for f in (line.split(" ", 6) for line in lines)]
+
+
+def compare_mounts(pid: int, found: list[tuple[str, frozenset[str]]]) -> None:
+    """Raise unless set-uid is off everywhere and only the work area can be written.
+
+    Looks at the topmost mount of each point: what lies below a mount cannot be reached, because
+    nothing inside can unmount.
+    """
+    differences: dict[str, tuple[Any, Any]] = {}
+    top = dict(found)
+    for point, options in top.items():
+        if "nosuid" not in options:
+            differences[f"mount {point}"] = ("nosuid", sorted(options))
+        if "nodev" not in options and not point.startswith("/dev/"):
+            differences[f"mount {point}"] = ("nodev", sorted(options))
+        is_device = point.startswith("/dev/") and point not in WRITABLE
+        if "rw" in options and point not in WRITABLE and not is_device:
+            differences[f"mount {point}"] = ("ro", sorted(options))
+    missing = WRITABLE - set(top)
+    if missing:
+        differences["mounts"] = (f"{sorted(missing)} mounted", "absent")
+    if differences:
+        raise PostureMismatch(pid, differences)
+
+
+def _read_limits(text: str) -> dict[str, tuple[str, str]]:
+    """Parse /proc/<pid>/limits: a 26-column name, then soft and hard."""
+    limits = {}
+    for line in text.splitlines()[1:]:
+        words = line[26:].split()
+        limits[line[:26].strip()] = (words[0], words[1])
+    return limits
+
+
+def _read_cgroups(text: str) -> frozenset[str]:
+    """The last two components of each line: engine directory and sandbox directory."""
+    return frozenset("/".join(line.rsplit("/", 2)[-2:]) for line in text.splitlines())
+
+
+def compare(pid: int, facts: Mapping[str, Any], want: Expectation) -> None:
+    """Raise `PostureMismatch` unless every fact is exactly as expected."""
+    differences: dict[str, tuple[Any, Any]] = {}
+
+    def check(name: str, expected_value: object, found: object) -> None:
+        if expected_value != found:
+            differences[name] = (expected_value, found)
+
+    check("Uid", [str(want.uid)] * 4, facts["Uid"].split())
+    check("Gid", [str(want.gid)] * 4, facts["Gid"].split())
+    for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+        check(name, "0" * 16, facts[name])
+    check("NoNewPrivs", "1", facts["NoNewPrivs"])
+    check("Seccomp", "2", facts["Seccomp"])
+    check("uid_map", want.uid_line, facts["uid_map"])
+    check("gid_map", want.uid_line, facts["gid_map"])
+    for name, link in want.host_namespaces.items():
+        if facts["namespaces"][name] == link:
+            differences[f"{name} namespace"] = ("not the host's", link)
+    for name, values in want.limits.items():
+        check(name, values, facts["limits"].get(name))
+    for tail in want.cgroups:
+        if tail not in facts["cgroups"]:
+            differences["cgroup"] = (tail, sorted(facts["cgroups"]))
+    if differences:
+        raise PostureMismatch(pid, differences)
+
+
+def children(pid: int) -> list[int]:
+    """Processes whose parent is `pid`, from /proc/<pid>/task/<pid>/children."""
+    return [int(word) for word in _read(f"/proc/{pid}/task/{pid}/children").split()]
+
+
+def threads(pid: int) -> list[int]:
+    """Thread ids of a process."""
+    return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+
+
+def digest(facts: Mapping[str, Any], plan_digest: str) -> str:
+    """SHA-256 over what is the same for every sandbox of this confinement."""
+    stable = {k: facts[k] for k in ("CapBnd", "CapEff", "NoNewPrivs", "Seccomp")}
+    limits = sorted((k, *facts["limits"][k]) for k in _LIMIT_NAMES if k in facts["limits"])
+    text = json.dumps([stable, limits, plan_digest, sorted(facts["namespaces"])], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

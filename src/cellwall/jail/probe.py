@@ -1,0 +1,215 @@
+"""Asks this host, by trying, whether a jail can be built here; `doctor` prints the answers.
+
+Host half. Every trial runs in a throw-away child process, so that nothing of it outlives the call.
+A FAIL means that the jail runtime refuses to start; a CAUTION that something is weaker, and what.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from cellwall.jail import cgroups
+from cellwall.jail.linux import landlock, mounts, process
+
+Grade = Literal["PASS", "CAUTION", "FAIL"]
+
+
+class Found(NamedTuple):
+    """One feature: how it is, and the command that mends it."""
+
+    feature: str
+    grade: Grade
+    detail: str
+    remedy: str = ""
+
+
+def run() -> list[Found]:
+    """Run every check; a few tens of milliseconds."""
+    checks: tuple[Callable[[], list[Found]], ...] = (
+        _machine,
+        _kernel,
+        _user_namespaces,
+        _proc_mount,
+        _seccomp,
+        _landlock,
+        _cgroups,
+        _host_settings,
+        _interpreters,
+    )
+    return [found for check in checks for found in check()]
+
+
+def _trial(action: Callable[[], None]) -> str:
+    """Run `action` in a child; "" if it went well, else the error's text."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            action()
+            text = ""
+        except OSError as error:
+            text = str(error)
+        os.write(write_end, text.encode()[:4096])
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, encoding="utf-8") as file:
+        text = file.read()
+    _, status = os.waitpid(pid, 0)
+    return text if status == 0 else f"the trial ended with status {status}"
+
+
+def _machine() -> list[Found]:
+    machine = platform.machine()
+    known = machine in {"x86_64", "aarch64"}
+    return [
+        Found(
+            "processor",
+            "PASS" if known else "FAIL",
+            machine,
+            "" if known else "use an x86_64 or aarch64 machine, or another runtime",
+        )
+    ]
+
+
+def _kernel() -> list[Found]:
+    release = os.uname().release
+    major, minor = (int(word.split("-")[0]) for word in release.split(".")[:2])
+    good = (major, minor) >= (5, 13)
+    return [
+        Found(
+            "kernel",
+            "PASS" if good else "FAIL",
+            release,
+            "" if good else "use Linux 5.13 or newer (clone3, mount_setattr, Landlock)",
+        )
+    ]
+
+
+def _enter() -> None:
+    process.unshare(process.CLONE_NEWUSER | process.CLONE_NEWNS | process.CLONE_NEWPID)
+
+
+def _user_namespaces() -> list[Found]:
+    problem = _trial(_enter)
+    remedy = (
+        "sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=65536; on Ubuntu "
+        "24.04 also: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0; inside a container: "
+        "run it with --security-opt seccomp=unconfined or as documented in docs/"
+    )
+    if problem:
+        return [Found("user namespaces", "FAIL", problem, remedy)]
+    return [Found("user namespaces", "PASS", "can be made")]
+
+
+def _mount_proc() -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    process.unshare(process.CLONE_NEWUSER | process.CLONE_NEWNS | process.CLONE_NEWPID)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        Path(f"/proc/self/{name}").write_text(text, encoding="ascii")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
+            mounts.mount("proc", "/proc", "proc", flags, "hidepid=invisible")
+        except OSError as error:
+            os._exit(error.errno or 1)
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    if status:
+        number = os.waitstatus_to_exitcode(status)
+        raise OSError(number, f"mount proc in a new namespace: {os.strerror(number)}")
+
+
+def _proc_mount() -> list[Found]:
+    problem = _trial(_mount_proc)
+    remedy = "inside a container: --security-opt systempaths=unconfined, so that /proc is unmasked"
+    if problem:
+        return [Found("private /proc", "FAIL", problem, remedy)]
+    return [Found("private /proc", "PASS", "can be mounted in a namespace of its own")]
+
+
+def _seccomp() -> list[Found]:
+    actions = Path("/proc/sys/kernel/seccomp/actions_avail")
+    if not actions.exists():
+        return [Found("seccomp", "FAIL", "not in this kernel", "use a kernel with CONFIG_SECCOMP_FILTER")]
+    words = actions.read_text(encoding="ascii").split()
+    good = {"kill_process", "errno", "allow"} <= set(words)
+    return [
+        Found(
+            "seccomp",
+            "PASS" if good else "FAIL",
+            " ".join(words),
+            "" if good else "use Linux 4.14 or newer",
+        )
+    ]
+
+
+def _landlock() -> list[Found]:
+    abi = landlock.abi()
+    if abi:
+        return [Found("Landlock", "PASS", f"ABI {abi}")]
+    return [
+        Found(
+            "Landlock",
+            "CAUTION",
+            "not active: the second lock on files is missing, the mounts still hold",
+            "boot with lsm=landlock,… (add landlock to the kernel's lsm= list)",
+        )
+    ]
+
+
+def _cgroups() -> list[Found]:
+    layout = cgroups.discover()
+    missing = sorted({"memory", "pids", "cpu"} - layout.hard)
+    versions = sorted({f"v{h.version}" for h in layout.hierarchies})
+    if not missing:
+        return [Found("cgroups", "PASS", f"memory, pids, cpu on {' and '.join(versions)}")]
+    return [
+        Found(
+            "cgroups",
+            "CAUTION",
+            f"no {', '.join(missing)} controller for us ({layout.why_not or 'none delegated'}): "
+            "memory and CPU are watched from outside and held softly",
+            "run as root, or under `systemd-run --user --scope -p Delegate=yes cellwall …`",
+        )
+    ]
+
+
+_SETTINGS = (
+    ("dev/tty/legacy_tiocsti", "0", "terminals take injected input; the jail's own filter stops it"),
+    ("kernel/io_uring_disabled", "2", "io_uring is on; the jail's own filter stops it"),
+)
+
+
+def _host_settings() -> list[Found]:
+    found = []
+    for name, wanted, meaning in _SETTINGS:
+        path = Path("/proc/sys", name)
+        if not path.exists():
+            continue
+        value = path.read_text(encoding="ascii").strip()
+        dotted = name.replace("/", ".")
+        if value == wanted:
+            found.append(Found(dotted, "PASS", value))
+        else:
+            remedy = f"sysctl -w {dotted}={wanted}"
+            found.append(Found(dotted, "CAUTION", f"{value}: {meaning}", remedy))
+    swaps = Path("/proc/swaps").read_text(encoding="utf-8").splitlines()[1:]
+    found.append(
+        Found("swap", "CAUTION", "on; sandboxes may not use it where memory.swap or memsw exists",
+              "swapoff -a, or boot with swapaccount=1")
+        if swaps
+        else Found("swap", "PASS", "off")
+    )
+    return found
+
+
+def _interpreters() -> list[Found]:
+    node = Path("/usr/bin/node").exists()
+    if node:
+        return [Found("JavaScript", "PASS", "/usr/bin/node")]
+    return [Found("JavaScript", "CAUTION", "no Node below /usr", "apt-get install nodejs")]

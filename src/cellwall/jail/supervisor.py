@@ -1,0 +1,317 @@
+"""The host's side of one fork-server: start it, ask it for sandboxes, notice its end.
+
+asyncio, called by `runtimes.jail`. Not the guest channel and not policy. The invariant: a
+`Spawned` whose posture was not compared is never handed out as a sandbox; whoever fails half way
+kills what was made. What comes back from fork-server and child is read with bounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cellwall.jail import fds, plan
+from cellwall.model.errors import HostUnsupported, SandboxBroken
+
+_PRELOAD_TIMEOUT_S = 120.0
+_STEP_TIMEOUT_S = 20.0
+_REMEDY = "run `cellwall doctor`; it checks each step and names the command that fixes it"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How one fork-server is started."""
+
+    guest_path: Path
+    template_path: Path
+    base_mounts: tuple[str, ...]
+    python: str
+    """Path of the template's interpreter inside the root."""
+    preload: tuple[str, ...]
+    environment: Mapping[str, str]
+    uid_base: int
+    uid_count: int
+    rootless: bool
+    workers: int
+    seccomp: bytes
+    guest_main: str
+    guest_preload: str
+    guest_reseed: str
+
+
+@dataclass(slots=True)
+class Spawned:
+    """A child on its way to being a sandbox: pid on the host, pidfd, the host's channel end."""
+
+    pid: int
+    pidfd: int
+    channel: socket.socket
+    _ended: asyncio.Future[None] | None = field(default=None, repr=False)
+
+    def kill(self) -> None:
+        """SIGKILL the pid namespace's init: the kernel kills the rest."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def watch(self) -> asyncio.Future[None]:
+        """A future that is done when init, and so the whole tree, is gone."""
+        if self._ended is None:
+            loop = asyncio.get_running_loop()
+            self._ended = loop.create_future()
+            loop.add_reader(self.pidfd, self._on_end)
+        return self._ended
+
+    def _on_end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self.pidfd)
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    def discard(self) -> None:
+        """Kill and close; for children that never became a sandbox."""
+        self.kill()
+        if self._ended is not None and not self._ended.done():
+            asyncio.get_running_loop().remove_reader(self.pidfd)
+        self.channel.close()
+        os.close(self.pidfd)
+
+
+async def _receive(sock: socket.socket, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
+    """Wait for one control message; the socket is non-blocking."""
+    await _wait_readable(sock.fileno(), timeout_s)
+    return fds.receive_message(sock)
+
+
+async def _wait_readable(fd: int, timeout_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def on_ready() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(fd, on_ready)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await ready
+    finally:
+        loop.remove_reader(fd)
+
+
+def pid_of(pidfd: int) -> int:
+    """The host's pid of a pidfd, from /proc/self/fdinfo (pidfd_open(2)); -1 when it is gone."""
+    text = Path(f"/proc/self/fdinfo/{pidfd}").read_text(encoding="ascii")
+    for line in text.splitlines():
+        if line.startswith("Pid:"):
+            return int(line[4:])
+    return -1
+
+
+class ForkServer:
+    """One running fork-server with its workers."""
+
+    def __init__(self, settings: Settings, facts: plan.HostFacts) -> None:
+        """Start nothing yet."""
+        self.settings = settings
+        self.facts = facts
+        self.forks = 0
+        self.started_at = 0.0
+        self.preload: Mapping[str, Any] = {}
+        self.pid = 0
+        self._boot: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._idle: asyncio.LifoQueue[socket.socket] = asyncio.LifoQueue()
+        self._sockets: list[socket.socket] = []
+        self._broken = ""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether sandboxes can be forked from it."""
+        return self._control is not None and not self._broken
+
+    async def start(self) -> None:
+        """Start boot, wait for "ready"; raises HostUnsupported with the step that failed."""
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pairs = [
+            socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            for _ in range(self.settings.workers)
+        ]
+        lifeline = os.pidfd_open(os.getpid())
+        config = fds.as_document(json.dumps(self._config()))
+        inherited = [theirs.fileno(), config, lifeline, *(pair[1].fileno() for pair in pairs)]
+        control.setblocking(False)
+        try:
+            self._boot = self._run_boot(inherited)
+        finally:
+            theirs.close()
+            os.close(config)
+            os.close(lifeline)
+            for _, worker_end in pairs:
+                worker_end.close()
+        self._control = control
+        self._sockets = [pair[0] for pair in pairs]
+        self.started_at = asyncio.get_running_loop().time()
+        try:
+            await self._wait_started()
+        except BaseException:
+            await self.aclose()
+            raise
+        for sock in self._sockets:
+            sock.setblocking(False)
+            self._idle.put_nowait(sock)
+
+    def _run_boot(self, inherited: list[int]) -> subprocess.Popen[bytes]:
+        control, config, *kept = (str(fd) for fd in inherited)
+        interpreter = [sys.executable, "-I", "-S", "-E", str(self.settings.guest_path)]
+        return subprocess.Popen(  # noqa: S603 - our own interpreter and bundle
+            [*interpreter, "boot", control, config, *kept],
+            pass_fds=inherited,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+            cwd="/",
+            start_new_session=True,
+        )
+
+    def _config(self) -> dict[str, Any]:
+        settings = self.settings
+        facts = self.facts.as_json()
+        return {
+            "facts": facts,
+            "rootless": settings.rootless,
+            "template_path": str(settings.template_path),
+            "base_mounts": list(settings.base_mounts),
+            "guest_path": str(settings.guest_path),
+            "python": settings.python,
+            "uid_base": settings.uid_base,
+            "uid_count": settings.uid_count,
+            "environment": dict(settings.environment),
+            "forkserver": {
+                "facts": facts,
+                "preload": list(settings.preload),
+                "seccomp": settings.seccomp.hex(),
+                "guest_main": settings.guest_main,
+                "guest_preload": settings.guest_preload,
+                "guest_reseed": settings.guest_reseed,
+                "python": settings.python,
+            },
+        }
+
+    async def _wait_started(self) -> None:
+        if self._control is None:
+            raise SandboxBroken("fork-server: not started")
+        while True:
+            try:
+                message, received = await _receive(self._control, _PRELOAD_TIMEOUT_S)
+            except (fds.ControlClosed, TimeoutError) as error:
+                raise HostUnsupported(
+                    "fork-server",
+                    f"start the fork-server: it ended without a word ({error})",
+                    remedy=_REMEDY,
+                ) from error
+            fds.close_all(received)
+            if message["event"] == "forked":
+                self.pid = int(message["pid"])
+            elif message["event"] == "ready":
+                self.preload = message["preload"]
+                return
+            else:
+                raise HostUnsupported(
+                    "jail",
+                    f"{message['step']}: {message['error']}{message.get('detail', '')}",
+                    remedy=_REMEDY,
+                    errno=message.get("errno"),
+                )
+
+    async def spawn(
+        self,
+        *,
+        shape: plan.Shape,
+        uid: int,
+        guest: Mapping[str, Any],
+        start: str,
+    ) -> Spawned:
+        """Have a worker clone a child into its namespaces; it waits for `M` after its mounts."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        request = {"shape": asdict(shape), "uid": uid, "guest": dict(guest), "start": start}
+        worker = await self._idle.get()
+        try:
+            message, received = await self._ask(worker, request, [theirs.fileno()])
+        except BaseException as error:
+            ours.close()
+            self._broken = self._broken or f"{type(error).__name__}: {error}"
+            if isinstance(error, (fds.ControlClosed, OSError, TimeoutError)):
+                raise SandboxBroken(f"fork-server: a worker is gone ({error})") from error
+            raise
+        finally:
+            theirs.close()
+        self._idle.put_nowait(worker)
+        if not received:
+            ours.close()
+            raise HostUnsupported(
+                "namespaces",
+                f"clone a sandbox: {message.get('error')}",
+                remedy=_REMEDY,
+                errno=message.get("errno"),
+            )
+        self.forks += 1
+        return Spawned(pid_of(received[0]), received[0], ours)
+
+    @staticmethod
+    async def _ask(
+        worker: socket.socket, request: Mapping[str, Any], given: Sequence[int]
+    ) -> tuple[dict[str, Any], list[int]]:
+        fds.send_message(worker, dict(request), given)
+        return await _receive(worker, _STEP_TIMEOUT_S)
+
+    async def aclose(self) -> None:
+        """Close the control socket: the fork-server ends and the kernel kills its sandboxes."""
+        for sock in (self._control, *self._sockets):
+            if sock is not None:
+                sock.close()
+        self._control, self._sockets = None, []
+        boot, self._boot = self._boot, None
+        if boot is not None:
+            loop = asyncio.get_running_loop()
+            try:
+                await asyncio.wait_for(loop.run_in_executor(None, boot.wait), 5.0)
+            except TimeoutError:
+                boot.kill()
+                await loop.run_in_executor(None, boot.wait)
+
+
+async def hear(child: Spawned, word: bytes) -> None:
+    """Wait for one word of a child's own set-up, or raise with the step that failed in it."""
+    child.channel.setblocking(False)
+    await _wait_readable(child.channel.fileno(), _STEP_TIMEOUT_S)
+    first = child.channel.recv(1)
+    if first == word:
+        return
+    if first != b"E":
+        raise SandboxBroken("sandbox set-up: the child ended without a word")
+    with contextlib.suppress(BlockingIOError):
+        data = json.loads(child.channel.recv(65_536))
+        raise HostUnsupported(
+            "jail",
+            f"sandbox set-up, {data['step']}: {data['error']}",
+            remedy=_REMEDY,
+            errno=data.get("errno"),
+        )
+    raise SandboxBroken("sandbox set-up: the child's report was cut short")
+
+
+def say(child: Spawned, word: bytes) -> None:
+    """Let a child go on with its next step."""
+    try:
+        child.channel.send(word)
+    except OSError as error:
+        raise SandboxBroken(f"sandbox set-up: the child is gone before {word!r}") from error
