@@ -20,7 +20,7 @@ MAX_EVENT_HEADER_BYTES = 64 * 1024
 """Guest to host, and context to init: what a reader of hostile frames accepts as a header."""
 
 MAX_EVENT_BODY_BYTES = 1024 * 1024
-"""Guest to host: a reader that holds a thousand sandboxes must be able to hold a thousand of these."""
+"""Guest to host: the reader may hold a thousand sandboxes, hence a thousand of these."""
 
 MAX_REQUEST_HEADER_BYTES = 4 * 1024 * 1024
 """Host to guest: the header of ``execute`` carries the caller's arguments, so it may be large."""
@@ -28,9 +28,10 @@ MAX_REQUEST_HEADER_BYTES = 4 * 1024 * 1024
 MAX_REQUEST_BODY_BYTES = 32 * 1024 * 1024
 """Host to guest: the largest file written, or source executed, in one request."""
 
-Header = Dict[str, Any]  # noqa: UP006  evaluated at run time, and this runs on Python 3.8
-Frame = Tuple[Header, bytes]  # noqa: UP006  likewise
-Buffer = Union[bytes, bytearray, memoryview]  # noqa: UP007  likewise
+# Evaluated at run time, and this runs on Python 3.8: no dict[...], no X | Y.
+Header = Dict[str, Any]
+Frame = Tuple[Header, bytes]
+Buffer = Union[bytes, bytearray, memoryview]
 
 
 class FrameError(ValueError):
@@ -72,6 +73,7 @@ class Decoder:
         max_header: int = MAX_EVENT_HEADER_BYTES,
         max_body: int = MAX_EVENT_BODY_BYTES,
     ) -> None:
+        """The caps are the reader's to state; the defaults are for hostile peers."""
         self._max_header = max_header
         self._max_body = max_body
         self._buffer = bytearray()

@@ -34,6 +34,7 @@ class Link:
     """One context's line to init; at most one connection is open at any time."""
 
     def __init__(self, address: str) -> None:
+        """`address` is init's abstract socket; nothing is opened yet."""
         self._address = address
         self._socket: socket.socket | None = None
 

@@ -1,0 +1,348 @@
+"""The contexts of a sandbox, seen from init: born by fork, spoken to by line, killed at will.
+
+`init.py` owns the table and reports exits to it. It runs no caller code (`context.py` does that,
+on the other side of the fork) and keeps no books of output (`execution.py`).
+
+A context is idle only when it said so on a line that is still open. Anything it says out of turn
+kills it: init never tries to understand a context that broke the protocol.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from cellwall.guest import processes
+from cellwall.guest.channel import Channel
+from cellwall.guest.execution import Execution
+from cellwall.guest.frames import Header
+from cellwall.guest.lines import Exchange, Line
+from cellwall.guest.link import Link
+from cellwall.guest.loop import Loop
+from cellwall.guest.pipes import Feed, Pump, Sinks
+from cellwall.guest.processes import Exit, LivingUsage
+from cellwall.guest.refusals import Refusal
+from cellwall.guest.requests import Request
+
+MOST_CONTEXTS = 32
+_MOST_LINES = 8
+_MOST_NAME_CHARACTERS = 64
+_DEFAULT_OUTPUT_BYTES = 1024 * 1024
+_DEFAULT_DISPLAY_BYTES = 8 * 1024 * 1024
+_MOST_OUTPUT_BYTES = 2**40
+
+
+class ContextBroken(Exception):
+    """A context said something that no context says."""
+
+
+class Context:
+    """One interpreter process."""
+
+    def __init__(self, name: str, pid: int, stdout: Pump, stderr: Pump) -> None:
+        """Own the pumps of a process that was forked just now."""
+        self.name = name
+        self.pid = pid
+        self.stdout = stdout
+        self.stderr = stderr
+        self.lines: list[Line] = []
+        self.idle_line: Line | None = None
+        self.was_ready = False
+        self.execution: Execution | None = None
+        self.birth: int | None = None
+        """Request that waits for this context to become ready."""
+        self.closings: list[int] = []
+        """Requests that wait for this context to be gone."""
+
+    @property
+    def state(self) -> str:
+        """starting, idle or busy."""
+        if self.execution is not None:
+            return "busy"
+        return "idle" if self.idle_line is not None and self.idle_line.is_open else "starting"
+
+    def kill(self) -> None:
+        """End it; `done` and everything else follow from its exit."""
+        processes.signal_group(self.pid, signal.SIGKILL)
+
+    def drain(self) -> None:
+        """Forward what was printed so far, so that events keep their order."""
+        self.stdout.drain()
+        self.stderr.drain()
+
+
+class ContextJob:
+    """A running execution, as something that takes input and signals."""
+
+    def __init__(self, context: Context, execution: Execution) -> None:
+        """Lend an execution to one request; not kept."""
+        self._context = context
+        self.feed = execution.feed
+
+    def signal(self, number: int) -> None:
+        """Signal the context and what it started in its group."""
+        processes.signal_group(self._context.pid, number)
+
+    def end_input(self) -> None:
+        """End of file on its input."""
+        if self.feed is not None:
+            self.feed.end()
+
+    def resize(self, rows: int, columns: int) -> None:
+        """An execution has no terminal."""
+
+
+class Contexts:
+    """All contexts of this sandbox."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        channel: Channel,
+        sinks: Sinks,
+        config: dict[str, Any],
+        run_context: Callable[[Link, dict[str, Any]], Any],
+    ) -> None:
+        """`run_context` is called in the child of each fork and does not return."""
+        self._loop = loop
+        self._channel = channel
+        self._sinks = sinks
+        self._config = config
+        self._run_context = run_context
+        self._exchange = Exchange(loop, channel, self._on_line)
+        self._by_name: dict[str, Context] = {}
+        self._by_pid: dict[int, Context] = {}
+        self.on_ready: Callable[[str], None] | None = None
+
+    def names(self) -> list[str]:
+        """Every context, in order of birth."""
+        return list(self._by_name)
+
+    def create(self, name: str, birth: int | None = None) -> None:
+        """Fork a context; with `birth`, answer that request once it is ready."""
+        if not 0 < len(name) <= _MOST_NAME_CHARACTERS:
+            raise Refusal("invalid", f"context: a name has 1 to {_MOST_NAME_CHARACTERS} characters")
+        if name in self._by_name:
+            raise Refusal("exists", f"context {name!r}: exists; close it first")
+        if len(self._by_name) >= MOST_CONTEXTS:
+            raise Refusal("busy", f"context {name!r}: {MOST_CONTEXTS} exist; close one first")
+        context = self._fork(name)
+        context.birth = birth
+        self._by_name[name] = context
+        self._by_pid[context.pid] = context
+
+    def _fork(self, name: str) -> Context:
+        pipes: list[int] = []
+        try:
+            pipes += os.pipe()
+            pipes += os.pipe()
+            pid = os.fork()
+        except OSError:
+            for fd in pipes:
+                os.close(fd)
+            raise
+        stdout_r, stdout_w, stderr_r, stderr_w = pipes
+        if pid == 0:
+            self._become_context(name, stdout_w, stderr_w)
+        os.close(stdout_w)
+        os.close(stderr_w)
+        return Context(
+            name,
+            pid,
+            Pump(self._loop, self._channel, stdout_r, "stdout"),
+            Pump(self._loop, self._channel, stderr_r, "stderr"),
+        )
+
+    def _become_context(self, name: str, stdout_w: int, stderr_w: int) -> NoReturn:
+        try:
+            processes.reset_signals()
+            os.setpgid(0, 0)
+            null_r = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null_r, 0)
+            os.dup2(stdout_w, 1)
+            os.dup2(stderr_w, 2)
+            # From here on init's Python objects hold numbers that will be reused: none of them may
+            # be finalised. The caller's frames keep them alive until the _exit below.
+            gc.freeze()
+            processes.close_from(3)
+            processes.set_dumpable(True)
+            os.chdir(self._config["home"])
+            self._run_context(Link(self._exchange.address), {**self._config, "context": name})
+        except BaseException:  # noqa: BLE001  this is the child's outermost frame
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:
+            os._exit(70)
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def execute(self, request: Request) -> None:
+        """Hand an idle context something to run."""
+        context = self._find(request.text("context"))
+        if context.state != "idle" or context.idle_line is None:
+            raise Refusal("busy", f"context {context.name!r}: is {context.state}; wait for `done`")
+        task: Header = {
+            "op": "execute",
+            "mode": request.choice("mode", ("program", "cell")),
+            "filename": request.text("filename", "<cell>"),
+            "arguments": request.mapping("arguments"),
+            "argv": request.words("argv"),
+            "display": request.flag("display", default=True),
+            "stdin": request.choice("stdin", ("none", "stream")),
+        }
+        execution = Execution(
+            self._channel,
+            request.id,
+            request.integer("output_bytes", _DEFAULT_OUTPUT_BYTES, high=_MOST_OUTPUT_BYTES),
+            self._config.get("display_bytes", _DEFAULT_DISPLAY_BYTES),
+        )
+        execution.is_program = task["mode"] == "program"
+        if not execution.is_program:
+            execution.usage = LivingUsage(context.pid)
+        self._hand_over(context, execution, task, request.body)
+
+    def _hand_over(
+        self, context: Context, execution: Execution, task: Header, source: bytes
+    ) -> None:
+        line = context.idle_line
+        assert line is not None  # noqa: S101  for the type checker only
+        descriptors: list[int] = []
+        if task["stdin"] == "stream":
+            stdin_r, stdin_w = os.pipe()
+            descriptors.append(stdin_r)
+            execution.feed = Feed(self._loop, stdin_w)
+        context.idle_line = None
+        context.execution = execution
+        context.stdout.begin(execution.id, execution.stdout)
+        context.stderr.begin(execution.id, execution.stderr)
+        line.send(task, source, descriptors)
+        for fd in descriptors:
+            os.close(fd)
+
+    def interrupt(self, name: str) -> None:
+        """SIGINT to a context that is running something; to others it would be noise."""
+        context = self._by_name.get(name)
+        if context is not None and context.execution is not None:
+            processes.signal_group(context.pid, signal.SIGINT)
+
+    def job(self, number: int) -> ContextJob | None:
+        """The running execution of this number."""
+        for context in self._by_name.values():
+            if context.execution is not None and context.execution.id == number:
+                return ContextJob(context, context.execution)
+        return None
+
+    def close(self, name: str, request: int) -> None:
+        """Kill a context; the request is answered when it is gone."""
+        context = self._find(name)
+        context.closings.append(request)
+        context.kill()
+
+    def listing(self) -> list[Header]:
+        """Name and state of each."""
+        return [{"name": each.name, "state": each.state} for each in self._by_name.values()]
+
+    def _find(self, name: str) -> Context:
+        context = self._by_name.get(name)
+        if context is None:
+            raise Refusal("no_context", f"context {name!r}: there is none; create it first")
+        return context
+
+    # -- what contexts say ---------------------------------------------------------------------
+
+    def _on_line(self, pid: int, line: Line) -> None:
+        context = self._by_pid.get(pid)
+        if context is not None:
+            context.lines = [each for each in context.lines if each.is_open]
+        if context is None or len(context.lines) >= _MOST_LINES:
+            line.close()
+            return
+        context.lines.append(line)
+        line.on_broken = context.kill
+        line.on_frame = lambda line, header, body: self._on_frame(context, line, header, body)
+        line.drain()  # the first frame is there already, as a rule: one wake-up less
+
+    def _on_frame(self, context: Context, line: Line, header: Header, body: bytes) -> None:
+        context.drain()
+        try:
+            self._hear(context, line, header, body)
+        except ContextBroken:
+            context.kill()
+
+    def _hear(self, context: Context, line: Line, header: Header, body: bytes) -> None:
+        event = header.get("ev")
+        execution = context.execution
+        if event == "idle":
+            self._on_idle(context, line)
+        elif execution is None:
+            # A thread that a cell left behind may display something when its cell is over. There
+            # is no request it could belong to.
+            if event not in ("display", "error", "value"):
+                raise ContextBroken
+        elif event == "display":
+            execution.show(header, body)
+        elif event in ("error", "value"):
+            execution.tell_once(event, header, body)
+        elif event == "end":
+            execution.conclude(header)
+        else:
+            raise ContextBroken
+
+    def _on_idle(self, context: Context, line: Line) -> None:
+        execution = context.execution
+        if execution is not None:
+            if not execution.is_over or execution.is_program:
+                raise ContextBroken
+            context.execution = None
+            context.stdout.hold()
+            context.stderr.hold()
+            execution.finish(None)
+        context.idle_line = line
+        if not context.was_ready:
+            context.was_ready = True
+            if context.birth is not None:
+                self._channel.send(
+                    {"ev": "reply", "id": context.birth, "name": context.name, "pid": context.pid}
+                )
+            if self.on_ready is not None:
+                self.on_ready(context.name)
+
+    # -- its end -------------------------------------------------------------------------------
+
+    def on_exit(self, pid: int, end: Exit) -> bool:
+        """A process ended; True if it was a context."""
+        context = self._by_pid.get(pid)
+        if context is None:
+            return False
+        # What it said last may still be in a queue of the kernel, up to a connection not accepted.
+        self._exchange.drain()
+        for line in context.lines:
+            line.drain()
+            line.close()
+        context.drain()
+        del self._by_pid[pid]
+        del self._by_name[context.name]
+        self._sinks.add(context.stdout)
+        self._sinks.add(context.stderr)
+        if context.execution is not None:
+            context.execution.finish(end)
+        self._answer_waiting(context, end)
+        return True
+
+    def _answer_waiting(self, context: Context, end: Exit) -> None:
+        for request in context.closings:
+            self._channel.send({"ev": "reply", "id": request})
+        if context.was_ready:
+            return
+        how = f"signal {end.signal}" if end.signal else f"exit code {end.exit_code}"
+        message = f"context {context.name!r}: ended by {how} before it was ready"
+        if context.birth is None:
+            raise RuntimeError(message)
+        self._channel.send(
+            {"ev": "fail", "id": context.birth, "code": "internal", "message": message}
+        )

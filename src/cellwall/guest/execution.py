@@ -1,0 +1,108 @@
+"""One execution in a context, as init keeps the books of it.
+
+`contexts.py` creates and ends these. It holds no process and decides no verdict.
+
+Only `exit` and the counters here are evidence. What the context says of itself (`raised`, display,
+error, value) is passed on within bounds, and the host knows that caller code may have said it.
+"""
+
+from __future__ import annotations
+
+from cellwall.guest.channel import Channel
+from cellwall.guest.frames import Header
+from cellwall.guest.pipes import Feed, Meter
+from cellwall.guest.processes import Exit, LivingUsage
+from cellwall.guest.refusals import Refusal
+
+_DISPLAY_KINDS = ("display", "result")
+_MOST_DISPLAYS = 10_000
+_MOST_CLAIMED_BYTES = 2**40
+
+
+class Execution:
+    """Budgets and findings of one `execute` request."""
+
+    def __init__(
+        self, channel: Channel, number: int, output_bytes: int, display_bytes: int
+    ) -> None:
+        """`number` is the id of the request; limits are in bytes, output per stream."""
+        self._channel = channel
+        self.id = number
+        self.stdout = Meter(output_bytes)
+        self.stderr = Meter(output_bytes)
+        self._display = Meter(display_bytes)
+        self._displays_left = _MOST_DISPLAYS
+        self._said_once: set[str] = set()
+        self.usage: LivingUsage | None = None
+        """Set for a cell, whose context lives on; a program's usage comes with its exit."""
+        self.feed: Feed | None = None
+        self.is_program = False
+        self.is_over = False
+        self.raised = False
+
+    def show(self, header: Header, body: bytes) -> None:
+        """Pass a display on, whole or not at all: half a picture is none."""
+        room = self._display.limit - self._display.passed
+        if len(body) > room or not self._displays_left:
+            self._display.cut += len(body)
+            return
+        self._display.admit(body)
+        self._displays_left -= 1
+        kind = header.get("kind")
+        metadata = header.get("metadata")
+        event: Header = {
+            "ev": "display",
+            "id": self.id,
+            "kind": kind if kind in _DISPLAY_KINDS else "display",
+        }
+        try:
+            self._channel.send(
+                {**event, "metadata": metadata if isinstance(metadata, dict) else {}}, body
+            )
+        except Refusal:
+            # Metadata that JSON cannot carry, such as 1e999, or that grew over the header's bound.
+            self._channel.send({**event, "metadata": {}}, body)
+
+    def tell_once(self, event: str, header: Header, body: bytes) -> None:
+        """Pass on the error or the value; an execution has one of each at most."""
+        if event in self._said_once:
+            return
+        self._said_once.add(event)
+        note = header.get("unserialisable")
+        extra = {"unserialisable": note[:200]} if isinstance(note, str) else {}
+        self._channel.send({"ev": event, "id": self.id, **extra}, body)
+
+    def conclude(self, header: Header) -> None:
+        """Note what the context says at the end of its run."""
+        self.is_over = True
+        self.raised = header.get("raised") is True
+        dropped = header.get("display_cut")
+        if isinstance(dropped, int) and 0 < dropped < _MOST_CLAIMED_BYTES:
+            self._display.cut += dropped
+
+    def finish(self, end: Exit | None) -> None:
+        """Send `done`; without an exit the context lives on."""
+        unread = 0
+        if self.feed is not None:
+            unread = self.feed.dropped
+            self.feed.close()
+        self._channel.send(
+            {
+                "ev": "done",
+                "id": self.id,
+                "exit_code": end.exit_code if end else None,
+                "signal": end.signal if end else None,
+                "alive": end is None,
+                "raised": self.raised,
+                "cut": {
+                    "stdout": self.stdout.cut,
+                    "stderr": self.stderr.cut,
+                    "display": self._display.cut,
+                    "stdin": unread,
+                },
+                "rusage": end.rusage if end else self._living_usage(),
+            }
+        )
+
+    def _living_usage(self) -> dict[str, int]:
+        return {} if self.usage is None else self.usage.since_start()

@@ -1,0 +1,322 @@
+"""Init: the first process of every sandbox; serves the host, owns everything that runs inside.
+
+The jail and the process runtime call `main` in a process that is locked down already. It never
+runs caller code itself (contexts and commands do), and it takes no decision about how something
+ended: it reports the kernel's evidence and the host decides.
+
+Init must survive anything from inside (a broken context dies, a bad request is refused) and must
+not survive the host: the end of the channel is the end of the sandbox.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import os
+import platform
+import signal
+import stat
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from cellwall.guest import processes, trees
+from cellwall.guest.channel import Channel, HostGone
+from cellwall.guest.commands import Command, Commands
+from cellwall.guest.contexts import ContextJob, Contexts
+from cellwall.guest.files import Files
+from cellwall.guest.frames import MAX_REQUEST_BODY_BYTES, FrameError, Header
+from cellwall.guest.link import Link
+from cellwall.guest.loop import READ, Loop
+from cellwall.guest.pipes import Sinks
+from cellwall.guest.refusals import Refusal, refusal_from
+from cellwall.guest.requests import Request
+from cellwall.guest.workers import Workers
+
+PROTOCOL = 1
+_MOST_SIGNAL = 64
+_EXIT_HOST_GONE = 0
+_EXIT_BROKEN = 70
+_CONTEXT_MODULE = "cellwall.guest.context"
+
+_IGNORED = (
+    # Python turns SIGINT into an exception; the others would end an init that is not pid 1.
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+
+
+class Init:
+    """The table of operations, and what they operate on."""
+
+    def __init__(
+        self,
+        channel_fd: int,
+        config: dict[str, Any],
+        run_context: Callable[[Link, dict[str, Any]], Any],
+    ) -> None:
+        """Own `channel_fd`; nothing is forked before `run`."""
+        home: str = config["home"]
+        self._channel = Channel(
+            channel_fd, config.get("max_body", MAX_REQUEST_BODY_BYTES), self._on_frame
+        )
+        self._loop = Loop(self._channel.flush)
+        self._channel.attach(self._loop)
+        self._watch_children()
+        sinks = Sinks()
+        self._contexts = Contexts(self._loop, self._channel, sinks, config, run_context)
+        self._commands = Commands(self._loop, self._channel, sinks, home, config["env"])
+        self._workers = Workers(self._loop, self._channel)
+        self._files = Files(home)
+        self._awaited = list(config.get("contexts", ()))
+        self._operations = self._table()
+
+    def _table(self) -> dict[str, Callable[[Request], tuple[Header, bytes] | None]]:
+        """Each operation; what returns a header and a body is answered by `reply` at once."""
+        files = self._files
+        return {
+            "execute": self._contexts.execute,
+            "start": self._commands.start,
+            "stdin": self._stdin,
+            "stdin_close": self._stdin_close,
+            "resize": self._resize,
+            "signal": self._signal,
+            "interrupt": self._interrupt,
+            "context_create": self._context_create,
+            "context_close": self._context_close,
+            "context_list": self._context_list,
+            "file_read": files.read,
+            "file_write": files.write,
+            "file_stat": files.stat,
+            "file_list": files.list,
+            "file_mkdir": files.mkdir,
+            "file_move": self._move,
+            "file_remove": self._remove,
+            "tree_put": self._tree_put,
+            "tree_get": self._tree_get,
+            "chunk": self._chunk,
+            "chunk_end": self._chunk_end,
+            "shutdown": self._shutdown,
+        }
+
+    def run(self) -> None:
+        """Fork the named contexts and serve until the host is gone."""
+        for name in list(self._awaited):
+            self._contexts.create(name)
+        self._contexts.on_ready = self._on_context_ready
+        if not self._awaited:
+            self._announce()
+        self._loop.run()
+
+    def _on_context_ready(self, name: str) -> None:
+        if name in self._awaited:
+            self._awaited.remove(name)
+            if not self._awaited:
+                self._announce()
+
+    def _announce(self) -> None:
+        self._channel.send(
+            {
+                "ev": "ready",
+                "id": 0,
+                "protocol": PROTOCOL,
+                "python": platform.python_version(),
+                "contexts": self._contexts.names(),
+            }
+        )
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def _on_frame(self, header: Header, body: bytes) -> None:
+        request = Request(header, body)
+        if not request.id:
+            return  # nobody could tell to what an answer belongs
+        try:
+            operation = self._operations.get(request.op)
+            if operation is None:
+                raise Refusal("unsupported", f"operation {request.op[:64]!r}: unknown to this init")
+            answer = operation(request)
+            if answer is not None:
+                fields, content = answer
+                self._channel.send({"ev": "reply", "id": request.id, **fields}, content)
+        except Refusal as refusal:
+            self._refuse(request, refusal)
+        except OSError as error:
+            self._refuse(request, refusal_from(error, _step(request, header)))
+        except MemoryError:
+            self._refuse(request, Refusal("no_space", f"{request.op}: out of memory in init"))
+        except (HostGone, SystemExit):
+            raise
+        except Exception as error:  # noqa: BLE001  one request must not end the sandbox
+            traceback.print_exc()
+            self._refuse(request, Refusal("internal", f"{request.op}: {type(error).__name__}"))
+
+    def _refuse(self, request: Request, refusal: Refusal) -> None:
+        self._channel.send(
+            {
+                "ev": "fail",
+                "id": request.id,
+                "code": refusal.code,
+                "message": refusal.message[:2000],
+            }
+        )
+
+    def _job(self, request: Request) -> Command | ContextJob | None:
+        return self._contexts.job(request.id) or self._commands.job(request.id)
+
+    def _stdin(self, request: Request) -> None:
+        job = self._job(request)
+        if job is not None and job.feed is not None:
+            job.feed.write(request.body)
+
+    def _stdin_close(self, request: Request) -> None:
+        job = self._job(request)
+        if job is not None:
+            job.end_input()
+
+    def _resize(self, request: Request) -> None:
+        job = self._job(request)
+        rows, columns = request.integer("rows", 24, 1, 65535), request.integer("cols", 80, 1, 65535)
+        if job is not None:
+            job.resize(rows, columns)
+
+    def _signal(self, request: Request) -> None:
+        number = request.integer("signal", low=1, high=_MOST_SIGNAL)
+        job = self._job(request)
+        if job is not None:
+            job.signal(number)
+        elif number == signal.SIGKILL:
+            self._workers.cancel(request.id)
+
+    def _interrupt(self, request: Request) -> None:
+        self._contexts.interrupt(request.text("context"))
+
+    def _context_create(self, request: Request) -> None:
+        self._contexts.create(request.text("context"), request.id)
+
+    def _context_close(self, request: Request) -> None:
+        self._contexts.close(request.text("context"), request.id)
+
+    def _context_list(self, _request: Request) -> tuple[Header, bytes]:
+        return {"contexts": self._contexts.listing()}, b""
+
+    def _move(self, request: Request) -> tuple[Header, bytes] | None:
+        try:
+            return self._files.move(request)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+        source, target = self._files.resolve(request), self._files.resolve(request, "target")
+        self._workers.start(request.id, trees.relocation(source, target))
+        return None
+
+    def _remove(self, request: Request) -> tuple[Header, bytes] | None:
+        path = self._files.resolve(request)
+        if request.flag("recursive") and stat.S_ISDIR(os.lstat(path).st_mode):
+            self._workers.start(request.id, trees.removal(path))
+            return None
+        return self._files.remove(request)
+
+    def _tree_put(self, request: Request) -> None:
+        self._workers.start(request.id, trees.arrival(self._files.resolve(request)))
+
+    def _tree_get(self, request: Request) -> None:
+        self._workers.start(request.id, trees.departure(self._files.resolve(request)))
+
+    def _chunk(self, request: Request) -> None:
+        self._workers.chunk(request.id, request.body)
+
+    def _chunk_end(self, request: Request) -> None:
+        self._workers.chunk_end(request.id)
+
+    def _shutdown(self, _request: Request) -> NoReturn:
+        raise HostGone
+
+    # -- children ------------------------------------------------------------------------------
+
+    def _watch_children(self) -> None:
+        self._wakeup_r, wakeup_w = os.pipe()
+        os.set_blocking(self._wakeup_r, False)
+        os.set_blocking(wakeup_w, False)
+        # The handler does nothing: it exists so that the signal reaches the wake-up descriptor.
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        signal.set_wakeup_fd(wakeup_w, warn_on_full_buffer=False)
+        self._loop.watch(self._wakeup_r, READ, self._on_child)
+
+    def _on_child(self, _events: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wakeup_r, 4096)
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            end = processes.exit_from(status, usage)
+            # None of them: an orphan that became ours. Reaping it was all there is to do.
+            for table in (self._contexts, self._commands, self._workers):
+                if table.on_exit(pid, end):
+                    break
+
+
+def _step(request: Request, header: Header) -> str:
+    path = header.get("path")
+    return f"{request.op} {path!r}" if isinstance(path, str) else request.op
+
+
+def main(
+    channel_fd: int,
+    config: dict[str, Any],
+    run_context: Callable[[Link, dict[str, Any]], Any] | None = None,
+) -> NoReturn:
+    """Be init on `channel_fd` until the host is gone; `run_context` replaces the Python context."""
+    code = _EXIT_BROKEN
+    try:
+        _settle(channel_fd, config)
+        if run_context is None:
+            # Before the fork, so that every context shares the pages.
+            run_context = importlib.import_module(_CONTEXT_MODULE).main
+        Init(channel_fd, config, run_context).run()
+    except HostGone:
+        code = _EXIT_HOST_GONE
+    except FrameError as error:
+        _complain(f"cellwall init: channel: {error}\n")
+    except BaseException:  # noqa: BLE001  the outermost frame of the process
+        _complain(traceback.format_exc())
+    finally:
+        _leave(code)
+
+
+def _settle(channel_fd: int, config: dict[str, Any]) -> None:
+    """Make this process an init, whatever it was before."""
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    os.set_inheritable(channel_fd, False)
+    os.umask(0o022)
+    os.environ.clear()
+    os.environ.update(config["env"])
+    os.chdir("/")
+    processes.set_dumpable(False)
+    if os.getpid() != 1:
+        processes.adopt_orphans()
+
+
+def _complain(text: str) -> None:
+    # Descriptor 2 of init belongs to whoever built the sandbox; caller code never has it.
+    try:
+        os.write(2, text.encode("utf-8", "backslashreplace"))
+    except OSError:
+        return
+
+
+def _leave(code: int) -> NoReturn:
+    if os.getpid() != 1:
+        # As pid 1 our end is everybody's end; elsewhere we have to see to it.
+        processes.kill_descendants()
+    os._exit(code)

@@ -1,0 +1,168 @@
+"""Init's side of a context's connections: who calls, what they say, and what they are told.
+
+`contexts.py` uses this; `link.py` is the other end. It checks framing and the caller's pid, not
+what a frame means.
+
+SECURITY: a connection is heard only when the kernel says (SO_PEERCRED) that a context opened it,
+and whatever it says counts as said by caller code, because caller code can say it.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+from collections.abc import Callable
+
+from cellwall.guest.channel import Channel
+from cellwall.guest.frames import Decoder, FrameError, Header, encode
+from cellwall.guest.loop import READ, WRITE, Loop
+
+_READ_BYTES = 64 * 1024
+_PEER = struct.Struct("3i")
+_MOST_ROUNDS = 128
+
+
+class Line:
+    """One accepted connection of a context."""
+
+    def __init__(self, loop: Loop, channel: Channel, connection: socket.socket) -> None:
+        """Own an accepted connection; who listens is set by `on_frame` and `on_broken`."""
+        connection.setblocking(False)
+        self._loop = loop
+        self._channel = channel
+        self._socket = connection
+        self._decoder = Decoder()
+        self._queue = bytearray()
+        self._events = READ
+        self._is_watched = True
+        self.is_open = True
+        self.on_frame: Callable[[Line, Header, bytes], None] | None = None
+        self.on_broken: Callable[[], None] | None = None
+        loop.watch(connection.fileno(), READ, self._on_ready)
+
+    def send(self, header: Header, body: bytes, descriptors: list[int]) -> None:
+        """Tell the context; its being slow or gone is no error here."""
+        frame = encode(header, body)
+        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+        try:
+            sent = self._socket.sendmsg([frame], passed if descriptors else [])
+        except OSError:
+            self.close()
+            return
+        self._queue += memoryview(frame)[sent:]
+        self._update()
+
+    def drain(self) -> None:
+        """Hear what was said already, without waiting for more."""
+        for _ in range(_MOST_ROUNDS):
+            if not self._read():
+                break
+
+    def close(self) -> None:
+        """Hang up."""
+        if self.is_open:
+            self.is_open = False
+            self._pause()
+            self._socket.close()
+
+    def _on_ready(self, events: int) -> None:
+        if events & WRITE:
+            self._write()
+        if events & ~WRITE and self.is_open:
+            if self._channel.is_full:
+                self._pause()
+                self._channel.wait_for_room(self._resume)
+                return
+            self._read()
+
+    def _pause(self) -> None:
+        self._is_watched = False
+        self._loop.forget(self._socket.fileno())
+
+    def _resume(self) -> None:
+        if self.is_open and not self._is_watched:
+            self._is_watched = True
+            self._loop.watch(self._socket.fileno(), self._events, self._on_ready)
+
+    def _read(self) -> bool:
+        if not self.is_open:
+            return False
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return False
+        try:
+            for header, body in self._decoder.feed(data):
+                if self.on_frame is not None:
+                    self.on_frame(self, header, body)
+        except FrameError:
+            self.close()
+            if self.on_broken is not None:
+                self.on_broken()
+            return False
+        return True
+
+    def _write(self) -> None:
+        try:
+            with memoryview(self._queue) as view:
+                sent = self._socket.send(view)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self.close()
+            return
+        del self._queue[:sent]
+        self._update()
+
+    def _update(self) -> None:
+        events = READ | (WRITE if self._queue else 0)
+        if events != self._events:
+            self._events = events
+            if self._is_watched:
+                self._loop.change(self._socket.fileno(), events)
+
+
+class Exchange:
+    """The listening socket that every context of this init dials."""
+
+    def __init__(self, loop: Loop, channel: Channel, on_line: Callable[[int, Line], None]) -> None:
+        """Bind before the first fork: contexts take `address` with them."""
+        self._loop = loop
+        self._channel = channel
+        self._on_line = on_line
+        # Abstract: no path to clean up or to protect. Random: inits that share a network namespace
+        # (the `process` runtime) must not meet.
+        self.address = f"\0cellwall-{os.urandom(16).hex()}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.setblocking(False)
+        self._socket.bind(self.address)
+        self._socket.listen(64)
+        loop.watch(self._socket.fileno(), READ, self._on_ready)
+
+    def drain(self) -> None:
+        """Accept everybody who called already."""
+        for _ in range(_MOST_ROUNDS):
+            if not self._accept():
+                break
+
+    def _on_ready(self, _events: int) -> None:
+        self._accept()
+
+    def _accept(self) -> bool:
+        try:
+            connection, _address = self._socket.accept()
+        except OSError:
+            # Nobody there, or no descriptor left: the latter passes when something is closed.
+            return False
+        pid = _PEER.unpack(
+            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        )[0]
+        self._on_line(pid, Line(self._loop, self._channel, connection))
+        return True

@@ -1,0 +1,75 @@
+"""Init's event loop: an epoll descriptor, a table of callbacks, and one alarm.
+
+Init and what it owns call this; nothing else does. It is not asyncio, which costs pages and
+microseconds that every sandbox would pay for.
+
+Every watched descriptor must be non-blocking and must be forgotten *before* it is closed: a forked
+child may still hold the same open file, and epoll would go on reporting it for ever.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable
+
+READ = select.EPOLLIN
+WRITE = select.EPOLLOUT
+
+
+class Loop:
+    """Wait for descriptors; after each round of callbacks, flush what they produced."""
+
+    def __init__(self, after_round: Callable[[], None]) -> None:
+        """`after_round` is where queued output is flushed."""
+        self._epoll = select.epoll()
+        self._callbacks: dict[int, Callable[[int], None]] = {}
+        self._after_round = after_round
+        self._alarm_at_s = 0.0
+        self._on_alarm: Callable[[], None] | None = None
+
+    def watch(self, fd: int, events: int, callback: Callable[[int], None]) -> None:
+        """Call `callback(events)` whenever `fd` is ready (hang-ups are always reported)."""
+        self._epoll.register(fd, events)
+        self._callbacks[fd] = callback
+
+    def change(self, fd: int, events: int) -> None:
+        """Wait for other events on a watched descriptor."""
+        self._epoll.modify(fd, events)
+
+    def forget(self, fd: int) -> None:
+        """Stop watching; harmless when the descriptor is not watched."""
+        if self._callbacks.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def set_alarm(self, after_s: float, callback: Callable[[], None]) -> None:
+        """Call `callback` once unless the alarm is set again or cleared before."""
+        self._alarm_at_s = time.monotonic() + after_s
+        self._on_alarm = callback
+
+    def clear_alarm(self) -> None:
+        """No alarm."""
+        self._on_alarm = None
+
+    def run(self) -> None:
+        """Serve for ever."""
+        callbacks = self._callbacks
+        while True:
+            for fd, events in self._epoll.poll(self._patience_s()):
+                # A callback earlier in this round may have forgotten this one.
+                callback = callbacks.get(fd)
+                if callback is not None:
+                    callback(events)
+            self._ring()
+            self._after_round()
+
+    def _patience_s(self) -> float:
+        if self._on_alarm is None:
+            return -1
+        return max(0.0, self._alarm_at_s - time.monotonic())
+
+    def _ring(self) -> None:
+        callback = self._on_alarm
+        if callback is not None and time.monotonic() >= self._alarm_at_s:
+            self._on_alarm = None
+            callback()

@@ -1,0 +1,183 @@
+"""What init needs of the kernel about processes: how one ended, what it used, reaching all of it.
+
+Contexts, commands and workers use this. No state, no policy.
+
+A pid may be signalled only while its process is unreaped; after `wait4` it can belong to anybody.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from resource import struct_rusage
+from typing import Any, NamedTuple
+
+_PR_SET_DUMPABLE = 4
+_PR_SET_CHILD_SUBREAPER = 36
+
+_TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK")
+
+_DEFAULT_IN_CHILDREN = (
+    signal.SIGCHLD,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+
+
+class Exit(NamedTuple):
+    """The kernel's word on how a process ended."""
+
+    exit_code: int | None
+    signal: int | None
+    rusage: dict[str, int]
+
+
+def exit_from(status: int, usage: struct_rusage) -> Exit:
+    """Read a wait status."""
+    rusage = {
+        "user_us": int(usage.ru_utime * 1_000_000),
+        "system_us": int(usage.ru_stime * 1_000_000),
+        "maxrss_kib": usage.ru_maxrss,
+    }
+    if os.WIFSIGNALED(status):
+        return Exit(None, os.WTERMSIG(status), rusage)
+    return Exit(os.WEXITSTATUS(status), None, rusage)
+
+
+class LivingUsage:
+    """What a living process uses from now on, as the kernel counts it."""
+
+    def __init__(self, pid: int) -> None:
+        """Counting starts now."""
+        self._pid = pid
+        self._clock = (~pid << 3) | 2  # CPUCLOCK_SCHED of the whole process, clock_getcpuclockid(3)
+        self._total_us = self._read_total_us()
+        self._system_us = self._read_system_us()
+
+    def since_start(self) -> dict[str, int]:
+        """The difference to the beginning; system time is known by the clock tick only."""
+        total_us = max(0, self._read_total_us() - self._total_us)
+        system_us = min(total_us, max(0, self._read_system_us() - self._system_us))
+        return {
+            "user_us": total_us - system_us,
+            "system_us": system_us,
+            "maxrss_kib": self._read_peak_kib(),
+        }
+
+    def _read_total_us(self) -> int:
+        try:
+            return time.clock_gettime_ns(self._clock) // 1000
+        except OSError:
+            return 0
+
+    def _read_system_us(self) -> int:
+        # The second field is a name that may hold anything, so count from its closing bracket.
+        fields = _read_proc(self._pid, "stat").rpartition(b")")[2].split()
+        return int(fields[12]) * _TICK_US if len(fields) > 12 else 0  # proc(5): stime
+
+    def _read_peak_kib(self) -> int:
+        _, found, rest = _read_proc(self._pid, "status").partition(b"VmHWM:")
+        return int(rest.split(None, 1)[0]) if found else 0
+
+
+def _read_proc(pid: int, name: str) -> bytes:
+    try:
+        fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, 4096)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def set_dumpable(wanted: bool) -> None:
+    """Decide whether processes of the same user may look into this one. Best effort."""
+    # SECURITY: init holds the channel; its /proc/1/mem and /proc/1/fd must not be a way to it.
+    _prctl(_PR_SET_DUMPABLE, int(wanted))
+
+
+def adopt_orphans() -> None:
+    """Become the parent of orphaned descendants, as pid 1 is by birth."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    prctl: Any = ctypes.CDLL(None).prctl
+    prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
+
+
+def reset_signals() -> None:
+    """Give a forked child the signal state of a fresh Python interpreter."""
+    signal.set_wakeup_fd(-1)
+    for number in _DEFAULT_IN_CHILDREN:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def close_from(first_fd: int) -> None:
+    """Close every descriptor from `first_fd` on."""
+    os.closerange(first_fd, max(os.sysconf("SC_OPEN_MAX"), 4096))
+
+
+def signal_process(pid: int, number: int) -> None:
+    """Signal one process; its absence is no error."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def signal_group(pid: int, number: int) -> None:
+    """Signal a process and its group (the group it was given; it may have left that)."""
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        signal_process(pid, number)
+        return
+    if number == signal.SIGKILL:
+        signal_process(pid, number)
+
+
+def signal_session(leader: int, number: int) -> None:
+    """Signal every process of a session: a shell with job control keeps many groups in it."""
+    members = _session_members(leader)
+    for pid in members or [leader]:
+        signal_process(pid, number)
+
+
+def _session_members(leader: int) -> list[int]:
+    members = []
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
+        if name.isdigit():
+            fields = _read_proc(int(name), "stat").rpartition(b")")[2].split(None, 4)
+            if len(fields) > 3 and int(fields[3]) == leader:  # proc(5): session
+                members.append(int(name))
+    return members
+
+
+def kill_descendants() -> None:
+    """Kill and reap every process below this one; for an init that no namespace dies with."""
+    while True:
+        for pid in _children():
+            signal_process(pid, signal.SIGKILL)
+        try:
+            # Orphans of what dies here arrive as our own children and are found next round.
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _children() -> list[int]:
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", "rb") as listing:
+            return [int(pid) for pid in listing.read().split()]
+    except OSError:
+        return []
