@@ -43,7 +43,7 @@ def run(work: Callable[[], Any]) -> Ended:
     return Ended(said.get("answer"), signal, said.get("trace", ""))
 
 
-def answer(work: Callable[[], Any]) -> Any:
+def answer(work: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever JSON brings back
     """Return what `work()` returned in a child; a child that failed fails the test."""
     ended = run(work)
     assert not ended.trace, ended.trace
@@ -56,7 +56,7 @@ def _child(work: Callable[[], Any], write_end: int) -> None:
     try:
         LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         said["answer"] = work()
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - reported to the parent, which fails the test
         said["trace"] = traceback.format_exc()
     finally:
         os.write(write_end, json.dumps(said).encode())

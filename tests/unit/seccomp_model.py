@@ -119,10 +119,11 @@ def boundary_inputs(model: Model) -> list[tuple[int, int, tuple[int, ...]]]:
     the upper half set, crossed with a passing and a failing choice for the other arguments.
     """
     arch = ARCHITECTURES[model.arch]
-    inputs = [(other, 1, (0,) * 6) for other in (*ARCHITECTURES.values(), 0x40000003, 0)]
+    none: tuple[int, ...] = (0,) * 6
+    inputs = [(other, 1, none) for other in (*ARCHITECTURES.values(), 0x40000003, 0)]
     top = max(model.names)
     odd = [top + 1, top + 2, 1023, 2**30 - 1, 2**30, 2**30 + 1, 2**31 - 1, 2**31, 2**32 - 1]
-    inputs += [(arch, nr, (0,) * 6) for nr in [*range(top + 1), *odd]]
+    inputs += [(arch, nr, none) for nr in [*range(top + 1), *odd]]
     for nr, name in model.names.items():
         for line in model.lines[name]:
             inputs += [(arch, nr, args) for args in _around(line)]

@@ -14,6 +14,7 @@ import os
 import pwd
 import signal
 import socket
+import struct
 import threading
 
 import forked
@@ -74,7 +75,9 @@ def test_kernel_agrees_with_the_model_on_every_edge() -> None:
 
     expected = [MODEL.decide(seccomp.AUDIT_ARCH[MACHINE], nr, (*args, 0)) for nr, args in cases]
     answered = [_word(code) for code in forked.answer(ask)]
-    assert [each for each in zip(cases, answered, expected, strict=True) if each[1] != each[2]] == []
+    assert [
+        each for each in zip(cases, answered, expected, strict=True) if each[1] != each[2]
+    ] == []
     assert {"allow", "kill", "EPERM", "ENOSYS", "ENOTTY"} <= set(answered)
 
 
@@ -112,7 +115,9 @@ def test_unknown_number_is_enosys() -> None:
 @pytest.mark.parametrize("bit", [17, 25, 26, 27, 28, 29, 30])
 def test_unshare_by_clone_is_refused(bit: int) -> None:
     def attempt() -> int:
-        pid = ctypes.c_long(forked.LIBC.syscall(NR["clone"], (1 << bit) | signal.SIGCHLD, 0, 0, 0, 0))
+        pid = ctypes.c_long(
+            forked.LIBC.syscall(NR["clone"], (1 << bit) | signal.SIGCHLD, 0, 0, 0, 0)
+        )
         if pid.value == 0:
             os._exit(0)
         return ctypes.get_errno() if pid.value < 0 else os.waitpid(pid.value, 0)[1]
@@ -233,7 +238,7 @@ def test_program_may_narrow_itself_but_not_listen() -> None:
 
     def attempt() -> list[int]:
         code = ctypes.create_string_buffer(weaker, len(weaker))
-        fprog = seccomp._Program(1, ctypes.addressof(code))
+        fprog = ctypes.create_string_buffer(struct.pack("=H6xQ", 1, ctypes.addressof(code)))
         seccomp.install(PROGRAM)
         own = [forked.call(NR["seccomp"], 1, flags, ctypes.addressof(fprog)) for flags in (0, 8)]
         return [*own, forked.call(NR["ptrace"], 0, 0, 0, 0)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import seccomp_model
 from hypothesis import given, settings
@@ -37,13 +39,15 @@ def test_every_instruction_is_visited_and_every_branch_taken_both_ways(arch: str
         path: list[int] = []
         bpf.evaluate(code, bpf.seccomp_data(*case), path)
         visited.update(path)
-        branches.update(zip(path, path[1:], strict=False))
+        branches.update(itertools.pairwise(path))
     assert visited == set(range(len(code)))
     assert _every_branch(code) - branches == set()
 
 
 def _every_branch(code: list[bpf.Instruction]) -> set[tuple[int, int]]:
-    tests = [(at, each) for at, each in enumerate(code) if each.code in (bpf.JEQ, bpf.JGE, bpf.JSET)]
+    tests = [
+        (at, each) for at, each in enumerate(code) if each.code in (bpf.JEQ, bpf.JGE, bpf.JSET)
+    ]
     return {(at, at + 1 + way) for at, each in tests for way in (each.jt, each.jf)}
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import struct
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from cellwall.jail.linux import bpf, libc
@@ -36,6 +37,7 @@ WORD = 0xFFFFFFFF
 
 _PR_SET_SECCOMP = 22
 _SECCOMP_MODE_FILTER = 2
+_FPROG = struct.Struct("=H6xQ")  # struct sock_fprog
 
 _prctl = libc.LIBC.prctl  # looked up once here, not in every sandbox
 
@@ -114,10 +116,6 @@ def evaluate(program: bytes, arch: int, nr: int, args: Sequence[int]) -> int:
     return bpf.evaluate(bpf.unpack(program), bpf.seccomp_data(arch, nr, args))
 
 
-class _Program(ctypes.Structure):  # struct sock_fprog
-    _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_void_p))
-
-
 def install(program: bytes) -> None:
     """Put this thread and all it ever starts under `program`; there is no way back.
 
@@ -126,10 +124,10 @@ def install(program: bytes) -> None:
     threads that already run, so the caller must have none. PR_SET_SECCOMP(2const).
     """
     code = ctypes.create_string_buffer(program, len(program))
-    fprog = _Program(len(program) // 8, ctypes.addressof(code))
+    fprog = _FPROG.pack(len(program) // 8, ctypes.addressof(code))
     mode, none = ctypes.c_ulong(_SECCOMP_MODE_FILTER), ctypes.c_ulong(0)
     libc.check(
-        _prctl(_PR_SET_SECCOMP, mode, ctypes.byref(fprog), none, none),
+        _prctl(_PR_SET_SECCOMP, mode, fprog, none, none),
         "install seccomp filter (needs no_new_privs first, and CONFIG_SECCOMP_FILTER)",
     )
 
