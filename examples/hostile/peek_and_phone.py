@@ -8,18 +8,18 @@ import urllib.request
 BAIT = os.environ.get("BAIT", "/etc/shadow")
 PORT = int(os.environ.get("BAIT_PORT", "22"))
 PID = int(os.environ.get("BAIT_PID", "4194303"))
-successes = 0
+METADATA = "http://169.254.169.254/"
+successes = []
 
 
 def attempt(what, action):
     """Run one attempt and say what came of it."""
-    global successes
     try:
         found = action()
     except Exception as error:  # noqa: BLE001 - whatever refuses is the answer
         print(f"{what}: refused ({type(error).__name__}: {error})")
         return
-    successes += 1
+    successes.append(what)
     print(f"{what}: GOT {str(found)[:60]!r}")
 
 
@@ -35,5 +35,5 @@ attempt("list /var/lib", lambda: os.listdir("/var/lib"))
 attempt("signal a process of the host", lambda: os.kill(PID, 0))
 attempt("connect to the internet", lambda: connect("1.1.1.1", 443))
 attempt("connect to a port of the host", lambda: connect("127.0.0.1", PORT))
-attempt("ask for the cloud's keys", lambda: urllib.request.urlopen("http://169.254.169.254/", timeout=2))
-raise SystemExit(successes)
+attempt("ask for the cloud's keys", lambda: urllib.request.urlopen(METADATA, timeout=2))
+raise SystemExit(len(successes))

@@ -29,7 +29,7 @@ from cellwall.model.errors import UsageError
 from cellwall.model.outcome import Verdict
 
 if TYPE_CHECKING:
-    from cellwall.engine import Engine
+    from cellwall.engine.engine import Engine
     from cellwall.model.execution import Execution
 
 _PNG = b"\x89PNG\r\n\x1a\n"

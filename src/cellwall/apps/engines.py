@@ -42,3 +42,12 @@ async def open_engine(pool: int = 0) -> AsyncIterator[Engine]:
         yield engine
     finally:
         await engine.aclose()
+
+
+async def wait_parked(engine: Engine) -> None:
+    """Return when the pool is full again and what was used is gone."""
+    await engine.pool.wait_buried()
+    await engine.pool.wait_full()
+
+
+wait_quiet = wait_parked

@@ -20,7 +20,8 @@ from cellwall.apps.engines import wait_quiet
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from cellwall.engine import AsyncSandbox, Engine
+    from cellwall.engine.engine import Engine
+    from cellwall.engine.sandbox import AsyncSandbox
 
 _FLOOD = """
 import os

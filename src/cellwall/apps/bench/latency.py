@@ -16,7 +16,7 @@ from cellwall.apps.engines import wait_parked
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from cellwall.engine import Engine
+    from cellwall.engine.engine import Engine
     from cellwall.model.execution import Execution
 
 PLAIN = "print(1)"

@@ -22,7 +22,7 @@ from cellwall.apps.engines import open_engine, state
 from cellwall.model.errors import CellwallError
 
 if TYPE_CHECKING:
-    from cellwall.engine import Engine
+    from cellwall.engine.engine import Engine
     from cellwall.model.template import BuiltTemplate
 
 _PARK = 4

@@ -18,7 +18,7 @@ from cellwall.apps.bench.figures import Figure
 from cellwall.apps.bench.latency import bare_argv, checked
 
 if TYPE_CHECKING:
-    from cellwall.engine import Engine
+    from cellwall.engine.engine import Engine
 
 CALLERS = 8
 STRETCHES = 3

@@ -18,7 +18,7 @@ from cellwall.apps.cli.terminal import complain
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("bench")(bench)
+    app.command("bench", short_help="Measure this machine.")(bench)
 
 
 def bench(

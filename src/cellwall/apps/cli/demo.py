@@ -17,7 +17,7 @@ from cellwall.apps.cli.terminal import complain
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("demo")(demo)
+    app.command("demo", short_help="Show what it does, in under a minute.")(demo)
 
 
 def demo(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("languages")(languages)
+    app.command("languages", short_help="List the languages.")(languages)
 
 
 def languages(

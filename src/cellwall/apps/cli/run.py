@@ -6,6 +6,7 @@ and nothing else, or with `--json` exactly one line; everything of ours goes to 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from dataclasses import dataclass, field
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cellwall.apps.cli.exit_status import OUR_FAILURE, exit_status, explanation
+from cellwall.apps.cli.exit_status import exit_status, explanation
+from cellwall.apps.cli.templates import built
 from cellwall.apps.cli.terminal import Streams, complain
 from cellwall.model.errors import CellwallError, UsageError
+from cellwall.wire.answer import answer, error_envelope, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,17 +40,17 @@ class Request:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("run")(run)
+    app.command("run", short_help="Run one program in a fresh sandbox.")(run)
 
 
 def run(  # noqa: PLR0913, PLR0917 - one parameter per option
-    words: Annotated[
+    file: Annotated[
+        str | None,
+        typer.Argument(metavar="[FILE|-]", help="The program; `-` reads it from standard input."),
+    ] = None,
+    args: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[FILE|-] [-- ARGS...]",
-            help="The program, `-` for standard input; then its own arguments.",
-            show_default=False,
-        ),
+        typer.Argument(metavar="[-- ARGS]", help="The program's own arguments."),
     ] = None,
     code: Annotated[str | None, typer.Option("-c", help="Run this text instead of a file.")] = None,
     language: Annotated[
@@ -85,18 +88,25 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     Ends that are not the program's own: 124 wall time, 137 memory, 128+n signal n, 130
     interrupted, 125 failure of cellwall, 1 any other limit.
     """
-    limits = {"cpus": cpu, "memory_mb": memory, "processes": pids, **_pairs(limit, "--limit")}
-    request = _request(words or [], code, language)
-    request.options.update(
-        template=template,
-        stdin=_stdin(stdin),
-        arguments=_pairs(arg, "--arg") or None,
-        timeout=timeout,
-        limits={name: value for name, value in limits.items() if value is not None},
-        isolation=isolation,
-        runtime=runtime,
-    )
-    raise typer.Exit(_run_json(request) if as_json else _run_streaming(request))
+    try:
+        limits = {"cpus": cpu, "memory_mb": memory, "processes": pids, **_pairs(limit, "--limit")}
+        request = _request([file, *(args or [])] if file else [], code, language)
+        request.options.update(
+            template=template,
+            stdin=_stdin(stdin),
+            arguments=_pairs(arg, "--arg") or None,
+            timeout=timeout,
+            limits={name: value for name, value in limits.items() if value is not None},
+            isolation=isolation,
+            runtime=runtime,
+        )
+        built(template)
+        status = _run_json(request) if as_json else _run_streaming(request)
+    except CellwallError as error:
+        if as_json:
+            typer.echo(one_line(error_envelope(error, "")))
+        raise
+    raise typer.Exit(status)
 
 
 def _request(words: list[str], code: str | None, language: str | None) -> Request:
@@ -163,37 +173,41 @@ def _pairs(given: list[str] | None, option: str) -> dict[str, Any]:
 
 
 def _run_streaming(request: Request) -> int:
-    streams = Streams()
-    execution = _execute(request, on_event=streams.feed)
+    execution = asyncio.run(_streaming(request))
     reason = explanation(execution.outcome)
     if reason is not None:
         complain(reason)
     return exit_status(execution.outcome)
 
 
-def _run_json(request: Request) -> int:
-    from cellwall.wire.answer import answer, error_envelope, one_line
-
+async def _streaming(request: Request) -> Execution:
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None  # noqa: S101 - inside a coroutine there is one
+    streams = Streams(on_broken=lambda: loop.call_soon_threadsafe(task.cancel))
     try:
-        execution = _execute(request)
-    except CellwallError as error:
-        typer.echo(one_line(error_envelope(error, "")))
-        complain(str(error))
-        return OUR_FAILURE
+        return await _execute(request, on_event=streams.feed)
+    except asyncio.CancelledError:
+        if streams.is_broken:  # nobody reads any more, as in `| head`
+            raise BrokenPipeError from None
+        raise
+    finally:
+        await asyncio.to_thread(streams.close)
+
+
+def _run_json(request: Request) -> int:
+    execution = asyncio.run(_execute(request))
     typer.echo(one_line(answer(execution)))
     return exit_status(execution.outcome)
 
 
-def _execute(request: Request, **callbacks: Callable[[Event], None]) -> Execution:
-    from cellwall.apps.cli.engine import run_with_engine
+async def _execute(request: Request, on_event: Callable[[Event], None] | None = None) -> Execution:
+    from cellwall.apps.engines import open_engine
 
-    return run_with_engine(
-        request.options["template"],
-        lambda engine: engine.run(
+    async with open_engine() as engine:
+        return await engine.run(
             request.code,
             language=request.language,
             args=request.args,
+            on_event=on_event,
             **request.options,
-            **callbacks,
-        ),
-    )
+        )

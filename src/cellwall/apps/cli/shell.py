@@ -27,7 +27,8 @@ from cellwall.apps.cli.terminal import Streams, complain
 from cellwall.model.errors import SandboxUnavailable
 
 if TYPE_CHECKING:
-    from cellwall.engine import AsyncSandbox, Engine
+    from cellwall.engine.engine import Engine
+    from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.model.execution import Event, Execution
 
 T = TypeVar("T")
@@ -35,7 +36,7 @@ T = TypeVar("T")
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("shell")(shell)
+    app.command("shell", short_help="Start a Python session in a sandbox.")(shell)
 
 
 def shell(
@@ -172,7 +173,8 @@ class _Shell:
                 break
             except KeyboardInterrupt:
                 self._collector.clear()
-                self._streams.stdout.write("\n")
+                self._streams.say("stdout", "\n")
+                self._streams.drain()
                 continue
             source = self._collector.feed(line)
             if source is not None:
@@ -181,7 +183,8 @@ class _Shell:
         if source is not None:
             yield source
         if self._is_terminal:
-            self._streams.stdout.write("\n")
+            self._streams.say("stdout", "\n")
+            self._streams.drain()
 
     def _prompt(self) -> str:
         if not self._is_terminal:
@@ -198,6 +201,7 @@ class _Shell:
             self._has_failed = True
             self._start_again(error.message)
             return
+        self._streams.drain()
         self._has_failed = self._has_failed or not execution.ok
         reason = explanation(execution.outcome)
         if reason is not None:
@@ -220,13 +224,13 @@ class _Shell:
     def _show(self, event: Event) -> None:
         self._streams.feed(event)
         if event.kind == "error" and event.error is not None:
-            self._streams.stderr.write(event.error.traceback.rstrip("\n") + "\n")
+            self._streams.say("stderr", event.error.traceback.rstrip("\n") + "\n")
         if event.data is None:
             return
         if "image/png" in event.data:
             self._save_image(str(event.data["image/png"]))
         elif "text/plain" in event.data:
-            self._streams.stdout.write(f"{event.data['text/plain']}\n")
+            self._streams.say("stdout", f"{event.data['text/plain']}\n")
 
     def _save_image(self, encoded: str) -> None:
         while True:
@@ -237,7 +241,7 @@ class _Shell:
                     out.write(base64.b64decode(encoded))
             except FileExistsError:
                 continue
-            complain(f"image saved as {path}")
+            self._streams.say("stderr", f"cellwall: image saved as {path}\n")
             return
 
     def _wait(

@@ -16,7 +16,7 @@ import typer
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("sweep")(sweep)
+    app.command("sweep", short_help="Remove what killed processes left.")(sweep)
 
 
 def sweep(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:

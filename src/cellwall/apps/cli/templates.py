@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cellwall.model.template import BuiltTemplate, Template
 
 app = typer.Typer(
-    help="List, build and remove templates: what is installed and preloaded.",
+    help="List, build and remove templates.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

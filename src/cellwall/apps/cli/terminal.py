@@ -8,9 +8,14 @@ it is, because there the next program decides.
 from __future__ import annotations
 
 import sys
+from queue import SimpleQueue
+from threading import Event as Signal
+from threading import Thread
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cellwall.model.execution import Event
 
 _ALLOWED = "\n\t\r"  # \r rewrites the program's own line at worst; progress bars need it
@@ -56,19 +61,54 @@ class Output:
 
 
 class Streams:
-    """Both streams of a program, fed by events."""
+    """Both streams of a program, fed by events, written by a thread of their own.
 
-    def __init__(self) -> None:
-        """Take the process's own stdout and stderr."""
-        self.stdout = Output(sys.stdout)
-        self.stderr = Output(sys.stderr)
+    Who feeds is the event loop that also holds the clocks: a reader that stops reading ours
+    (`| less`) must not stop those. The queue needs no bound; the limit on output is one.
+    """
+
+    def __init__(self, on_broken: Callable[[], None] = lambda: None) -> None:
+        """`on_broken` is called once, from the thread, when nobody reads any more."""
+        self._outputs = {"stdout": Output(sys.stdout), "stderr": Output(sys.stderr)}
+        self._queue: SimpleQueue[tuple[str, str] | Signal | None] = SimpleQueue()
+        self._on_broken = on_broken
+        self._thread = Thread(target=self._write, name="cellwall-output", daemon=True)
+        self._thread.start()
+        self.is_broken = False
 
     def feed(self, event: Event) -> None:
         """Write the text of a `stdout` or `stderr` event; others are not ours."""
-        if event.kind == "stdout":
-            self.stdout.write(event.text or "")
-        elif event.kind == "stderr":
-            self.stderr.write(event.text or "")
+        if event.text and event.kind in self._outputs:
+            self._queue.put((event.kind, event.text))
+
+    def say(self, kind: str, text: str) -> None:
+        """Write `text`, which a sandbox produced, in order with what was fed."""
+        self._queue.put((kind, text))
+
+    def drain(self) -> None:
+        """Return when everything so far is written, or cannot be."""
+        passed = Signal()
+        self._queue.put(passed)
+        passed.wait()
+
+    def close(self) -> None:
+        """Drain, and end the thread."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _write(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, Signal):
+                item.set()
+                continue
+            if self.is_broken:
+                continue
+            kind, text = item
+            try:
+                self._outputs[kind].write(text)
+            except OSError:  # EPIPE, or a full disk behind a redirection
+                self.is_broken = True
+                self._on_broken()
 
 
 def complain(text: str) -> None:
