@@ -46,11 +46,11 @@ def register(app: typer.Typer) -> None:
 def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     file: Annotated[
         str | None,
-        typer.Argument(metavar="[FILE|-]", help="The program; `-` reads it from standard input."),
+        typer.Argument(metavar="FILE", help="The program; `-` reads it from standard input."),
     ] = None,
     args: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- ARGS]", help="The program's own arguments."),
+        typer.Argument(metavar="ARGS", help="The program's own arguments."),
     ] = None,
     code: Annotated[str | None, typer.Option("-c", help="Run this text instead of a file.")] = None,
     language: Annotated[

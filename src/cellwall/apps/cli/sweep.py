@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from cellwall.runtimes.base import SweepReport
 
 
 def register(app: typer.Typer) -> None:
@@ -21,24 +24,20 @@ def register(app: typer.Typer) -> None:
 
 def sweep(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Remove leftovers of cellwall processes that were killed; 1 if some would not go."""
-    reports = asyncio.run(_sweep())
+    report = asyncio.run(_sweep())
     if as_json:
-        shown = {
-            name: {"removed": dict(report.removed), "kept": list(report.kept)}
-            for name, report in reports.items()
-        }
+        shown = {"removed": dict(report.removed), "kept": list(report.kept)}
         typer.echo(json.dumps(shown, indent=2))
     else:
-        for name, report in reports.items():
-            removed = ", ".join(f"{n} {kind}" for kind, n in report.removed.items() if n)
-            typer.echo(f"{name}: removed {removed or 'nothing'}")
-            for item in report.kept:
-                typer.echo(f"{name}: kept {item}")
-    raise typer.Exit(1 if any(report.kept for report in reports.values()) else 0)
+        removed = ", ".join(f"{count} {kind}" for kind, count in report.removed.items() if count)
+        typer.echo(f"removed: {removed or 'nothing'}")
+        for item in report.kept:
+            typer.echo(f"kept: {item}")
+    raise typer.Exit(1 if report.kept else 0)
 
 
-async def _sweep() -> dict[str, Any]:
+async def _sweep() -> SweepReport:
     from cellwall.apps.engines import open_engine
 
     async with open_engine() as engine:
-        return dict(await engine.sweep())
+        return await engine.sweep()
