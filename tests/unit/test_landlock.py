@@ -71,6 +71,7 @@ ATTEMPTS: dict[str, tuple[Callable[[Path], object], int]] = {
     "list a tree to read": (lambda t: os.listdir(t / "read"), 0),
     "run a file to read": (lambda t: subprocess.run([t / "read/script"], check=True), 0),
     "change a file to read": (lambda t: (t / "read/file").write_text("x"), errno.EACCES),
+    "append to a file to read": (lambda t: (t / "read/file").open("a").close(), errno.EACCES),
     "make a file in a tree to read": (lambda t: (t / "read/new").touch(), errno.EACCES),
     "remove a file to read": (lambda t: (t / "read/file").unlink(), errno.EACCES),
     "change a file to write": (lambda t: (t / "write/file").write_text("x"), 0),
