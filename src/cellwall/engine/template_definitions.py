@@ -158,7 +158,9 @@ def from_mapping(name: str, fields: dict[str, Any]) -> Template:
         if isinstance(value, (list, dict)):
             items = value.values() if isinstance(value, dict) else value
             _require(all(isinstance(item, str) for item in items), name, field, "strings")
-    arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    arguments: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()
+    }
     return Template(name=name, **arguments)
 
 

@@ -8,7 +8,7 @@ a field left out of it would let two different templates share one digest and on
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +18,7 @@ from cellwall.model.errors import UsageError
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_REQUIREMENT = re.compile(r"[A-Za-z0-9][^\x00-\x1f\x7f]*")
 _CLAUSE = re.compile(r"(>=|<=|==|!=|>|<)(\d+(?:\.\d+){0,2})")
 
 
@@ -47,14 +48,15 @@ class Template:
         where = f"template {self.name}"
         _check(_MODULE, self.preload, f"{where}: preload", "give dotted module names")
         _check(_VARIABLE, self.env, f"{where}: env", "give variable names")
-        _check(_CLAUSE, self.python.split(","), f"{where}: python", "write it like `>=3.11,<3.15`")
-        for requirement in (*self.packages, *self.constraints):
-            # SECURITY: these become argv and lines of a file of uv's; no options, no paths.
-            if not requirement or requirement[0] in "-./" or "\n" in requirement:
-                raise UsageError(
-                    f"{where}: {requirement!r} is not a requirement",
-                    remedy="write packages like `numpy==2.4.6`",
-                )
+        _check(
+            _CLAUSE,
+            self.python.replace(" ", "").split(","),
+            f"{where}: python",
+            "write it like `>=3.11,<3.15`",
+        )
+        # SECURITY: these become argv and lines of a file of uv's; no options, no further lines.
+        pins = (*self.packages, *self.constraints)
+        _check(_REQUIREMENT, pins, f"{where}: packages", "write them like `numpy==2.4.6`")
 
     def accepts_python(self, version: tuple[int, ...]) -> bool:
         """Report whether an interpreter of `version` satisfies the `python` requirement."""
@@ -88,14 +90,14 @@ class BuiltTemplate:
     """Sum of the files' sizes."""
 
 
-def _check(pattern: re.Pattern[str], values: Any, where: str, remedy: str) -> None:  # noqa: ANN401
+def _check(pattern: re.Pattern[str], values: Iterable[object], where: str, remedy: str) -> None:
     for value in values:
-        if not isinstance(value, str) or not pattern.fullmatch(value.strip()):
+        if not isinstance(value, str) or not pattern.fullmatch(value):
             raise UsageError(f"{where}: {value!r} is not valid", remedy=remedy)
 
 
 def _holds(clause: str, version: tuple[int, ...]) -> bool:
-    matched = _CLAUSE.fullmatch(clause.strip())
+    matched = _CLAUSE.fullmatch(clause.replace(" ", ""))
     if matched is None:  # __post_init__ refused it already
         return False
     wanted = tuple(int(part) for part in matched[2].split("."))
