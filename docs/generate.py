@@ -1,0 +1,71 @@
+"""Fill in the generated blocks of the documentation: command help and snippets.
+
+Not a site builder. Run by hand (`python docs/generate.py`) after a change of the command line or of a
+snippet; `--check` only compares, which is what the tests do. Invariant: what stands between a
+marker and the end of its block comes from the program itself, never from a keyboard.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+_BLOCK = re.compile(r"<!-- (help|snippet): ?([^>]*?) -->\n```(\w+)\n.*?```\n", re.DOTALL)
+
+
+def command_help(words: str) -> str:
+    """Return what `cellwall WORDS --help` prints on a terminal of 80 columns."""
+    code = "import sys; from cellwall.apps.cli.main import app; app(prog_name='cellwall')"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words.split(), "--help"],
+        env={**os.environ, "COLUMNS": "80", "LINES": "40", "NO_COLOR": "1"},
+        stdout=subprocess.PIPE,
+        check=True,
+        encoding="utf-8",
+    )
+    return done.stdout
+
+
+def _filled(match: re.Match[str]) -> str:
+    kind, name, language = match.groups()
+    if kind == "help":
+        text = command_help(name)
+    else:
+        text = (DOCS / "snippets" / name).read_text(encoding="utf-8")
+    return f"<!-- {kind}: {name} -->\n```{language}\n{text.rstrip()}\n```\n"
+
+
+def generated(page: Path) -> str:
+    """Return `page` as it should be."""
+    return _BLOCK.sub(_filled, page.read_text(encoding="utf-8"))
+
+
+def _words(text: str) -> list[str]:
+    # Layout and type hints of help texts belong to typer and change with its version.
+    return re.sub(r"\s<[a-z\[\]]+>", "", text).split()
+
+
+def main() -> int:
+    """Rewrite the pages, or with `--check` name those that are out of date."""
+    stale = 0
+    for name in ("cli.md", "library.md"):
+        page = DOCS / name
+        wanted = generated(page)
+        is_current = _words(wanted) == _words(page.read_text(encoding="utf-8"))
+        if "--check" in sys.argv[1:] and is_current:
+            continue
+        if "--check" in sys.argv[1:]:
+            sys.stderr.write(f"docs/{name} is out of date: run python docs/generate.py\n")
+            stale += 1
+        else:
+            page.write_text(wanted, encoding="utf-8")
+            sys.stdout.write(f"docs/{name}: rewritten\n")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

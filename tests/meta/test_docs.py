@@ -1,0 +1,111 @@
+"""What the documentation shows is what happens: examples run, help texts and tables agree."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tests.conftest import Require
+
+ROOT = Path(__file__).parents[2]
+SNIPPETS = sorted((ROOT / "docs" / "snippets").glob("*.py"))
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+Done = subprocess.CompletedProcess[str]
+
+
+def execute(argv: list[str], folder: Path, path: str | None = None) -> Done:
+    env = {**os.environ, "PATH": path or os.environ["PATH"]}
+    return subprocess.run(
+        argv, cwd=folder, env=env, capture_output=True, check=False, encoding="utf-8", timeout=55
+    )
+
+
+@cache
+def refusal() -> str:
+    """Return why sandboxes of the default level cannot be had here, or nothing."""
+    done = execute([sys.executable, "-c", "import cellwall; cellwall.run('1')"], ROOT)
+    return "" if done.returncode == 0 else done.stderr[-500:]
+
+
+@pytest.fixture(autouse=True)
+def _sandboxes(request: pytest.FixtureRequest, require: Require) -> None:
+    if request.node.get_closest_marker("parametrize") or "folder" in request.fixturenames:
+        require("sandboxes", not refusal(), refusal())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Give a copy of what a reader sees in a clone, with `cellwall` at hand."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    command = tmp_path / "bin" / "cellwall"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m cellwall.apps.cli.main "$@"\n')
+    command.chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda path: path.stem)
+def test_snippet_runs(snippet: Path, tmp_path: Path) -> None:
+    done = execute([sys.executable, str(snippet)], tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_readme_library_example_runs(folder: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        done = execute([sys.executable, "-c", block], folder)
+        assert done.returncode == 0, done.stderr
+
+
+def console_examples() -> list[tuple[str, str]]:
+    """Return (command, expected output) of every `$ ` line of README's console blocks."""
+    found = []
+    for block in re.findall(r"```console\n(.*?)```", README, re.DOTALL):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, _, output = part.partition("\n")
+            found.append((command, output))
+    return found
+
+
+@pytest.mark.parametrize(("command", "shown"), console_examples())
+def test_readme_console_example_does_what_it_shows(command: str, shown: str, folder: Path) -> None:
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    done = execute(["/bin/bash", "-c", command], folder, path)
+    pattern = shown.replace("[", "[[]").replace("...", "*")
+    assert fnmatch.fnmatchcase(done.stdout, pattern) or done.stdout == shown, done.stderr
+
+
+def test_every_snippet_is_shown_and_help_is_current() -> None:
+    page = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
+    assert {path.name for path in SNIPPETS} == set(re.findall(r"snippet: (\S+)", page))
+    done = execute([sys.executable, str(ROOT / "docs" / "generate.py"), "--check"], ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_exit_status_of_the_page_is_in_the_code() -> None:
+    from cellwall.apps.cli import exit_status
+
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\| (\d+) \|", page, re.MULTILINE)) - {"1", "2"}
+    assert exit_status.__doc__ is not None
+    assert documented == set(re.findall(r"^    (\d{3}) ", exit_status.__doc__, re.MULTILINE))
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", ROOT / "SECURITY.md", *ROOT.glob("docs/*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_examples_are_what_their_generator_writes(tmp_path: Path) -> None:
+    target = tmp_path / "orders.csv"
+    execute([sys.executable, str(ROOT / "examples" / "make_orders.py"), str(target)], ROOT)
+    assert target.read_bytes() == (ROOT / "examples" / "orders.csv").read_bytes()

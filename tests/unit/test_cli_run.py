@@ -1,0 +1,165 @@
+"""`cellwall run` as a filter: real processes, real sandboxes.
+
+The level is `namespace`; `CELLWALL_TEST_ISOLATION=process` runs the same promises without a wall,
+for work on the command line itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tests.conftest import Require
+
+LEVEL = os.environ.get("CELLWALL_TEST_ISOLATION", "namespace")
+EXAMPLES = Path(__file__).parents[2] / "examples"
+Done = subprocess.CompletedProcess[str]
+Run = Callable[..., Done]
+
+
+def start(*words: str, stdin: str = "", **environ: str) -> Done:
+    env = {**os.environ, "CELLWALL_ALLOW_PROCESS": "1" if LEVEL == "process" else "0", **environ}
+    return subprocess.run(
+        [sys.executable, "-m", "cellwall.apps.cli.main", *words],
+        input=stdin, capture_output=True, check=False, encoding="utf-8", env=env, timeout=50,
+    )  # fmt: skip
+
+
+@cache
+def works() -> str:
+    """Return why no sandbox can be had here, or nothing."""
+    done = start("run", "--isolation", LEVEL, "-c", "print(1)")
+    return "" if done.stdout == "1\n" else done.stderr
+
+
+@pytest.fixture
+def run(require: Require) -> Run:
+    require("sandboxes", not works(), works())
+    return lambda *words, **options: start("run", "--isolation", LEVEL, *words, **options)
+
+
+def test_output_and_status_are_the_programs_own(run: Run) -> None:
+    code = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)"
+    done = run("-c", code)
+    assert (done.stdout, done.stderr, done.returncode) == ("out\n", "err\n", 7)
+
+
+def test_code_comes_from_a_file_and_its_extension_names_the_language(run: Run) -> None:
+    assert run(str(EXAMPLES / "hello.py")).stdout.startswith("hello from Python 3")
+    assert "3 squared is 9" in run(str(EXAMPLES / "hello.sh")).stdout
+
+
+def test_code_comes_from_standard_input(run: Run) -> None:
+    assert run("-", "--language", "bash", "--", "x", stdin="echo $1 $0").stdout == "x main.sh\n"
+
+
+def test_arguments_after_the_dashes_are_the_programs(run: Run) -> None:
+    done = run("-c", "import sys; print(sys.argv[1:])", "--", "--json", "-c", "two words")
+    assert done.stdout == "['--json', '-c', 'two words']\n"
+
+
+def test_standard_input_goes_in_only_when_asked(run: Run) -> None:
+    code = "import sys; print(repr(sys.stdin.read()))"
+    assert run("-c", code, stdin="secret").stdout == "''\n"
+    assert run("--stdin", "-", "-c", code, stdin="žluť\n").stdout == "'žluť\\n'\n"
+
+
+def test_json_is_one_line_with_the_answer(run: Run) -> None:
+    code = "def main(n, word):\n    print(word)\n    return [n] * 2"
+    done = run("--json", "--arg", "n=3", "--arg", 'word="hi"', "-c", code)
+    assert done.stdout.count("\n") == 1
+    answer = json.loads(done.stdout)
+    assert (answer["verdict"], answer["result"], answer["stdout"]) == ("ok", [3, 3], "hi\n")
+    assert answer["isolation"]["level"] == LEVEL
+
+
+def test_json_keeps_the_programs_status(run: Run) -> None:
+    done = run("--json", "-c", "raise SystemExit(9)")
+    assert (json.loads(done.stdout)["exit_code"], done.returncode) == (9, 9)
+
+
+def test_wall_time_is_124_with_a_reason(run: Run) -> None:
+    done = run("--timeout", "0.3", "-c", "print('begun', flush=True)\nwhile True: pass")
+    assert (done.returncode, done.stdout) == (124, "begun\n")
+    assert done.stderr.startswith("cellwall: wall_time: ")
+
+
+def test_a_signal_is_128_and_its_number(run: Run) -> None:
+    assert run("-c", "import os; os.kill(os.getpid(), 11)").returncode == 139
+
+
+def test_a_traceback_is_on_stderr_once(run: Run) -> None:
+    done = run("-c", "1 / 0")
+    assert done.returncode == 1
+    assert done.stderr.count("ZeroDivisionError: division by zero") == 1
+    assert done.stdout == ""
+
+
+def test_cut_output_is_said(run: Run) -> None:
+    done = run("--limit", "output_kb=1", "-c", "print('x' * 5000)")
+    assert (done.returncode, len(done.stdout)) == (1, 1024)
+    assert "cellwall: output: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "there is no program"),
+        (("no-such-file.py",), "read no-such-file.py: No such file"),
+        (("README.unknown",), "README.unknown"),
+        (("-c", "1", "--arg", "x"), "has no name"),
+        (("-c", "1", "--arg", "x=maybe"), "'maybe' is not JSON"),
+        (("-c", "1", "--limit", "speed=3"), "unknown name 'speed'"),
+        (("-c", "1", "--memory", "1"), "limits.memory_mb: 1 is out of bounds"),
+        (("-c", "1", "--template", "nope"), "template 'nope' is not defined"),
+        (("-c", "1", "-l", "cobol"), "language 'cobol' is not known"),
+        (("-c", ""), "code: it is empty"),
+    ],
+)
+def test_misuse_is_125_and_names_step_and_remedy(words: tuple[str, ...], said: str) -> None:
+    done = start("run", *words)
+    assert done.returncode == 125
+    assert done.stdout == ""
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "; " in done.stderr
+
+
+def test_our_failure_under_json_is_one_line_too() -> None:
+    done = start("run", "--json", "-c", "1", "--template", "nope")
+    error = json.loads(done.stdout)["error"]
+    assert (error["code"], done.returncode) == ("not_found", 125)
+    assert error["remedy"]
+
+
+def test_no_weaker_isolation_than_asked_for_runs() -> None:
+    done = start("run", "--isolation", "vm", "-c", "print(1)")
+    assert (done.returncode, done.stdout) == (125, "")
+    refused = start("run", "--isolation", "process", "-c", "print(1)", CELLWALL_ALLOW_PROCESS="0")
+    assert "print" not in refused.stdout
+    assert refused.returncode == 125 or json_level() != "process"
+
+
+def json_level() -> str:
+    done = start("run", "--isolation", "process", "--json", "-c", "1", CELLWALL_ALLOW_PROCESS="0")
+    return str(json.loads(done.stdout)["isolation"]["level"])
+
+
+def test_a_reader_that_goes_away_ends_the_program(run: Run) -> None:
+    code = "import sys\nwhile True: print('y' * 500, flush=True)"
+    words = [sys.executable, "-m", "cellwall.apps.cli.main", "run", "--isolation", LEVEL]
+    env = {**os.environ, "CELLWALL_ALLOW_PROCESS": "1"}
+    with subprocess.Popen(
+        [*words, "--timeout", "40", "-c", code],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"y" * 500 + b"\n"
+        process.stdout.close()
+        assert process.wait(timeout=30) == 141
