@@ -10,6 +10,7 @@ import array
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import struct
@@ -17,7 +18,10 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SOURCES = Path(__file__).parents[2] / "src"
 _LIMIT_S = 30
@@ -44,6 +48,15 @@ class Result:
         return shown[-1]["text/plain"] if shown else None
 
 
+def pack_guest(folder: Path) -> Path:
+    """The guest package alone, as it travels into a sandbox: nothing else of cellwall is there."""
+    target = folder / "cellwall" / "guest"
+    shutil.copytree(SOURCES / "cellwall" / "guest", target)
+    (folder / "cellwall" / "__init__.py").touch()
+    (target / "__init__.py").touch()
+    return folder
+
+
 class Server:
     """A warm fork-server in a process of its own."""
 
@@ -57,30 +70,30 @@ class Server:
         )
         theirs.close()
         ours.settimeout(_LIMIT_S)
-        self.warmth: dict[str, Any] = self._receive()
+        self.warmth: dict[str, Any] = json.loads(self._receive())
 
-    def fork(self, home: Path, **config: Any) -> Context:
+    def fork(self, home: Path, **config: object) -> Context:
         """One new context, idle."""
         return Context(self, home, config)
 
-    def ask(self, request: dict[str, Any], descriptors: tuple[int, ...] = ()) -> Any:
+    def ask(self, request: dict[str, Any], descriptors: tuple[int, ...] = ()) -> int:
         """One question to the driver."""
         self._line.sendmsg(
             [json.dumps(request).encode()],
             [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))],
         )
-        return self._receive()
+        return int(json.loads(self._receive()))
 
     def close(self) -> None:
         """End the fork-server."""
         self._line.close()
         self._process.wait(_LIMIT_S)
 
-    def _receive(self) -> Any:
+    def _receive(self) -> bytes:
         answer = self._line.recv(65536)
         if not answer:
             raise RuntimeError(f"fork-server died: exit {self._process.wait(_LIMIT_S)}")
-        return json.loads(answer)
+        return answer
 
 
 class Context:
@@ -102,17 +115,17 @@ class Context:
         self._idle: socket.socket | None = None
         self._buffers: dict[socket.socket, bytes] = {}
         request = {"op": "fork", "address": address[1:], "home": str(home), "config": config}
-        self.pid = int(server.ask(request, (out_w, err_w)))
+        self.pid = server.ask(request, (out_w, err_w))
         os.close(out_w)
         os.close(err_w)
         self._pump(Result(), lambda: self._idle is not None)
 
-    def execute(self, source: str, *, stdin: int | None = None, **header: Any) -> Result:
+    def execute(self, source: str, *, stdin: int | None = None, **header: object) -> Result:
         """Run code to its end: `idle` again, or the exit of the process."""
         self.begin(source, stdin=stdin, **header)
         return self.finish()
 
-    def begin(self, source: str, *, stdin: int | None = None, **header: Any) -> None:
+    def begin(self, source: str, *, stdin: int | None = None, **header: object) -> None:
         """Send an execution without waiting."""
         assert self._idle is not None
         text = json.dumps({"op": "execute", "filename": "main.py", "display": True, **header})
@@ -129,7 +142,7 @@ class Context:
         result = Result()
         self._pump(result, lambda: self._idle is not None or not self._pipes)
         if not self._pipes:
-            result.status = int(self._server.ask({"op": "wait", "pid": self.pid}))
+            result.status = self._server.ask({"op": "wait", "pid": self.pid})
         return result
 
     def wait_for_output(self, text: str) -> None:
@@ -153,7 +166,7 @@ class Context:
         self._selector.close()
         self._listener.close()
 
-    def _pump(self, result: Result, is_done: Any) -> None:
+    def _pump(self, result: Result, is_done: Callable[[], bool]) -> None:
         while not is_done():
             ready = self._selector.select(_LIMIT_S)
             if not ready:
@@ -161,8 +174,12 @@ class Context:
             # Links before pipes: at the end of a process what it said last is still there.
             for key, _mask in sorted(ready, key=lambda k: k[0].data in self._pipes):
                 self._read(key, result)
-        for key, _mask in self._selector.select(0):
-            if key.data in self._pipes:
+        # What was said before the end is all there by now, though perhaps not read.
+        while True:
+            rest = [key for key, _mask in self._selector.select(0) if key.fileobj != self._idle]
+            if not rest:
+                return
+            for key in rest:
                 self._read(key, result)
 
     def _read(self, key: selectors.SelectorKey, result: Result) -> None:
@@ -171,7 +188,7 @@ class Context:
             self._buffers[line] = b""
             self._selector.register(line, selectors.EVENT_READ, "link")
         elif key.data == "link":
-            self._read_link(key.fileobj, result)
+            self._read_link(cast("socket.socket", key.fileobj), result)
         else:
             data = os.read(key.fd, 1 << 20)
             if data:
@@ -180,7 +197,7 @@ class Context:
                 self._selector.unregister(key.fd)
                 os.close(self._pipes.pop(key.data))
 
-    def _read_link(self, line: Any, result: Result) -> None:
+    def _read_link(self, line: socket.socket, result: Result) -> None:
         data = line.recv(1 << 20)
         self._buffers[line] += data
         if not data:
@@ -195,9 +212,13 @@ class Context:
             if len(buffer) < end:
                 return
             self._buffers[line] = buffer[end:]
-            self._note(line, json.loads(buffer[8 : 8 + header_size]), buffer[end - body_size : end], result)
+            self._note(
+                line, json.loads(buffer[8 : 8 + header_size]), buffer[end - body_size : end], result
+            )
 
-    def _note(self, line: Any, header: dict[str, Any], body: bytes, result: Result) -> None:
+    def _note(
+        self, line: socket.socket, header: dict[str, Any], body: bytes, result: Result
+    ) -> None:
         assert len(body) <= 1 << 20
         if header["ev"] == "idle":
             self._idle = line
@@ -208,9 +229,9 @@ class Context:
 
 
 def _drive(line: socket.socket, modules: list[str]) -> None:
-    import gc  # noqa: PLC0415  this half runs in the fork-server
+    import gc
 
-    from cellwall.guest import preload, reseed  # noqa: PLC0415
+    from cellwall.guest import preload, reseed
 
     warmth = preload.warm(modules)
     warmth["generators"] = reseed.collect()
@@ -239,8 +260,8 @@ def _drive(line: socket.socket, modules: list[str]) -> None:
 
 
 def _become_context(request: dict[str, Any], descriptors: list[int]) -> None:
-    from cellwall.guest import context  # noqa: PLC0415
-    from cellwall.guest.link import Link  # noqa: PLC0415
+    from cellwall.guest import context
+    from cellwall.guest.link import Link
 
     nothing = os.open(os.devnull, os.O_RDONLY)
     for target, source in enumerate([nothing, *descriptors]):

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from cellwall.guest import shell, tracebacks
 from cellwall.guest.display import flush_stdout
-from cellwall.guest.figures import Figures
 from cellwall.guest.program import FUTURE_FLAGS, Ending, exit_code_of, report_error
 
 if TYPE_CHECKING:
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from cellwall.guest.display import Display
+    from cellwall.guest.figures import Figures
     from cellwall.guest.outbox import Outbox
 
     class Memory(Protocol):
@@ -104,13 +104,13 @@ class PlainMemory:
 class Notebook:
     """One interpreter that outlives its cells."""
 
-    def __init__(self, outbox: Outbox, display: Display) -> None:
-        """Take over `__main__`, display and plt.show of this process."""
+    def __init__(self, outbox: Outbox, display: Display, figures: Figures) -> None:
+        """Take over `__main__`, `display` and what happens to figures in this process."""
         self._outbox = outbox
         self._memory: Memory = shell.adopt(display, self.report) or PlainMemory(display)
         self._namespace = self._memory.namespace
-        self._figures = Figures(getattr(self._memory, "publish", display.publish))
-        self._figures.capture()
+        self._figures = figures
+        figures.publish = getattr(self._memory, "publish", display.publish)
         self._future_flags = 0
         self._loop: Any = None
         set_loop_runner = getattr(self._memory, "set_loop_runner", None)
@@ -165,12 +165,9 @@ class Notebook:
         tracebacks.remember_source(name, source)
         self._memory.begin(source)
         try:
-            if body is not None:
-                self._execute(body)
-            if tail is not None:
-                value = self._execute(tail)
-                if value is not None:
-                    self._memory.show(value)
+            value = self._execute(body, tail)
+            if value is not None:
+                self._memory.show(value)
         finally:
             self._memory.end()
         return Ending(False, None)
@@ -195,10 +192,24 @@ class Notebook:
         assert isinstance(last, ast.Expr)  # noqa: S101  for the type checker only
         return body, compile(ast.Expression(last.value), name, "eval", flags, True)
 
-    def _execute(self, code: CodeType) -> object:
-        value = eval(code, self._namespace)  # noqa: S307  running caller code is what this is for
-        if code.co_flags & _IS_COROUTINE:
-            return self._wait_for(value)
+    def _execute(self, body: CodeType | None, tail: CodeType | None) -> object:
+        """Run the statements, then the expression; returns the value of the expression."""
+        parts = [code for code in (body, tail) if code is not None]
+        value: object = None
+        if any(code.co_flags & _IS_COROUTINE for code in parts):
+            value = self._wait_for(self._execute_awaiting(parts))
+        else:
+            for code in parts:
+                value = eval(code, self._namespace)  # noqa: S307  the caller's code is to be run
+        return None if tail is None else value
+
+    async def _execute_awaiting(self, parts: list[CodeType]) -> object:
+        # All of it inside the loop, so that what stands before the first await can make tasks.
+        value: Any = None
+        for code in parts:
+            value = eval(code, self._namespace)  # noqa: S307  likewise
+            if code.co_flags & _IS_COROUTINE:
+                value = await value
         return value
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, object]) -> object:

@@ -19,6 +19,7 @@ from cellwall.guest import program as one_shot
 from cellwall.guest import reseed, tracebacks
 from cellwall.guest.cell import Notebook
 from cellwall.guest.display import DEFAULT_DISPLAY_BYTES, Display
+from cellwall.guest.figures import Figures
 from cellwall.guest.outbox import Outbox
 
 if TYPE_CHECKING:
@@ -46,10 +47,13 @@ class _Context:
         self._outbox = Outbox(link)
         limit = int(config.get("display_bytes") or DEFAULT_DISPLAY_BYTES)
         self._display = Display(self._outbox, limit)
+        self._figures = Figures(self._display.publish)
         self._notebook: Notebook | None = None
         self._is_interrupted = False
         open_streams()
         reseed.apply()
+        self._figures.capture()
+        one_shot.rehearse()
         threading: Any = sys.modules.get("threading")
         if threading is not None:
             threading.excepthook = tracebacks.report_thread
@@ -64,7 +68,9 @@ class _Context:
             self._display.begin()
             if header.get("mode") != "cell":
                 program = one_shot.Program(header, source)
-                one_shot.run(program, self._outbox, self._display, self._raise_interrupt)
+                one_shot.run(
+                    program, self._outbox, self._display, self._figures, self._raise_interrupt
+                )
             self._run_cell(header, source.decode("utf-8", "replace"))
             if is_streamed:
                 _drop_stdin()
@@ -95,7 +101,7 @@ class _Context:
 
     def _run_cell(self, header: dict[str, Any], source: str) -> None:
         if self._notebook is None:
-            self._notebook = Notebook(self._outbox, self._display)
+            self._notebook = Notebook(self._outbox, self._display, self._figures)
         _reopen_streams()
         is_displayed = bool(header.get("display", True))
         ending = self._notebook.run(source, is_displayed, self._raise_interrupt)

@@ -28,6 +28,9 @@ DEFAULT_DISPLAY_BYTES = 8 * 1024 * 1024
 _MOST_PLAIN = 200_000
 """Characters of text/plain: more than anybody reads, less than a frame after JSON escapes."""
 
+_MOST_NOTE = 100
+"""Characters that a note on what was cut may add without being cut again."""
+
 _MOST_METADATA_BYTES = 16 * 1024
 """The header that carries the metadata is limited to 64 KiB."""
 
@@ -152,7 +155,7 @@ def bounded_repr(thing: object) -> str:
 
 def cut_plain(text: str, note: str = "") -> str:
     """Text for text/plain, cut if needed with a word on what is missing."""
-    if len(text) <= _MOST_PLAIN and not note:
+    if not note and len(text) <= _MOST_PLAIN + _MOST_NOTE:
         return text
     return f"{text[:_MOST_PLAIN]}... [cut {note or f'of {len(text)} characters'}]"
 

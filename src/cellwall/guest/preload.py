@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from cellwall.guest import context, program, reseed, shell  # noqa: F401
 from cellwall.guest.cell import Notebook
 from cellwall.guest.display import Display
+from cellwall.guest.figures import Figures
 from cellwall.guest.outbox import Outbox
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def _run_once() -> None:
         if ipython is not None:
             # IPython itself loads it with the first await. No loop is made: it would hold sockets.
             importlib.import_module("asyncio")
-        notebook = Notebook(outbox, display)
+        notebook = Notebook(outbox, display, Figures(display.publish))
         for source in (*_CELLS, *(_MAGICS if ipython else ())):
             notebook.run(source, True, _nothing)
         if ipython is not None:

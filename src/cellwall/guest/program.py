@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from cellwall.guest import tracebacks
 from cellwall.guest.afterimport import after_import
 from cellwall.guest.display import bundle_of
-from cellwall.guest.figures import Figures
 from cellwall.guest.value import encode_value
 
 if TYPE_CHECKING:
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from cellwall.guest.display import Display
+    from cellwall.guest.figures import Figures
     from cellwall.guest.outbox import Outbox
 
 _EXIT_FLUSH_FAILED = 120
@@ -60,12 +60,16 @@ class Program:
         self.is_displayed = bool(header.get("display"))
 
 
-def run(program: Program, outbox: Outbox, display: Display, before: Callable[[], None]) -> NoReturn:
+def run(
+    program: Program,
+    outbox: Outbox,
+    display: Display,
+    figures: Figures,
+    before: Callable[[], None],
+) -> NoReturn:
     """Run the program, `before` first, and end this process with its exit code."""
-    figures = Figures(display.publish)
     ending = Ending(True, 1)
     try:
-        figures.capture()
         module = prepare_main(program)
         ending = execute(program, module, outbox, display, before)
         code = _leave(ending, module, figures)
@@ -75,6 +79,15 @@ def run(program: Program, outbox: Outbox, display: Display, before: Callable[[],
     finally:
         # Even an interrupt or a lack of memory in our own lines must not start a traceback here.
         os._exit(1 if ending.exit_code is None else ending.exit_code)
+
+
+def rehearse() -> None:
+    """Compile and run next to nothing, so that a parked context has its pages of Python already.
+
+    The first touch of each page after a fork costs a copy, and it is the caller who would wait.
+    """
+    program = Program({"display": True}, b"import sys\nstr(1)\n0\n")
+    _execute_source(program, {"__name__": "__main__", "__builtins__": builtins})
 
 
 def prepare_main(program: Program) -> ModuleType:
@@ -206,6 +219,8 @@ def _leave(ending: Ending, module: ModuleType, figures: Figures) -> int:
     if threading is not None:
         _guarded(threading._shutdown)
     _guarded(atexit._run_exitfuncs)
+    # Before the collector, which closes a file that is in a cycle without writing its buffer.
+    _flush_files()
     # Daemon threads would trip over names that are gone; CPython stops them first, we cannot.
     if len(sys._current_frames()) == 1:
         _guarded(lambda: _clear(module))
@@ -215,7 +230,7 @@ def _leave(ending: Ending, module: ModuleType, figures: Figures) -> int:
         try:
             if stream is not None and not stream.closed:
                 stream.flush()
-        except Exception:  # noqa: BLE001  the caller may have put anything there
+        except Exception:  # noqa: BLE001, PERF203  the caller may have put anything there
             code = _EXIT_FLUSH_FAILED
     return code
 

@@ -68,9 +68,11 @@ def _renew_bits(bits: Any) -> None:  # noqa: ANN401  numpy's, which this file ne
 
 
 def _renew_state(state: Any) -> None:  # noqa: ANN401  likewise
-    # Through the state and not seed(): it also forgets half a Gaussian kept for the next call,
-    # and it works for bit generators other than the Mersenne twister.
     bits = state._bit_generator
+    if type(bits).__name__ == "MT19937":
+        # Also forgets the half of a Gaussian pair that is kept for the next call.
+        state.seed(list(os.urandom(_SEED_BYTES)))
+        return
     fresh = type(bits)(int.from_bytes(os.urandom(_SEED_BYTES), "little"))
     renewed = dict(fresh.state, has_gauss=0, gauss=0.0)
     state.set_state(renewed)
