@@ -1,6 +1,6 @@
 """Fill in the generated blocks of the documentation: command help and snippets.
 
-Not a site builder. Run by hand (`python docs/generate.py`) after a change of the command line or of a
+Not a site builder. Run by hand (`python docs/generate.py`) after a change of a command or of a
 snippet; `--check` only compares, which is what the tests do. Invariant: what stands between a
 marker and the end of its block comes from the program itself, never from a keyboard.
 """

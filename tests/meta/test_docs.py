@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.conftest import Require
+from conftest import Require
 
 ROOT = Path(__file__).parents[2]
 SNIPPETS = sorted((ROOT / "docs" / "snippets").glob("*.py"))

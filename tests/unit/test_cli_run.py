@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.conftest import Require
+from conftest import Require
 
 LEVEL = os.environ.get("CELLWALL_TEST_ISOLATION", "namespace")
 EXAMPLES = Path(__file__).parents[2] / "examples"
