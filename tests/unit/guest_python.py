@@ -92,6 +92,7 @@ class Server:
     def _receive(self) -> bytes:
         answer = self._line.recv(65536)
         if not answer:
+            self._line.close()
             raise RuntimeError(f"fork-server died: exit {self._process.wait(_LIMIT_S)}")
         return answer
 

@@ -20,7 +20,7 @@ MODULES = {
     "seeded_numpy": "import numpy\nnumpy.random.seed(1)\ngen = numpy.random.default_rng(1)\n"
     "old = numpy.random.RandomState(1); old.randn()\n"
     "philox = numpy.random.RandomState(numpy.random.Philox(1))\n",
-    "threaded": "from threading import Event, Thread\nThread(target=Event().wait, daemon=True).start()",
+    "threaded": "import threading as t\nt.Thread(target=t.Event().wait, daemon=True).start()",
     "broken": "import nothing_of_this_name",
     "timed": "import threading\nthreading.Timer(600, print).start()\n",
 }

@@ -40,7 +40,7 @@ _ONE_THREAD_EACH = (
     "RAYON_NUM_THREADS",
 )
 
-_PATIENCE_S = 5.0
+_PATIENCE_S = 2.0
 """How long a thread that is already ending, such as matplotlib's font timer, may take."""
 
 _CELLS = ("1 + 1", "print(2)", "[1, 'two', 3.0]", "{'a': b'1'}", "None", "1 / 0", "(", "import os")
@@ -97,10 +97,21 @@ def _require_one_thread(step: str) -> None:
             if thread is not threading.main_thread() and isinstance(thread, threading.Timer):
                 thread.cancel()
                 thread.join(_PATIENCE_S)
-    count = _thread_count()
+    count = _settled_thread_count()
     if count != 1:
         remedy = "take what starts them off the preload list"
         raise PreloadError(f"preload: {count} threads after {step}, expected 1; {remedy}")
+
+
+def _settled_thread_count() -> int:
+    """The kernel's count, once threads that Python has joined are really gone."""
+    deadline = time.monotonic() + _PATIENCE_S
+    count = _thread_count()
+    # A thread that Python still lists will not go away by itself.
+    while count > 1 and len(sys._current_frames()) == 1 and time.monotonic() < deadline:
+        time.sleep(0.001)
+        count = _thread_count()
+    return count
 
 
 def _thread_count() -> int:
