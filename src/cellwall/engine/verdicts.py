@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from cellwall.model.limits import Limits
@@ -61,7 +61,7 @@ class Evidence:
     processes_refused: int = 0
     """Counted during this execution."""
     disk_full: bool = False
-    cut: Truncated = Truncated()
+    cut: Truncated = field(default_factory=Truncated)
     detail: str = ""
     """Why the channel was lost, where it was."""
 

@@ -320,6 +320,11 @@ class GuestChannel:
         expected = REPLY if on_chunk is None else REPLY_WITH_CHUNKS
         return self.open(op, _Single(future, on_chunk), expected, fields), future
 
+    def tell(self, op: str, **fields: object) -> None:
+        """Send a request that has no answer; a `fail` of it is ignored."""
+        self._last_id += 1
+        self.send({**fields, "op": op, "id": self._last_id})
+
     def send(self, header: Mapping[str, Any], body: bytes | memoryview = b"") -> None:
         """Write one frame now, or queue what the socket does not take."""
         if self._lost is not None:

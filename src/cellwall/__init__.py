@@ -1,0 +1,98 @@
+"""cellwall: run code that nobody has reviewed.
+
+The library's front page: `run`, `arun`, `Sandbox`, `AsyncSandbox` and the types they speak. Not
+the place where anything happens. Names are imported on first use: `import cellwall` itself must
+stay free, because command lines and forks pay for it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cellwall.embedded import Sandbox, arun, run
+    from cellwall.engine.commands import Command, CommandResult
+    from cellwall.engine.engine import Engine
+    from cellwall.engine.sandbox import AsyncSandbox
+    from cellwall.engine.settings import EngineSettings
+    from cellwall.model.errors import (
+        CapacityError,
+        CellwallError,
+        Conflict,
+        FileError,
+        HostUnsupported,
+        NotFound,
+        SandboxBroken,
+        SandboxUnavailable,
+        UsageError,
+    )
+    from cellwall.model.execution import Event, Execution, ExecutionError
+    from cellwall.model.limits import Limits
+    from cellwall.model.outcome import Isolation, IsolationLevel, Outcome, Verdict
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "cellwall.embedded": ("Sandbox", "arun", "run"),
+    "cellwall.engine.commands": ("Command", "CommandResult"),
+    "cellwall.engine.engine": ("Engine",),
+    "cellwall.engine.sandbox": ("AsyncSandbox",),
+    "cellwall.engine.settings": ("EngineSettings",),
+    "cellwall.model.errors": (
+        "CapacityError",
+        "CellwallError",
+        "Conflict",
+        "FileError",
+        "HostUnsupported",
+        "NotFound",
+        "SandboxBroken",
+        "SandboxUnavailable",
+        "UsageError",
+    ),
+    "cellwall.model.execution": ("Event", "Execution", "ExecutionError"),
+    "cellwall.model.limits": ("Limits",),
+    "cellwall.model.outcome": ("Isolation", "IsolationLevel", "Outcome", "Verdict"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AsyncSandbox",
+    "CapacityError",
+    "CellwallError",
+    "Command",
+    "CommandResult",
+    "Conflict",
+    "Engine",
+    "EngineSettings",
+    "Event",
+    "Execution",
+    "ExecutionError",
+    "FileError",
+    "HostUnsupported",
+    "Isolation",
+    "IsolationLevel",
+    "Limits",
+    "NotFound",
+    "Outcome",
+    "Sandbox",
+    "SandboxBroken",
+    "SandboxUnavailable",
+    "UsageError",
+    "Verdict",
+    "arun",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - module attributes are of any type
+    module = _HOME_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'cellwall' has no attribute {name!r}")
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,252 @@
+"""Commands: processes started in a sandbox, in the foreground or in the background.
+
+Used by `sandbox`. Output is bounded like that of an execution. The invariant: a command is known
+to us by our own number, never by a pid the inside told us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal as signals
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from cellwall.engine.execution import Attempt, OnEvent, Work
+from cellwall.engine.files import file_error
+from cellwall.engine.requests import check_env, check_path, check_stdin, check_words
+from cellwall.model.errors import NotFound, UsageError
+from cellwall.model.outcome import Outcome, Verdict
+from cellwall.runtimes.channel import GuestRefused
+
+if TYPE_CHECKING:
+    from cellwall.engine.live import Live
+    from cellwall.engine.tasks import Tasks
+    from cellwall.model.execution import Event
+
+OnText = Callable[[str], None]
+_BACKGROUND_S = 86_400.0
+"""Wall limit of a background command that names none: the sandbox's own life ends it earlier."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """How a command ended."""
+
+    stdout: str
+    stderr: str
+    outcome: Outcome
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit status, or None when a signal or a limit ended it."""
+        return self.outcome.exit_code
+
+    @property
+    def ok(self) -> bool:
+        """Report whether the verdict is `ok`."""
+        return self.outcome.verdict is Verdict.OK
+
+
+def by_stream(
+    on_stdout: OnText | None, on_stderr: OnText | None, on_event: OnEvent | None = None
+) -> OnEvent | None:
+    """Return one event callback that serves all three, or None if there is none."""
+    if on_stdout is None and on_stderr is None:
+        return on_event
+
+    def deliver(event: Event) -> None:
+        if on_event is not None:
+            on_event(event)
+        if event.kind == "stdout" and on_stdout is not None:
+            on_stdout(event.text or "")
+        elif event.kind == "stderr" and on_stderr is not None:
+            on_stderr(event.text or "")
+
+    return deliver
+
+
+class Command:
+    """A command in the background."""
+
+    def __init__(self, live: Live, attempt: Attempt, argv: Sequence[str], tasks: Tasks) -> None:
+        """Made by `Commands`; supervised by the engine from now on."""
+        self._live = live
+        self._attempt = attempt
+        self.argv = tuple(argv)
+        self.id = attempt.recorder.number
+        self._result: asyncio.Future[CommandResult] = asyncio.get_running_loop().create_future()
+        tasks.spawn(self._supervise())
+
+    async def _supervise(self) -> None:
+        try:
+            outcome = await self._attempt.wait()
+        except GuestRefused as refusal:
+            self._result.set_exception(file_error(refusal, f"start {self.argv[0]!r}"))
+            self._result.exception()  # `wait` raises it; nobody has to
+        except asyncio.CancelledError:
+            self._result.cancel()
+            raise
+        else:
+            recorder = self._attempt.recorder
+            self._result.set_result(
+                CommandResult(recorder.stdout.text, recorder.stderr.text, outcome)
+            )
+
+    @property
+    def pid(self) -> int | None:
+        """Its pid inside, as the inside says."""
+        return self._attempt.recorder.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended yet."""
+        return not self._result.done()
+
+    async def wait(self) -> CommandResult:
+        """Return how it ended."""
+        return await asyncio.shield(self._result)
+
+    async def send_stdin(self, data: str | bytes) -> None:
+        """Write to its standard input."""
+        checked = check_stdin(data) or b""
+        self._live.touch()
+        channel = self._live.channel
+        for start in range(0, len(checked), 1 << 20):
+            channel.send({"op": "stdin", "id": self.id}, checked[start : start + (1 << 20)])
+            await channel.wait_writable()
+
+    async def close_stdin(self) -> None:
+        """End its standard input."""
+        self._live.channel.send({"op": "stdin_close", "id": self.id})
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Tell its terminal a new size."""
+        self._live.channel.send({"op": "resize", "id": self.id, "rows": rows, "cols": cols})
+
+    async def kill(self, signal: int = signals.SIGKILL) -> None:
+        """Signal its whole process tree."""
+        self._live.channel.send({"op": "signal", "id": self.id, "signal": int(signal)})
+
+
+class Commands:
+    """The commands of one sandbox."""
+
+    def __init__(self, live: Live, tasks: Tasks) -> None:
+        """Belongs to one `AsyncSandbox`."""
+        self._live = live
+        self._tasks = tasks
+        self._background: dict[int, Command] = {}
+
+    async def run(  # noqa: PLR0913 - each is a choice of the caller's
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - a limit of the sandbox, not of the await
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+        on_event: OnEvent | None = None,
+    ) -> CommandResult:
+        """Run a command (a string goes to a shell) and return how it ended."""
+        argv, work = self._work(command, cwd, env, timeout)
+        if stdin is not None:
+            fields = {**work.fields, "stdin": "stream"}
+            work = replace(work, fields=fields, stdin=check_stdin(stdin))
+        attempt = Attempt(self._live, work, by_stream(on_stdout, on_stderr, on_event))
+        try:
+            outcome = await attempt.wait()
+        except GuestRefused as refusal:
+            raise _refused(refusal, argv) from None
+        return CommandResult(attempt.recorder.stdout.text, attempt.recorder.stderr.text, outcome)
+
+    async def start(  # noqa: PLR0913 - each is a choice of the caller's
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - a limit of the sandbox, not of the await
+        terminal: tuple[int, int] | None = None,
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+        on_event: OnEvent | None = None,
+    ) -> Command:
+        """Start a command in the background; `terminal` is (rows, columns) of a pty."""
+        argv, work = self._work(command, cwd, env, timeout or _BACKGROUND_S)
+        pty = None if terminal is None else {"rows": terminal[0], "cols": terminal[1]}
+        work = replace(work, fields={**work.fields, "stdin": "stream", "pty": pty})
+        attempt = Attempt(self._live, work, by_stream(on_stdout, on_stderr, on_event))
+        recorder = attempt.recorder
+        recorder.started = asyncio.get_running_loop().create_future()
+        command_object = Command(self._live, attempt, argv, self._tasks)
+        try:
+            await recorder.started
+        except asyncio.CancelledError:
+            if recorder.refused is not None:
+                raise _refused(recorder.refused, argv) from None
+            if not recorder.is_ended:
+                raise
+        self._background[command_object.id] = command_object
+        return command_object
+
+    async def list(self) -> list[Command]:
+        """Return the background commands that run."""
+        self._background = {n: c for n, c in self._background.items() if c.is_running}
+        return list(self._background.values())
+
+    async def get(self, command_id: int) -> Command:
+        """Return the running background command of that id."""
+        for command in await self.list():
+            if command.id == command_id:
+                return command
+        raise NotFound(f"command {command_id}: none runs under that id", remedy="list commands")
+
+    async def kill(self, command_id: int, signal: int = signals.SIGKILL) -> None:
+        """Signal a background command's process tree."""
+        await (await self.get(command_id)).kill(signal)
+
+    async def send_stdin(self, command_id: int, data: str | bytes) -> None:
+        """Write to a background command's standard input."""
+        await (await self.get(command_id)).send_stdin(data)
+
+    def _work(
+        self,
+        command: str | Sequence[str],
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        timeout_s: float | None,
+    ) -> tuple[tuple[str, ...], Work]:
+        self._live.check_alive()
+        argv = check_words(
+            ["/bin/bash", "-c", command] if isinstance(command, str) else command, "command"
+        )
+        if not argv or not argv[-1]:
+            raise UsageError("command: it is empty", remedy="name a program")
+        limits = self._live.spec.limits
+        if timeout_s is not None:
+            limits = limits.with_changes({"wall_s": timeout_s})
+        if timeout_s == _BACKGROUND_S:
+            limits = limits.with_changes({"cpu_s": _BACKGROUND_S})
+        fields: dict[str, Any] = {
+            "argv": argv,
+            "env": check_env(env or {}),
+            "stdin": "none",
+            "pty": None,
+            "output_bytes": limits.output_bytes,
+        }
+        if cwd is not None:
+            fields["cwd"] = check_path(cwd)
+        return argv, Work("start", fields, limits, stop=self._stop)
+
+    def _stop(self, number: int) -> None:
+        channel = self._live.channel
+        channel.send({"op": "signal", "id": number, "signal": int(signals.SIGKILL)})
+
+
+def _refused(refusal: GuestRefused, argv: Sequence[str]) -> Exception:
+    if refusal.reason == "not_found":
+        return NotFound(f"command {argv[0]!r}: {refusal}", remedy="name a program the sandbox has")
+    return file_error(refusal, f"start {argv[0]!r}")

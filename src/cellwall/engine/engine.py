@@ -1,0 +1,282 @@
+"""The engine: one state directory, its templates, runtimes, pool and live sandboxes.
+
+Doors make one engine per process and event loop and call it; it is the only thing that puts
+template, runtime, pool and sandbox together. The invariant: a sandbox that was claimed is
+destroyed whatever happens, and `aclose` returns only when nothing of this engine is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cellwall.engine.execution import Attempt, OnEvent, Work, finish
+from cellwall.engine.files import file_error, read_file
+from cellwall.engine.pool import Pool, PoolStatistics
+from cellwall.engine.requests import Plan, Request, check_env, check_limits, plan
+from cellwall.engine.sandbox import AsyncSandbox
+from cellwall.engine.selection import Runtimes
+from cellwall.engine.settings import EngineSettings
+from cellwall.engine.tasks import Tasks
+from cellwall.engine.templates import TemplateStore, state_dir
+from cellwall.model.errors import Conflict, HostUnsupported
+from cellwall.model.execution import Execution
+from cellwall.model.ids import new_id
+from cellwall.runtimes.base import RuntimeStatistics, SandboxSpec, SweepReport
+from cellwall.runtimes.channel import ChannelLost, GuestRefused
+
+if TYPE_CHECKING:
+    from cellwall.engine.live import Live
+    from cellwall.model.limits import Limits
+    from cellwall.model.template import BuiltTemplate, Template
+    from cellwall.runtimes.base import Runtime
+
+
+class Templates(Protocol):
+    """What the engine needs of a template store."""
+
+    def definitions(self) -> dict[str, Template]:
+        """Return the known templates by name."""
+
+    def find(self, name: str) -> BuiltTemplate | None:
+        """Return the built template, or None when it is not built."""
+
+    def build(self, name: str) -> BuiltTemplate:
+        """Build it and return it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """Counts for `/stats`, the console and tests."""
+
+    runs: int
+    sandboxes: int
+    background_failures: int
+    pool: PoolStatistics
+    runtimes: Mapping[str, RuntimeStatistics]
+
+
+class Engine:
+    """See the module. Make it on the event loop it will live on."""
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        settings: EngineSettings | None = None,
+        *,
+        templates: Templates | None = None,
+    ) -> None:
+        """Touch nothing yet; `templates` replaces the store of the state directory."""
+        self.state_dir = directory or state_dir()
+        self.settings = settings or EngineSettings.from_environment()
+        self._templates: Templates = templates or TemplateStore(self.state_dir)
+        self._built: dict[str, BuiltTemplate] = {}
+        self._building = asyncio.Lock()
+        self._runtimes = Runtimes(self.state_dir, self.settings)
+        self._pool = Pool(self.settings)
+        self._tasks = Tasks()
+        self._sandboxes: dict[str, AsyncSandbox] = {}
+        self._runs = 0
+        self._under_way: set[Live] = set()
+        self._is_open = True
+
+    # -- parts -----------------------------------------------------------------------------
+
+    @property
+    def pool(self) -> Pool:
+        """The warm pool."""
+        return self._pool
+
+    async def runtime(self, isolation: str = "namespace", name: str | None = None) -> Runtime:
+        """Return the runtime that would serve such a request."""
+        return await self._runtimes.choose(isolation, name)
+
+    async def template(self, name: str) -> BuiltTemplate:
+        """Return a built template; the first use builds it, which takes a while."""
+        built = self._built.get(name)
+        if built is None:
+            async with self._building:
+                built = await asyncio.to_thread(self._find_or_build, name)
+                self._built[name] = built
+        return built
+
+    def _find_or_build(self, name: str) -> BuiltTemplate:
+        return self._templates.find(name) or self._templates.build(name)
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise Conflict("engine: it is closed", remedy="make a new one")
+
+    # -- one-shot --------------------------------------------------------------------------
+
+    async def run(self, code: str, *, on_event: OnEvent | None = None, **options: Any) -> Execution:  # noqa: ANN401 - fields of Request
+        """Run `code` once in a fresh sandbox; options are the fields of `requests.Request`."""
+        return await self.execute(Request(code, **options), on_event)
+
+    async def execute(self, request: Request, on_event: OnEvent | None = None) -> Execution:
+        """Do one request; the sandbox is destroyed after the answer."""
+        self._check_open()
+        work = plan(request, self.settings.limits)
+        template = self._built.get(request.template) or await self.template(request.template)
+        runtime = await self._runtimes.choose(request.isolation, request.runtime)
+        spec = SandboxSpec(
+            new_id(), template, work.limits, env=work.env, demand_hard=request.demand_hard
+        )
+        live = await self._pool.claim(runtime, spec)
+        self._under_way.add(live)
+        self._runs += 1
+        try:
+            return await self._run_in(live, work, on_event)
+        finally:
+            self._under_way.discard(live)
+            live.kill("its one program has ended")
+            self._pool.release(live, runtime)
+
+    async def _run_in(self, live: Live, work: Plan, on_event: OnEvent | None) -> Execution:
+        started_at = time.time()
+        try:
+            await _write_files(live, work)
+            attempt = Attempt(live, _one_shot(work), on_event)
+            outcome = await attempt.wait()
+        except GuestRefused as refusal:
+            raise _explain(refusal, work) from None
+        files: dict[str, bytes] = {}
+        if work.collect:
+            files, notes = await self._collect(live, work)
+            outcome = replace(outcome, notes=outcome.notes + notes)
+        return finish(attempt, outcome, work.language.name, started_at, files)
+
+    async def _collect(self, live: Live, work: Plan) -> tuple[dict[str, bytes], tuple[str, ...]]:
+        files: dict[str, bytes] = {}
+        notes: list[str] = []
+        room = self.settings.collect_bytes
+        for path in work.collect:
+            try:
+                files[path] = await read_file(live, path, room)
+                room -= len(files[path])
+            except (GuestRefused, ChannelLost) as error:
+                notes.append(f"collect {path}: {error}")
+        return files, tuple(notes)
+
+    # -- sandboxes -------------------------------------------------------------------------
+
+    async def create_sandbox(
+        self,
+        template: str = "python",
+        limits: Limits | Mapping[str, Any] | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        runtime: str | None = None,
+        isolation: str = "namespace",
+        demand_hard: bool = False,
+    ) -> AsyncSandbox:
+        """Return a live sandbox; its owner closes it, or its idle or whole life ends."""
+        self._check_open()
+        found = check_limits(limits, None, self.settings.limits)
+        built = await self.template(template)
+        chosen = await self._runtimes.choose(isolation, runtime)
+        spec = SandboxSpec(
+            new_id(), built, found, env=check_env(env or {}), demand_hard=demand_hard
+        )
+        live = await self._pool.claim(chosen, spec)
+        sandbox = AsyncSandbox(live, self._tasks, lambda: self._released(sandbox, chosen))
+        self._sandboxes[sandbox.id] = sandbox
+        return sandbox
+
+    def _released(self, sandbox: AsyncSandbox, runtime: Runtime) -> None:
+        if self._sandboxes.pop(sandbox.id, None) is not None:
+            self._pool.release(sandbox.live, runtime)
+
+    def sandbox(self, sandbox_id: str) -> AsyncSandbox | None:
+        """Return the live sandbox of that id."""
+        return self._sandboxes.get(sandbox_id)
+
+    # -- care ------------------------------------------------------------------------------
+
+    async def sweep(self) -> SweepReport:
+        """Remove what dead owners left behind, for every runtime that may be used here."""
+        removed: dict[str, int] = {}
+        kept: tuple[str, ...] = ()
+        for name in ("jail", "process") if self.settings.allow_process else ("jail",):
+            report = await self._runtimes.get(name).sweep()
+            for kind, count in report.removed.items():
+                removed[kind] = removed.get(kind, 0) + count
+            kept += report.kept
+        return SweepReport(removed, kept)
+
+    def statistics(self) -> EngineStatistics:
+        """Return counts."""
+        return EngineStatistics(
+            runs=self._runs,
+            sandboxes=len(self._sandboxes),
+            background_failures=self._tasks.failed,
+            pool=self._pool.statistics(),
+            runtimes={name: r.statistics() for name, r in self._runtimes.made.items()},
+        )
+
+    async def aclose(self) -> None:
+        """Destroy every sandbox and wait until nothing is left; idempotent."""
+        self._is_open = False
+        for live in list(self._under_way):
+            live.stop_all("the engine was closed")
+        for sandbox in list(self._sandboxes.values()):
+            await sandbox.close()
+        await self._tasks.cancel()
+        await self._pool.aclose()
+        await self._runtimes.aclose()
+
+    def abandon(self) -> None:
+        """Forget everything without touching it; for a forked child, which owns none of it."""
+        self._is_open = False
+        for runtime in self._runtimes.made.values():
+            abandon = getattr(runtime, "abandon", None)
+            if abandon is not None:
+                abandon()
+
+
+def _one_shot(work: Plan) -> Work:
+    stdin = "none" if work.stdin is None else "stream"
+    if work.is_warm:
+        fields: dict[str, Any] = {
+            "context": "main",
+            "mode": "program",
+            "filename": work.language.file_name,
+            "arguments": work.arguments,
+            "argv": work.args,
+            "stdin": stdin,
+            "output_bytes": work.limits.output_bytes,
+            "display": True,
+        }
+        return Work("execute", fields, work.limits, work.source, work.stdin)
+    fields = {
+        "argv": work.language.command(work.language.file_name, work.args),
+        "env": dict(work.language.env),
+        "stdin": stdin,
+        "pty": None,
+        "output_bytes": work.limits.output_bytes,
+    }
+    return Work("start", fields, work.limits, b"", work.stdin)
+
+
+async def _write_files(live: Live, work: Plan) -> None:
+    files = work.files
+    if not work.is_warm:
+        files = (*files, (work.language.file_name, work.source))
+    for path, data in files:
+        await live.channel.request(
+            "file_write", data, path=path, append=False, parents=True, mode=None
+        )
+
+
+def _explain(refusal: GuestRefused, work: Plan) -> Exception:
+    if refusal.reason == "not_found" and not work.is_warm:
+        return HostUnsupported(
+            work.language.name,
+            f"run {work.language.name}: {refusal}",
+            remedy=f"install it: {work.language.install}",
+        )
+    return file_error(refusal, "run")

@@ -1,0 +1,314 @@
+"""Files of a sandbox, from outside.
+
+Everything goes through the guest, under the sandbox's own confinement: no path of the inside is
+ever opened by the host (`security` calls that the most common way out). What comes back from
+`download_dir` is a tar stream written by hostile code; `arrivals` takes it apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import tarfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from cellwall.engine.arrivals import Arrival
+from cellwall.engine.requests import FILE_CAP_BYTES, check_path
+from cellwall.model.errors import FileError, SandboxBroken, UsageError
+from cellwall.runtimes.channel import FrameError, GuestRefused, Reply, strict_json
+
+if TYPE_CHECKING:
+    from cellwall.engine.live import Live
+
+_STEP_BYTES = 1024 * 1024
+_REASONS = frozenset(
+    {
+        "not_found",
+        "exists",
+        "permission",
+        "is_directory",
+        "not_directory",
+        "invalid",
+        "too_large",
+        "no_space",
+    }
+)
+READ_CAP_BYTES = 256 * 1024 * 1024
+"""Most bytes of one `read`; they end up in our memory. Use `stream` for more."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file as the inside describes it; hostile text, for showing only."""
+
+    name: str
+    path: str
+    type: str
+    size: int
+    mode: int
+    mtime: float
+    target: str | None = None
+
+    @classmethod
+    def parse(cls, value: object) -> FileEntry:
+        """Check one entry; `FrameError` when it is not one."""
+        if not isinstance(value, dict):
+            raise FrameError("file entry: not an object")
+        texts = [value.get(name, "") for name in ("name", "path", "type")]
+        numbers = [value.get(name, 0) for name in ("size", "mode", "mtime")]
+        target = value.get("target")
+        if not all(isinstance(text, str) for text in texts) or not all(
+            isinstance(number, (int, float)) for number in numbers
+        ):
+            raise FrameError("file entry: fields of the wrong type")
+        return cls(
+            texts[0],
+            texts[1],
+            texts[2],
+            int(numbers[0]),
+            int(numbers[1]),
+            float(numbers[2]),
+            target if isinstance(target, str) else None,
+        )
+
+
+def file_error(refusal: GuestRefused, step: str) -> FileError | SandboxBroken:
+    """Translate the guest's `fail` of a file operation."""
+    if refusal.reason in _REASONS:
+        return FileError(f"{step}: {refusal}", reason=refusal.reason)
+    return SandboxBroken(
+        f"{step}: the guest failed with {refusal.reason}: {refusal}",
+        remedy="please file a bug",
+    )
+
+
+async def read_file(live: Live, path: str, most_bytes: int) -> bytes:
+    """Read a file out of a sandbox in steps; `GuestRefused` above `most_bytes`."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        reply = await live.channel.request("file_read", path=path, offset=size, length=_STEP_BYTES)
+        parts.append(reply.body)
+        size += len(reply.body)
+        if size > most_bytes:
+            raise GuestRefused("too_large", f"{path}: it has more than {most_bytes} bytes")
+        # An empty answer ends it too: a guest that never says `eof` must not keep us here.
+        if reply.header.get("eof") or not reply.body:
+            return b"".join(parts)
+
+
+class Files:
+    """File operations of one sandbox. Relative paths start at the working directory."""
+
+    def __init__(self, live: Live) -> None:
+        """Belongs to one `AsyncSandbox`."""
+        self._live = live
+
+    async def _ask(self, op: str, path: str, body: bytes = b"", **fields: object) -> Reply:
+        self._live.check_alive()
+        self._live.touch()
+        with _translated(f"{op} {path!r}"):
+            return await self._live.channel.request(op, body, path=check_path(path), **fields)
+
+    @overload
+    async def read(self, path: str, *, text: Literal[True] = True) -> str: ...
+    @overload
+    async def read(self, path: str, *, text: Literal[False]) -> bytes: ...
+    async def read(self, path: str, *, text: bool = True) -> str | bytes:
+        """Return a file's content, decoded as UTF-8 (bad bytes replaced) or as bytes."""
+        data = await self.read_bytes(path)
+        return data.decode("utf-8", "replace") if text else data
+
+    async def read_bytes(self, path: str) -> bytes:
+        """Return a file's content."""
+        self._live.check_alive()
+        self._live.touch()
+        with _translated(f"file_read {path!r}"):
+            return await read_file(self._live, check_path(path), READ_CAP_BYTES)
+
+    async def write(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
+        """Write a whole file, parents included; atomic up to 32 MiB. Return its size."""
+        data = content.encode() if isinstance(content, str) else bytes(content)
+        for start in range(0, max(1, len(data)), FILE_CAP_BYTES):
+            await self._ask(
+                "file_write",
+                path,
+                data[start : start + FILE_CAP_BYTES],
+                append=start > 0,
+                parents=True,
+                mode=mode,
+            )
+            await self._live.channel.wait_writable()
+        return len(data)
+
+    async def append(self, path: str, content: str | bytes) -> None:
+        """Append to a file, making it if need be."""
+        data = content.encode() if isinstance(content, str) else bytes(content)
+        for start in range(0, max(1, len(data)), FILE_CAP_BYTES):
+            step = data[start : start + FILE_CAP_BYTES]
+            await self._ask("file_write", path, step, append=True, parents=True, mode=None)
+
+    async def stat(self, path: str) -> FileEntry:
+        """Describe one file; links are described, not followed."""
+        reply = await self._ask("file_stat", path)
+        with _translated(f"file_stat {path!r}"):
+            return FileEntry.parse(strict_json(reply.body) if reply.body else reply.header)
+
+    async def exists(self, path: str) -> bool:
+        """Report whether there is something of that name."""
+        try:
+            await self.stat(path)
+        except FileError as error:
+            if error.reason in ("not_found", "not_directory"):
+                return False
+            raise
+        return True
+
+    async def list(self, path: str = ".", *, depth: int = 1, limit: int = 1000) -> list[FileEntry]:
+        """List a directory, `depth` levels down, at most `limit` entries."""
+        reply = await self._ask("file_list", path, depth=depth, limit=limit)
+        with _translated(f"file_list {path!r}"):
+            entries = strict_json(reply.body)
+            if not isinstance(entries, list):
+                raise FrameError("file_list: not a list")
+            return [FileEntry.parse(entry) for entry in entries]
+
+    async def mkdir(self, path: str, *, parents: bool = True) -> None:
+        """Make a directory."""
+        await self._ask("file_mkdir", path, parents=parents)
+
+    async def move(self, path: str, target: str) -> None:
+        """Rename or move."""
+        await self._ask("file_move", path, target=check_path(target))
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file, an empty directory or, if `recursive`, a whole tree."""
+        await self._ask("file_remove", path, recursive=recursive)
+
+    # -- trees -----------------------------------------------------------------------------
+
+    async def upload_dir(self, local: str | Path, remote: str = ".") -> int:
+        """Copy a directory of the caller's into the sandbox; return the number of bytes sent."""
+        root = Path(local)
+        if not await asyncio.to_thread(root.is_dir):
+            raise UsageError(f"upload_dir: {local} is not a directory", remedy="name a directory")
+        self._live.check_alive()
+        self._live.touch()
+        channel = self._live.channel
+        number, reply = channel.open_transfer("tree_put", {"path": check_path(remote)})
+        sent = 0
+        try:
+            steps = _tar_steps(root)
+            while not reply.done() and (step := await asyncio.to_thread(next, steps, b"")):
+                channel.send({"op": "chunk", "id": number}, step)
+                sent += len(step)
+                await channel.wait_writable()
+            channel.send({"op": "chunk_end", "id": number})
+            with _translated(f"tree_put {remote!r}"):
+                await reply
+        finally:
+            channel.forget(number)
+        return sent
+
+    async def download_dir(
+        self, remote: str, local: str | Path, *, most_bytes: int = 1 << 30
+    ) -> int:
+        """Copy a directory out of the sandbox into `local`, which is made; return its file count.
+
+        Only regular files and directories arrive; links and special files are left out.
+        """
+        arrival = Arrival(Path(local), most_bytes)
+        try:
+            async for step in self.stream_dir(remote):
+                await asyncio.to_thread(arrival.feed, step)
+            return await asyncio.to_thread(arrival.finish)
+        finally:
+            await asyncio.to_thread(arrival.close)
+
+    async def stream_dir(self, remote: str) -> AsyncIterator[bytes]:
+        """Yield a directory as a tar stream. Hostile bytes: do not extract them carelessly."""
+        self._live.check_alive()
+        self._live.touch()
+        channel = self._live.channel
+        steps: asyncio.Queue[bytes] = asyncio.Queue()
+
+        def on_chunk(data: bytes) -> None:
+            steps.put_nowait(data)
+            channel.pause()  # one step at a time: a slow reader stops the guest, not the host
+
+        number, reply = channel.open_transfer("tree_get", {"path": check_path(remote)}, on_chunk)
+        reply.add_done_callback(lambda _: steps.put_nowait(b""))
+        try:
+            while step := await steps.get():
+                yield step
+                channel.resume()
+            with _translated(f"tree_get {remote!r}"):
+                await reply
+        finally:
+            channel.forget(number)
+            for _ in range(steps.qsize()):
+                if steps.get_nowait():
+                    channel.resume()
+            channel.send({"op": "signal", "id": number, "signal": 9})
+
+
+@contextlib.contextmanager
+def _translated(step: str) -> Iterator[None]:
+    try:
+        yield
+    except GuestRefused as refusal:
+        raise file_error(refusal, step) from None
+    except FrameError as error:
+        raise SandboxBroken(f"{step}: bad answer: {error}", remedy="close the sandbox") from None
+
+
+def _tar_steps(root: Path) -> Iterator[bytes]:
+    """Yield the caller's own tree as tar, a piece at a time."""
+    buffer = _Drained()
+    with tarfile.open(fileobj=buffer, mode="w|", bufsize=64 * 1024) as tar:
+        for directory, names, files in os.walk(root):
+            names.sort()
+            for name in sorted([*names, *files]):
+                path = os.path.join(directory, name)
+                inner = os.path.relpath(path, root)
+                info: tarfile.TarInfo | None = tar.gettarinfo(path, inner)
+                if info is None:  # a socket
+                    continue
+                info.uid = info.gid = 0
+                info.uname = info.gname = ""
+                if info.isreg():
+                    with open(path, "rb") as stream:
+                        tar.addfile(info, stream)
+                else:
+                    tar.addfile(info)
+                if buffer.size >= _STEP_BYTES:
+                    yield from buffer.take()
+    yield from buffer.take()
+
+
+class _Drained(io.RawIOBase):
+    """Collects what `tarfile` writes until it is taken."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self.size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:  # noqa: ANN401 - a buffer
+        self._parts.append(bytes(data))
+        self.size += len(data)
+        return len(data)
+
+    def take(self) -> Iterator[bytes]:
+        whole = b"".join(self._parts)
+        self._parts.clear()
+        self.size = 0
+        for start in range(0, len(whole), _STEP_BYTES):
+            yield whole[start : start + _STEP_BYTES]

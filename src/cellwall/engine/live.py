@@ -1,0 +1,91 @@
+"""A sandbox that an owner holds: the runtime's object plus what the engine must know of it.
+
+Used by one-shot runs and by the public sandbox object alike; not public itself. The invariant:
+once `kill` was called, or the kernel killed something in it for memory, it serves nobody again.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from cellwall.engine.verdicts import Cause
+from cellwall.model.errors import SandboxUnavailable
+
+if TYPE_CHECKING:
+    from cellwall.engine.execution import Recorder
+    from cellwall.model.outcome import Isolation
+    from cellwall.runtimes.base import KernelReadings, RuntimeSandbox, SandboxSpec
+    from cellwall.runtimes.channel import GuestChannel
+
+
+class Live:
+    """One claimed sandbox."""
+
+    __slots__ = (
+        "_fresh",
+        "active_at",
+        "channel",
+        "ended_because",
+        "isolation",
+        "running",
+        "runtime_sandbox",
+        "spec",
+    )
+
+    def __init__(
+        self, runtime_sandbox: RuntimeSandbox, spec: SandboxSpec, fresh: KernelReadings
+    ) -> None:
+        """`fresh` are the readings taken when it was ready, before any code of a caller ran."""
+        self.runtime_sandbox = runtime_sandbox
+        self.spec = spec
+        self.channel: GuestChannel = runtime_sandbox.channel
+        self.isolation: Isolation = runtime_sandbox.isolation
+        self.running: set[Recorder] = set()
+        self.active_at = time.monotonic()
+        self.ended_because = ""
+        self._fresh: KernelReadings | None = fresh
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can take requests."""
+        return not self.ended_because and self.channel.is_open
+
+    def touch(self) -> None:
+        """Note that its owner uses it."""
+        self.active_at = time.monotonic()
+
+    def readings(self) -> KernelReadings:
+        """Read the kernel's counters now."""
+        return self.runtime_sandbox.readings()
+
+    def readings_before(self) -> KernelReadings:
+        """Return what the counters were before the work that starts now."""
+        self.touch()
+        fresh, self._fresh = self._fresh, None
+        return self.readings() if fresh is None else fresh
+
+    def read_cpu_s(self) -> float:
+        """CPU seconds of the tree since it started."""
+        return self.readings().cpu_s
+
+    def check_alive(self) -> None:
+        """Raise `SandboxUnavailable`, with the reason, if it has ended."""
+        if self.is_alive:
+            return
+        reason = self.ended_because or str(self.channel.lost)
+        raise SandboxUnavailable(
+            f"sandbox {self.spec.sandbox_id}: it has ended: {reason}",
+            remedy="create a new sandbox",
+        )
+
+    def kill(self, reason: str) -> None:
+        """Kill everything in it; idempotent, the first reason is kept."""
+        self.ended_because = self.ended_because or reason
+        self.runtime_sandbox.kill()
+
+    def stop_all(self, reason: str) -> None:
+        """Kill it on its owner's wish: what runs in it ends as cancelled."""
+        for recorder in list(self.running):
+            recorder.settle(Cause.CANCEL, reason)
+        self.kill(reason)

@@ -1,0 +1,305 @@
+"""Parked sandboxes: started ahead, locked down, each used once.
+
+The engine claims; runtimes start and destroy. Not a recycler: a claimed sandbox never returns.
+Shelves are kept per runtime and template. The invariant: a claim never waits behind a refill,
+and a shelf whose refills fail backs off and leaves the error to the next claim, which tries
+itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from cellwall.engine.live import Live
+from cellwall.engine.tasks import Tasks
+from cellwall.model.ids import new_id
+
+if TYPE_CHECKING:
+    from cellwall.engine.settings import EngineSettings
+    from cellwall.runtimes.base import KernelReadings, Runtime, RuntimeSandbox, SandboxSpec
+
+_BACKOFF_FIRST_S = 0.1
+_BACKOFF_MOST_S = 30.0
+_SHRINK_AFTER_S = 10.0
+"""A burst's size is remembered this long."""
+_MOST_DESTRUCTIONS = 64
+"""Destructions pending at once; claims wait above it, so that cleaning keeps up."""
+
+
+class StartGate:
+    """Bounds parallel starts; whoever claims passes before whoever refills."""
+
+    def __init__(self, size: int) -> None:
+        """`size` starts at once."""
+        self._free = size
+        self._claims: deque[asyncio.Future[None]] = deque()
+        self._refills: deque[asyncio.Future[None]] = deque()
+
+    @contextlib.asynccontextmanager
+    async def passing(self, *, is_claim: bool) -> AsyncIterator[None]:
+        """Hold one of the places."""
+        await self._enter(self._claims if is_claim else self._refills)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    async def _enter(self, queue: deque[asyncio.Future[None]]) -> None:
+        if self._free > 0:
+            self._free -= 1
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue.append(future)
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self._leave()  # the place was given to us in the same moment
+            raise
+
+    def _leave(self) -> None:
+        for queue in (self._claims, self._refills):
+            while queue:
+                future = queue.popleft()
+                if not future.done():
+                    future.set_result(None)
+                    return
+        self._free += 1
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatistics:
+    """Counts for `/stats`, the console and tests."""
+
+    parked: int
+    starting: int
+    destroying: int
+    claims_parked: int
+    claims_started: int
+    failed: int
+
+
+@dataclass(slots=True)
+class _Parked:
+    sandbox: RuntimeSandbox
+    spec: SandboxSpec
+    fresh: KernelReadings
+
+
+@dataclass(slots=True)
+class _Shelf:
+    runtime: Runtime
+    spec: SandboxSpec
+    """What parked sandboxes are started as."""
+    parked: deque[_Parked] = field(default_factory=deque)
+    starting: int = 0
+    in_use: int = 0
+    peak: int = 0
+    peak_at: float = 0.0
+    claimed_at: float = 0.0
+    backoff_s: float = 0.0
+    retry: asyncio.TimerHandle | None = None
+
+
+class Pool:
+    """All parked sandboxes of one engine."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """Park nothing until something was claimed."""
+        self._settings = settings
+        self._shelves: dict[tuple[str, str, str], _Shelf] = {}
+        self._gate = StartGate((os.cpu_count() or 1) + 1)
+        self._refills = Tasks()
+        self._destructions = Tasks()
+        self._is_open = True
+        self._claims_parked = 0
+        self._claims_started = 0
+        self._failed = 0
+        self._tidy: asyncio.TimerHandle | None = None
+
+    # -- claiming --------------------------------------------------------------------------
+
+    async def claim(self, runtime: Runtime, spec: SandboxSpec) -> Live:
+        """Return a sandbox of `spec`, parked or started now; `release` must follow."""
+        await self._destructions.wait_below(_MOST_DESTRUCTIONS)
+        shelf = self._shelf(runtime, spec)
+        self._count_claim(shelf)
+        try:
+            while (found := self._take(shelf, spec)) is not None:
+                if found.spec.limits == spec.limits:
+                    live = Live(
+                        found.sandbox, replace(spec, sandbox_id=found.spec.sandbox_id), found.fresh
+                    )
+                else:
+                    live = await self._adapt(found, spec)
+                if live.is_alive:
+                    self._claims_parked += 1
+                    return live
+                self.bury(found.sandbox)
+            self._claims_started += 1
+            async with self._gate.passing(is_claim=True):
+                sandbox = await runtime.start(spec)
+            return Live(sandbox, spec, sandbox.readings())
+        except BaseException:
+            shelf.in_use -= 1
+            raise
+        finally:
+            self._refill(shelf)
+
+    async def _adapt(self, found: _Parked, spec: SandboxSpec) -> Live:
+        try:
+            await found.sandbox.apply_limits(spec.limits)
+        except BaseException:
+            self.bury(found.sandbox)
+            raise
+        return Live(found.sandbox, replace(spec, sandbox_id=found.spec.sandbox_id), found.fresh)
+
+    def _take(self, shelf: _Shelf, spec: SandboxSpec) -> _Parked | None:
+        for _ in range(len(shelf.parked)):
+            candidate = shelf.parked.popleft()
+            if not candidate.sandbox.channel.is_open:
+                self.bury(candidate.sandbox)
+            elif candidate.sandbox.fits(spec):
+                return candidate
+            else:
+                shelf.parked.append(candidate)
+        return None
+
+    def release(self, live: Live, runtime: Runtime) -> None:
+        """Destroy a claimed sandbox, in the background."""
+        shelf = self._shelf(runtime, live.spec)
+        shelf.in_use -= 1
+        self.bury(live.runtime_sandbox)
+
+    def bury(self, sandbox: RuntimeSandbox) -> None:
+        """Kill now, clean up in the background."""
+        sandbox.kill()
+        self._destructions.spawn(sandbox.aclose())
+
+    async def wait_buried(self) -> None:
+        """Return when every destruction under way has ended."""
+        await self._destructions.wait_empty()
+
+    # -- parking ---------------------------------------------------------------------------
+
+    def _shelf(self, runtime: Runtime, spec: SandboxSpec) -> _Shelf:
+        key = (runtime.name, spec.template.digest, spec.template.path)
+        shelf = self._shelves.get(key)
+        if shelf is None:
+            plain = replace(
+                spec, limits=self._settings.limits, env={}, demand_hard=False, start="fork"
+            )
+            shelf = self._shelves[key] = _Shelf(runtime, plain)
+        return shelf
+
+    def _count_claim(self, shelf: _Shelf) -> None:
+        now = time.monotonic()
+        shelf.claimed_at = now
+        shelf.in_use += 1
+        if shelf.in_use >= shelf.peak or now - shelf.peak_at > _SHRINK_AFTER_S:
+            shelf.peak, shelf.peak_at = shelf.in_use, now
+
+    def _target(self, shelf: _Shelf) -> int:
+        now = time.monotonic()
+        if not self._is_open or now - shelf.claimed_at > self._settings.pool_idle_s:
+            return 0
+        if now - shelf.peak_at > _SHRINK_AFTER_S:
+            shelf.peak = shelf.in_use
+        return min(self._settings.pool_max, max(self._settings.pool_min, shelf.peak))
+
+    def _refill(self, shelf: _Shelf) -> None:
+        if shelf.retry is not None:
+            return
+        while len(shelf.parked) + shelf.starting < self._target(shelf):
+            shelf.starting += 1
+            self._refills.spawn(self._park_one(shelf))
+        if self._tidy is None and self._is_open:
+            loop = asyncio.get_running_loop()
+            self._tidy = loop.call_later(_SHRINK_AFTER_S, self._on_tidy)
+
+    async def _park_one(self, shelf: _Shelf) -> None:
+        spec = replace(shelf.spec, sandbox_id=new_id())
+        try:
+            async with self._gate.passing(is_claim=False):
+                if len(shelf.parked) >= self._target(shelf):
+                    return
+                sandbox = await shelf.runtime.start(spec)
+        except Exception:  # noqa: BLE001 - whatever it is, the next claim meets and raises it
+            self._failed += 1
+            self._back_off(shelf)
+            return
+        finally:
+            shelf.starting -= 1
+        shelf.backoff_s = 0.0
+        if not self._is_open:
+            self.bury(sandbox)
+            return
+        parked = _Parked(sandbox, spec, sandbox.readings())
+        shelf.parked.append(parked)
+        sandbox.channel.on_end(lambda: self._on_parked_ended(shelf, parked))
+
+    def _on_parked_ended(self, shelf: _Shelf, parked: _Parked) -> None:
+        if parked in shelf.parked:
+            shelf.parked.remove(parked)
+            self.bury(parked.sandbox)
+            # Dying while parked is a failure of its kind: no busy loop of new ones.
+            self._back_off(shelf)
+
+    def _back_off(self, shelf: _Shelf) -> None:
+        if shelf.retry is not None or not self._is_open:
+            return
+        shelf.backoff_s = min(_BACKOFF_MOST_S, max(_BACKOFF_FIRST_S, shelf.backoff_s * 2))
+        loop = asyncio.get_running_loop()
+        shelf.retry = loop.call_later(shelf.backoff_s, self._on_retry, shelf)
+
+    def _on_retry(self, shelf: _Shelf) -> None:
+        shelf.retry = None
+        self._refill(shelf)
+
+    def _on_tidy(self) -> None:
+        self._tidy = None
+        for key, shelf in list(self._shelves.items()):
+            while len(shelf.parked) > self._target(shelf):
+                self.bury(shelf.parked.popleft().sandbox)
+            if not (shelf.parked or shelf.starting or shelf.in_use or self._target(shelf)):
+                del self._shelves[key]
+        if self._shelves and self._is_open:
+            loop = asyncio.get_running_loop()
+            self._tidy = loop.call_later(_SHRINK_AFTER_S, self._on_tidy)
+
+    async def wait_full(self) -> None:
+        """Return when every shelf holds its target; for measurements and tests."""
+        await self._refills.wait_empty()
+
+    # -- end -------------------------------------------------------------------------------
+
+    def statistics(self) -> PoolStatistics:
+        """Return counts."""
+        return PoolStatistics(
+            parked=sum(len(shelf.parked) for shelf in self._shelves.values()),
+            starting=sum(shelf.starting for shelf in self._shelves.values()),
+            destroying=len(self._destructions),
+            claims_parked=self._claims_parked,
+            claims_started=self._claims_started,
+            failed=self._failed,
+        )
+
+    async def aclose(self) -> None:
+        """Destroy everything parked and wait until all destructions are done."""
+        self._is_open = False
+        if self._tidy is not None:
+            self._tidy.cancel()
+        await self._refills.cancel()
+        for shelf in self._shelves.values():
+            if shelf.retry is not None:
+                shelf.retry.cancel()
+            while shelf.parked:
+                self.bury(shelf.parked.popleft().sandbox)
+        await self._destructions.wait_empty()

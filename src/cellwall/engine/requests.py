@@ -1,0 +1,228 @@
+"""One-shot requests, checked: what `run` was asked for becomes a plan or a `UsageError`.
+
+Pure; nothing here touches a sandbox. Whatever a caller can get wrong is found here, before a
+sandbox is claimed for it, and every message names the argument and a remedy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cellwall.languages import registry
+from cellwall.model.errors import UsageError
+from cellwall.model.limits import Limits
+
+if TYPE_CHECKING:
+    from cellwall.languages.language import Language
+
+SOURCE_CAP_BYTES = 16 * 1024 * 1024
+STDIN_CAP_BYTES = 64 * 1024 * 1024
+FILE_CAP_BYTES = 32 * 1024 * 1024
+ARGUMENTS_CAP_BYTES = 512 * 1024
+"""They travel in a frame's header together with `args`; init reads headers up to 1 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Everything one `run` may be asked for."""
+
+    code: str
+    language: str = "python"
+    stdin: str | bytes | None = None
+    arguments: Mapping[str, Any] | None = None
+    files: Mapping[str, str | bytes] | None = None
+    timeout: float | None = None
+    limits: Limits | Mapping[str, Any] | None = None
+    template: str = "python"
+    runtime: str | None = None
+    isolation: str = "namespace"
+    demand_hard: bool = False
+    env: Mapping[str, str] | None = None
+    args: Sequence[str] = ()
+    collect: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request that makes sense."""
+
+    language: Language
+    source: bytes
+    stdin: bytes | None
+    arguments: Mapping[str, Any] | None
+    files: tuple[tuple[str, bytes], ...]
+    limits: Limits
+    env: Mapping[str, str]
+    args: tuple[str, ...]
+    collect: tuple[str, ...]
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the warm context runs it; otherwise it is a command."""
+        return self.language.context == "python"
+
+
+def plan(request: Request, defaults: Limits) -> Plan:
+    """Check `request`; raise `UsageError` or `NotFound` (an unknown language)."""
+    language = registry.find(request.language)
+    files = _files(request.files or {})
+    if language.context is None and language.file_name in dict(files):
+        raise UsageError(
+            f"files: {language.file_name!r} is the name of the program itself",
+            remedy="name the file differently",
+        )
+    return Plan(
+        language=language,
+        source=check_source(request.code),
+        stdin=check_stdin(request.stdin),
+        arguments=check_arguments(request.arguments),
+        files=files,
+        limits=check_limits(request.limits, request.timeout, defaults),
+        env=check_env(request.env or {}),
+        args=check_words(request.args, "args"),
+        collect=tuple(check_inner_path(path, "collect") for path in request.collect),
+    )
+
+
+def check_source(code: str) -> bytes:
+    """Return the source as bytes."""
+    if not isinstance(code, str):
+        raise UsageError(
+            f"code: {type(code).__name__} is not text", remedy="give the program as a string"
+        )
+    if not code:
+        raise UsageError("code: it is empty", remedy="give the program as a string")
+    if "\0" in code:
+        raise UsageError("code: it contains a NUL character", remedy="remove it")
+    try:
+        source = code.encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            "code: it contains half a surrogate pair", remedy="send valid Unicode"
+        ) from None
+    if len(source) > SOURCE_CAP_BYTES:
+        raise UsageError(
+            f"code: {len(source)} bytes is above {SOURCE_CAP_BYTES}",
+            remedy="put data into `files` or stdin",
+        )
+    return source
+
+
+def check_stdin(stdin: str | bytes | None) -> bytes | None:
+    """Return stdin as bytes; None means that there is none."""
+    if stdin is None:
+        return None
+    if not isinstance(stdin, (str, bytes)):
+        raise UsageError(
+            f"stdin: {type(stdin).__name__} is not text", remedy="give a string or bytes"
+        )
+    data = stdin.encode("utf-8", "surrogateescape") if isinstance(stdin, str) else stdin
+    if len(data) > STDIN_CAP_BYTES:
+        raise UsageError(
+            f"stdin: {len(data)} bytes is above {STDIN_CAP_BYTES}", remedy="send it as a file"
+        )
+    return data
+
+
+def check_arguments(arguments: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return `arguments` if they are a JSON object."""
+    if arguments is None:
+        return None
+    if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
+        raise UsageError(
+            "arguments: not an object with text keys", remedy="give a dict like {'n': 3}"
+        )
+    try:
+        size = len(json.dumps(dict(arguments), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"arguments: not JSON: {error}", remedy="give plain JSON values") from None
+    if size > ARGUMENTS_CAP_BYTES:
+        raise UsageError(
+            f"arguments: {size} bytes of JSON is above {ARGUMENTS_CAP_BYTES}",
+            remedy="send large data with `files` or stdin",
+        )
+    return dict(arguments)
+
+
+def check_limits(
+    limits: Limits | Mapping[str, Any] | None, timeout: float | None, defaults: Limits
+) -> Limits:
+    """Return the limits that apply; `timeout` is short for `wall_s` and wins."""
+    if limits is None:
+        found = defaults
+    elif isinstance(limits, Limits):
+        found = limits
+    elif isinstance(limits, Mapping):
+        found = defaults.with_changes(dict(limits))
+    else:
+        raise UsageError(
+            f"limits: {type(limits).__name__} is not a Limits object",
+            remedy="give Limits(...) or a dict of its fields",
+        )
+    return found if timeout is None else found.with_changes({"wall_s": timeout})
+
+
+def check_env(env: Mapping[str, str]) -> dict[str, str]:
+    """Return environment variables a kernel would take."""
+    for name, value in env.items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise UsageError(
+                f"env: {name!r} is not a variable name", remedy="use letters, digits and _"
+            )
+        if not isinstance(value, str) or "\0" in value:
+            raise UsageError(f"env: the value of {name} is not text", remedy="give strings")
+    return dict(env)
+
+
+def check_words(words: Sequence[str], what: str) -> tuple[str, ...]:
+    """Return arguments a kernel would take."""
+    if isinstance(words, (str, bytes)) or not all(
+        isinstance(word, str) and "\0" not in word for word in words
+    ):
+        raise UsageError(f"{what}: not a list of strings without NUL", remedy="give ['a', 'b']")
+    return tuple(words)
+
+
+def check_inner_path(path: str, what: str) -> str:
+    """Return `path` if it names something below the working directory."""
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise UsageError(f"{what}: {path!r} is not a file name", remedy="use a relative path")
+    if path.startswith("/") or ".." in path.split("/") or path.endswith("/"):
+        raise UsageError(
+            f"{what}: {path!r} leads out of the working directory",
+            remedy="use a relative path without `..`",
+        )
+    return path
+
+
+def check_path(path: str) -> str:
+    """Return `path` for a file operation; where it leads is for the sandbox's kernel."""
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise UsageError(f"path: {path!r} is not a file name", remedy="give a path without NUL")
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"path: {path!r} is not valid Unicode", remedy="give UTF-8") from None
+    return path
+
+
+def _files(files: Mapping[str, str | bytes]) -> tuple[tuple[str, bytes], ...]:
+    checked = []
+    for path, content in files.items():
+        check_inner_path(path, "files")
+        if not isinstance(content, (str, bytes, bytearray, memoryview)):
+            raise UsageError(
+                f"files: content of {path!r} is {type(content).__name__}",
+                remedy="give a string or bytes",
+            )
+        data = content.encode() if isinstance(content, str) else bytes(content)
+        if len(data) > FILE_CAP_BYTES:
+            raise UsageError(
+                f"files: {path!r} has {len(data)} bytes, above {FILE_CAP_BYTES}",
+                remedy="use a sandbox and files.upload_dir",
+            )
+        checked.append((path, data))
+    return tuple(checked)

@@ -1,0 +1,331 @@
+"""The sandbox object that callers hold: contexts, commands, files, life.
+
+Made by `Engine.create_sandbox`; the synchronous twin in `embedded` forwards to it. It belongs to
+one owner until it is closed, by its owner, by its idle or whole life, or by the engine. The
+invariant: once closed or killed it stays so, and every call says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from cellwall.engine.commands import Commands, OnText, by_stream
+from cellwall.engine.contexts import Contexts
+from cellwall.engine.execution import Attempt, OnEvent, Work, finish
+from cellwall.engine.files import Files, file_error
+from cellwall.engine.requests import check_source, check_stdin
+from cellwall.languages import registry
+from cellwall.model.errors import Conflict, UsageError
+from cellwall.model.ids import new_id
+from cellwall.model.outcome import Isolation, Verdict
+from cellwall.runtimes.channel import GuestRefused
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from cellwall.engine.live import Live
+    from cellwall.engine.tasks import Tasks
+    from cellwall.languages.language import Language
+    from cellwall.model.execution import Event, Execution
+    from cellwall.model.limits import Limits
+
+Status = Literal["running", "stopped"]
+_DEADLY = frozenset({Verdict.MEMORY, Verdict.SANDBOX_ERROR})
+"""After these the sandbox is destroyed: the kernel has killed something in it, or it lies."""
+_STREAM_HIGH = 256
+
+
+class AsyncSandbox:
+    """One live sandbox."""
+
+    def __init__(self, live: Live, tasks: Tasks, on_closed: Callable[[], None]) -> None:
+        """Made by the engine; callers use `Engine.create_sandbox` or `AsyncSandbox.create`."""
+        self.live = live
+        self._on_closed = on_closed
+        self._loop = asyncio.get_running_loop()
+        self.created_at = time.time()
+        self._ends_s = self._loop.time() + live.spec.limits.life_s
+        self._closed = False
+        self.contexts = Contexts(live)
+        self.commands = Commands(live, tasks)
+        self.files = Files(live)
+        self._reaper = self._loop.call_later(self._next_check_s(), self._reap)
+        live.channel.on_end(self._on_channel_ended)
+
+    @staticmethod
+    def create(template: str = "python", **options: Any) -> Opening:  # noqa: ANN401 - of create_sandbox
+        """Make one on this event loop's engine: `async with AsyncSandbox.create() as sandbox`."""
+        return Opening(template, options)
+
+    # -- facts -----------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.live.spec.sandbox_id
+
+    @property
+    def status(self) -> Status:
+        """`running` until it is closed or has ended."""
+        return "running" if self.live.is_alive else "stopped"
+
+    @property
+    def isolation(self) -> Isolation:
+        """Which isolation really runs."""
+        return self.live.isolation
+
+    @property
+    def posture(self) -> Mapping[str, Any]:
+        """The facts of its confinement, as read back from the OS."""
+        return self.live.runtime_sandbox.posture
+
+    @property
+    def limits(self) -> Limits:
+        """The limits that apply."""
+        return self.live.spec.limits
+
+    @property
+    def template(self) -> str:
+        """The name of its template."""
+        return self.live.spec.template.template.name
+
+    # -- running code ----------------------------------------------------------------------
+
+    async def run(  # noqa: PLR0913 - each is a choice of the caller's
+        self,
+        code: str,
+        language: str | None = None,
+        context: str = "main",
+        *,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - a limit of the sandbox, not of the await
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+        on_event: OnEvent | None = None,
+    ) -> Execution:
+        """Run a cell in a context, or a program of another language beside it."""
+        self.live.check_alive()
+        source, data = check_source(code), check_stdin(stdin)
+        chosen = registry.find(language or "python")
+        limits = self.limits
+        if timeout is not None:
+            limits = limits.with_changes({"wall_s": timeout})
+        deliver = by_stream(on_stdout, on_stderr, on_event)
+        if chosen.context != "python":
+            return await self._run_file(chosen, source, data, limits, deliver)
+        async with self.contexts.lock(context):
+            self.live.check_alive()
+            try:
+                is_new = await self.contexts.ensure(context)
+                work = self._cell(context, source, data, limits)
+                execution = await self._attempt(work, "python", deliver)
+            except GuestRefused as refusal:
+                if refusal.reason == "no_context":  # its process ended between two cells
+                    self.contexts.mark_ended(context)
+                raise Conflict(
+                    f"context {context!r}: {refusal}", remedy="run again, or restart it"
+                ) from None
+        if is_new:
+            note = f"context {context!r} had ended; this ran in a new one, without its state"
+            outcome = replace(execution.outcome, notes=(*execution.outcome.notes, note))
+            return replace(execution, outcome=outcome)
+        return execution
+
+    def _cell(self, context: str, source: bytes, stdin: bytes | None, limits: Limits) -> Work:
+        fields = {
+            "context": context,
+            "mode": "cell",
+            "filename": "<cell>",
+            "arguments": None,
+            "argv": (),
+            "stdin": "none" if stdin is None else "stream",
+            "output_bytes": limits.output_bytes,
+            "display": True,
+        }
+
+        def stop(_number: int) -> None:
+            self.live.channel.tell("interrupt", context=context)
+
+        return Work("execute", fields, limits, source, stdin, stop)
+
+    async def _attempt(self, work: Work, language: str, deliver: OnEvent | None) -> Execution:
+        started_at = time.time()
+        attempt = Attempt(self.live, work, deliver)
+        outcome = await attempt.wait()
+        self.live.touch()
+        is_cell = work.fields.get("mode") == "cell"
+        if is_cell and not attempt.recorder.done.get("alive"):
+            self.contexts.mark_ended(str(work.fields["context"]))
+        if outcome.verdict in _DEADLY:
+            self._end(f"a program in it ended with verdict {outcome.verdict.value}")
+        return finish(attempt, outcome, language, started_at)
+
+    async def _run_file(
+        self,
+        language: Language,
+        source: bytes,
+        stdin: bytes | None,
+        limits: Limits,
+        deliver: OnEvent | None,
+    ) -> Execution:
+        directory = f".cellwall/{new_id()}"
+        path = f"{directory}/{language.file_name}"
+        await self.files.write(path, source)
+        fields = {
+            "argv": language.command(path),
+            "env": dict(language.env),
+            "stdin": "none" if stdin is None else "stream",
+            "pty": None,
+            "output_bytes": limits.output_bytes,
+        }
+
+        def stop(number: int) -> None:
+            self.live.channel.send({"op": "signal", "id": number, "signal": 9})
+
+        try:
+            work = Work("start", fields, limits, b"", stdin, stop)
+            return await self._attempt(work, language.name, deliver)
+        except GuestRefused as refusal:
+            if refusal.reason == "not_found":
+                raise UsageError(
+                    f"run {language.name}: {refusal}", remedy=f"install it: {language.install}"
+                ) from None
+            raise file_error(refusal, f"run {language.name}") from None
+        finally:
+            if self.live.is_alive:
+                await self.files.remove(directory, recursive=True)
+
+    async def stream(self, code: str, **options: Any) -> AsyncIterator[Event]:  # noqa: ANN401 - of run
+        """Yield the events of `run(code, …)` as they come; the last one is `end`.
+
+        A slow reader pauses the guest instead of growing our memory.
+        """
+        events: asyncio.Queue[Event | None] = asyncio.Queue()
+        channel = self.live.channel
+        is_paused = False
+
+        def on_event(event: Event) -> None:
+            nonlocal is_paused
+            events.put_nowait(event)
+            if events.qsize() > _STREAM_HIGH and not is_paused:
+                is_paused = True
+                channel.pause()
+
+        running = asyncio.ensure_future(self.run(code, on_event=on_event, **options))
+        running.add_done_callback(lambda _: events.put_nowait(None))
+        try:
+            while (event := await events.get()) is not None:
+                if is_paused and events.qsize() < _STREAM_HIGH // 2:
+                    is_paused = False
+                    channel.resume()
+                yield event
+            await running
+        finally:
+            if is_paused:
+                channel.resume()
+            if not running.done():
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+    async def interrupt(self, context: str = "main") -> None:
+        """Raise KeyboardInterrupt in what the context runs now."""
+        self.live.check_alive()
+        self.contexts.lock(context)
+        for recorder in self.live.running:
+            recorder.interrupt_sent = recorder.interrupt_sent or recorder.context == context
+        self.live.channel.tell("interrupt", context=context)
+
+    # -- life ------------------------------------------------------------------------------
+
+    async def extend(self, life_s: float) -> None:
+        """Let it live `life_s` seconds from now."""
+        self.live.check_alive()
+        self.limits.with_changes({"life_s": life_s})  # checks the number
+        self._ends_s = self._loop.time() + life_s
+        self._arm()
+
+    def _next_check_s(self) -> float:
+        idle_s = self.limits.idle_s - (time.monotonic() - self.live.active_at)
+        return max(0.05, min(idle_s, self._ends_s - self._loop.time()))
+
+    def _arm(self) -> None:
+        self._reaper.cancel()
+        self._reaper = self._loop.call_later(self._next_check_s(), self._reap)
+
+    def _reap(self) -> None:
+        if self._loop.time() >= self._ends_s:
+            self._end(f"its life of {self.limits.life_s:g} s is over")
+        elif self.live.running:
+            self.live.touch()  # something runs, so nobody is idle
+            self._arm()
+        elif time.monotonic() - self.live.active_at >= self.limits.idle_s:
+            self._end(f"it was idle for {self.limits.idle_s:g} s")
+        else:
+            self._arm()
+
+    def _on_channel_ended(self) -> None:
+        self._end(str(self.live.channel.lost))
+
+    def _end(self, reason: str) -> None:
+        """Kill it and hand it to the engine for destruction; idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._reaper.cancel()
+        self.live.stop_all(reason)
+        self._on_closed()
+
+    async def close(self) -> None:
+        """Destroy it; what runs in it ends as cancelled. Idempotent."""
+        self._end("it was closed")
+
+    async def __aenter__(self) -> AsyncSandbox:
+        """Use it as a context manager that closes it."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        await self.close()
+
+
+class Opening:
+    """What `AsyncSandbox.create` returns: await it, or enter it."""
+
+    def __init__(self, template: str, options: Mapping[str, Any]) -> None:
+        """Nothing happens until it is awaited or entered."""
+        self._template = template
+        self._options = options
+        self._sandbox: AsyncSandbox | None = None
+
+    async def _open(self) -> AsyncSandbox:
+        from cellwall.embedded import loop_engine
+
+        return await loop_engine().create_sandbox(self._template, **self._options)
+
+    def __await__(self) -> Generator[Any, None, AsyncSandbox]:
+        """Create the sandbox; its owner closes it."""
+        return self._open().__await__()
+
+    async def __aenter__(self) -> AsyncSandbox:
+        """Create the sandbox."""
+        self._sandbox = await self._open()
+        return self._sandbox
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        if self._sandbox is not None:
+            await self._sandbox.close()

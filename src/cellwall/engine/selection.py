@@ -1,0 +1,109 @@
+"""Which runtime serves a request: the fastest available one that meets the asked level.
+
+Not a registry (that is `runtimes.registry`). The invariant, and the reason for this file: never a
+weaker one. When nothing meets the level the answer is an error that says what is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cellwall.model.errors import HostUnsupported, UsageError
+from cellwall.model.outcome import IsolationLevel
+from cellwall.runtimes import registry
+
+if TYPE_CHECKING:
+    from cellwall.engine.settings import EngineSettings
+    from cellwall.runtimes.base import Finding, Runtime
+
+SPEED_ORDER = ("jail", "process")
+"""Fastest first: a jail is forked from a warm fork-server, a process starts an interpreter."""
+
+
+def parse_level(text: str) -> IsolationLevel:
+    """Return the level called `text`."""
+    for level in IsolationLevel:
+        if level.label == text:
+            return level
+    raise UsageError(
+        f"isolation: {text!r} is not a level",
+        remedy=f"levels: {', '.join(level.label for level in IsolationLevel)}",
+    )
+
+
+class Runtimes:
+    """The runtimes of one engine, made on first use, probed once."""
+
+    def __init__(self, state_dir: Path, settings: EngineSettings) -> None:
+        """Make nothing yet."""
+        self._state_dir = state_dir
+        self._settings = settings
+        self._made: dict[str, Runtime] = {}
+        self._faults: dict[str, list[Finding]] = {}
+        self._chosen: dict[tuple[str, str | None], Runtime] = {}
+        self._probing = asyncio.Lock()
+
+    @property
+    def made(self) -> dict[str, Runtime]:
+        """Every runtime made so far, by name."""
+        return self._made
+
+    async def choose(self, isolation: str, name: str | None) -> Runtime:
+        """Return the runtime for a level, or the one called `name` if it meets the level."""
+        chosen = self._chosen.get((isolation, name))
+        if chosen is None:
+            async with self._probing:  # one probe per runtime, however many wait
+                chosen = await self._find(parse_level(isolation), name)
+            self._chosen[isolation, name] = chosen
+        return chosen
+
+    async def _find(self, level: IsolationLevel, name: str | None) -> Runtime:
+        if name is not None:
+            runtime = self.get(name)
+            if runtime.level < level:
+                raise UsageError(
+                    f"runtime {name!r} gives isolation {runtime.level.label!r}, "
+                    f"{level.label!r} was asked for",
+                    remedy=f"say isolation={runtime.level.label!r} if that is meant",
+                )
+            candidates = [runtime]
+        else:
+            names = [n for n in SPEED_ORDER if n != "process" or self._settings.allow_process]
+            candidates = [r for n in names if (r := self.get(n)).level >= level]
+        missing: list[str] = []
+        for runtime in candidates:
+            faults = await self._probe(runtime)
+            if not faults:
+                return runtime
+            missing += [f"{runtime.name}: {f.feature}: {f.detail} ({f.remedy})" for f in faults]
+        raise HostUnsupported(
+            f"isolation {level.label}",
+            f"isolation {level.label!r}: no runtime of this host offers it: "
+            + ("; ".join(missing) or "none is installed for this level"),
+            remedy="run `cellwall doctor`",
+        )
+
+    def get(self, name: str) -> Runtime:
+        """Return the runtime called `name`, probed or not; the operator's word is kept."""
+        if name == "process" and not self._settings.allow_process:
+            raise UsageError(
+                "runtime 'process' isolates nothing and is switched off",
+                remedy="for trusted code the operator may set CELLWALL_ALLOW_PROCESS=1",
+            )
+        if name not in self._made:
+            self._made[name] = registry.create(name, self._state_dir)
+        return self._made[name]
+
+    async def _probe(self, runtime: Runtime) -> list[Finding]:
+        if runtime.name not in self._faults:
+            findings = await runtime.probe()
+            self._faults[runtime.name] = [f for f in findings if f.grade == "FAIL"]
+        return self._faults[runtime.name]
+
+    async def aclose(self) -> None:
+        """Close every runtime that was made."""
+        self._chosen.clear()
+        for runtime in self._made.values():
+            await runtime.aclose()

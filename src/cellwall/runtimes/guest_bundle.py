@@ -1,0 +1,106 @@
+"""The code that runs inside, as one content-addressed zip file.
+
+Runtimes call `build_bundle` and start a template's interpreter on the result: the inside never
+sees our installation, and an upgrade of it never changes a running sandbox. Not a general
+packager: it takes packages and modules of ours by name. The file's name is the digest of what is
+in it, so a bundle once written is never written again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import marshal
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from cellwall.model.errors import HostUnsupported
+
+_ROOT = Path(__file__).resolve().parent.parent
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_PACKAGE_MARK = b'"""Part of a guest bundle."""\n'
+
+
+def build_bundle(state_dir: Path, contents: Iterable[str], entry: str) -> Path:
+    """Write (once) the bundle with the packages or modules `contents`; return its path.
+
+    `entry` is `module:function`, called without arguments when an interpreter is started on the
+    file. Compiled code of this interpreter's version goes in beside the source: a template with
+    another version falls back to the source.
+    """
+    files = _collect(contents)
+    module, _, function = entry.partition(":")
+    files["__main__.py"] = f"from {module} import {function}\n\n{function}()\n".encode()
+    digest = _digest(files)
+    target = state_dir / "guest" / f"{digest}.pyz"
+    if target.exists():
+        return target
+    try:
+        _write(target, files)
+    except OSError as error:
+        raise HostUnsupported(
+            "state directory",
+            f"write guest bundle {target}: {error.strerror}",
+            remedy="make it writable, or name another one with CELLWALL_STATE_DIR",
+            errno=error.errno,
+        ) from None
+    return target
+
+
+def _collect(contents: Iterable[str]) -> dict[str, bytes]:
+    files: dict[str, bytes] = {}
+    for name in contents:
+        relative = Path(*name.split(".")[1:])
+        source = _ROOT / relative
+        found = sorted(source.rglob("*")) if source.is_dir() else [source.with_suffix(".py")]
+        for path in found:
+            if path.is_file() and "__pycache__" not in path.parts:
+                files[f"cellwall/{path.relative_to(_ROOT)}"] = path.read_bytes()
+    for name in list(files):
+        for parent in Path(name).parents:
+            if parent != Path():
+                files.setdefault(f"{parent}/__init__.py", _PACKAGE_MARK)
+    # Our own front page would drag in what is not in the bundle.
+    files["cellwall/__init__.py"] = _PACKAGE_MARK
+    return files
+
+
+def _digest(files: dict[str, bytes]) -> str:
+    digest = hashlib.sha256(importlib.util.MAGIC_NUMBER)
+    for name in sorted(files):
+        digest.update(f"{name}\0{len(files[name])}\0".encode() + files[name])
+    return digest.hexdigest()[:32]
+
+
+def _compiled(name: str, source: bytes) -> bytes:
+    """Return a PEP 552 .pyc that is never compared with its source: all our times are 1980."""
+    code = compile(source, name, "exec", dont_inherit=True)
+    hash_based_unchecked = (1).to_bytes(4, "little")
+    return b"".join(
+        (
+            importlib.util.MAGIC_NUMBER,
+            hash_based_unchecked,
+            importlib.util.source_hash(source),
+            marshal.dumps(code),
+        )
+    )
+
+
+def _write(target: Path, files: dict[str, bytes]) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=".bundle-")
+    try:
+        with os.fdopen(descriptor, "wb") as stream, zipfile.ZipFile(stream, "w") as bundle:
+            for name in sorted(files):
+                bundle.writestr(zipfile.ZipInfo(name, _EPOCH), files[name])
+                if name.endswith(".py"):
+                    pyc = zipfile.ZipInfo(name + "c", _EPOCH)
+                    bundle.writestr(pyc, _compiled(name, files[name]))
+            os.fchmod(stream.fileno(), 0o644)  # a sandbox of another uid reads it
+        os.rename(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
