@@ -37,11 +37,8 @@ def test_empty_lines_are_no_input() -> None:
 
 def test_after_an_input_a_new_one_begins() -> None:
     collector = Collector()
-    assert collector.feed("f(") is None
-    assert not collector.is_empty
-    assert collector.feed(")") == "f(\n)"
-    assert collector.is_empty
-    assert collector.feed("2") == "2"
+    seen = [(collector.feed(line), collector.is_empty) for line in ("f(", ")", "2")]
+    assert seen == [(None, False), ("f(\n)", True), ("2", True)]
 
 
 def test_what_is_left_at_the_end_is_run() -> None:

@@ -133,7 +133,7 @@ def _every_error() -> list[errors.CellwallError]:
         "CapacityError": {"retry_after_s": 1.0},
         "FileError": {"reason": "not_found"},
     }
-    made = []
+    made: list[errors.CellwallError] = []
     for kind in vars(errors).values():
         if inspect.isclass(kind) and issubclass(kind, errors.CellwallError):
             if kind is errors.HostUnsupported:

@@ -48,6 +48,3 @@ async def wait_parked(engine: Engine) -> None:
     """Return when the pool is full again and what was used is gone."""
     await engine.pool.wait_buried()
     await engine.pool.wait_full()
-
-
-wait_quiet = wait_parked

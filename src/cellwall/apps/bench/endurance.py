@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cellwall.apps.bench.figures import Figure, p50
 from cellwall.apps.bench.latency import PLAIN, checked
 from cellwall.apps.bench.processes import Holdings, descendants, holdings, tree_pss_bytes
-from cellwall.apps.engines import wait_quiet
+from cellwall.apps.engines import wait_parked
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -48,20 +48,27 @@ async def _close(sandboxes: list[AsyncSandbox]) -> None:
 
 async def idle_memory(engine: Engine, key: str, options: dict[str, Any], count: int) -> Figure:
     """Measure what one more idle live sandbox adds; `engine` has no pool and is warm."""
-    await wait_quiet(engine)
+    checked(await engine.run(PLAIN, **options))  # the fork-server is no sandbox's memory
+    await wait_parked(engine)
     sandboxes: list[AsyncSandbox] = []
     try:
         before = tree_pss_bytes()
         sandboxes = await _open(engine, options, count)
+        idle = tree_pss_bytes()
         for sandbox in sandboxes:
             checked(await sandbox.run(PLAIN))
-        after = tree_pss_bytes()
+        used = tree_pss_bytes()
     except PermissionError:
         return Figure(key, None, "not root: the kernel does not let us read the sandboxes' memory")
     finally:
         await _close(sandboxes)
-    each = (after - before) / count / 2**20
-    return Figure(key, each, f"PSS of our whole tree, {count} sandboxes that each ran once")
+    each = [(now - before) / count / 2**20 for now in (idle, used)]
+    return Figure(
+        key,
+        each[0],
+        f"PSS of our whole tree with {count} sandboxes; {each[1]:.1f} MiB once each ran print(1)",
+        {"idle_mib": round(each[0], 2), "after_first_run_mib": round(each[1], 2)},
+    )
 
 
 async def beside_many(engine: Engine, options: dict[str, Any], many: int, samples: int) -> Figure:
@@ -95,13 +102,13 @@ async def soak(engine: Engine, options: dict[str, Any], runs: int, state: Path) 
     """Run `runs` programs in fresh sandboxes and count what is left behind."""
     for _ in range(20):
         checked(await engine.run(PLAIN, **options))
-    await wait_quiet(engine)
+    await wait_parked(engine)
     before = holdings(state)
     begun = time.perf_counter()
     async for _ in _many(engine, options, runs):
         pass
     took = time.perf_counter() - begun
-    await wait_quiet(engine)
+    await wait_parked(engine)
     more = holdings(state).beyond(before)
     left = ", ".join(f"{count} {kind}" for kind, count in more.items()) or "nothing"
     return Figure(

@@ -7,7 +7,7 @@ that a noisy neighbour hits both; "parked" samples begin only once the pool is f
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.bench import bare
 from cellwall.apps.bench.figures import Figure, p50, p95, ratio_of_medians
@@ -43,13 +43,13 @@ def bare_argv(python: str, code: str) -> tuple[str, ...]:
 
 
 async def fresh(
-    engine: Engine, key: str, code: str, options: dict[str, object], samples: int, *, parked: bool
+    engine: Engine, key: str, code: str, options: dict[str, Any], samples: int, *, parked: bool
 ) -> Figure:
     """Measure `engine.run` of `code` in a fresh sandbox."""
 
     async def sample() -> float:
         if parked:
-            await wait_parked(engine, str(options["template"]))
+            await wait_parked(engine)
         begun = time.perf_counter()
         execution = await engine.run(code, **options)
         took = time.perf_counter() - begun
@@ -59,7 +59,7 @@ async def fresh(
     return await _interleaved(key, sample, samples)
 
 
-async def live_context(engine: Engine, options: dict[str, object], samples: int) -> Figure:
+async def live_context(engine: Engine, options: dict[str, Any], samples: int) -> Figure:
     """Measure the next execution in a context that is already there."""
     sandbox = await engine.create_sandbox(**options)
     try:

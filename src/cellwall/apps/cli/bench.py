@@ -62,5 +62,6 @@ def bench(
     show(
         COLUMNS,
         [row(figure) for figure in result.figures],
+        title="quick run: smaller counts than the rows say, see detail" if quick else None,
         styles={"aim": "green", "missed": "bold red", "not measured": "yellow"},
     )

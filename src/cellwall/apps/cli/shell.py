@@ -223,8 +223,6 @@ class _Shell:
 
     def _show(self, event: Event) -> None:
         self._streams.feed(event)
-        if event.kind == "error" and event.error is not None:
-            self._streams.say("stderr", event.error.traceback.rstrip("\n") + "\n")
         if event.data is None:
             return
         if "image/png" in event.data:

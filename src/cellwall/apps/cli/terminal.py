@@ -67,7 +67,7 @@ class Streams:
     (`| less`) must not stop those. The queue needs no bound; the limit on output is one.
     """
 
-    def __init__(self, on_broken: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, on_broken: Callable[[], object] = lambda: None) -> None:
         """`on_broken` is called once, from the thread, when nobody reads any more."""
         self._outputs = {"stdout": Output(sys.stdout), "stderr": Output(sys.stderr)}
         self._queue: SimpleQueue[tuple[str, str] | Signal | None] = SimpleQueue()
