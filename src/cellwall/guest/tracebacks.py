@@ -68,7 +68,7 @@ def report_of(error: BaseException, text: str | None = None) -> ErrorReport:
     except Exception:  # noqa: BLE001  the caller's __str__ may do anything
         value = "<exception str() failed>"
     text = text_of(error) if text is None else text
-    return ErrorReport(type(error).__name__, _cut(value), _cut(text))
+    return ErrorReport(type(error).__name__[:200], _cut(value), _cut(text))
 
 
 def print_to_stderr(text: str) -> None:
