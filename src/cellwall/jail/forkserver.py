@@ -20,12 +20,13 @@ import os
 import select
 import signal
 import socket
-from typing import Any, Callable, Dict, List, NamedTuple
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
-from cellwall.jail import fds, inside, plan
+from cellwall.jail import apply, fds, inside, plan
 from cellwall.jail.boot import read_config
-from cellwall.jail.linux import process
-from cellwall.jail.steps import SandboxPlan
+from cellwall.jail.linux import memory, process
+from cellwall.jail.linux.libc import Prepared
+from cellwall.jail.steps import Lockdown
 
 _NAMESPACES = (
     process.CLONE_NEWUSER
@@ -42,11 +43,19 @@ class Dirty(Exception):  # noqa: N818
     """The preload left something a fork must not share."""
 
 
+class Ready(NamedTuple):
+    """A sandbox plan, prepared so that a fork has little left to build."""
+
+    runs: Tuple[apply.Run, ...]
+    lockdown: Lockdown
+
+
 class Worker(NamedTuple):
     """What a worker needs for every sandbox, computed once."""
 
     facts: plan.HostFacts
     program: bytes
+    bounding: Tuple[Prepared, ...]
     guest_main: Callable[[int, Dict[str, Any]], Any]
     exec_python: str
 
@@ -61,8 +70,8 @@ def main(arguments: List[str]) -> None:
     try:
         process.set_no_new_privs()
         os.umask(0o022)
-        report = _preload(config)
         worker = _worker(config)
+        report = _preload(config)
         _refuse_dirt({control.fileno(), lifeline, *worker_fds})
     except BaseException as error:  # noqa: BLE001 - the host must hear of it
         step = f"fork-server: preload {', '.join(config['preload']) or 'nothing'}"
@@ -71,6 +80,7 @@ def main(arguments: List[str]) -> None:
         os._exit(1)
     gc.collect()
     gc.freeze()
+    memory.collapse_anonymous()
     for fd in worker_fds:
         if os.fork() == 0:
             _serve(worker, fd)
@@ -89,9 +99,12 @@ def _preload(config: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _worker(config: Dict[str, Any]) -> Worker:
+    """Import what every fork runs before the preload: objects that lie together are copied
+    together, and each page a fork writes to costs it a fault."""
     module, _, name = config["guest_main"].partition(":")
     return Worker(
         facts=plan.HostFacts.from_json(config["facts"]),
+        bounding=process.prepare_drop_bounding(process.last_capability()),
         program=bytes.fromhex(config["seccomp"]),
         guest_main=getattr(importlib.import_module(module), name),
         exec_python=config["python"],
@@ -133,7 +146,7 @@ def _serve(worker: Worker, fd: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     process.set_parent_death_signal(signal.SIGKILL)
     _raise_oom_score()
-    plans: Dict[plan.Shape, SandboxPlan] = {}
+    plans: Dict[plan.Shape, Ready] = {}
     while True:
         try:
             request, received = fds.receive_message(control)
@@ -151,13 +164,14 @@ def _raise_oom_score() -> None:
 def _spawn(
     worker: Worker,
     control: socket.socket,
-    plans: Dict[plan.Shape, SandboxPlan],
+    plans: Dict[plan.Shape, Ready],
     request: Dict[str, Any],
     received: List[int],
 ) -> None:
     shape = plan.Shape(**request["shape"])
     if shape not in plans:
-        plans[shape] = plan.sandbox_plan(worker.facts, shape)
+        decided = plan.sandbox_plan(worker.facts, shape)
+        plans[shape] = Ready(apply.prepare(decided.steps), decided.lockdown)
     channel = received[0]
     wait_r, wait_w = os.pipe()
     try:

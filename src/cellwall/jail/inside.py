@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any, Dict
 
 from cellwall.jail import apply, fds, lockdown, plan
 from cellwall.jail.linux import process
-from cellwall.jail.steps import SandboxPlan
 
 if TYPE_CHECKING:
-    from cellwall.jail.forkserver import Worker
+    from cellwall.jail.forkserver import Ready, Worker
 
 
 class Abandoned(Exception):  # noqa: N818
@@ -31,11 +30,11 @@ class Abandoned(Exception):  # noqa: N818
 
 
 def main(
-    worker: "Worker", what: SandboxPlan, request: Dict[str, Any], channel: int, wait_r: int
+    worker: "Worker", ready: "Ready", request: Dict[str, Any], channel: int, wait_r: int
 ) -> None:
     """Build, lock down, report, run the guest."""
     try:
-        _lock(worker, what, channel, wait_r)
+        _lock(worker, ready, channel, wait_r)
     except Abandoned:
         os._exit(1)
     except Exception as error:  # noqa: BLE001 - the host must hear which step failed
@@ -47,21 +46,20 @@ def main(
     os._exit(1)
 
 
-def _lock(worker: "Worker", what: SandboxPlan, channel: int, wait_r: int) -> None:
+def _lock(worker: "Worker", ready: "Ready", channel: int, wait_r: int) -> None:
     fds.keep_only([channel, wait_r])
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if os.read(wait_r, 1) != b"!":
         raise Abandoned
     os.close(wait_r)
-    lockdown.become_user(what.lockdown)
-    apply.walk(what.steps)
+    lockdown.become_user(ready.lockdown)
+    apply.walk(ready.runs)
     _expect(channel, b"M")
     process.unshare(process.CLONE_NEWCGROUP)
-    lockdown.new_session(what.lockdown)
-    lockdown.set_rlimits(what.lockdown)
-    lockdown.drop_privileges()
+    lockdown.new_session(ready.lockdown)
+    lockdown.set_rlimits(ready.lockdown)
+    lockdown.drop_privileges(worker.bounding)
     process.set_parent_death_signal(signal.SIGKILL)
-    lockdown.restrict_files(what.lockdown)
+    lockdown.restrict_files(ready.lockdown)
     lockdown.filter_syscalls(worker.program)
     os.write(channel, b"L")
     _expect(channel, b"G")

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import resource
+from typing import Tuple
 
 from cellwall.jail import seccomp
 from cellwall.jail.linux import landlock, process
+from cellwall.jail.linux.libc import Prepared, do_all
 from cellwall.jail.steps import Lockdown
 
 
@@ -22,7 +24,7 @@ def become_user(lock: Lockdown) -> None:
     Capabilities in the sandbox's user namespace survive, because the old id was not its root.
     Does not protect: anything but file ownership and signals; the rest follows.
     """
-    process.set_dumpable(False)
+    process.forbid_dumps()
     os.setgroups([])
     os.setresgid(lock.gid, lock.gid, lock.gid)
     os.setresuid(lock.uid, lock.uid, lock.uid)
@@ -41,15 +43,14 @@ def set_rlimits(lock: Lockdown) -> None:
         resource.setrlimit(number, (soft, hard))
 
 
-def drop_privileges() -> None:
+def drop_privileges(bounding: Tuple[Prepared, ...]) -> None:
     """Give up every capability for ever. capabilities(7).
 
     SECURITY: securebits first (needs CAP_SETPCAP), bounding before permitted (the same), and
     no_new_privs last so that a set-uid file of the root gives nothing either.
     """
-    last = process.last_capability()
     process.set_securebits(process.SECUREBITS_LOCKED)
-    process.drop_bounding(last)
+    do_all(bounding)
     process.clear_ambient()
     process.drop_capabilities()
     process.set_no_new_privs()
@@ -61,7 +62,9 @@ def restrict_files(lock: Lockdown) -> None:
     Does not protect the network (its namespace does) or what the mounts already hide.
     """
     if lock.landlock_abi:
-        landlock.restrict(lock.read_exec, lock.write, abi=lock.landlock_abi)
+        landlock.restrict(
+            lock.read_exec, lock.write, abi=lock.landlock_abi, devices=lock.devices
+        )
 
 
 def filter_syscalls(program: bytes) -> None:

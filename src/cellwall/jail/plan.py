@@ -112,7 +112,7 @@ def root_plan(facts: HostFacts, root: Root) -> Tuple[s.Step, ...]:
         steps.append(s.Symlink(f"/{name}", target))
     for path in ("/proc", "/sys", "/dev", "/dev/shm", "/dev/pts", "/dev/mqueue", "/home", HOME):  # noqa: S108
         steps.append(s.Directory(path))
-    for path in (_WORK, "/opt", "/opt/cellwall", _EMPTY_DIR, "/run", "/var", "/var/tmp", "/root"):  # noqa: S108
+    for path in (_WORK, "/opt", "/opt/cellwall", "/opt/cellwall/empty", _EMPTY_DIR, "/run", "/var", "/var/tmp", "/root"):  # noqa: S108  # fmt: skip
         steps.append(s.Directory(path))
     steps.append(s.File(_EMPTY_FILE, ""))
     steps.extend(_dev())
@@ -207,7 +207,15 @@ def _views(facts: HostFacts, count: int) -> List[s.Step]:
     for index in range(count):
         files[f"sys/devices/system/cpu/cpu{index}/topology/core_id"] = f"{index}\n"
         files[f"sys/devices/system/cpu/cpu{index}/topology/physical_package_id"] = "0\n"
-    return [s.File(f"{base}/{name}", content) for name, content in files.items()]
+    folders = {parent for name in files for parent in _parents(f"{base}/{name}")}
+    steps: List[s.Step] = [s.Directory(path) for path in sorted(folders)]
+    return steps + [s.File(f"{base}/{name}", content) for name, content in files.items()]
+
+
+def _parents(path: str) -> List[str]:
+    """Every directory above `path` from the views' own on."""
+    parts = path[len("/opt/cellwall") :].split("/")[1:-1]
+    return ["/opt/cellwall/" + "/".join(parts[: n + 1]) for n in range(len(parts))]
 
 
 def proc_masks(facts: HostFacts) -> Tuple[s.Cover, ...]:
@@ -295,6 +303,7 @@ def _lockdown(facts: HostFacts, shape: Shape) -> s.Lockdown:
         landlock_abi=facts.landlock_abi,
         read_exec=tuple(readable),
         write=(HOME, _WORK, "/var/tmp", "/dev/shm", "/dev/pts", "/proc"),  # noqa: S108
+        devices=("/dev",),
     )
 
 

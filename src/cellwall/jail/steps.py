@@ -8,13 +8,14 @@ first mount can hide them.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-from dataclasses import asdict, dataclass, field
-from typing import Any, Dict, Optional, Tuple, Union
+from dataclasses import asdict, dataclass
+from typing import Any, Dict, Tuple, Union
 
 from cellwall.jail.linux import mounts, process
-from cellwall.jail.linux.libc import SyscallError
+from cellwall.jail.linux.libc import Prepared, SyscallError, do_all
 
 _FLAG_NAMES = (
     (mounts.ATTR_RDONLY, "ro"),
@@ -22,6 +23,9 @@ _FLAG_NAMES = (
     (mounts.ATTR_NODEV, "nodev"),
     (mounts.ATTR_NOEXEC, "noexec"),
 )
+
+
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 def _names(attributes: int) -> str:
@@ -40,9 +44,13 @@ class Directory:
         return f"mkdir {self.path} {self.mode:o}"
 
     def execute(self, root: str) -> None:
-        """Make it; parents are steps of their own."""
-        os.makedirs(root + self.path, exist_ok=True)
-        os.chmod(root + self.path, self.mode)
+        """Make it; parents are steps of their own, and a bind below it may have made it."""
+        path = root + self.path
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            pass
+        os.chmod(path, self.mode)
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,10 @@ class Symlink:
 
 @dataclass(frozen=True)
 class File:
-    """Write a small file whose content we made: a synthetic view, not a host file."""
+    """Write a small file whose content we made: a synthetic view, not a host file.
+
+    Raw descriptors, because every fork does this and a file object costs it a hundred pages.
+    """
 
     path: str
     content: str
@@ -75,11 +86,11 @@ class File:
 
     def execute(self, root: str) -> None:
         """Write it."""
-        path = root + self.path
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, self.mode)
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(self.content)
+        fd = os.open(root + self.path, _NEW_FILE, self.mode)
+        try:
+            os.write(fd, self.content.encode())
+        finally:
+            os.close(fd)
 
 
 @dataclass(frozen=True)
@@ -132,7 +143,7 @@ class Device:
         fd = os.open("/dev/" + self.name, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
         status = os.fstat(fd)
         if not stat.S_ISCHR(status.st_mode) or status.st_rdev != os.makedev(self.major, self.minor):
-            raise SyscallError(19, f"device /dev/{self.name}: not {self.major}:{self.minor}")
+            raise SyscallError(errno.ENODEV, f"device /dev/{self.name}: not {self.major}:{self.minor}")
         return fd
 
     def execute_from(self, root: str, source_fd: int) -> None:
@@ -157,11 +168,14 @@ class Mount:
         """One line for people."""
         return f"mount {self.fstype} on {self.path} {_names(self.flags)} {self.options}".rstrip()
 
+    def prepared(self, root: str) -> Prepared:
+        """The call; MS_ and ATTR_ bits agree for the four flags we use."""
+        options = self.options or None
+        return mounts.prepare_mount(self.fstype, root + self.path, self.fstype, self.flags, options)
+
     def execute(self, root: str) -> None:
-        """Mount it; MS_ and ATTR_ bits agree for the four flags we use."""
-        mounts.mount(
-            self.fstype, root + self.path, self.fstype, self.flags, self.options or None
-        )
+        """Mount it."""
+        do_all((self.prepared(root),))
 
 
 @dataclass(frozen=True)
@@ -180,13 +194,15 @@ class Cover:
         """One line for people."""
         return f"cover {self.path} with {self.source}"
 
+    def prepared(self, root: str) -> Prepared:
+        """The call; attributes come from the source's mount."""
+        tolerated = errno.ENOENT if self.missing_ok else 0
+        source, target = root + self.source, root + self.path
+        return mounts.prepare_mount(source, target, None, mounts.MS_BIND, None, tolerated)
+
     def execute(self, root: str) -> None:
-        """Bind; attributes come from the source's mount."""
-        try:
-            mounts.mount(root + self.source, root + self.path, None, mounts.MS_BIND, None)
-        except SyscallError as error:
-            if not (self.missing_ok and error.errno == 2):
-                raise
+        """Bind it."""
+        do_all((self.prepared(root),))
 
 
 @dataclass(frozen=True)
@@ -233,7 +249,6 @@ class Hostname:
         process.set_hostname(self.name)
 
 
-Sourced = Union[Bind, Device]
 Step = Union[Directory, Symlink, File, Mount, Cover, Remount, Loopback, Hostname, Bind, Device]
 
 
@@ -252,6 +267,8 @@ class Lockdown:
     """0 where the kernel has none; `doctor` says so."""
     read_exec: Tuple[str, ...] = ()
     write: Tuple[str, ...] = ()
+    devices: Tuple[str, ...] = ()
+    """Where ioctl on a newly opened device is allowed; `seccomp` decides which ones."""
     umask: int = 0o022
 
 
@@ -261,7 +278,6 @@ class SandboxPlan:
 
     steps: Tuple[Step, ...]
     lockdown: Lockdown
-    environment: Dict[str, str] = field(default_factory=dict)
 
 
 def as_json(step: Union[Step, Lockdown]) -> Dict[str, Any]:
@@ -269,13 +285,3 @@ def as_json(step: Union[Step, Lockdown]) -> Dict[str, Any]:
     data: Dict[str, Any] = {"step": type(step).__name__.lower()}
     data.update(asdict(step))
     return data
-
-
-def describe(step: Step) -> str:
-    """One line for people."""
-    return step.describe()
-
-
-def prepared(step: Step) -> Optional[int]:
-    """Open a step's host source if it has one."""
-    return step.prepare() if isinstance(step, (Bind, Device)) else None

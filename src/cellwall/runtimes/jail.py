@@ -31,6 +31,7 @@ from cellwall.jail import (
     supervisor,
     uids,
 )
+from cellwall.jail.steps import Lockdown
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
@@ -69,6 +70,7 @@ _MAX_FORKS = 10_000
 _MAX_AGE_S = 1800.0
 """A fork-server's address layout and hash seed are shared by its forks; this bounds for how long."""
 _REMOVE_TRIES = 100
+_SHAPES_KEPT = 256
 _PYTHON_INSIDE = f"{plan.TEMPLATE_ROOT}/bin/python"
 
 
@@ -303,6 +305,7 @@ class JailRuntime:
         self._started = self._failed = self._leaked = 0
         self._watchdog: asyncio.Task[None] | None = None
         self._seccomp = b""
+        self._decisions: dict[plan.Shape, tuple[Lockdown, str]] = {}
 
     # -- host ---------------------------------------------------------------------------------
 
@@ -471,9 +474,9 @@ class JailRuntime:
         await loop.run_in_executor(self._threads, groups.join, child.pid)
         supervisor.say(child, b"M")
         await supervisor.hear(child, b"L")
-        what = plan.sandbox_plan(self.host_facts, shape_of(spec.limits, self.layout))
+        lockdown, plan_digest = self._decided(shape_of(spec.limits, self.layout))
         want = posture.expected(
-            what.lockdown,
+            lockdown,
             entry.uids.host_uid(index),
             groups.expected_lines(),
             self._namespaces,
@@ -494,12 +497,21 @@ class JailRuntime:
             os.close(work_fd)
             raise
         isolation = Isolation(
-            self.name, self.level, posture.digest(found, plan.digest(what.steps)), hardness
+            self.name, self.level, posture.digest(found, plan_digest), hardness
         )
         made = _Made(
             child, channel, groups, index, (child.pid, *contexts), found, isolation, work_fd
         )
         return JailSandbox(self, entry.server, spec, made)
+
+    def _decided(self, shape: plan.Shape) -> tuple[Lockdown, str]:
+        """The lockdown a shape must show, and its plan's digest; computed once for each shape."""
+        if shape not in self._decisions:
+            what = plan.sandbox_plan(self.host_facts, shape)
+            self._decisions[shape] = (what.lockdown, plan.digest(what.steps))
+            while len(self._decisions) > _SHAPES_KEPT:
+                del self._decisions[next(iter(self._decisions))]
+        return self._decisions[shape]
 
     async def remove(
         self, sandbox: JailSandbox, server: supervisor.ForkServer, made: _Made
@@ -520,8 +532,9 @@ class JailRuntime:
 
     async def _remove_groups(self, groups: cgroups.Groups) -> None:
         """rmdir says EBUSY until the kernel has let go of the last task; try for a second."""
+        loop = asyncio.get_running_loop()
         for _ in range(_REMOVE_TRIES):
-            if not groups.remove():
+            if not await loop.run_in_executor(self._threads, groups.remove):
                 return
             await asyncio.sleep(0.01)
         self._leaked += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from typing import Callable, NamedTuple, Tuple
 
 LIBC = ctypes.PyDLL(None, use_errno=True)
 LIBC.syscall.restype = ctypes.c_long
@@ -20,6 +21,26 @@ class SyscallError(OSError):
         """Build the message `step: strerror`."""
         super().__init__(errno, f"{step}: {os.strerror(errno)}")
         self.step = step
+
+
+class Prepared(NamedTuple):
+    """A libc call with its arguments already converted.
+
+    Made in the fork-server, done in each fork: what a fork does not build it does not copy.
+    """
+
+    function: Callable[..., int]
+    arguments: Tuple[object, ...]
+    step: str
+    tolerated: int = 0
+    """An errno that is no failure."""
+
+
+def do_all(calls: Tuple[Prepared, ...]) -> None:
+    """Do prepared calls in order; the first failure raises `SyscallError`."""
+    for function, arguments, step, tolerated in calls:
+        if function(*arguments) == -1 and ctypes.get_errno() != tolerated:
+            raise SyscallError(ctypes.get_errno(), step)
 
 
 def check(result: int, step: str) -> int:

@@ -9,7 +9,7 @@ import ctypes
 import os
 import struct
 
-from cellwall.jail.linux.libc import LIBC, check, syscall
+from cellwall.jail.linux.libc import LIBC, Prepared, check, do_all, syscall
 
 MS_RDONLY = 0x1
 MS_NOSUID = 0x2
@@ -39,18 +39,23 @@ _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
 
 
-def mount(source: str, target: str, fstype: str | None, flags: int, data: str | None) -> None:
-    """Mount a file system, bind, or change flags. mount(2)."""
-    check(
-        LIBC.mount(
-            os.fsencode(source),
-            os.fsencode(target),
-            None if fstype is None else fstype.encode(),
-            ctypes.c_ulong(flags),
-            None if data is None else data.encode(),
-        ),
-        f"mount {fstype or source} on {target}",
+def prepare_mount(
+    source: str, target: str, fstype: str | None, flags: int, data: str | None, tolerated: int = 0
+) -> Prepared:
+    """Prepare a mount: a file system, a bind, or a change of flags. mount(2)."""
+    arguments = (
+        os.fsencode(source),
+        os.fsencode(target),
+        None if fstype is None else fstype.encode(),
+        ctypes.c_ulong(flags),
+        None if data is None else data.encode(),
     )
+    return Prepared(LIBC.mount, arguments, f"mount {fstype or source} on {target}", tolerated)
+
+
+def mount(source: str, target: str, fstype: str | None, flags: int, data: str | None) -> None:
+    """Mount now; see `prepare_mount`."""
+    do_all((prepare_mount(source, target, fstype, flags, data),))
 
 
 def mount_setattr(target: str, attributes: int, *, recursive: bool) -> None:

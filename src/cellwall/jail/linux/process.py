@@ -9,11 +9,10 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-import socket
 import struct
-from typing import NamedTuple
+from typing import NamedTuple, Tuple
 
-from cellwall.jail.linux.libc import LIBC, check, syscall
+from cellwall.jail.linux.libc import LIBC, Prepared, check, do_all, syscall
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
@@ -42,9 +41,9 @@ _PR_CAP_AMBIENT_CLEAR_ALL = 4
 SECUREBITS_LOCKED = 0b11101111
 """NOROOT, NO_SETUID_FIXUP, KEEP_CAPS off but locked, NO_CAP_AMBIENT_RAISE: each with its lock."""
 
-_SIOCGIFFLAGS = 0x8913
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP = 0x1
+_LOOPBACK_UP = struct.pack("=16sH14x", b"lo", _IFF_UP)
 
 
 class _CloneArgs(ctypes.Structure):
@@ -89,7 +88,9 @@ def clone3(flags: int, *, exit_signal: int) -> Cloned | None:
     """Fork into new namespaces; None in the child, a `Cloned` in the parent. clone3(2).
 
     Why not os.fork + unshare: one call creates the process inside its pid namespace, with a pidfd.
-    Only for single-threaded processes: CPython's fork hooks run, other threads would vanish.
+    Only for single-threaded processes. CPython's fork hooks do not run: with one thread, which
+    holds every lock it will ever see held, there is nothing for them to mend, and they touch
+    hundreds of pages. What the child forks with os.fork gets them as usual.
     """
     pidfd = ctypes.c_int(-1)
     args = _CloneArgs()
@@ -100,13 +101,9 @@ def clone3(flags: int, *, exit_signal: int) -> Cloned | None:
     if tid:
         args.flags |= CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID
         args.child_tid = tid
-    api = ctypes.pythonapi
-    api.PyOS_BeforeFork()
     result = int(LIBC.syscall(_SYS_CLONE3, ctypes.byref(args), ctypes.sizeof(args)))
     if result == 0:
-        api.PyOS_AfterFork_Child()
         return None
-    api.PyOS_AfterFork_Parent()
     check(result, f"clone3 flags={flags:#x}")
     return Cloned(result, pidfd.value)
 
@@ -127,9 +124,15 @@ def set_no_new_privs() -> None:
     _prctl(_PR_SET_NO_NEW_PRIVS, 1, "prctl PR_SET_NO_NEW_PRIVS")
 
 
-def set_dumpable(dumpable: bool) -> None:
-    """Decide whether same-uid processes may read our /proc files and memory."""
-    _prctl(_PR_SET_DUMPABLE, int(dumpable), "prctl PR_SET_DUMPABLE")
+_ZERO = ctypes.c_ulong(0)
+_NOT_DUMPABLE = Prepared(
+    LIBC.prctl, (ctypes.c_int(_PR_SET_DUMPABLE), _ZERO, _ZERO, _ZERO, _ZERO), "PR_SET_DUMPABLE 0"
+)
+
+
+def forbid_dumps() -> None:
+    """Keep same-uid processes out of our /proc files and memory. PR_SET_DUMPABLE(2const)."""
+    do_all((_NOT_DUMPABLE,))
 
 
 def set_parent_death_signal(signal: int) -> None:
@@ -148,10 +151,18 @@ def last_capability() -> int:
         return int(file.read())
 
 
-def drop_bounding(last: int) -> None:
-    """Drop every capability up to `last` from the bounding set."""
-    for capability in range(last + 1):
-        _prctl(_PR_CAPBSET_DROP, capability, f"prctl PR_CAPBSET_DROP {capability}")
+def prepare_drop_bounding(last: int) -> Tuple[Prepared, ...]:
+    """Prepare dropping every capability up to `last` from the bounding set."""
+    zero = ctypes.c_ulong(0)
+    option = ctypes.c_int(_PR_CAPBSET_DROP)
+    return tuple(
+        Prepared(
+            LIBC.prctl,
+            (option, ctypes.c_ulong(number), zero, zero, zero),
+            f"prctl PR_CAPBSET_DROP {number}",
+        )
+        for number in range(last + 1)
+    )
 
 
 def clear_ambient() -> None:
@@ -167,10 +178,12 @@ def drop_capabilities() -> None:
 
 def loopback_up() -> None:
     """Bring `lo` of this network namespace up. netdevice(7)."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-        request = struct.pack("=16sH14x", b"lo", 0)
-        flags = struct.unpack("=16sH14x", fcntl.ioctl(sock, _SIOCGIFFLAGS, request))[1]
-        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("=16sH14x", b"lo", flags | _IFF_UP))
+    sock = check(LIBC.socket(2, 2 | 0x80000, 0), "socket for the loopback interface")
+    try:
+        # A fresh `lo` has no flag but IFF_LOOPBACK, which the kernel keeps by itself.
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, _LOOPBACK_UP)
+    finally:
+        os.close(sock)
 
 
 def set_hostname(name: str) -> None:
