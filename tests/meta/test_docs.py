@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
 from conftest import Require
 
 ROOT = Path(__file__).parents[2]

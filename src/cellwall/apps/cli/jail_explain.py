@@ -81,14 +81,12 @@ def _as_json(root: tuple[Step, ...], sandbox: SandboxPlan) -> dict[str, Any]:
 
 
 def _print(root: tuple[Step, ...], sandbox: SandboxPlan) -> None:
-    from cellwall.jail.steps import describe
-
     typer.echo("Root, built once per template, read-only, then pivoted into:")
     for step in root:
-        typer.echo(f"  {describe(step)}")
+        typer.echo(f"  {step.describe()}")
     typer.echo("\nEach sandbox, in new user, pid, mount, net, ipc, uts and cgroup namespaces:")
     for step in sandbox.steps:
-        typer.echo(f"  {describe(step)}")
+        typer.echo(f"  {step.describe()}")
     typer.echo("\nLockdown, complete before the first byte of code is read:")
     for line in _lockdown(sandbox.lockdown):
         typer.echo(f"  {line}")
