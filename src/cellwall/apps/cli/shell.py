@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import codeop
+import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -27,6 +27,8 @@ from cellwall.apps.cli.terminal import Streams, complain
 from cellwall.model.errors import SandboxUnavailable
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from cellwall.engine.engine import Engine
     from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.model.execution import Event, Execution
@@ -136,6 +138,7 @@ class _Shell:
         self._collector = Collector()
         self._is_terminal = sys.stdin.isatty()
         self._has_failed = False
+        self._is_prompting = False
         self._images = 0
         self._engine: Engine
         self._sandbox: AsyncSandbox
@@ -146,6 +149,7 @@ class _Shell:
         try:
             self._open()
             self._greet()
+            signal.signal(signal.SIGINT, self._on_interrupt)
             for source in self._inputs():
                 self._run(source)
         finally:
@@ -168,7 +172,9 @@ class _Shell:
     def _inputs(self) -> Iterator[str]:
         while True:
             try:
+                self._is_prompting = True
                 line = input(self._prompt())
+                self._is_prompting = False
             except EOFError:
                 break
             except KeyboardInterrupt:
@@ -194,8 +200,7 @@ class _Shell:
     def _run(self, source: str) -> None:
         try:
             execution = self._wait(
-                self._sandbox.run(source, timeout=self._timeout, on_event=self._show),
-                on_interrupt=self._interrupt,
+                self._sandbox.run(source, timeout=self._timeout, on_event=self._show)
             )
         except SandboxUnavailable as error:
             self._has_failed = True
@@ -208,9 +213,6 @@ class _Shell:
             complain(reason)
         if not self._sandbox_lives():
             self._start_again(_ended(execution))
-
-    async def _interrupt(self) -> None:
-        await self._sandbox.interrupt()
 
     def _sandbox_lives(self) -> bool:
         return self._sandbox.status == "running"
@@ -242,29 +244,18 @@ class _Shell:
             self._streams.say("stderr", f"cellwall: image saved as {path}\n")
             return
 
-    def _wait(
-        self,
-        work: Coroutine[Any, Any, T],
-        on_interrupt: Callable[[], Coroutine[Any, Any, None]] | None = None,
-    ) -> T:
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        while True:
-            try:
-                return _patiently(future)
-            except KeyboardInterrupt:
-                if on_interrupt is None:
-                    raise
-                asyncio.run_coroutine_threadsafe(on_interrupt(), self._loop)
+        # A bare `result()` waits in one system call; short waits let a signal's handler run.
+        while not future.done():
+            with suppress(FutureTimeout):
+                future.result(timeout=0.5)
+        return future.result()
 
-
-def _patiently(future: Future[T]) -> T:
-    # A bare `result()` would keep Ctrl-C waiting on some platforms; short waits never do.
-    while True:
-        try:
-            return future.result(timeout=0.5)
-        except FutureTimeout:
-            if future.done():
-                raise
+    def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
+        if self._is_prompting:
+            raise KeyboardInterrupt
+        asyncio.run_coroutine_threadsafe(self._sandbox.interrupt(), self._loop)
 
 
 async def _make_engine() -> Engine:

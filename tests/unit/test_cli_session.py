@@ -1,0 +1,147 @@
+"""`cellwall shell` at a terminal and from a pipe, in a real sandbox."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_cli_run import LEVEL, works
+
+from conftest import Require
+
+ARGV = [sys.executable, "-m", "cellwall.apps.cli.main", "shell", "--isolation", LEVEL]
+ENVIRON = {**os.environ, "CELLWALL_ALLOW_PROCESS": "1", "TERM": "dumb"}
+
+
+@pytest.fixture(autouse=True)
+def _sandboxes(require: Require) -> None:
+    require("sandboxes", not works(), works())
+
+
+def piped(source: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ARGV, input=source, capture_output=True, check=False, encoding="utf-8",
+        cwd=folder, env=ENVIRON, timeout=50,
+    )  # fmt: skip
+
+
+class Terminal:
+    """A shell on a pseudo-terminal."""
+
+    def __init__(self, folder: Path) -> None:
+        self.fd, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            ARGV, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=ENVIRON,
+            start_new_session=True,
+        )  # fmt: skip
+        os.close(theirs)
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def read_until(self, wanted: str, within_s: float = 30) -> str:
+        seen = ""
+        deadline = time.monotonic() + within_s
+        while wanted not in seen:
+            ready, _, _ = select.select([self.fd], [], [], deadline - time.monotonic())
+            assert ready, f"{wanted!r} did not come; there is {seen!r}"
+            seen += os.read(self.fd, 4096).decode()
+        return seen
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def close(self) -> None:
+        os.close(self.fd)
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    shell = Terminal(tmp_path)
+    shell.read_until(">>> ")
+    yield shell
+    shell.close()
+
+
+def test_a_pipe_runs_inputs_in_one_session_without_prompts(tmp_path: Path) -> None:
+    done = piped("x = 20\ndef f(n):\n    return n + 1\n\nf(x)\nprint('bye')", tmp_path)
+    assert (done.stdout, done.stderr, done.returncode) == ("21\nbye\n", "", 0)
+
+
+def test_a_pipe_ends_with_1_if_an_input_failed(tmp_path: Path) -> None:
+    done = piped("1 / 0\nprint('after')\n", tmp_path)
+    assert (done.stdout, done.returncode) == ("after\n", 1)
+    assert done.stderr.count("ZeroDivisionError: division by zero") == 1
+
+
+def test_state_and_results_at_a_terminal(terminal: Terminal) -> None:
+    terminal.type("n = 6 * 7\n")
+    terminal.read_until(">>> ")
+    terminal.type("n + 1\n")
+    assert "\n43\r\n" in terminal.read_until(">>> ")
+
+
+def test_a_block_is_prompted_for_until_complete(terminal: Terminal) -> None:
+    terminal.type("for i in 'ab':\n")
+    terminal.read_until("... ")
+    terminal.type("    print(i * 3)\n")
+    terminal.read_until("... ")
+    terminal.type("\n")
+    assert "aaa\r\nbbb\r\n" in terminal.read_until(">>> ")
+
+
+def test_control_characters_of_a_program_are_shown_not_obeyed(terminal: Terminal) -> None:
+    terminal.type("print(chr(27) + ']0;owned' + chr(7))\n")
+    assert "^[]0;owned^G" in terminal.read_until(">>> ")
+
+
+def test_interrupt_stops_the_cell_and_keeps_the_state(terminal: Terminal) -> None:
+    terminal.type("kept = 5\n")
+    terminal.read_until(">>> ")
+    terminal.type("print('go' * 2, flush=True) or list(iter(int, 1))\n")
+    terminal.read_until("gogo\r\n")
+    terminal.interrupt()
+    assert "KeyboardInterrupt" in terminal.read_until(">>> ")
+    terminal.type("kept * 11\n")
+    assert "55\r\n" in terminal.read_until(">>> ")
+
+
+def test_end_of_input_ends_the_shell_with_0(terminal: Terminal) -> None:
+    terminal.type("1 / 0\n")
+    terminal.read_until(">>> ")
+    terminal.type("\x04")
+    assert terminal.process.wait(timeout=20) == 0
+
+
+def test_after_a_dead_sandbox_a_new_one_begins_and_is_said(tmp_path: Path) -> None:
+    source = "x = 1\nimport os; os.kill(os.getppid() if False else 1, 9)\n"
+    hog = "taken = [bytearray(b'1') * (1 << 20) for _ in range(4000)]\n"
+    done = piped(source + hog + "print('still here', 'x' in globals())\n", tmp_path)
+    assert done.stdout == "still here False\n"
+    assert "its variables and files are gone" in done.stderr
+    assert done.returncode == 1
+
+
+def test_an_image_becomes_a_file_whose_name_is_said(tmp_path: Path) -> None:
+    source = (
+        "class Picture:\n"
+        "    def _repr_png_(self):\n"
+        "        return b'\\x89PNG\\r\\n\\x1a\\n' + bytes(20)\n"
+        "\n"
+        "Picture()\n"
+    )
+    (tmp_path / "cellwall-1.png").touch()  # never overwritten
+    done = piped(source, tmp_path)
+    assert "image saved as cellwall-2.png" in done.stderr
+    assert (tmp_path / "cellwall-2.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "cellwall-1.png").read_bytes() == b""
