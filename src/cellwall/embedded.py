@@ -287,7 +287,7 @@ class SyncContexts(_Part):
 
     def list(self) -> list[str]:
         """Return the names of the contexts that are alive."""
-        return self._do(lambda: self._inner.contexts.list())
+        return self._do(self._inner.contexts.list)
 
     def close(self, name: str) -> None:
         """End a context."""

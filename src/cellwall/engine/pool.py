@@ -29,6 +29,10 @@ _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MOST_S = 30.0
 _SHRINK_AFTER_S = 10.0
 """A burst's size is remembered this long."""
+_REFILL_PAUSE_S = 0.02
+"""After a claim; shortened when its sandbox is released."""
+_ANSWER_PAUSE_S = 0.001
+"""After a release: the answer goes out first."""
 _MOST_DESTRUCTIONS = 64
 """Destructions pending at once; claims wait above it, so that cleaning keeps up."""
 
@@ -106,6 +110,11 @@ class _Shelf:
     claimed_at: float = 0.0
     backoff_s: float = 0.0
     retry: asyncio.TimerHandle | None = None
+    soon: asyncio.TimerHandle | None = None
+    forking: int = 0
+    """Refills that passed the gate."""
+    waiting: deque[asyncio.Future[_Parked | None]] = field(default_factory=deque)
+    """Claims that take over what is being forked."""
 
 
 class Pool:
@@ -132,17 +141,14 @@ class Pool:
         shelf = self._shelf(runtime, spec)
         self._count_claim(shelf)
         try:
-            while (found := self._take(shelf, spec)) is not None:
-                if found.spec.limits == spec.limits:
-                    live = Live(
-                        found.sandbox, replace(spec, sandbox_id=found.spec.sandbox_id), found.fresh
-                    )
-                else:
-                    live = await self._adapt(found, spec)
+            found = self._take(shelf, spec) or await self._wait_forked(shelf, spec)
+            while found is not None:
+                live = await self._adapt(found, spec)
                 if live.is_alive:
                     self._claims_parked += 1
                     return live
                 self.bury(found.sandbox)
+                found = self._take(shelf, spec)
             self._claims_started += 1
             async with self._gate.passing(is_claim=True):
                 sandbox = await runtime.start(spec)
@@ -151,14 +157,32 @@ class Pool:
             shelf.in_use -= 1
             raise
         finally:
-            self._refill(shelf)
+            self._refill_later(shelf, _REFILL_PAUSE_S)
+
+    async def _wait_forked(self, shelf: _Shelf, spec: SandboxSpec) -> _Parked | None:
+        """Take over a sandbox that a refill is starting right now, if there is one to be had."""
+        if shelf.forking <= len(shelf.waiting):
+            return None
+        future: asyncio.Future[_Parked | None] = asyncio.get_running_loop().create_future()
+        shelf.waiting.append(future)
+        try:
+            found = await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and (given := future.result()) is not None:
+                shelf.parked.append(given)
+            raise
+        if found is not None and not found.sandbox.fits(spec):
+            shelf.parked.append(found)
+            return None
+        return found
 
     async def _adapt(self, found: _Parked, spec: SandboxSpec) -> Live:
-        try:
-            await found.sandbox.apply_limits(spec.limits)
-        except BaseException:
-            self.bury(found.sandbox)
-            raise
+        if found.spec.limits != spec.limits:
+            try:
+                await found.sandbox.apply_limits(spec.limits)
+            except BaseException:
+                self.bury(found.sandbox)
+                raise
         return Live(found.sandbox, replace(spec, sandbox_id=found.spec.sandbox_id), found.fresh)
 
     def _take(self, shelf: _Shelf, spec: SandboxSpec) -> _Parked | None:
@@ -177,6 +201,7 @@ class Pool:
         shelf = self._shelf(runtime, live.spec)
         shelf.in_use -= 1
         self.bury(live.runtime_sandbox)
+        self._refill_later(shelf, _ANSWER_PAUSE_S)
 
     def bury(self, sandbox: RuntimeSandbox) -> None:
         """Kill now, clean up in the background."""
@@ -214,7 +239,19 @@ class Pool:
             shelf.peak = shelf.in_use
         return min(self._settings.pool_max, max(self._settings.pool_min, shelf.peak))
 
+    def _refill_later(self, shelf: _Shelf, pause_s: float) -> None:
+        """Refill after a pause: a start competes for the processor with the code just claimed."""
+        loop = asyncio.get_running_loop()
+        if shelf.soon is not None:
+            if shelf.soon.when() <= loop.time() + pause_s:
+                return
+            shelf.soon.cancel()
+        shelf.soon = loop.call_later(pause_s, self._refill, shelf)
+
     def _refill(self, shelf: _Shelf) -> None:
+        if shelf.soon is not None:
+            shelf.soon.cancel()
+            shelf.soon = None
         if shelf.retry is not None:
             return
         while len(shelf.parked) + shelf.starting < self._target(shelf):
@@ -225,25 +262,43 @@ class Pool:
             self._tidy = loop.call_later(_SHRINK_AFTER_S, self._on_tidy)
 
     async def _park_one(self, shelf: _Shelf) -> None:
+        try:
+            await self._park(shelf)
+        finally:
+            shelf.starting -= 1
+            # Claims for which no fork is left go their own way.
+            while len(shelf.waiting) > shelf.forking:
+                future = shelf.waiting.pop()
+                if not future.done():
+                    future.set_result(None)
+
+    async def _park(self, shelf: _Shelf) -> None:
         spec = replace(shelf.spec, sandbox_id=new_id())
         try:
             async with self._gate.passing(is_claim=False):
                 if len(shelf.parked) >= self._target(shelf):
                     return
-                sandbox = await shelf.runtime.start(spec)
+                shelf.forking += 1
+                try:
+                    sandbox = await shelf.runtime.start(spec)
+                finally:
+                    shelf.forking -= 1
         except Exception:  # noqa: BLE001 - whatever it is, the next claim meets and raises it
             self._failed += 1
             self._back_off(shelf)
             return
-        finally:
-            shelf.starting -= 1
         shelf.backoff_s = 0.0
         if not self._is_open:
             self.bury(sandbox)
             return
         parked = _Parked(sandbox, spec, sandbox.readings())
-        shelf.parked.append(parked)
         sandbox.channel.on_end(lambda: self._on_parked_ended(shelf, parked))
+        while shelf.waiting:
+            future = shelf.waiting.popleft()
+            if not future.done():
+                future.set_result(parked)
+                return
+        shelf.parked.append(parked)
 
     def _on_parked_ended(self, shelf: _Shelf, parked: _Parked) -> None:
         if parked in shelf.parked:
@@ -275,7 +330,9 @@ class Pool:
             self._tidy = loop.call_later(_SHRINK_AFTER_S, self._on_tidy)
 
     async def wait_full(self) -> None:
-        """Return when every shelf holds its target; for measurements and tests."""
+        """Return when every shelf holds its target, or backs off; for measurements and tests."""
+        for shelf in self._shelves.values():
+            self._refill(shelf)
         await self._refills.wait_empty()
 
     # -- end -------------------------------------------------------------------------------
@@ -298,8 +355,9 @@ class Pool:
             self._tidy.cancel()
         await self._refills.cancel()
         for shelf in self._shelves.values():
-            if shelf.retry is not None:
-                shelf.retry.cancel()
+            for timer in (shelf.retry, shelf.soon):
+                if timer is not None:
+                    timer.cancel()
             while shelf.parked:
                 self.bury(shelf.parked.popleft().sandbox)
         await self._destructions.wait_empty()
