@@ -1,7 +1,8 @@
-"""Write to standard output for ever."""
+"""Write two gigabytes to standard output, as fast as it goes."""
 
 import os
 
-block = b"all work and no play makes Jack a dull boy\n" * 1500
-while True:
-    os.write(1, block)
+block = memoryview(b"all work and no play makes Jack a dull boy\n" * 25_000)
+left = 2_000_000_000
+while left > 0:
+    left -= os.write(1, block[: min(left, len(block))])

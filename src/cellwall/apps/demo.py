@@ -101,8 +101,8 @@ HOSTILE: tuple[Hostile, ...] = (
     Hostile(
         "output flood",
         "flood.py",
-        {"wall_s": 2, "output_kb": 64},
-        lambda e: e.verdict is Verdict.WALL_TIME and len(e.stdout) <= 64 << 10,
+        {"wall_s": 20, "output_kb": 64},
+        lambda e: e.verdict is Verdict.OUTPUT and len(e.stdout) <= 64 << 10,
         lambda e: (
             f"wrote {e.outcome.usage.stdout_bytes / 1e6:.0f} MB, {len(e.stdout) >> 10} KiB kept"
         ),
@@ -118,6 +118,14 @@ class Bait:
     path: Path
     listener: socket.socket
 
+    def environment(self) -> dict[str, str]:
+        """Return what tells a hostile program where the bait lies."""
+        return {
+            "BAIT": str(self.path),
+            "BAIT_PORT": str(self.listener.getsockname()[1]),
+            "BAIT_PID": str(os.getpid()),
+        }
+
     def was_reached(self) -> bool:
         """Report whether anybody connected."""
         try:
@@ -128,7 +136,8 @@ class Bait:
 
 
 @contextmanager
-def _bait() -> Iterator[Bait]:
+def bait() -> Iterator[Bait]:
+    """Lay out a secret file and a listening port for the length of a block."""
     secret = secrets.token_hex(16)
     with tempfile.NamedTemporaryFile("w", prefix="cellwall-bait-") as file:
         file.write(secret)
@@ -236,9 +245,9 @@ class Demo:
     async def _hostile(self) -> None:
         self._title("Five hostile programs")
         rows = []
-        with _bait() as bait:
+        with bait() as trap:
             for program in HOSTILE:
-                execution = await self._attack(program, bait)
+                execution = await self.attack(self._engine, program, trap)
                 rows.append((program.title, execution.verdict.value, program.evidence(execution)))
         show(("program", "verdict", "evidence"), rows)
         after = await self._engine.run(PLAIN, isolation=self._isolation)
@@ -246,20 +255,14 @@ class Demo:
             raise DemoFailure("after the hostile programs a plain one did not run")
         self._say("A plain program right afterwards: ok.")
 
-    async def _attack(self, program: Hostile, bait: Bait) -> Execution:
+    async def attack(self, engine: Engine, program: Hostile, trap: Bait) -> Execution:
+        """Run one hostile program; raise `DemoFailure` unless it was contained."""
         code = (self._examples / "hostile" / program.file).read_text(encoding="utf-8")
-        execution = await self._engine.run(
-            code,
-            limits=program.limits,
-            isolation=self._isolation,
-            env={
-                "BAIT": str(bait.path),
-                "BAIT_PORT": str(bait.listener.getsockname()[1]),
-                "BAIT_PID": str(os.getpid()),
-            },
+        execution = await engine.run(
+            code, limits=program.limits, isolation=self._isolation, env=trap.environment()
         )
-        leaked = bait.secret in execution.stdout + execution.stderr or bait.was_reached()
-        if leaked or not program.contained(execution):
+        has_leaked = trap.secret in execution.stdout + execution.stderr or trap.was_reached()
+        if has_leaked or not program.contained(execution):
             raise DemoFailure(
                 f"{program.title} was not contained as it should be: "
                 f"{execution.verdict.value}, {'; '.join(execution.outcome.notes)}\n"
