@@ -67,8 +67,9 @@ class _Ended:
 class Runner:
     """One event loop with one engine on one thread."""
 
-    def __init__(self) -> None:
-        """Start the thread."""
+    def __init__(self, make_engine: Callable[[], Engine] = Engine) -> None:
+        """Start the thread; the engine is made there on first use."""
+        self._make_engine = make_engine
         self._loop = asyncio.new_event_loop()
         self._engine: Engine | None = None
         self._thread = threading.Thread(target=self._main, name="cellwall", daemon=True)
@@ -82,7 +83,7 @@ class Runner:
     def engine(self) -> Engine:
         """The engine; only for code that runs on this loop."""
         if self._engine is None:
-            self._engine = Engine()
+            self._engine = self._make_engine()
         return self._engine
 
     def call(
@@ -438,10 +439,15 @@ class Sandbox:
         self,
         template: str = "python",
         limits: Limits | Mapping[str, Any] | None = None,
+        *,
+        runner: Runner | None = None,
         **options: Any,  # noqa: ANN401 - of Engine.create_sandbox
     ) -> None:
-        """Create it; options are those of `Engine.create_sandbox`."""
-        self._runner = _default.get()
+        """Create it; options are those of `Engine.create_sandbox`.
+
+        `runner` is for tests and embedders with an engine of their own.
+        """
+        self._runner = runner or _default.get()
         self._inner = self._runner.call(
             lambda engine, _put: engine.create_sandbox(template, limits, **options)
         )

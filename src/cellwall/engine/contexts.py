@@ -68,13 +68,13 @@ class Contexts:
         self._live.check_alive()
         reply = await self._live.channel.request("context_list")
         try:
-            entries = strict_json(reply.body)
+            entries = strict_json(reply.body) if reply.body else reply.header.get("contexts")
             if not isinstance(entries, list):
                 raise FrameError("not a list")
         except FrameError as error:
             raise SandboxBroken(f"context_list: {error}", remedy="close the sandbox") from None
         names = [e.get("name") if isinstance(e, dict) else e for e in entries]
-        return [name for name in names if name in self._locks]
+        return [name for name in names if isinstance(name, str) and name in self._locks]
 
     async def close(self, name: str) -> None:
         """End a context; what runs in it is killed."""

@@ -1,0 +1,45 @@
+"""A template with nothing in it: an empty environment of the system's Python.
+
+For tests of runtimes and of the engine, which must not need a package index. Not a template store
+for users: it knows one name, and what it made belongs to the test's directory.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from cellwall.model.errors import NotFound
+from cellwall.model.template import BuiltTemplate, Template
+
+
+class BareTemplates:
+    """What `Engine` needs of a store, with the one template `python`."""
+
+    def __init__(self, path: Path) -> None:
+        """Make the environment at `path`."""
+        subprocess.run(
+            ["/usr/bin/python3", "-m", "venv", "--without-pip", "--symlinks", str(path)],
+            check=True,
+        )
+        # Others' sandboxes run as a foreign uid: the way to it must be open to all.
+        for directory in (path, *path.parents):
+            if directory.stat().st_mode & 0o077 == 0:
+                directory.chmod(0o755)
+        self._built = BuiltTemplate(
+            Template("python"), "bare".ljust(32, "0"), str(path), str(path / "bin/python"), (), 0
+        )
+
+    def definitions(self) -> dict[str, Template]:
+        """Return the one."""
+        return {"python": self._built.template}
+
+    def find(self, name: str) -> BuiltTemplate | None:
+        """Return it, if that is its name."""
+        if name != "python":
+            raise NotFound(f"template {name!r} is not defined", remedy="defined: python")
+        return self._built
+
+    def build(self, name: str) -> BuiltTemplate:
+        """Never needed."""
+        raise NotFound(f"template {name!r} cannot be built here", remedy="use python")

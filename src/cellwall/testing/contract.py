@@ -1,0 +1,459 @@
+"""The contract every runtime passes, as a pytest class.
+
+Public: an adapter's test module subclasses `RuntimeContract`, sets `runtime_name` and `isolation`
+and, where it needs to, overrides the fixture `make_engine`. Not a test of confinement: attacks have their own suite. What an
+adapter cannot do yet goes into `deviations` by test name with a reason, and becomes a strict
+xfail: a deviation that was mended fails until it is taken off the list.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from cellwall.embedded import Runner, Sandbox
+from cellwall.engine.engine import Engine
+from cellwall.engine.execution import OnEvent
+from cellwall.engine.settings import EngineSettings
+from cellwall.model.errors import FileError, NotFound, SandboxUnavailable
+from cellwall.model.execution import Event, Execution
+from cellwall.model.outcome import Verdict
+from cellwall.testing.bare import BareTemplates
+
+
+class Subject:
+    """An engine on a thread of its own, bound to one runtime."""
+
+    def __init__(self, make_engine: Callable[[], Engine], runtime: str, isolation: str) -> None:
+        """Start the thread; `close` must follow."""
+        self.runner = Runner(make_engine)
+        self._choice = {"runtime": runtime, "isolation": isolation}
+
+    def run(self, code: str, *, on_event: OnEvent | None = None, **options: Any) -> Execution:  # noqa: ANN401 - of Engine.run
+        """Do a one-shot run."""
+        return self.runner.call(
+            lambda engine, put: engine.run(
+                code, on_event=None if on_event is None else put, **self._choice, **options
+            ),
+            on_event,
+        )
+
+    def sandbox(self, **options: Any) -> Sandbox:  # noqa: ANN401 - of Engine.create_sandbox
+        """Create a sandbox."""
+        return Sandbox(runner=self.runner, **self._choice, **options)
+
+    def close(self) -> None:
+        """Close the engine."""
+        self.runner.close()
+
+
+class RuntimeContract:
+    """Subclass it; see the module."""
+
+    runtime_name: ClassVar[str]
+    isolation: ClassVar[str]
+    deviations: ClassVar[dict[str, str]] = {}
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def make_engine(cls, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Engine]:
+        """Override it where the runtime needs a template or a state directory of its own."""
+        templates = BareTemplates(tmp_path_factory.mktemp("template") / "env")
+        settings = EngineSettings(allow_process=True)
+        return lambda: Engine(tmp_path_factory.mktemp("state"), settings, templates=templates)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls, make_engine: Callable[[], Engine]) -> Iterator[Subject]:
+        """One engine for all tests of the class."""
+        subject = Subject(make_engine, cls.runtime_name, cls.isolation)
+        yield subject
+        subject.close()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def sandbox(cls, subject: Subject) -> Iterator[Sandbox]:
+        """One live sandbox for the tests that leave it usable."""
+        with subject.sandbox() as sandbox:
+            yield sandbox
+
+    @pytest.fixture(autouse=True)
+    def _expected_deviation(self, request: pytest.FixtureRequest) -> None:
+        reason = self.deviations.get(request.node.originalname)
+        if reason is not None:
+            request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+
+    # -- one-shot: what a program sees and what comes back -----------------------------------
+
+    def test_run_returns_output_and_ok(self, subject: Subject) -> None:
+        """The simplest program."""
+        execution = subject.run("print('hello')")
+        assert (execution.stdout, execution.verdict) == ("hello\n", Verdict.OK)
+        assert execution.exit_code == 0
+
+    def test_answer_says_which_isolation_ran(self, subject: Subject) -> None:
+        """Never a guess: the runtime's own word."""
+        isolation = subject.run("pass").outcome.isolation
+        assert (isolation.runtime, isolation.level.label) == (self.runtime_name, self.isolation)
+
+    def test_stdin_reaches_the_program(self, subject: Subject) -> None:
+        """All of it, then its end."""
+        text = "line\n" * 100_000
+        execution = subject.run("import sys; print(len(sys.stdin.read()))", stdin=text)
+        assert execution.stdout == f"{len(text)}\n"
+
+    def test_program_without_stdin_reads_end_of_file(self, subject: Subject) -> None:
+        """It does not hang."""
+        assert subject.run("import sys; print(repr(sys.stdin.read()))").stdout == "''\n"
+
+    def test_arguments_and_result_travel_as_json(self, subject: Subject) -> None:
+        """`main(**arguments)` is called, its value comes back."""
+        code = "def main(n, names): return {'n': n * 2, 'names': sorted(names)}"
+        execution = subject.run(code, arguments={"n": 21, "names": ["b", "a"]})
+        assert execution.result == {"n": 42, "names": ["a", "b"]}
+
+    def test_uncaught_exception_is_an_exception(self, subject: Subject) -> None:
+        """With its name, and exit status 1."""
+        execution = subject.run("{}['missing']")
+        assert (execution.verdict, execution.exit_code) == (Verdict.EXCEPTION, 1)
+        assert execution.error is not None
+        assert execution.error.name == "KeyError"
+
+    def test_exit_code_is_not_a_limit(self, subject: Subject) -> None:
+        """137 and 124 are numbers like others."""
+        for code in (1, 124, 137):
+            execution = subject.run(f"import sys; sys.exit({code})")
+            assert (execution.verdict, execution.exit_code) == (Verdict.NONZERO_EXIT, code)
+
+    def test_death_by_signal_is_signalled(self, subject: Subject) -> None:
+        """With the signal's number."""
+        execution = subject.run("import os; os.kill(os.getpid(), 11)")
+        assert (execution.verdict, execution.outcome.signal) == (Verdict.SIGNALLED, 11)
+
+    def test_files_go_in_and_come_back(self, subject: Subject) -> None:
+        """Bytes stay bytes; a missing one is noted."""
+        execution = subject.run(
+            "data = open('in/raw.bin', 'rb').read(); open('out.bin', 'wb').write(data[::-1])",
+            files={"in/raw.bin": bytes(range(256))},
+            collect=["out.bin", "missing"],
+        )
+        assert execution.files == {"out.bin": bytes(reversed(range(256)))}
+        assert any("missing" in note for note in execution.outcome.notes)
+
+    def test_bash_program_runs(self, subject: Subject) -> None:
+        """With arguments, stdin and its own exit status."""
+        execution = subject.run(
+            'read line; echo "$1 $line"; exit 3', language="bash", args=["a b"], stdin="in\n"
+        )
+        assert (execution.stdout, execution.exit_code) == ("a b in\n", 3)
+
+    def test_events_are_numbered_and_end(self, subject: Subject) -> None:
+        """From 1, without a gap; `end` is the last and carries the outcome."""
+        events: list[Event] = []
+        subject.run("print('a'); 1/0", on_event=events.append)
+        assert [event.seq for event in events] == list(range(1, len(events) + 1))
+        assert {"stdout", "stderr", "error"} <= {event.kind for event in events}
+        assert events[-1].kind == "end"
+        assert events[-1].outcome is not None
+
+    def test_runs_share_nothing(self, subject: Subject) -> None:
+        """A file of one is not there for the next."""
+        subject.run("open('left.txt', 'w').write('x')")
+        assert subject.run("import os; print(os.listdir())").stdout == "[]\n"
+
+    def test_environment_is_built_from_nothing(
+        self, subject: Subject, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """No variable of ours arrives; those asked for do."""
+        monkeypatch.setenv("CELLWALL_TEST_SECRET", "leak")
+        code = "import os; print(os.environ.get('CELLWALL_TEST_SECRET'), os.environ.get('MINE'))"
+        assert subject.run(code, env={"MINE": "yes"}).stdout == "None yes\n"
+
+    # -- limits ------------------------------------------------------------------------------
+
+    def test_wall_limit_ends_it_and_keeps_output(self, subject: Subject) -> None:
+        """What was printed before counts."""
+        began = time.monotonic()
+        execution = subject.run(
+            "print('before', flush=True)\nimport time; time.sleep(60)", timeout=0.5
+        )
+        assert (execution.verdict, execution.stdout) == (Verdict.WALL_TIME, "before\n")
+        assert time.monotonic() - began < 5
+
+    def test_cpu_limit_counts_the_whole_tree(self, subject: Subject) -> None:
+        """A child's time is its parent's."""
+        code = "import os\nos.fork()\nwhile True: pass"
+        execution = subject.run(code, limits={"cpu_s": 0.4, "wall_s": 20})
+        assert execution.verdict is Verdict.CPU_TIME
+        assert execution.outcome.usage.cpu_s < 3
+
+    def test_memory_limit_is_told_from_a_crash(self, subject: Subject) -> None:
+        """By evidence, not by exit status."""
+        code = "blocks = []\nwhile True: blocks.append(bytearray(b'x') * (4 << 20))"
+        execution = subject.run(code, limits={"memory_mb": 64})
+        assert execution.verdict is Verdict.MEMORY
+
+    def test_too_many_processes_are_contained(self, subject: Subject) -> None:
+        """Refused or killed; named either way."""
+        code = "import os, time\nfor i in range(300):\n    if os.fork() == 0: time.sleep(30)"
+        execution = subject.run(code, limits={"processes": 20, "wall_s": 20})
+        assert execution.verdict is Verdict.PROCESSES
+
+    def test_output_is_cut_and_counted(self, subject: Subject) -> None:
+        """The rest is drained, the program goes on to its end."""
+        execution = subject.run(
+            "import sys; sys.stdout.write('x' * 3_000_000); sys.stderr.write('end')",
+            limits={"output_kb": 64},
+        )
+        assert execution.verdict is Verdict.OUTPUT
+        assert len(execution.stdout) == 64 * 1024
+        assert execution.outcome.truncated.stdout == 3_000_000 - 64 * 1024
+        assert execution.stderr == "end"
+
+    def test_limit_leaves_no_process(self, subject: Subject) -> None:
+        """Grandchildren in sessions of their own included."""
+        marker = f"cellwall-contract-{os.getpid()}-{time.monotonic_ns()}"
+        code = f"""
+import os, subprocess, time
+subprocess.Popen(["/bin/bash", "-c", "exec -a {marker} sleep 300"], start_new_session=True)
+print("up", flush=True)
+time.sleep(300)"""
+        execution = subject.run(code, timeout=1)
+        assert execution.verdict is Verdict.WALL_TIME
+        _wait_until(lambda: not _processes_named(marker))
+
+    def test_cancelled_call_leaves_no_process(self, subject: Subject) -> None:
+        """An exception in the caller's callback kills what ran."""
+        marker = f"cellwall-contract-{os.getpid()}-{time.monotonic_ns()}"
+
+        def give_up(event: Event) -> None:
+            raise KeyboardInterrupt
+
+        code = f"exec -a {marker} bash -c 'echo up; sleep 300'"
+        with pytest.raises(KeyboardInterrupt):
+            subject.run(code, language="bash", on_event=give_up)
+        _wait_until(lambda: not _processes_named(marker))
+
+    # -- sessions ----------------------------------------------------------------------------
+
+    def test_context_keeps_state(self, sandbox: Sandbox) -> None:
+        """As a notebook does; the last expression is shown."""
+        sandbox.run("x = 20")
+        assert sandbox.run("x + 1").text == "21"
+
+    def test_contexts_do_not_share_names(self, sandbox: Sandbox) -> None:
+        """But files."""
+        sandbox.contexts.create("other")
+        sandbox.run("y = 1; open('shared.txt', 'w').write('s')")
+        execution = sandbox.run("print(open('shared.txt').read()); y", context="other")
+        assert execution.stdout == "s\n"
+        assert execution.error is not None
+        assert execution.error.name == "NameError"
+        sandbox.contexts.close("other")
+        assert sandbox.contexts.list() == ["main"]
+
+    def test_many_executions_of_a_context_queue(self, sandbox: Sandbox) -> None:
+        """A hundred at once all run, one at a time."""
+        sandbox.run("counter = 0")
+        with ThreadPoolExecutor(20) as threads:
+            results = list(threads.map(sandbox.run, ["counter += 1; counter"] * 100))
+        assert sorted(int(r.text or 0) for r in results) == list(range(1, 101))
+
+    def test_exception_leaves_the_context_alive(self, sandbox: Sandbox) -> None:
+        """State too."""
+        sandbox.run("kept = 5")
+        assert sandbox.run("1/0").verdict is Verdict.EXCEPTION
+        assert sandbox.run("kept").text == "5"
+
+    def test_interrupt_stops_a_cell_and_keeps_state(self, sandbox: Sandbox) -> None:
+        """As Ctrl-C does."""
+        sandbox.run("kept = 6")
+        started = threading.Event()
+
+        def on_stdout(_text: str) -> None:
+            started.set()
+
+        with ThreadPoolExecutor(1) as threads:
+            running = threads.submit(
+                sandbox.run,
+                "print('go', flush=True)\nimport time\ntime.sleep(60)",
+                on_stdout=on_stdout,
+            )
+            assert started.wait(10)
+            sandbox.interrupt()
+            assert running.result(10).verdict is Verdict.INTERRUPTED
+        assert sandbox.run("kept").text == "6"
+
+    def test_wall_limit_of_a_cell_keeps_state_if_it_stops(self, sandbox: Sandbox) -> None:
+        """It is interrupted first; the notes say what became of the state."""
+        sandbox.run("kept = 7")
+        execution = sandbox.run("import time; time.sleep(60)", timeout=0.3)
+        assert execution.verdict is Verdict.WALL_TIME
+        assert any("kept its state" in note for note in execution.outcome.notes)
+        assert sandbox.run("kept").text == "7"
+
+    def test_cell_that_ignores_its_limit_costs_the_sandbox(self, subject: Subject) -> None:
+        """Asked once, then killed."""
+        code = """
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+while True: pass"""
+        with subject.sandbox() as sandbox:
+            execution = sandbox.run(code, timeout=0.3)
+            assert execution.verdict is Verdict.WALL_TIME
+            assert any("state is lost" in note for note in execution.outcome.notes)
+            with pytest.raises(SandboxUnavailable):
+                sandbox.run("1")
+
+    def test_dead_context_is_replaced_and_says_so(self, sandbox: Sandbox) -> None:
+        """Its state is gone; never silently."""
+        sandbox.run("lost = 1")
+        execution = sandbox.run("import os; os._exit(3)")
+        assert (execution.verdict, execution.exit_code) == (Verdict.NONZERO_EXIT, 3)
+        execution = sandbox.run("'lost' in globals()")
+        assert execution.text == "False"
+        assert any("new one" in note for note in execution.outcome.notes)
+
+    def test_cell_reads_stdin(self, sandbox: Sandbox) -> None:
+        """`input()` works where stdin was given."""
+        assert sandbox.run("print(input() * 2)", stdin="ab\n").stdout == "abab\n"
+
+    def test_other_language_runs_beside_the_context(self, sandbox: Sandbox) -> None:
+        """And sees its files."""
+        sandbox.files.write("data.txt", "from python")
+        assert sandbox.run("cat data.txt", language="bash").stdout == "from python"
+
+    # -- commands ----------------------------------------------------------------------------
+
+    def test_command_returns_how_it_ended(self, sandbox: Sandbox) -> None:
+        """A string goes to a shell."""
+        result = sandbox.commands.run("echo out; echo err >&2; exit 4")
+        assert (result.stdout, result.stderr, result.exit_code) == ("out\n", "err\n", 4)
+
+    def test_unknown_command_is_not_found(self, sandbox: Sandbox) -> None:
+        """An error of the caller's, not an exit status."""
+        with pytest.raises(NotFound):
+            sandbox.commands.run(["no-such-program"])
+
+    def test_background_command_takes_stdin_and_signals(self, sandbox: Sandbox) -> None:
+        """It is listed while it runs."""
+        command = sandbox.commands.start(["/bin/bash", "-c", "read x; echo got $x; sleep 60"])
+        assert [c.id for c in sandbox.commands.list()] == [command.id]
+        command.send_stdin("it\n")
+        command.kill(15)
+        result = command.wait()
+        assert result.outcome.signal == 15 or result.outcome.verdict is Verdict.SIGNALLED
+        assert sandbox.commands.list() == []
+
+    def test_command_at_its_limit_leaves_the_sandbox(self, sandbox: Sandbox) -> None:
+        """Only the command dies."""
+        result = sandbox.commands.run("sleep 60", timeout=0.3)
+        assert result.outcome.verdict is Verdict.WALL_TIME
+        assert sandbox.run("1").verdict is Verdict.OK
+
+    # -- files -------------------------------------------------------------------------------
+
+    def test_files_round_trip(self, sandbox: Sandbox) -> None:
+        """Bytes, sizes, names, moves, removal."""
+        content = os.urandom(3_000_000)
+        sandbox.files.write("deep/er/blob.bin", content)
+        assert sandbox.files.read_bytes("deep/er/blob.bin") == content
+        assert sandbox.files.stat("deep/er/blob.bin").size == len(content)
+        sandbox.files.move("deep/er/blob.bin", "deep/moved.bin")
+        names = {entry.name: entry.type for entry in sandbox.files.list("deep")}
+        assert names == {"er": "directory", "moved.bin": "file"}
+        sandbox.files.remove("deep", recursive=True)
+        assert not sandbox.files.exists("deep")
+
+    def test_missing_file_says_so(self, sandbox: Sandbox) -> None:
+        """By reason, not by text."""
+        with pytest.raises(FileError) as caught:
+            sandbox.files.read("missing.txt")
+        assert caught.value.reason == "not_found"
+
+    def test_directories_go_in_and_come_out(self, sandbox: Sandbox, tmp_path: Path) -> None:
+        """Contents are the same; links stay behind."""
+        local = tmp_path / "in"
+        (local / "sub").mkdir(parents=True)
+        (local / "sub" / "a.txt").write_text("a" * 100_000)
+        (local / ("long" * 40 + ".txt")).write_text("long name")
+        sandbox.files.upload_dir(local, "tree")
+        sandbox.commands.run("ln -s /etc/passwd tree/link; mkfifo tree/fifo")
+        sandbox.files.download_dir("tree", tmp_path / "out")
+        found = {
+            str(p.relative_to(tmp_path / "out")): p.read_text()
+            for p in (tmp_path / "out").rglob("*")
+            if p.is_file()
+        }
+        assert found == {"sub/a.txt": "a" * 100_000, "long" * 40 + ".txt": "long name"}
+
+    # -- life --------------------------------------------------------------------------------
+
+    def test_closed_sandbox_refuses_with_the_reason(self, subject: Subject) -> None:
+        """And closing twice is fine."""
+        sandbox = subject.sandbox()
+        sandbox.close()
+        sandbox.close()
+        with pytest.raises(SandboxUnavailable, match="closed"):
+            sandbox.run("1")
+
+    def test_idle_sandbox_is_reaped(self, subject: Subject) -> None:
+        """After its idle time, without a call."""
+        with subject.sandbox(limits={"idle_s": 1}) as sandbox:
+            _wait_until(lambda: sandbox.status == "stopped")
+
+    def test_closing_ends_a_running_execution_as_cancelled(self, subject: Subject) -> None:
+        """Its caller gets an answer."""
+        sandbox = subject.sandbox()
+        started = threading.Event()
+        with ThreadPoolExecutor(1) as threads:
+            running = threads.submit(
+                sandbox.run,
+                "print('go', flush=True)\nimport time; time.sleep(60)",
+                on_stdout=lambda _text: started.set(),
+            )
+            assert started.wait(10)
+            sandbox.close()
+            assert running.result(10).verdict is Verdict.CANCELLED
+
+    def test_closed_engine_leaves_nothing(self, make_engine: Callable[[], Engine]) -> None:
+        """No process and no descriptor of ours."""
+        before = len(os.listdir("/proc/self/fd"))
+        subject = Subject(make_engine, self.runtime_name, self.isolation)
+        subject.run("print(1)")
+        with subject.sandbox() as sandbox:
+            sandbox.run("x = 1")
+        statistics = subject.runner.engine.statistics
+        subject.close()
+        assert statistics().runtimes[self.runtime_name].live == 0
+        assert statistics().pool.parked == 0
+        _wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+
+
+def _wait_until(holds: Callable[[], bool], within_s: float = 10.0) -> None:
+    """Wait for a state of the operating system that sends no event."""
+    deadline = time.monotonic() + within_s
+    while not holds():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not so within {within_s:g} s")
+        time.sleep(0.02)
+
+
+def _processes_named(marker: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if command.startswith(marker.encode()):
+                found.append(int(entry.name))
+    return found
