@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from cellwall import __version__
 from cellwall.apps.cli import (
     bench,
     demo,
@@ -44,9 +45,7 @@ app.add_typer(jail_explain.app, name="jail")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"cellwall {version('cellwall')}")
+        typer.echo(f"cellwall {__version__}")
         raise typer.Exit
 
 

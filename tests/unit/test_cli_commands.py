@@ -1,0 +1,137 @@
+"""The commands that look at things: doctor, languages, templates, jail explain, sweep."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_cli_run import start, works
+
+import cellwall
+from cellwall.apps.bench.processes import descendants
+from conftest import Require
+
+COMMANDS = ["run", "shell", "doctor", "languages", "demo", "bench", "sweep", "templates", "jail"]
+
+
+def test_help_names_every_command_and_status_is_0() -> None:
+    done = start("--help")
+    assert done.returncode == 0
+    assert all(f"\n  {command} " in done.stdout for command in COMMANDS)
+
+
+def test_version_is_the_packages() -> None:
+    assert start("--version").stdout == f"cellwall {cellwall.__version__}\n"
+
+
+def test_a_wrong_option_is_status_2() -> None:
+    done = start("run", "--no-such-option")
+    assert done.returncode == 2
+    assert "--no-such-option" in done.stderr
+
+
+def test_starting_costs_neither_engine_nor_rich() -> None:
+    code = (
+        "import sys, cellwall.apps.cli.main\n"
+        "heavy = ('rich', 'cellwall.engine', 'cellwall.jail', 'cellwall.runtimes')\n"
+        "print([name for name in sys.modules if name.startswith(heavy)])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, encoding="utf-8"
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_doctor_agrees_with_whether_sandboxes_can_be_had(require: Require) -> None:
+    require("sandboxes", not works(), works())
+    done = start("doctor", "--json")
+    findings = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert {"feature", "grade", "detail", "remedy"} == set(findings["jail"][0])
+    assert {finding["grade"] for finding in findings["jail"]} <= {"PASS", "CAUTION"}
+
+
+def test_doctor_names_a_remedy_for_whatever_is_not_a_pass() -> None:
+    for findings in json.loads(start("doctor", "--json").stdout).values():
+        for finding in findings:
+            assert finding["remedy"] or finding["grade"] != "FAIL", finding
+
+
+def test_doctors_table_shows_every_finding() -> None:
+    table = start("doctor").stdout
+    for findings in json.loads(start("doctor", "--json").stdout).values():
+        assert all(finding["feature"] in table for finding in findings)
+
+
+def test_languages_say_what_is_here_or_how_to_get_it() -> None:
+    listed = json.loads(start("languages", "--json").stdout)
+    assert [entry["name"] for entry in listed] == ["python", "bash", "javascript"]
+    for entry in listed:
+        assert entry["version"] or entry["install"]
+    assert "Python 3." in start("languages").stdout
+
+
+def test_templates_are_listed_whether_built_or_not(tmp_path: Path) -> None:
+    listed = json.loads(start("templates", "ls", "--json", CELLWALL_STATE_DIR=str(tmp_path)).stdout)
+    assert {entry["name"] for entry in listed} >= {"python", "data"}
+    assert all(entry["digest"] is None for entry in listed)
+    assert not list(tmp_path.iterdir())
+
+
+def test_removing_what_is_not_built_is_an_error_of_ours(tmp_path: Path) -> None:
+    done = start("templates", "rm", "python", CELLWALL_STATE_DIR=str(tmp_path))
+    assert (done.returncode, done.stdout) == (125, "")
+    assert "it is not built" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_template_is_built_once_with_progress_on_stderr(tmp_path: Path) -> None:
+    state = {"CELLWALL_STATE_DIR": str(tmp_path)}
+    first = start("templates", "build", "python", **state)
+    assert first.returncode == 0, first.stderr
+    assert "building template python" in first.stderr
+    again = start("templates", "build", "python", **state)
+    assert (again.stdout, again.stderr) == (first.stdout, "")
+    assert start("templates", "rm", "python", **state).returncode == 0
+
+
+def test_the_jails_plan_is_data_and_prose_of_the_same_steps(require: Require) -> None:
+    require("sandboxes", not works(), works())
+    plan = json.loads(start("jail", "explain", "--json").stdout)
+    prose = start("jail", "explain").stdout.splitlines()
+    assert prose.index("") == len(plan["root"]) + 1
+    assert any(step["step"] == "loopback" for step in plan["sandbox"])
+    assert "  loopback up" in prose
+    assert plan["lockdown"]["uid"] != 0
+
+
+def test_the_plan_follows_the_limits(require: Require) -> None:
+    require("sandboxes", not works(), works())
+    digests = [
+        json.loads(start("jail", "explain", "--json", "--memory", size).stdout)["sandbox_digest"]
+        for size in ("64", "64", "65")
+    ]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_after_kill_9_no_process_lives_on_and_sweep_ends_well(require: Require) -> None:
+    require("sandboxes", not works(), works())
+    argv = [sys.executable, "-m", "cellwall.apps.cli.main", "run", "--timeout", "40"]
+    code = "import os\nif os.fork() == 0: os.setsid()\nprint('on', flush=True)\nwhile True: pass"
+    with subprocess.Popen([*argv, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"on\n"
+        below = [os.pidfd_open(pid) for pid in descendants(process.pid)]
+        assert len(below) >= 4  # boot, fork-server, init, the program and its child
+        process.kill()
+    for pidfd in below:
+        assert select.select([pidfd], [], [], 20)[0], "a process outlived its engine"
+        os.close(pidfd)
+    swept = start("sweep", "--json")
+    assert swept.returncode == 0
+    assert json.loads(swept.stdout)["kept"] == []
