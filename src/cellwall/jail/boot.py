@@ -92,8 +92,11 @@ def _enter_own_user_namespace() -> None:
 
 
 def _write_maps(pid: int, config: Dict[str, Any]) -> None:
-    """Map the fork-server's namespace: 65536 ids of an unprivileged range, or the one we have."""
-    base, count = config["uid_base"], config["uid_count"]
+    """Map the fork-server's namespace: 65536 ids of an unprivileged range, or the one we have.
+
+    Rootless that one id is called 0 here already: `_enter_own_user_namespace` mapped it.
+    """
+    base, count = (0, 1) if config["rootless"] else (config["uid_base"], config["uid_count"])
     _write(f"/proc/{pid}/uid_map", f"0 {base} {count}")
     _write(f"/proc/{pid}/gid_map", f"0 {base} {count}")
 

@@ -72,8 +72,9 @@ def _expect(channel: int, word: bytes) -> None:
 
 def _report(channel: int, error: Exception) -> None:
     """Tell the host which step failed; "E" and a JSON object."""
+    frames = traceback.extract_tb(error.__traceback__)
     data = {
-        "step": getattr(error, "step", type(error).__name__),
+        "step": getattr(error, "step", frames[-1].name if frames else type(error).__name__),
         "error": str(error)[:2000],
         "errno": getattr(error, "errno", None),
         "detail": traceback.format_exc()[-2000:],

@@ -22,10 +22,12 @@ def become_user(lock: Lockdown) -> None:
 
     Why here: files made later must belong to the user; unmapped ids cannot make files at all.
     Capabilities in the sandbox's user namespace survive, because the old id was not its root.
-    Does not protect: anything but file ownership and signals; the rest follows.
+    Does not protect: anything but file ownership and signals; the rest follows. Rootless the
+    caller's groups stay (setgroups is denied there); the root holds nothing that they open.
     """
     process.forbid_dumps()
-    os.setgroups([])
+    if lock.clear_groups:
+        os.setgroups([])
     os.setresgid(lock.gid, lock.gid, lock.gid)
     os.setresuid(lock.uid, lock.uid, lock.uid)
 

@@ -99,8 +99,8 @@ class Shape:
     open_files: int
     soft_memory: bool = False
     """No memory cgroup: bound each process by RLIMIT_DATA as well."""
-    soft_processes: bool = False
-    """No pids cgroup: bound processes by RLIMIT_NPROC of the sandbox's own uid."""
+    rootless: bool = False
+    """An ordinary user's engine: the supplementary groups cannot be left (user_namespaces(7))."""
 
 
 def root_plan(facts: HostFacts, root: Root) -> Tuple[s.Step, ...]:
@@ -304,6 +304,7 @@ def _lockdown(facts: HostFacts, shape: Shape) -> s.Lockdown:
         read_exec=tuple(readable),
         write=(HOME, _WORK, "/var/tmp", "/dev/shm", "/dev/pts", "/proc"),  # noqa: S108
         devices=("/dev",),
+        clear_groups=not shape.rootless,
     )
 
 

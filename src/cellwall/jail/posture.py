@@ -19,7 +19,8 @@ from cellwall.jail.plan import HOME
 from cellwall.jail.steps import Lockdown
 
 _NAMESPACES = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
-_STATUS = ("Uid", "Gid", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
+_CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+_STATUS = ("Uid", "Gid", "Groups", *_CAPABILITIES, "NoNewPrivs", "Seccomp")
 _LIMIT_NAMES = {
     "Max core file size": "RLIMIT_CORE",
     "Max file size": "RLIMIT_FSIZE",
@@ -55,7 +56,10 @@ class Expectation:
     uid: int
     gid: int
     uid_line: tuple[str, str, str]
+    gid_line: tuple[str, str, str]
     """(inside id, id in the parent namespace as the host sees it, count)."""
+    groups: tuple[str, ...]
+    """Supplementary groups on the host: none, or rootless our own, which cannot be left."""
     limits: Mapping[str, tuple[str, str]]
     cgroups: frozenset[str]
     host_namespaces: Mapping[str, str]
@@ -67,15 +71,18 @@ def host_namespaces() -> dict[str, str]:
 
 
 def expected(
-    lockdown: Lockdown, host_uid: int, cgroups: set[str], namespaces: Mapping[str, str]
+    lockdown: Lockdown, host_ids: tuple[int, int], cgroups: set[str], namespaces: Mapping[str, str]
 ) -> Expectation:
-    """Compute the expectation from the plan's lockdown and the id on the host."""
+    """Compute the expectation from the plan's lockdown and the (user, group) id on the host."""
+    host_uid, host_gid = host_ids
     numbers = {getattr(resource, name): label for label, name in _LIMIT_NAMES.items()}
     limits = {numbers[n]: (str(soft), str(hard)) for n, soft, hard in lockdown.rlimits}
     return Expectation(
         uid=host_uid,
-        gid=host_uid,
+        gid=host_gid,
         uid_line=(str(lockdown.uid), str(host_uid), "1"),
+        gid_line=(str(lockdown.gid), str(host_gid), "1"),
+        groups=() if lockdown.clear_groups else tuple(sorted(map(str, os.getgroups()))),
         limits=limits,
         cgroups=frozenset(cgroups),
         host_namespaces=namespaces,
@@ -163,12 +170,13 @@ def compare(pid: int, facts: Mapping[str, Any], want: Expectation) -> None:
 
     check("Uid", [str(want.uid)] * 4, facts["Uid"].split())
     check("Gid", [str(want.gid)] * 4, facts["Gid"].split())
-    for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+    check("Groups", list(want.groups), sorted(facts["Groups"].split()))
+    for name in _CAPABILITIES:
         check(name, "0" * 16, facts[name])
     check("NoNewPrivs", "1", facts["NoNewPrivs"])
     check("Seccomp", "2", facts["Seccomp"])
     check("uid_map", want.uid_line, facts["uid_map"])
-    check("gid_map", want.uid_line, facts["gid_map"])
+    check("gid_map", want.gid_line, facts["gid_map"])
     for name, link in want.host_namespaces.items():
         if facts["namespaces"][name] == link:
             differences[f"{name} namespace"] = ("not the host's", link)

@@ -270,6 +270,8 @@ class Lockdown:
     devices: Tuple[str, ...] = ()
     """Where ioctl on a newly opened device is allowed; `seccomp` decides which ones."""
     umask: int = 0o022
+    clear_groups: bool = True
+    """Off only where the kernel forbids it: a user namespace that an ordinary user mapped."""
 
 
 @dataclass(frozen=True)

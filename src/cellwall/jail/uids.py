@@ -24,9 +24,10 @@ _DIRECTORY = Path("/run/cellwall/uid-ranges")
 class UidRange:
     """A range held by this process; index 0 is the fork-server's root, the rest are sandboxes'."""
 
-    def __init__(self, base: int, count: int, lock_fd: int | None) -> None:
+    def __init__(self, base: int, gid_base: int, count: int, lock_fd: int | None) -> None:
         """Use `acquire` or `single`."""
         self.base = base
+        self.gid_base = gid_base
         self.count = count
         self._lock_fd = lock_fd
         self._live: set[int] = set()
@@ -48,8 +49,12 @@ class UidRange:
         self._live.discard(index)
 
     def host_uid(self, index: int) -> int:
-        """The id on the host behind an index."""
+        """The user id on the host behind an index."""
         return self.base + index
+
+    def host_gid(self, index: int) -> int:
+        """The group id on the host behind an index; an ordinary user's may differ from the uid."""
+        return self.gid_base + index
 
     def release(self) -> None:
         """Let another engine have the range."""
@@ -59,8 +64,8 @@ class UidRange:
 
 
 def single() -> UidRange:
-    """The rootless range: our own id."""
-    return UidRange(os.geteuid(), 1, None)
+    """The rootless range: our own ids."""
+    return UidRange(os.geteuid(), os.getegid(), 1, None)
 
 
 def acquire() -> UidRange:
@@ -81,5 +86,6 @@ def acquire() -> UidRange:
         except BlockingIOError:
             os.close(fd)
             continue
-        return UidRange(_FIRST + number * COUNT, COUNT, fd)
+        first = _FIRST + number * COUNT
+        return UidRange(first, first, COUNT, fd)
     raise CapacityError("uid ranges: all 4095 are in use on this host", retry_after_s=60.0)

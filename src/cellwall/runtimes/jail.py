@@ -104,6 +104,7 @@ def shape_of(limits: Limits, layout: cgroups.Layout) -> plan.Shape:
         file_mb=limits.file_mb,
         open_files=limits.open_files,
         soft_memory="memory" not in layout.hard,
+        rootless=os.geteuid() != 0,
     )
 
 
@@ -477,7 +478,7 @@ class JailRuntime:
         lockdown, plan_digest = self._decided(shape_of(spec.limits, self.layout))
         want = posture.expected(
             lockdown,
-            entry.uids.host_uid(index),
+            (entry.uids.host_uid(index), entry.uids.host_gid(index)),
             groups.expected_lines(),
             self._namespaces,
         )
