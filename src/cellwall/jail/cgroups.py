@@ -321,9 +321,16 @@ class Groups:
         return now, peak, _counter(path / "memory.oom_control", "oom_kill")
 
     def processes_refused(self) -> int:
-        """Forks refused because of pids.max."""
+        """Forks refused because of pids.max; at least 1 once all that it allows existed at once.
+
+        Why not the counter alone: on cgroup v1 the kernel (6.11 and later) leaves it at 0.
+        """
         found = self._path("pids")
-        return 0 if found is None else _counter(found[1] / "pids.events", "max")
+        if found is None:
+            return 0
+        counted = _counter(found[1] / "pids.events", "max")
+        peak, most = self.processes_peak(), _number(found[1] / "pids.max")
+        return max(counted, int(peak is not None and 0 < most <= peak))
 
     def processes_peak(self) -> int | None:
         """Most processes at once, ours included; None where the kernel does not say."""
