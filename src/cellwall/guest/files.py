@@ -89,7 +89,7 @@ class Files:
         path = self.resolve(request)
         mode = request.optional_integer("mode", 0, _PERMISSION_BITS)
         if request.flag("parents"):
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            _make_folders(os.path.dirname(path))
         if request.flag("append"):
             return {"size": _append(path, request.body, mode)}, b""
         _replace(os.path.realpath(path), request.body, mode)
@@ -120,7 +120,7 @@ class Files:
         """`file_mkdir`: a directory; with `parents` it may exist."""
         path = self.resolve(request)
         if request.flag("parents"):
-            os.makedirs(path, exist_ok=True)
+            _make_folders(path)
         else:
             os.mkdir(path)
         return {}, b""
@@ -138,6 +138,14 @@ class Files:
         else:
             os.unlink(path)
         return {}, b""
+
+
+def _make_folders(path: str) -> None:
+    try:
+        os.makedirs(path, exist_ok=True)
+    except FileExistsError as error:
+        message = f"make directory {path!r}: {error.filename!r} is not a directory"
+        raise Refusal("not_directory", message) from None
 
 
 def _read_exactly(fd: int, length: int, offset: int) -> bytes:

@@ -40,16 +40,6 @@ _EXIT_HOST_GONE = 0
 _EXIT_BROKEN = 70
 _CONTEXT_MODULE = "cellwall.guest.context"
 
-_IGNORED = (
-    # Python turns SIGINT into an exception; the others would end an init that is not pid 1.
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
-
 
 class Init:
     """The table of operations, and what they operate on."""
@@ -295,9 +285,12 @@ def main(
 
 def _settle(channel_fd: int, config: dict[str, Any]) -> None:
     """Make this process an init, whatever it was before."""
-    for number in _IGNORED:
-        signal.signal(number, signal.SIG_IGN)
-    os.set_inheritable(channel_fd, False)
+    processes.ignore_signals()
+    # SECURITY: no command may inherit the channel, nor anything a runtime left open.
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            with contextlib.suppress(OSError):  # the listing's own descriptor is gone
+                os.set_inheritable(int(name), False)
     os.umask(0o022)
     os.environ.clear()
     os.environ.update(config["env"])

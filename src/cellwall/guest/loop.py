@@ -55,13 +55,14 @@ class Loop:
         """Serve for ever."""
         callbacks = self._callbacks
         while True:
+            # Before the first wait too: what was queued during start-up must not wait for an event.
+            self._after_round()
             for fd, events in self._epoll.poll(self._patience_s()):
                 # A callback earlier in this round may have forgotten this one.
                 callback = callbacks.get(fd)
                 if callback is not None:
                     callback(events)
             self._ring()
-            self._after_round()
 
     def _patience_s(self) -> float:
         if self._on_alarm is None:

@@ -7,6 +7,8 @@ A pid may be signalled only while its process is unreaped; after `wait4` it can 
 
 from __future__ import annotations
 
+# The C module under `signal`: the wrapper turns numbers into enum members, a page each.
+import _signal  # type: ignore[import-not-found]
 import ctypes
 import os
 import signal
@@ -17,15 +19,30 @@ from typing import Any, NamedTuple
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 
+# Made before any fork: a fork pays for every page it writes to, and these touch many.
+_PRCTL: Any = ctypes.CDLL(None).prctl
+_PRCTL_ARGUMENTS = tuple(
+    (ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
+    for value in (0, 1)
+)
+
 _TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK")
 
-_DEFAULT_IN_CHILDREN = (
-    signal.SIGCHLD,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
+_SIGINT = int(signal.SIGINT)
+_DEFAULT_IN_CHILDREN = tuple(
+    int(number)
+    for number in (
+        signal.SIGCHLD,
+        signal.SIGTERM,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    )
+)
+_IGNORED_BY_INIT = (
+    _SIGINT,
+    *(number for number in _DEFAULT_IN_CHILDREN if number != signal.SIGCHLD),
 )
 
 
@@ -110,16 +127,21 @@ def adopt_orphans() -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    prctl: Any = ctypes.CDLL(None).prctl
-    prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
+    _PRCTL(option, *_PRCTL_ARGUMENTS[value])
 
 
 def reset_signals() -> None:
     """Give a forked child the signal state of a fresh Python interpreter."""
-    signal.set_wakeup_fd(-1)
+    _signal.set_wakeup_fd(-1)
     for number in _DEFAULT_IN_CHILDREN:
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+        _signal.signal(number, _signal.SIG_DFL)
+    _signal.signal(_SIGINT, _signal.default_int_handler)
+
+
+def ignore_signals() -> None:
+    """Have what would end an ordinary process pass by; SIGINT would become an exception."""
+    for number in _IGNORED_BY_INIT:
+        _signal.signal(number, _signal.SIG_IGN)
 
 
 def close_from(first_fd: int) -> None:

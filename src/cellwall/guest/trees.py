@@ -215,11 +215,13 @@ class _Unpacking:
         try:
             if not parts:
                 return  # the root itself
+            _check_symlink(parts, member)
             self._enter(parts[:-1])
             if member.isdir():
                 self._add_folder(parts[-1], member)
             elif member.issym():
-                self._add_symlink(parts, member)
+                self._clear(parts[-1])
+                os.symlink(member.linkname, parts[-1], dir_fd=self._parent_fd)
             elif member.islnk():
                 self._add_hard_link(parts[-1], member)
             elif member.isfile():
@@ -278,13 +280,6 @@ class _Unpacking:
         self.files += 1
         self.bytes += member.size
 
-    def _add_symlink(self, parts: tuple[str, ...], member: tarfile.TarInfo) -> None:
-        if not _stays_inside(parts[:-1], member.linkname):
-            message = f"unpack {member.name!r}: links to {member.linkname!r}, outside the tree"
-            raise Refusal("invalid", message)
-        self._clear(parts[-1])
-        os.symlink(member.linkname, parts[-1], dir_fd=self._parent_fd)
-
     def _add_hard_link(self, name: str, member: tarfile.TarInfo) -> None:
         source = _checked_parts(member.linkname)
         if not source:
@@ -322,6 +317,12 @@ def _checked_parts(name: str) -> tuple[str, ...]:
     if name.startswith("/") or ".." in parts or "\0" in name:
         raise Refusal("invalid", f"unpack {name!r}: must be a relative path without '..'")
     return parts
+
+
+def _check_symlink(parts: tuple[str, ...], member: tarfile.TarInfo) -> None:
+    if member.issym() and not _stays_inside(parts[:-1], member.linkname):
+        message = f"unpack {member.name!r}: links to {member.linkname!r}, outside the tree"
+        raise Refusal("invalid", message)
 
 
 def _stays_inside(folder: tuple[str, ...], target: str) -> bool:

@@ -51,6 +51,7 @@ class Worker:
         self.pump = pump
         self.report_r = report_r
         self.has_exited = False
+        self.is_cancelled = False
 
 
 class Workers:
@@ -109,6 +110,7 @@ class Workers:
         """Kill the worker of a request; True if there was one."""
         worker = self._find(number)
         if worker is not None:
+            worker.is_cancelled = True
             processes.signal_process(worker.pid, signal.SIGKILL)
         return worker is not None
 
@@ -157,8 +159,7 @@ class Workers:
         finally:
             os.close(worker.report_r)
         if not raw:
-            message = "worker: was killed before it could answer (memory, or a signal); try again"
-            self._channel.send(_fail(worker.id, "internal", message))
+            self._channel.send(_silence(worker))
             return
         report: dict[str, Any] = json.loads(raw)
         code = report.pop("code", None)
@@ -166,6 +167,13 @@ class Workers:
             self._channel.send(_fail(worker.id, code, str(report.get("message"))))
         else:
             self._channel.send({"ev": "reply", "id": worker.id, **report})
+
+
+def _silence(worker: Worker) -> Header:
+    if worker.is_cancelled:
+        return _fail(worker.id, "cancelled", "worker: ended on request; what it made is incomplete")
+    message = "worker: was killed before it could answer (memory, or a signal); try again"
+    return _fail(worker.id, "internal", message)
 
 
 def _fail(number: int, code: str, message: str) -> Header:

@@ -1,0 +1,167 @@
+"""A host for tests of init: a forked process runs the real `init.main` over a socketpair.
+
+Not a mock: the channel, the forks, the pipes and the signals are the real ones; only the jail is
+missing. Whoever changes `ask` must keep its deadline, or a lost answer hangs the suite.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cellwall.guest import init
+from cellwall.guest.frames import Decoder, encode
+from cellwall.guest.link import Link
+
+Header = dict[str, Any]
+Frame = tuple[Header, bytes]
+FINAL = ("reply", "fail", "done")
+DEADLINE_S = 20.0
+
+
+class Host:
+    """The host's end of one init."""
+
+    def __init__(
+        self,
+        home: Path,
+        contexts: tuple[str, ...] = (),
+        run_context: Callable[[Link, Header], Any] | None = None,
+        **config: object,
+    ) -> None:
+        """Fork init and wait for `ready`."""
+        ours, theirs = socket.socketpair()
+        self.home = home
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                ours.close()
+                env = {"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8"}
+                settings = {"home": str(home), "env": env, "contexts": list(contexts), **config}
+                init.main(theirs.detach(), settings, run_context)
+            except BaseException:  # noqa: BLE001  the child's outermost frame
+                traceback.print_exc()
+            finally:
+                os._exit(99)
+        theirs.close()
+        self.socket = ours
+        self.socket.settimeout(DEADLINE_S)
+        self._decoder = Decoder(64 * 1024, 1024 * 1024)
+        self._frames: list[Frame] = []
+        self._last_id = 0
+        try:
+            self.ready = self.next()[0]
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, op: str, body: bytes = b"", number: int = 0, **fields: Any) -> int:
+        """Send a request; its id."""
+        if not number:
+            self._last_id += 1
+            number = self._last_id
+        self.socket.sendall(encode({"op": op, "id": number, **fields}, body))
+        return number
+
+    def next(self) -> Frame:
+        """The next event of any request."""
+        while not self._frames:
+            data = self.socket.recv(256 * 1024)
+            if not data:
+                raise EOFError("init hung up")
+            self._frames.extend(self._decoder.feed(data))
+        return self._frames.pop(0)
+
+    def events(self, number: int) -> list[Frame]:
+        """Every event of one request up to its last."""
+        found = []
+        while True:
+            header, body = self.next()
+            if header["id"] == number:
+                found.append((header, body))
+                if header["ev"] in FINAL:
+                    return found
+
+    def ask(self, op: str, body: bytes = b"", **fields: Any) -> Frame:
+        """Send a request and wait for its last event."""
+        return self.events(self.send(op, body, **fields))[-1]
+
+    def run(self, op: str, body: bytes = b"", **fields: Any) -> dict[str, Any]:
+        """Run something to its end: what it printed, joined, and its `done`."""
+        return summary(self.events(self.send(op, body, **fields)))
+
+    def wait_for(self, event: str, number: int) -> Frame:
+        """Skip to the next event of this name and request."""
+        while True:
+            header, body = self.next()
+            if header["ev"] == event and header["id"] == number:
+                return header, body
+
+    def hang_up(self) -> int:
+        """Close the channel and reap init; its wait status."""
+        self.socket.close()
+        return os.waitpid(self.pid, 0)[1]
+
+    def close(self) -> None:
+        """Hang up, whatever happened before."""
+        try:
+            self.hang_up()
+        except ChildProcessError:
+            return
+
+
+def summary(events: list[Frame]) -> dict[str, Any]:
+    """Join what streams printed."""
+    return {
+        "stdout": b"".join(body for header, body in events if header["ev"] == "stdout"),
+        "stderr": b"".join(body for header, body in events if header["ev"] == "stderr"),
+        "events": [header["ev"] for header, _body in events],
+        "done": events[-1][0],
+    }
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Poll for something that has no event to wait for; fail loudly at the deadline."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}"
+        time.sleep(0.005)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def stub_context(link: Link, config: Header) -> None:
+    """A context that execs its source and speaks the protocol of design/0002."""
+    while True:
+        link.connect()
+        link.send({"ev": "idle"})
+        task, source, descriptors = link.receive()
+        link.close()
+        for fd in descriptors:
+            os.dup2(fd, 0)
+            os.close(fd)
+        raised = False
+        names = {"link": link, "config": config, "os": os, "task": task, "signal": signal}
+        try:
+            exec(source, names)
+        except BaseException as error:  # noqa: BLE001  as the real context does
+            raised = True
+            link.send({"ev": "error"}, json.dumps({"name": type(error).__name__}).encode())
+        sys.stdout.flush()
+        link.send({"ev": "end", "raised": raised, "exit_code": int(raised)})
+        if task["mode"] == "program":
+            os._exit(int(raised))
