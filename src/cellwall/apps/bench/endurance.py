@@ -148,7 +148,7 @@ async def flood(engine: Engine, options: dict[str, Any], gigabytes: float) -> Fi
     growth = sum(max(0, after.get(pid, 0) - before[pid]) for pid in before) / 2**20
     written = execution.outcome.usage.stdout_bytes
     detail = (
-        f"{written / 1e9:.1f} GB in {took:.0f} s, {len(execution.stdout) >> 10} KiB kept, "
+        f"{written / 1e9:.1f} GB in {took:.1f} s, {len(execution.stdout) >> 10} KiB kept, "
         f"verdict {execution.verdict.value}; peak RSS of the engine and its helpers"
     )
     if written < blocks << 20:

@@ -56,7 +56,7 @@ async def fresh(
         checked(execution)
         return took
 
-    return await _interleaved(key, sample, samples)
+    return await _interleaved(engine, key, sample, samples)
 
 
 async def live_context(engine: Engine, options: dict[str, Any], samples: int) -> Figure:
@@ -71,12 +71,14 @@ async def live_context(engine: Engine, options: dict[str, Any], samples: int) ->
             checked(execution)
             return took
 
-        return await _interleaved("live_context", sample, samples)
+        return await _interleaved(engine, "live_context", sample, samples)
     finally:
         await sandbox.close()
 
 
-async def _interleaved(key: str, sample: Callable[[], Awaitable[float]], samples: int) -> Figure:
+async def _interleaved(
+    engine: Engine, key: str, sample: Callable[[], Awaitable[float]], samples: int
+) -> Figure:
     ours: list[float] = []
     floor: list[float] = []
     for _ in range(3):  # page caches, lazily imported modules
@@ -84,7 +86,8 @@ async def _interleaved(key: str, sample: Callable[[], Awaitable[float]], samples
         bare.once(bare.FLOOR)
     for _ in range(samples):
         ours.append(await sample())
-        # Blocks the loop on purpose: nothing of ours may run beside the floor.
+        # Nothing of ours may run beside the floor: no clean-up, no refill, and no loop.
+        await wait_parked(engine)
         floor.append(bare.once(bare.FLOOR))
     return Figure(
         key,
