@@ -293,7 +293,10 @@ def _lockdown(facts: HostFacts, shape: Shape) -> s.Lockdown:
     # Init and the process limit itself count as well, hence the two more.
     rlimits.append((resource.RLIMIT_NPROC, shape.processes + 2, shape.processes + 2))
     if shape.soft_memory:
-        rlimits.append((resource.RLIMIT_DATA, shape.memory_mb * mib, shape.memory_mb * mib))
+        # A brake for what grows faster than the watchdog looks. Twice the limit: it counts
+        # what is mapped, and thread stacks and arenas are mapped long before they are used.
+        data = 2 * shape.memory_mb * mib
+        rlimits.append((resource.RLIMIT_DATA, data, data))
     readable = ["/usr", "/opt", "/etc", "/proc", "/sys", "/dev"]
     readable += [f"/{name}" for name in facts.root_directories if name != "usr"]
     return s.Lockdown(

@@ -59,7 +59,9 @@ class Spawned:
     _ended: asyncio.Future[None] | None = field(default=None, repr=False)
 
     def kill(self) -> None:
-        """SIGKILL the pid namespace's init: the kernel kills the rest."""
+        """SIGKILL the pid namespace's init: the kernel kills the rest. Nothing once it is closed."""
+        if self.pidfd < 0:
+            return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 

@@ -70,6 +70,7 @@ _MAX_FORKS = 10_000
 _MAX_AGE_S = 1800.0
 """A fork-server's address layout and hash seed are shared by its forks; this bounds for how long."""
 _REMOVE_TRIES = 100
+_WATCH_S = 0.05
 _SHAPES_KEPT = 256
 _PYTHON_INSIDE = f"{plan.TEMPLATE_ROOT}/bin/python"
 
@@ -161,6 +162,11 @@ class JailSandbox:
         return self._made.channel
 
     @property
+    def is_closing(self) -> bool:
+        """Whether it is on its way out; its pid may belong to somebody else any moment."""
+        return self._closing is not None
+
+    @property
     def pid(self) -> int:
         """The host's pid of init."""
         return self._made.child.pid
@@ -205,7 +211,7 @@ class JailSandbox:
     def readings(self) -> KernelReadings:
         """Counters of the cgroup, or sums over the tree where there is none."""
         if self._runtime.layout.having("memory") is None:
-            sums = soft.read(self._made.child.pid)
+            sums = self.sums()
             self._peak_bytes = max(self._peak_bytes, sums.memory_bytes)
             return KernelReadings(
                 cpu_s=max(sums.cpu_s, self._made.groups.cpu_s()),
@@ -225,6 +231,14 @@ class JailSandbox:
             processes_peak=groups.processes_peak(),
             disk_full=self._disk_full(),
         )
+
+    def sums(self) -> soft.Sums:
+        """Count from outside what no cgroup counts for us."""
+        used = 0
+        if self._made.work_fd >= 0:
+            status = os.fstatvfs(self._made.work_fd)
+            used = (status.f_blocks - status.f_bfree) * status.f_frsize
+        return soft.read(self._made.child.pid, used)
 
     def _disk_full(self) -> bool:
         """SECURITY: a descriptor opened before caller code existed; no path is resolved here."""
@@ -518,8 +532,11 @@ class JailRuntime:
         self, sandbox: JailSandbox, server: supervisor.ForkServer, made: _Made
     ) -> None:
         """Take down what a dead sandbox had on the host."""
+        # SECURITY: numbers are given out again; nobody may use these once they are closed.
         os.close(made.work_fd)
+        made.work_fd = -1
         os.close(made.child.pidfd)
+        made.child.pidfd = -1
         await self._remove_groups(made.groups)
         self._live.discard(sandbox)
         for entry in (*self._servers.values(), *self._retired):
@@ -541,13 +558,13 @@ class JailRuntime:
         self._leaked += 1
 
     async def _watch_softly(self) -> None:
-        """Where no memory cgroup holds them: sum and kill, ten times a second."""
+        """Where no memory cgroup holds them: sum and kill, twenty times a second."""
         while self._live:
-            for sandbox in list(self._live):
-                if soft.read(sandbox.pid).memory_bytes > sandbox.memory_limit_bytes:
+            for sandbox in [s for s in self._live if not s.is_closing]:
+                if sandbox.sums().memory_bytes > sandbox.memory_limit_bytes:
                     sandbox.soft_kills += 1
                     sandbox.kill()
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(_WATCH_S)
         self._watchdog = None
 
     def statistics(self) -> RuntimeStatistics:
