@@ -154,6 +154,20 @@ def test_ioctl_on_a_device_needs_it_named(tree: Path) -> None:
     assert forked.answer(with_devices) == 0
 
 
+def test_listing_shows_names_and_opens_nothing(tree: Path) -> None:
+    def with_listing() -> list[int]:
+        _shut(tree, listing=["/"])
+        return [
+            _attempt(lambda: os.listdir("/")),
+            _attempt(lambda: os.listdir(tree / "hidden")),
+            _attempt((tree / "hidden/file").read_text),
+            _attempt(lambda: (tree / "hidden/file").write_text("x")),
+            _attempt((tree / "read/new").touch),
+        ]
+
+    assert forked.answer(with_listing) == [0, 0, errno.EACCES, errno.EACCES, errno.EACCES]
+
+
 def test_descriptors_serve_as_well_as_paths(tree: Path) -> None:
     def shut() -> list[int]:
         fd = os.open(tree / "read", os.O_PATH)

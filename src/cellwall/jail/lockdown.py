@@ -65,7 +65,11 @@ def restrict_files(lock: Lockdown) -> None:
     """
     if lock.landlock_abi:
         landlock.restrict(
-            lock.read_exec, lock.write, abi=lock.landlock_abi, devices=lock.devices
+            lock.read_exec,
+            lock.write,
+            abi=lock.landlock_abi,
+            devices=lock.devices,
+            listing=lock.listing,
         )
 
 

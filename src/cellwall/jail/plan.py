@@ -307,6 +307,8 @@ def _lockdown(facts: HostFacts, shape: Shape) -> s.Lockdown:
         read_exec=tuple(readable),
         write=(HOME, _WORK, "/var/tmp", "/dev/shm", "/dev/pts", "/proc"),  # noqa: S108
         devices=("/dev",),
+        # `ls /` works; what is in the root besides the trees above are empty directories.
+        listing=("/",),
         clear_groups=not shape.rootless,
     )
 

@@ -269,6 +269,8 @@ class Lockdown:
     write: Tuple[str, ...] = ()
     devices: Tuple[str, ...] = ()
     """Where ioctl on a newly opened device is allowed; `seccomp` decides which ones."""
+    listing: Tuple[str, ...] = ()
+    """Where directories may be listed and nothing else; Landlock rules reach all beneath."""
     umask: int = 0o022
     clear_groups: bool = True
     """Off only where the kernel forbids it: a user namespace that an ordinary user mapped."""

@@ -117,14 +117,16 @@ def restrict(
     *,
     abi: int,
     devices: Sequence[PathOrFd] = (),
+    listing: Sequence[PathOrFd] = (),
 ) -> int:
     """Shut this process in the named trees and return the ABI that was really applied.
 
     `read_exec` may be read and executed, `write` also changed in every way but by making device
     nodes, `devices` read, written and sent ioctls (terminals: from ABI 5 on even `isatty` on a
-    newly opened one needs that). From ABI 6 on, abstract unix sockets and signals reach no
-    further than the processes restricted together. `abi` is what `abi()` returned; 0 restricts
-    nothing and returns 0, which the posture then shows.
+    newly opened one needs that); below `listing` directories may be listed, files not opened (a
+    rule reaches all beneath, so naming "/" shows every name there is). From ABI 6 on, abstract
+    unix sockets and signals reach no further than the processes restricted together. `abi` is
+    what `abi()` returned; 0 restricts nothing and returns 0, which the posture then shows.
 
     What it does not protect: chdir, stat, chmod, chown and utimes are no Landlock rights yet.
     An abstract socket that was bound before this call lies outside the scope.
@@ -135,7 +137,8 @@ def restrict(
     handled = handled_rights(used)
     ruleset_fd = create_ruleset(handled, _scopes(used))
     try:
-        for names, rights in ((read_exec, _READ_EXEC), (write, _WRITE), (devices, _DEVICE)):
+        trees = ((read_exec, _READ_EXEC), (write, _WRITE), (devices, _DEVICE), (listing, READ_DIR))
+        for names, rights in trees:
             for name in names:
                 _allow(ruleset_fd, name, rights & handled)
         restrict_self(ruleset_fd)
