@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from conftest import Require
 
 from cellwall.engine.engine import Engine
 from cellwall.model.errors import HostUnsupported
 from cellwall.testing.contract import RuntimeContract
+from conftest import Require
 
 
 async def _what_is_missing(make_engine: Callable[[], Engine]) -> str:

@@ -135,6 +135,8 @@ class Arrival:
             )
         except FileExistsError:
             raise _refused(f"{'/'.join(parts)!r} comes twice") from None
+        except OSError as error:  # our disk is full, or the name is impossible here
+            raise _refused(f"{'/'.join(parts)!r}: {error.strerror}") from None
         finally:
             os.close(directory)
         self._files += 1
@@ -149,9 +151,9 @@ class Arrival:
                 below = os.open(part, _DIRECTORY, dir_fd=current)
                 os.close(current)
                 current = below
-        except NotADirectoryError:
+        except OSError as error:  # a file, or somebody's link, is in the way
             os.close(current)
-            raise _refused(f"{'/'.join(parts)!r} goes through a file") from None
+            raise _refused(f"{'/'.join(parts)!r}: {error.strerror}") from None
         if not keep:
             os.close(current)
             return -1
@@ -163,7 +165,10 @@ class Arrival:
         elif self._out >= 0:
             view = memoryview(piece)
             while view:
-                view = view[os.write(self._out, view) :]
+                try:
+                    view = view[os.write(self._out, view) :]
+                except OSError as error:
+                    raise _refused(f"write: {error.strerror}") from None
 
     def _end_entry(self) -> None:
         if self._out >= 0:

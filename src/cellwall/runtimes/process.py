@@ -92,7 +92,7 @@ class ProcessRuntime:
         check_cpus(spec.limits)
         try:
             sandbox = await self._start(spec)
-        except BaseException:
+        except Exception:
             self._failed += 1
             raise
         self._started += 1

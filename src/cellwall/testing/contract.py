@@ -1,10 +1,12 @@
 """The contract every runtime passes, as a pytest class.
 
 Public: an adapter's test module subclasses `RuntimeContract`, sets `runtime_name` and `isolation`
-and, where it needs to, overrides the fixture `make_engine`. Not a test of confinement: attacks have their own suite. What an
-adapter cannot do yet goes into `deviations` by test name with a reason, and becomes a strict
-xfail: a deviation that was mended fails until it is taken off the list.
+and, where it needs to, overrides the fixture `make_engine`. Not a test of confinement: attacks
+have their own suite. What an adapter cannot do yet goes into `deviations` by test name with a
+reason, and becomes a strict xfail: a deviation that was mended fails until it leaves the list.
 """
+
+# ruff: noqa: S101 - a test suite, shipped so that third parties can run it
 
 from __future__ import annotations
 
@@ -47,7 +49,17 @@ class Subject:
 
     def sandbox(self, **options: Any) -> Sandbox:  # noqa: ANN401 - of Engine.create_sandbox
         """Create a sandbox."""
-        return Sandbox(runner=self.runner, **self._choice, **options)
+        options.update(self._choice)
+        return Sandbox(runner=self.runner, **options)
+
+    def settle(self) -> None:
+        """Wait until the pool is full and every destruction has ended."""
+
+        async def work(engine: Engine, _put: object) -> None:
+            await engine.pool.wait_buried()
+            await engine.pool.wait_full()
+
+        self.runner.call(work)
 
     def close(self) -> None:
         """Close the engine."""
@@ -423,15 +435,18 @@ while True: pass"""
             sandbox.close()
             assert running.result(10).verdict is Verdict.CANCELLED
 
-    def test_closed_engine_leaves_nothing(self, make_engine: Callable[[], Engine]) -> None:
+    def test_closed_engine_leaves_nothing(
+        self, subject: Subject, make_engine: Callable[[], Engine]
+    ) -> None:
         """No process and no descriptor of ours."""
+        subject.settle()  # the class's engine must not come and go while we count
         before = len(os.listdir("/proc/self/fd"))
-        subject = Subject(make_engine, self.runtime_name, self.isolation)
-        subject.run("print(1)")
-        with subject.sandbox() as sandbox:
+        ours = Subject(make_engine, self.runtime_name, self.isolation)
+        ours.run("print(1)")
+        with ours.sandbox() as sandbox:
             sandbox.run("x = 1")
-        statistics = subject.runner.engine.statistics
-        subject.close()
+        statistics = ours.runner.engine.statistics
+        ours.close()
         assert statistics().runtimes[self.runtime_name].live == 0
         assert statistics().pool.parked == 0
         _wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)

@@ -1,0 +1,270 @@
+"""What arrives on the guest channel was written by hostile code; real sockets, no guest."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cellwall.runtimes.channel import (
+    BODY_CAP_BYTES,
+    HEADER_CAP_BYTES,
+    ChannelLost,
+    FrameError,
+    GuestChannel,
+    GuestRefused,
+    strict_json,
+)
+
+DONE: dict[str, Any] = {
+    "ev": "done",
+    "id": 1,
+    "exit_code": 0,
+    "signal": None,
+    "alive": False,
+    "raised": False,
+    "cut": {"stdout": 0},
+    "rusage": {"user_us": 1},
+}
+
+
+def frame(header: object, body: bytes = b"") -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack(">II", len(text), len(body)) + text + body
+
+
+class Pair:
+    """A channel and the hostile end of its socket."""
+
+    def __init__(self) -> None:
+        ours, self.guest = socket.socketpair()
+        self.violations: list[str] = []
+        self.channel = GuestChannel(ours, on_violation=self.violations.append)
+
+    def say(self, *frames: bytes) -> None:
+        self.guest.sendall(b"".join(frames))
+
+
+def with_pair(body: Callable[[Pair], Awaitable[None]]) -> None:
+    async def main() -> None:
+        pair = Pair()
+        try:
+            await body(pair)
+        finally:
+            pair.channel.close()
+            pair.guest.close()
+
+    asyncio.run(main())
+
+
+async def answer_to_a_request(pair: Pair, *frames: bytes) -> object:
+    asking = asyncio.ensure_future(pair.channel.request("file_stat", path="x"))
+    await asyncio.sleep(0)
+    pair.say(*frames)
+    try:
+        return await asyncio.wait_for(asking, 5)
+    except (ChannelLost, GuestRefused) as error:
+        return error
+
+
+HOSTILE: list[tuple[str, bytes]] = [
+    ("header above the cap", struct.pack(">II", HEADER_CAP_BYTES + 1, 0)),
+    ("body above the cap", struct.pack(">II", 2, BODY_CAP_BYTES + 1)),
+    ("four GiB", struct.pack(">II", 0xFFFFFFFF, 0xFFFFFFFF)),
+    ("not JSON", struct.pack(">II", 3, 0) + b"{]}"),
+    ("not UTF-8", struct.pack(">II", 2, 0) + b"\xff\xfe"),
+    ("not an object", frame([1])),
+    ("deep nesting", struct.pack(">II", 60_000, 0) + b"[" * 60_000),
+    ("unknown event", frame({"ev": "surprise", "id": 1})),
+    ("event that is a list", frame({"ev": [], "id": 1})),
+    ("no id", frame({"ev": "reply"})),
+    ("negative id", frame({"ev": "reply", "id": -1})),
+    ("boolean id", frame({"ev": "reply", "id": True})),
+    ("huge id", frame({"ev": "reply", "id": 1 << 70})),
+    ("id never given", frame({"ev": "reply", "id": 99})),
+    ("event of another kind of request", frame({"ev": "stdout", "id": 1}, b"x")),
+    ("done for a file request", frame(DONE)),
+    ("fail without a code", frame({"ev": "fail", "id": 1, "message": "m"})),
+    ("ready with an id", frame({"ev": "ready", "id": 1, "protocol": 1, "python": "3"})),
+    ("NaN", struct.pack(">II", 24, 0) + b'{"ev":"reply","id": NaN}'),
+]
+
+
+@pytest.mark.parametrize(("case", "data"), HOSTILE, ids=[row[0] for row in HOSTILE])
+def test_violation_ends_the_channel_and_is_reported(case: str, data: bytes) -> None:
+    async def body(pair: Pair) -> None:
+        answer = await answer_to_a_request(pair, data)
+        assert isinstance(answer, ChannelLost), case
+        assert answer.is_hostile
+        assert len(pair.violations) == 1
+        assert not pair.channel.is_open
+
+    with_pair(body)
+
+
+def test_well_formed_reply_is_delivered() -> None:
+    async def body(pair: Pair) -> None:
+        answer = await answer_to_a_request(pair, frame({"ev": "reply", "id": 1, "size": 3}, b"abc"))
+        assert getattr(answer, "body", None) == b"abc"
+        assert pair.violations == []
+
+    with_pair(body)
+
+
+def test_reply_split_into_single_bytes_is_delivered() -> None:
+    async def body(pair: Pair) -> None:
+        asking = asyncio.ensure_future(pair.channel.request("file_stat", path="x"))
+        await asyncio.sleep(0)
+        for byte in frame({"ev": "reply", "id": 1}, b"body"):
+            pair.say(bytes([byte]))
+            await asyncio.sleep(0)
+        assert (await asking).body == b"body"
+
+    with_pair(body)
+
+
+def test_fail_is_raised_with_its_code() -> None:
+    async def body(pair: Pair) -> None:
+        failed = frame({"ev": "fail", "id": 1, "code": "not_found", "message": "no x"})
+        answer = await answer_to_a_request(pair, failed)
+        assert isinstance(answer, GuestRefused)
+        assert answer.reason == "not_found"
+
+    with_pair(body)
+
+
+def test_answer_to_a_forgotten_request_is_ignored() -> None:
+    async def body(pair: Pair) -> None:
+        asking = asyncio.ensure_future(pair.channel.request("file_stat", path="x"))
+        await asyncio.sleep(0)
+        asking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asking
+        pair.say(frame({"ev": "reply", "id": 1}))
+        asking = asyncio.ensure_future(pair.channel.request("file_stat", path="x"))
+        await asyncio.sleep(0)
+        pair.say(frame({"ev": "reply", "id": 2}, b"second"))
+        assert (await asking).body == b"second"
+
+    with_pair(body)
+
+
+def test_flood_of_stray_frames_is_hostile() -> None:
+    async def body(pair: Pair) -> None:
+        asking = asyncio.ensure_future(pair.channel.request("file_stat", path="x"))
+        await asyncio.sleep(0)
+        pair.say(frame({"ev": "reply", "id": 1}))
+        await asking
+        flood = frame({"ev": "reply", "id": 1}) * 20_000
+        writing = asyncio.get_running_loop().run_in_executor(None, _send_ignoring, pair, flood)
+        with pytest.raises(ChannelLost):
+            await pair.channel.request("file_stat", path="x")
+        await writing
+        assert len(pair.violations) == 1
+
+    with_pair(body)
+
+
+def _send_ignoring(pair: Pair, data: bytes) -> None:
+    with contextlib.suppress(OSError):
+        pair.guest.sendall(data)
+
+
+def test_end_of_file_fails_what_was_asked() -> None:
+    async def body(pair: Pair) -> None:
+        asking = asyncio.ensure_future(pair.channel.request("file_stat", path="x"))
+        await asyncio.sleep(0)
+        pair.guest.close()
+        with pytest.raises(ChannelLost) as caught:
+            await asking
+        assert not caught.value.is_hostile
+        with pytest.raises(ChannelLost):
+            await pair.channel.request("file_stat", path="x")
+
+    with_pair(body)
+
+
+def test_large_body_arrives_whole_though_the_reader_is_slow() -> None:
+    async def body(pair: Pair) -> None:
+        content = bytes(range(256)) * 40_000
+        asking = asyncio.ensure_future(pair.channel.request("file_write", content, path="x"))
+        await asyncio.sleep(0)
+        received = bytearray()
+        loop = asyncio.get_running_loop()
+        pair.guest.setblocking(False)
+        while not received.endswith(content[-1024:]) or len(received) < len(content):
+            received += await loop.sock_recv(pair.guest, 65536)
+        assert bytes(received).endswith(content)
+        pair.guest.setblocking(True)
+        pair.say(frame({"ev": "reply", "id": 1}))
+        await asking
+
+    with_pair(body)
+
+
+def test_paused_channel_leaves_data_in_the_kernel() -> None:
+    async def body(pair: Pair) -> None:
+        asking = asyncio.ensure_future(pair.channel.request("file_stat", path="x"))
+        await asyncio.sleep(0)
+        pair.channel.pause()
+        pair.say(frame({"ev": "reply", "id": 1}))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not asking.done()
+        pair.channel.resume()
+        await asyncio.wait_for(asking, 5)
+
+    with_pair(body)
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=150, deadline=None)
+def test_garbage_never_raises_out_of_the_channel(data: bytes) -> None:
+    async def body(pair: Pair) -> None:
+        asking = asyncio.ensure_future(pair.channel.request("file_stat", path="x"))
+        await asyncio.sleep(0)
+        pair.say(data)
+        pair.guest.shutdown(socket.SHUT_WR)
+        with pytest.raises(ChannelLost):
+            await asyncio.wait_for(asking, 5)
+
+    with_pair(body)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(JSON)
+@settings(deadline=None)
+def test_strict_json_reads_what_json_writes(value: object) -> None:
+    assert strict_json(json.dumps(value).encode()) == value
+
+
+@pytest.mark.parametrize(
+    "data", [b"NaN", b"[Infinity]", b"1e999", b"\xff", b"{", b"[" * 100_000, b"1" * 5000]
+)
+def test_strict_json_refuses_what_we_could_not_send_on(data: bytes) -> None:
+    with pytest.raises(FrameError):
+        strict_json(data)
+
+
+def test_strict_json_replaces_lone_surrogates() -> None:
+    value = strict_json(b'{"a": ["\\ud800", "\\ud83d\\ude00"]}')
+    assert json.dumps(value, ensure_ascii=False).encode()
+    assert value["a"][1] == "\U0001f600"

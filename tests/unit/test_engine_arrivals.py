@@ -1,0 +1,129 @@
+"""Tar streams from hostile code: only regular files and directories, only below the target."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cellwall.engine.arrivals import Arrival
+from cellwall.model.errors import CellwallError, Conflict, FileError
+
+
+def tar(*members: tuple[str, bytes, bytes], format_: int = tarfile.PAX_FORMAT) -> bytes:
+    """Build a stream of (name, type, content or link target)."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=format_) as archive:
+        for name, kind, content in members:
+            info = tarfile.TarInfo(name)
+            info.type = kind
+            info.mode = 0o6777
+            if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
+                info.linkname = content.decode()
+                archive.addfile(info)
+            else:
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def arrive(target: Path, data: bytes, step: int = 1000, most_bytes: int = 1 << 20) -> int:
+    arrival = Arrival(target, most_bytes)
+    try:
+        for start in range(0, len(data), step):
+            arrival.feed(data[start : start + step])
+        return arrival.finish()
+    finally:
+        arrival.close()
+
+
+FILE, DIRECTORY = tarfile.REGTYPE, tarfile.DIRTYPE
+
+
+@pytest.mark.parametrize("format_", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+@pytest.mark.parametrize("step", [1, 511, 4096])
+def test_arrival_writes_files_and_directories(tmp_path: Path, format_: int, step: int) -> None:
+    name = "d/" + "n" * (90 if format_ == tarfile.USTAR_FORMAT else 200)
+    data = tar(("d", DIRECTORY, b""), (name, FILE, b"x" * 1500), ("e", FILE, b""), format_=format_)
+    assert arrive(tmp_path / "out", data, step) == 2
+    assert (tmp_path / "out" / name).read_bytes() == b"x" * 1500
+    assert (tmp_path / "out" / "e").stat().st_mode & 0o7777 == 0o755
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "a/../x", "d/" * 200 + "x"])
+def test_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(FileError):
+        arrive(tmp_path / "out", tar((name, FILE, b"x")))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
+
+
+def test_links_and_devices_are_left_out(tmp_path: Path) -> None:
+    data = tar(
+        ("link", tarfile.SYMTYPE, b"/etc"),
+        ("hard", tarfile.LNKTYPE, b"link"),
+        ("fifo", tarfile.FIFOTYPE, b""),
+        ("device", tarfile.CHRTYPE, b""),
+        ("file", FILE, b"kept"),
+    )
+    assert arrive(tmp_path / "out", data) == 1
+    assert os.listdir(tmp_path / "out") == ["file"]
+
+
+def test_link_of_a_third_party_is_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    arrival = Arrival(tmp_path / "out", 1 << 20)
+    (tmp_path / "out" / "d").symlink_to(outside)
+    with pytest.raises((FileError, OSError)):
+        arrival.feed(tar(("d/x", FILE, b"x")))
+    arrival.close()
+    assert os.listdir(outside) == []
+
+
+def test_file_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="twice"):
+        arrive(tmp_path / "out", tar(("a", FILE, b"1"), ("a", FILE, b"2")))
+
+
+def test_too_many_bytes_are_refused_before_they_are_written(tmp_path: Path) -> None:
+    with pytest.raises(FileError) as caught:
+        arrive(tmp_path / "out", tar(("a", FILE, b"x" * 2000)), most_bytes=1999)
+    assert caught.value.reason == "too_large"
+    assert os.listdir(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("cut", [100, 600, 1600])
+def test_stream_that_ends_early_is_refused(tmp_path: Path, cut: int) -> None:
+    with pytest.raises(FileError, match="too early"):
+        arrive(tmp_path / "out", tar(("a", FILE, b"x" * 2000))[:cut])
+
+
+def test_target_that_holds_something_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    with pytest.raises(Conflict):
+        Arrival(tmp_path, 1)
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+    return lambda: tmp_path_factory.mktemp("arrival")
+
+
+@given(data=st.binary(min_size=512, max_size=2048), position=st.integers(0, 1500))
+@settings(max_examples=150, deadline=None)
+def test_damaged_stream_never_leaves_the_target(
+    fresh: Callable[[], Path], data: bytes, position: int
+) -> None:
+    whole = bytearray(tar(("d/a", FILE, b"x" * 600), ("../b", FILE, b"y")))
+    whole[position : position + len(data) // 8] = data[: len(data) // 8]
+    base = fresh()
+    with contextlib.suppress(CellwallError):
+        arrive(base / "out", bytes(whole))
+    assert [p.name for p in base.iterdir()] == ["out"]

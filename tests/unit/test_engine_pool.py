@@ -1,0 +1,249 @@
+"""The pool's promises about order, failure and size, with a runtime that starts nothing.
+
+A stand-in on purpose: what is tested is who waits for whom, and a real start hides that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+
+from cellwall.engine.live import Live
+from cellwall.engine.pool import Pool
+from cellwall.engine.settings import EngineSettings
+from cellwall.model.errors import HostUnsupported
+from cellwall.model.ids import new_id
+from cellwall.model.limits import Limits
+from cellwall.model.template import BuiltTemplate, Template
+from cellwall.runtimes.base import KernelReadings, Runtime, SandboxSpec
+
+TEMPLATE = BuiltTemplate(Template("python"), "0" * 32, "/t", "/t/bin/python", (), 0)
+
+
+class StandInChannel:
+    def __init__(self) -> None:
+        self.is_open = True
+        self.callbacks: list[Callable[[], None]] = []
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        self.callbacks.append(callback)
+
+    def end(self) -> None:
+        self.is_open = False
+        for callback in self.callbacks:
+            callback()
+
+
+class StandInSandbox:
+    isolation = None
+
+    def __init__(self, spec: SandboxSpec) -> None:
+        self.spec = spec
+        self.channel = StandInChannel()
+        self.limits = spec.limits
+        self.killed = self.closed = False
+
+    def fits(self, spec: SandboxSpec) -> bool:
+        return spec.limits.memory_mb == self.spec.limits.memory_mb and spec.env == self.spec.env
+
+    async def apply_limits(self, limits: Limits) -> None:
+        self.limits = limits
+
+    def readings(self) -> KernelReadings:
+        return KernelReadings()
+
+    def kill(self) -> None:
+        self.killed = True
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class StandInRuntime:
+    name = "stand-in"
+
+    def __init__(self) -> None:
+        self.started: list[StandInSandbox] = []
+        self.fail = False
+        self.attempts = 0
+        self.hold: asyncio.Event | None = None
+
+    async def start(self, spec: SandboxSpec) -> StandInSandbox:
+        self.attempts += 1
+        if self.hold is not None:
+            await self.hold.wait()
+        if self.fail:
+            raise HostUnsupported("x", "it does not work", remedy="mend it")
+        sandbox = StandInSandbox(spec)
+        self.started.append(sandbox)
+        return sandbox
+
+
+class Scene:
+    def __init__(self, **settings: Any) -> None:
+        self.runtime = StandInRuntime()
+        self.pool = Pool(EngineSettings(**settings))
+
+    async def claim(self, **changes: Any) -> Live:
+        limits = Limits().with_changes(changes)
+        spec = SandboxSpec(new_id(), TEMPLATE, limits)
+        return await self.pool.claim(cast("Runtime", self.runtime), spec)
+
+    def release(self, live: Live) -> None:
+        self.pool.release(live, cast("Runtime", self.runtime))
+
+
+def play(body: Callable[[Scene], Awaitable[None]], **settings: Any) -> None:
+    async def main() -> None:
+        scene = Scene(**settings)
+        try:
+            await body(scene)
+        finally:
+            await scene.pool.aclose()
+
+    asyncio.run(main())
+
+
+def test_claim_takes_a_parked_one_and_applies_its_limits() -> None:
+    async def body(scene: Scene) -> None:
+        await scene.claim()
+        await scene.pool.wait_full()
+        live = await scene.claim(wall_s=1)
+        assert scene.pool.statistics().claims_parked == 1
+        assert cast("StandInSandbox", live.runtime_sandbox).limits.wall_s == 1
+
+    play(body)
+
+
+def test_claim_that_no_parked_one_fits_starts_its_own() -> None:
+    async def body(scene: Scene) -> None:
+        await scene.claim()
+        await scene.pool.wait_full()
+        live = await scene.claim(memory_mb=64)
+        assert live.spec.limits.memory_mb == 64
+        assert scene.pool.statistics().claims_started == 2
+
+    play(body)
+
+
+def test_every_sandbox_is_used_once_and_destroyed() -> None:
+    async def body(scene: Scene) -> None:
+        seen = []
+        for _ in range(5):
+            await scene.pool.wait_full()
+            live = await scene.claim()
+            seen.append(live.runtime_sandbox)
+            scene.release(live)
+        await scene.pool.wait_buried()
+        assert len(set(map(id, seen))) == 5
+        assert all(cast("StandInSandbox", s).closed for s in seen)
+
+    play(body)
+
+
+def test_two_claims_never_get_the_same_one() -> None:
+    async def body(scene: Scene) -> None:
+        await scene.claim()
+        await scene.pool.wait_full()
+        lives = await asyncio.gather(*(scene.claim() for _ in range(20)))
+        assert len({id(live.runtime_sandbox) for live in lives}) == 20
+
+    play(body)
+
+
+def test_parked_one_that_died_is_not_handed_out() -> None:
+    async def body(scene: Scene) -> None:
+        await scene.claim()
+        await scene.pool.wait_full()
+        parked = scene.runtime.started[1:]
+        for sandbox in parked:
+            sandbox.channel.end()
+        live = await scene.claim()
+        assert all(live.runtime_sandbox is not cast("object", sandbox) for sandbox in parked)
+        await scene.pool.wait_buried()
+        assert all(sandbox.closed for sandbox in parked)
+
+    play(body)
+
+
+def test_claim_passes_refills_that_wait() -> None:
+    async def body(scene: Scene) -> None:
+        scene.runtime.hold = asyncio.Event()
+        claims = [asyncio.ensure_future(scene.claim()) for _ in range(30)]
+        await asyncio.sleep(0.05)  # refills are queued behind by now, if they wrongly would run
+        before = scene.runtime.attempts
+        scene.runtime.hold.set()
+        lives = await asyncio.gather(*claims)
+        assert len(lives) == 30
+        assert all(not s.killed for s in scene.runtime.started[:30])
+        assert before < 30  # parallel starts are bounded
+
+    play(body)
+
+
+def test_failing_start_reaches_the_claim_and_backs_off() -> None:
+    async def body(scene: Scene) -> None:
+        scene.runtime.fail = True
+        with pytest.raises(HostUnsupported):
+            await scene.claim()
+        await scene.pool.wait_full()
+        tried = scene.runtime.attempts
+        await scene.pool.wait_full()
+        assert scene.runtime.attempts == tried
+        with pytest.raises(HostUnsupported):
+            await scene.claim()
+
+    play(body)
+
+
+def test_claim_waiting_for_a_fork_that_fails_goes_its_own_way() -> None:
+    async def body(scene: Scene) -> None:
+        first = await scene.claim()
+        scene.runtime.hold, scene.runtime.fail = asyncio.Event(), True
+        filling = asyncio.ensure_future(scene.pool.wait_full())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        claim = asyncio.ensure_future(scene.claim())
+        await asyncio.sleep(0)
+        scene.runtime.hold.set()
+        with pytest.raises(HostUnsupported):
+            await asyncio.wait_for(claim, 5)
+        await filling
+        scene.release(first)
+
+    play(body)
+
+
+def test_no_pool_parks_nothing() -> None:
+    async def body(scene: Scene) -> None:
+        scene.release(await scene.claim())
+        await scene.pool.wait_full()
+        assert len(scene.runtime.started) == 1
+
+    play(body, pool_min=0, pool_max=0)
+
+
+def test_target_follows_recent_concurrency() -> None:
+    async def body(scene: Scene) -> None:
+        lives = [await scene.claim() for _ in range(6)]
+        await scene.pool.wait_full()
+        assert scene.pool.statistics().parked == 6
+        for live in lives:
+            scene.release(live)
+
+    play(body)
+
+
+def test_closed_pool_has_destroyed_all_it_parked() -> None:
+    runtime: list[StandInRuntime] = []
+
+    async def body(scene: Scene) -> None:
+        runtime.append(scene.runtime)
+        scene.release(await scene.claim())
+        await scene.pool.wait_full()
+
+    play(body)
+    assert all(sandbox.closed for sandbox in runtime[0].started)

@@ -1,0 +1,60 @@
+"""Evidence to verdict, as a table; the order of the rules is what is tested."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from cellwall.engine.verdicts import Cause, Evidence, classify
+from cellwall.model.limits import Limits
+from cellwall.model.outcome import Truncated, Verdict
+
+BASE = Evidence(limits=Limits())
+
+TABLE: list[tuple[str, dict[str, object], Verdict]] = [
+    ("nothing wrong", {"exit_code": 0}, Verdict.OK),
+    ("living context", {}, Verdict.OK),
+    ("exit 1", {"exit_code": 1}, Verdict.NONZERO_EXIT),
+    ("exit 137 is no limit", {"exit_code": 137}, Verdict.NONZERO_EXIT),
+    ("exit 124 is no limit", {"exit_code": 124}, Verdict.NONZERO_EXIT),
+    ("raised", {"raised": True, "exit_code": 1}, Verdict.EXCEPTION),
+    ("SIGKILL alone is no limit", {"signal": 9}, Verdict.SIGNALLED),
+    ("unknown signal", {"signal": 200}, Verdict.SIGNALLED),
+    ("OOM kill", {"signal": 9, "oom_kills": 1}, Verdict.MEMORY),
+    ("OOM kill of a helper, wall", {"cause": Cause.WALL, "oom_kills": 1}, Verdict.MEMORY),
+    ("OOM kill, then clean end", {"exit_code": 0, "oom_kills": 1}, Verdict.MEMORY),
+    ("hostile before everything", {"cause": Cause.HOSTILE, "oom_kills": 1}, Verdict.SANDBOX_ERROR),
+    ("wall", {"cause": Cause.WALL}, Verdict.WALL_TIME),
+    ("wall, also raised", {"cause": Cause.WALL, "raised": True}, Verdict.WALL_TIME),
+    ("cpu", {"cause": Cause.CPU, "signal": 9}, Verdict.CPU_TIME),
+    ("cancelled", {"cause": Cause.CANCEL}, Verdict.CANCELLED),
+    ("lost", {"cause": Cause.LOST}, Verdict.SANDBOX_ERROR),
+    ("lost by OOM", {"cause": Cause.LOST, "oom_kills": 2}, Verdict.MEMORY),
+    ("lost by processes", {"cause": Cause.LOST, "processes_refused": 1}, Verdict.PROCESSES),
+    ("fork refused, failed", {"raised": True, "processes_refused": 3}, Verdict.PROCESSES),
+    ("fork refused, went on well", {"exit_code": 0, "processes_refused": 3}, Verdict.OK),
+    ("disk full, failed", {"exit_code": 1, "disk_full": True}, Verdict.DISK),
+    ("disk full, went on well", {"exit_code": 0, "disk_full": True}, Verdict.OK),
+    ("SIGXFSZ", {"signal": 25}, Verdict.DISK),
+    ("SIGSYS", {"signal": 31}, Verdict.SYSCALL),
+    ("SIGXCPU with the time used", {"signal": 24, "cpu_s": 30.0}, Verdict.CPU_TIME),
+    ("SIGXCPU raised by itself", {"signal": 24, "cpu_s": 0.1}, Verdict.SIGNALLED),
+    ("interrupted", {"interrupted": True, "raised": True}, Verdict.INTERRUPTED),
+    ("output cut", {"exit_code": 0, "cut": Truncated(stdout=1)}, Verdict.OUTPUT),
+    ("output cut and failed", {"exit_code": 2, "cut": Truncated(1)}, Verdict.NONZERO_EXIT),
+]
+
+
+@pytest.mark.parametrize(("case", "facts", "verdict"), TABLE, ids=[row[0] for row in TABLE])
+def test_classify_follows_the_evidence(
+    case: str, facts: dict[str, object], verdict: Verdict
+) -> None:
+    assert classify(dataclasses.replace(BASE, **facts))[0] is verdict, case  # type: ignore[arg-type]
+
+
+def test_every_limit_names_its_remedy() -> None:
+    for _, facts, verdict in TABLE:
+        notes = classify(dataclasses.replace(BASE, **facts))[1]  # type: ignore[arg-type]
+        if verdict in (Verdict.WALL_TIME, Verdict.MEMORY, Verdict.PROCESSES, Verdict.OUTPUT):
+            assert "limits." in notes[0]
