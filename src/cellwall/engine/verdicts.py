@@ -91,14 +91,22 @@ def _stopped(e: Evidence) -> Finding | None:
     if e.cause is Cause.WALL:
         return (
             Verdict.WALL_TIME,
-            f"stopped after {e.limits.wall_s:g} s of wall time; raise timeout (limits.wall_s)",
+            f"stopped after {e.limits.wall_s:g} s of wall time; raise timeout (limits.wall_s)"
+            + _besides(e),
         )
     if e.cause is Cause.CPU:
         return (
             Verdict.CPU_TIME,
-            f"stopped after {e.limits.cpu_s:g} s of CPU time; raise limits.cpu_s",
+            f"stopped after {e.limits.cpu_s:g} s of CPU time; raise limits.cpu_s" + _besides(e),
         )
     return None
+
+
+def _besides(e: Evidence) -> str:
+    """What may be why it took so long: a shell, for one, tries to fork again and again."""
+    if not e.processes_refused:
+        return ""
+    return f"; it had also reached the limit of {e.limits.processes} processes and threads"
 
 
 def _ended_badly(e: Evidence) -> bool:

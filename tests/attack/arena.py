@@ -1,0 +1,213 @@
+"""The arena: one engine of a test's own, in which hostile code runs, and an outside witness.
+
+Not a test and not an oracle inside the sandbox: `Traces` are counted on the host, from the
+kernel's listings. The invariant: a run whose nonce did not come back is an error of the harness,
+never a denial, because a probe that did not run proves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import resource
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cellwall import AsyncSandbox, Engine, EngineSettings, Execution, Verdict
+
+T = TypeVar("T")
+LIMITS: dict[str, Any] = {"processes": 30, "memory_mb": 128}
+"""Tight enough for bombs on a shared machine; each test raises what its control needs."""
+
+_SAY = {
+    "python": "import os as _o; _o.write(1, b'{}\\n')\n",
+    "bash": "echo {}\n",
+    "javascript": "require('fs').writeSync(1, '{}\\n');\n",
+}
+_CONTROL_UID = 61_234
+
+
+def _children() -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        with contextlib.suppress(OSError):
+            text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+            parent = int(text[text.rindex(")") + 2 :].split()[1])
+            found.setdefault(parent, []).append(int(entry.name))
+    return found
+
+
+def descendants(pid: int) -> set[int]:
+    """Every process below `pid`, as the host's kernel lists them."""
+    children, found, queue = _children(), set[int](), [pid]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found.update(below)
+        queue += below
+    return found
+
+
+def control_groups(pid: int) -> set[str]:
+    """The sandboxes' cgroup directories, in every hierarchy, whose owner label names `pid`."""
+    points = re.findall(r" (/\S+) \S+ (?:\S+ )*- cgroup2? ", _mountinfo())
+    pattern = f"cellwall.*-{pid}-*/*/"
+    return {str(path) for point in points for path in Path(point).glob(pattern)}
+
+
+def _mountinfo() -> str:
+    return Path("/proc/self/mountinfo").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Traces:
+    """W4: what an engine can leave behind on the host."""
+
+    processes: int
+    control_groups: int
+    mounts: int
+    descriptors: int
+    temporary_files: int
+
+    @classmethod
+    def now(cls) -> Traces:
+        return cls(
+            len(descendants(os.getpid())),
+            len(control_groups(os.getpid())),
+            len(_mountinfo().splitlines()),
+            len(os.listdir("/proc/self/fd")),
+            len([name for name in os.listdir(tempfile.gettempdir()) if "cellwall" in name]),
+        )
+
+
+def peak_kib() -> int:
+    """The most resident memory this process ever had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+class Arena:
+    """One event loop with one engine that parks nothing, so that every trace has an owner."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        self.engine = self.do(self._made())
+        self.run("0")  # the fork-server and the threads exist from here on
+        self.settle()
+
+    @staticmethod
+    async def _made() -> Engine:
+        return Engine(settings=EngineSettings(pool_min=0, pool_max=0))
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
+
+    def run(self, code: str, language: str = "python", **options: Any) -> Execution:
+        """Run a probe once; its output starts with a nonce, or this raises."""
+        return self.do(self.arun(code, language, **options))
+
+    async def arun(self, code: str, language: str = "python", **options: Any) -> Execution:
+        nonce = secrets.token_hex(8)
+        limits = {**LIMITS, **options.pop("limits", {})}
+        options.setdefault("timeout", 5)
+        execution = await self.engine.run(
+            _SAY[language].format(nonce) + code, language=language, limits=limits, **options
+        )
+        if not execution.stdout.startswith(nonce):
+            raise AssertionError(f"the probe did not run: {execution.outcome} {execution.stderr}")
+        return execution
+
+    def beside(self, code: str, language: str = "python", **options: Any) -> Execution:
+        """Run a probe with a benign neighbour beside it (W5), which must get its own answer."""
+
+        async def both() -> Execution:
+            neighbour = self.engine.run("print(sum(range(10**5)))", timeout=20)
+            attack, benign = await asyncio.gather(
+                self.arun(code, language, **options), neighbour
+            )
+            assert (benign.verdict, benign.stdout) == (Verdict.OK, "4999950000\n"), benign
+            return attack
+
+        return self.do(both())
+
+    @contextlib.asynccontextmanager
+    async def sandbox(self, **options: Any) -> AsyncIterator[AsyncSandbox]:
+        options["limits"] = {**LIMITS, **options.get("limits", {})}
+        sandbox = await self.engine.create_sandbox(**options)
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+    def settle(self) -> None:
+        """Wait until every destruction under way is done."""
+        self.do(self.engine.pool.wait_buried())
+
+    @contextlib.contextmanager
+    def leaving_nothing(self) -> Iterator[None]:
+        """Hold what happens inside to leave the host as it was."""
+        self.settle()
+        before = Traces.now()
+        yield
+        self.settle()
+        assert Traces.now() == before
+
+    def close(self) -> None:
+        self.do(self.engine.aclose())
+        self._runner.close()
+
+
+def unconfined(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The positive control: the same probe as a plain process of a throw-away user.
+
+    Nothing confines it but outer resource limits; whatever it must reach was made by the test.
+    """
+    nonce = secrets.token_hex(8)
+
+    def restrict() -> None:
+        resource.setrlimit(resource.RLIMIT_NPROC, (200, 200))
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 27, 1 << 27))
+        resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setgid(_CONTROL_UID)
+            os.setuid(_CONTROL_UID)
+
+    # Debian's, because the throw-away user may not be able to reach ours.
+    python = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
+    done = subprocess.run(
+        [python, "-I", "-c", _SAY["python"].format(nonce) + code],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        cwd="/",
+        preexec_fn=restrict,
+        start_new_session=True,
+        **options,
+    )
+    if not done.stdout.startswith(nonce):
+        raise AssertionError(f"the control did not run: {done}")
+    return done
+
+
+def compiled(source: str, directory: Path) -> bytes:
+    """A C probe, compiled on the host; it is sent in as a file."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        raise FileNotFoundError("a C compiler: apt-get install gcc")
+    path, target = directory / "probe.c", directory / "probe"
+    path.write_text(source, encoding="utf-8")
+    flags = ["-O1", "-static", "-pthread", "-o", str(target)]
+    subprocess.run([compiler, *flags, str(path)], check=True, timeout=60)
+    return target.read_bytes()
