@@ -10,7 +10,7 @@ import os
 from typing import Callable, List, Optional, Sequence, Tuple, Union
 
 from cellwall.jail.linux.libc import Prepared, do_all
-from cellwall.jail.steps import Bind, Cover, Device, Mount, Step
+from cellwall.jail.steps import Bind, Cover, Device, Directory, Mount, Remount, Step
 
 Run = Union[Tuple[Prepared, ...], Callable[[str], None]]
 """Consecutive mounts as one run of prepared calls, or one step's `execute`."""
@@ -43,8 +43,8 @@ def prepare(steps: Sequence[Step]) -> Tuple[Run, ...]:
     for step in steps:
         if isinstance(step, (Bind, Device)):
             raise TypeError(f"{step.describe()}: a host source cannot be reached from inside")
-        if isinstance(step, (Mount, Cover)):
-            calls.append(step.prepared(""))
+        if isinstance(step, (Mount, Cover, Remount, Directory)):
+            calls += step.prepared("")
             continue
         if calls:
             runs.append(tuple(calls))

@@ -118,7 +118,7 @@ def _first(
     asked, answers = ends
     step = "boot: build the template's root"
     try:
-        process.set_parent_death_signal(signal.SIGKILL)
+        process.do(process.prepare_parent_death_signal(signal.SIGKILL))
         process.unshare(process.CLONE_NEWNS)
         mounts.mount("none", "/", None, mounts.MS_REC | mounts.MS_PRIVATE, None)
         _build_root(config)

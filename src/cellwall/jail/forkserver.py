@@ -22,11 +22,9 @@ import signal
 import socket
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
-from cellwall.jail import apply, fds, inside, plan
+from cellwall.jail import apply, fds, inside, lockdown, plan
 from cellwall.jail.boot import read_config
 from cellwall.jail.linux import memory, process
-from cellwall.jail.linux.libc import Prepared
-from cellwall.jail.steps import Lockdown
 
 _NAMESPACES = (
     process.CLONE_NEWUSER
@@ -47,7 +45,7 @@ class Ready(NamedTuple):
     """A sandbox plan, prepared so that a fork has little left to build."""
 
     runs: Tuple[apply.Run, ...]
-    lockdown: Lockdown
+    lockdown: lockdown.Ready
 
 
 class Worker(NamedTuple):
@@ -55,7 +53,7 @@ class Worker(NamedTuple):
 
     facts: plan.HostFacts
     program: bytes
-    bounding: Tuple[Prepared, ...]
+    last_capability: int
     guest_main: Callable[[int, Dict[str, Any]], Any]
     exec_python: str
 
@@ -68,7 +66,7 @@ def main(arguments: List[str]) -> None:
     for fd in (control.fileno(), lifeline, *worker_fds):
         os.set_inheritable(fd, False)
     try:
-        process.set_no_new_privs()
+        process.do(process.prepare_no_new_privs())
         os.umask(0o022)
         worker = _worker(config)
         report = _preload(config)
@@ -104,7 +102,7 @@ def _worker(config: Dict[str, Any]) -> Worker:
     module, _, name = config["guest_main"].partition(":")
     return Worker(
         facts=plan.HostFacts.from_json(config["facts"]),
-        bounding=process.prepare_drop_bounding(process.last_capability()),
+        last_capability=process.last_capability(),
         program=bytes.fromhex(config["seccomp"]),
         guest_main=getattr(importlib.import_module(module), name),
         exec_python=config["python"],
@@ -144,7 +142,7 @@ def _serve(worker: Worker, fd: int) -> None:
     control = socket.socket(fileno=fd)
     fds.keep_only([fd])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    process.set_parent_death_signal(signal.SIGKILL)
+    process.do(process.prepare_parent_death_signal(signal.SIGKILL))
     _raise_oom_score()
     plans: Dict[plan.Shape, Ready] = {}
     while True:
@@ -171,7 +169,10 @@ def _spawn(
     shape = plan.Shape(**request["shape"])
     if shape not in plans:
         decided = plan.sandbox_plan(worker.facts, shape)
-        plans[shape] = Ready(apply.prepare(decided.steps), decided.lockdown)
+        plans[shape] = Ready(
+            apply.prepare(decided.steps),
+            lockdown.prepare(decided.lockdown, worker.program, worker.last_capability),
+        )
     channel = received[0]
     wait_r, wait_w = os.pipe()
     try:

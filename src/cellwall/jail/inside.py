@@ -14,15 +14,19 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import traceback
 from typing import TYPE_CHECKING, Any, Dict
 
 from cellwall.jail import apply, fds, lockdown, plan
 from cellwall.jail.linux import process
+from cellwall.jail.linux.libc import do_all
 
 if TYPE_CHECKING:
     from cellwall.jail.forkserver import Ready, Worker
+
+
+_OWN_CGROUP_NAMESPACE = (process.prepare_unshare(process.CLONE_NEWCGROUP),)
+"""After the host has placed us: the root of a cgroup namespace is where one is at the time."""
 
 
 class Abandoned(Exception):  # noqa: N818
@@ -51,16 +55,14 @@ def _lock(worker: "Worker", ready: "Ready", channel: int, wait_r: int) -> None:
     if os.read(wait_r, 1) != b"!":
         raise Abandoned
     os.close(wait_r)
-    lockdown.become_user(ready.lockdown)
+    lock = ready.lockdown
+    do_all(lock.become_user)
     apply.walk(ready.runs)
     _expect(channel, b"M")
-    process.unshare(process.CLONE_NEWCGROUP)
-    lockdown.new_session(ready.lockdown)
-    lockdown.set_rlimits(ready.lockdown)
-    lockdown.drop_privileges(worker.bounding)
-    process.set_parent_death_signal(signal.SIGKILL)
-    lockdown.restrict_files(ready.lockdown)
-    lockdown.filter_syscalls(worker.program)
+    do_all(_OWN_CGROUP_NAMESPACE)
+    do_all(lock.privileges)
+    lockdown.restrict_files(lock.lock)
+    do_all(lock.filter)
     os.write(channel, b"L")
     _expect(channel, b"G")
 

@@ -1,23 +1,37 @@
 """The taking away: session, limits, ids, capabilities, no_new_privs, Landlock, seccomp.
 
-Called by `inside` once the mounts stand, before a byte of the caller is read. SECURITY: the order
-is the point; each function says what, why, man page, and what it does not protect. Any failure
-raises and the sandbox does not start.
+Prepared in the fork-server (`prepare`), done by `inside` once the mounts stand, before a byte of
+the caller is read. SECURITY: the order is the point; each function says what, why, man page, and
+what it does not protect. Any failure raises and the sandbox does not start.
 """
 
 from __future__ import annotations
 
-import os
-import resource
-from typing import Tuple
+import signal
+from typing import List, NamedTuple, Tuple
 
 from cellwall.jail import seccomp
 from cellwall.jail.linux import landlock, process
-from cellwall.jail.linux.libc import Prepared, do_all
+from cellwall.jail.linux.libc import Prepared
 from cellwall.jail.steps import Lockdown
 
 
-def become_user(lock: Lockdown) -> None:
+class Ready(NamedTuple):
+    """A lockdown whose calls a fork only has to make."""
+
+    become_user: Tuple[Prepared, ...]
+    privileges: Tuple[Prepared, ...]
+    filter: Tuple[Prepared, ...]
+    lock: Lockdown
+
+
+def prepare(lock: Lockdown, program: bytes, last_capability: int) -> Ready:
+    """Prepare every call but Landlock's, whose descriptors exist only inside."""
+    privileges = new_session(lock) + set_rlimits(lock) + drop_privileges(last_capability)
+    return Ready(become_user(lock), privileges, filter_syscalls(program), lock)
+
+
+def become_user(lock: Lockdown) -> Tuple[Prepared, ...]:
     """Leave every group and become the sandbox's user. setresuid(2), setgroups(2).
 
     Why here: files made later must belong to the user; unmapped ids cannot make files at all.
@@ -25,37 +39,38 @@ def become_user(lock: Lockdown) -> None:
     Does not protect: anything but file ownership and signals; the rest follows. Rootless the
     caller's groups stay (setgroups is denied there); the root holds nothing that they open.
     """
-    process.forbid_dumps()
+    calls: List[Prepared] = [process.prepare_no_dumps()]
     if lock.clear_groups:
-        os.setgroups([])
-    os.setresgid(lock.gid, lock.gid, lock.gid)
-    os.setresuid(lock.uid, lock.uid, lock.uid)
+        calls.append(process.prepare_no_groups())
+    calls += process.prepare_ids(lock.uid, lock.gid)
+    return tuple(calls)
 
 
-def new_session(lock: Lockdown) -> None:
+def new_session(lock: Lockdown) -> Tuple[Prepared, ...]:
     """Leave the terminal of whoever started us. setsid(2); TIOCSTI needs a shared one."""
-    os.setsid()
-    os.umask(lock.umask)
-    os.chdir("/")
+    return process.prepare_session(lock.umask)
 
 
-def set_rlimits(lock: Lockdown) -> None:
+def set_rlimits(lock: Lockdown) -> Tuple[Prepared, ...]:
     """Per-process limits. setrlimit(2). Does not bound the tree: cgroups do."""
-    for number, soft, hard in lock.rlimits:
-        resource.setrlimit(number, (soft, hard))
+    return tuple(process.prepare_rlimit(*limit) for limit in lock.rlimits)
 
 
-def drop_privileges(bounding: Tuple[Prepared, ...]) -> None:
+def drop_privileges(last_capability: int) -> Tuple[Prepared, ...]:
     """Give up every capability for ever. capabilities(7).
 
     SECURITY: securebits first (needs CAP_SETPCAP), bounding before permitted (the same), and
-    no_new_privs last so that a set-uid file of the root gives nothing either.
+    no_new_privs after them so that a set-uid file of the root gives nothing either. The death
+    signal comes last because a change of credentials clears it.
     """
-    process.set_securebits(process.SECUREBITS_LOCKED)
-    do_all(bounding)
-    process.clear_ambient()
-    process.drop_capabilities()
-    process.set_no_new_privs()
+    return (
+        process.prepare_securebits(process.SECUREBITS_LOCKED),
+        *process.prepare_drop_bounding(last_capability),
+        process.prepare_clear_ambient(),
+        process.prepare_drop_capabilities(),
+        process.prepare_no_new_privs(),
+        process.prepare_parent_death_signal(signal.SIGKILL),
+    )
 
 
 def restrict_files(lock: Lockdown) -> None:
@@ -73,6 +88,6 @@ def restrict_files(lock: Lockdown) -> None:
         )
 
 
-def filter_syscalls(program: bytes) -> None:
+def filter_syscalls(program: bytes) -> Tuple[Prepared, ...]:
     """Allow-list of system calls for this process and all it starts. seccomp(2)."""
-    seccomp.install(program)
+    return (seccomp.prepare(program),)

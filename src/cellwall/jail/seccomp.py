@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import struct
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from cellwall.jail.linux import bpf, libc
@@ -37,9 +36,10 @@ WORD = 0xFFFFFFFF
 
 _PR_SET_SECCOMP = 22
 _SECCOMP_MODE_FILTER = 2
-_FPROG = struct.Struct("=H6xQ")  # struct sock_fprog
 
-_prctl = libc.LIBC.prctl  # looked up once here, not in every sandbox
+
+class _Fprog(ctypes.Structure):  # struct sock_fprog
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.POINTER(ctypes.c_char)))
 
 
 class PolicyError(ValueError):
@@ -123,11 +123,18 @@ def install(program: bytes) -> None:
     be known. It needs no_new_privs (or CAP_SYS_ADMIN) first, else EACCES. It does not reach
     threads that already run, so the caller must have none. PR_SET_SECCOMP(2const).
     """
+    libc.do_all((prepare(program),))
+
+
+def prepare(program: bytes) -> libc.Prepared:
+    """Prepare `install`: the caller keeps the result, and with it the program's memory."""
     code = ctypes.create_string_buffer(program, len(program))
-    fprog = _FPROG.pack(len(program) // 8, ctypes.addressof(code))
+    # The pointer keeps `code` alive, the structure the pointer, the result the structure.
+    fprog = _Fprog(len(program) // 8, ctypes.cast(code, ctypes.POINTER(ctypes.c_char)))
     mode, none = ctypes.c_ulong(_SECCOMP_MODE_FILTER), ctypes.c_ulong(0)
-    libc.check(
-        _prctl(_PR_SET_SECCOMP, mode, fprog, none, none),
+    return libc.Prepared(
+        libc.LIBC.prctl,
+        (ctypes.c_int(_PR_SET_SECCOMP), mode, ctypes.byref(fprog), none, none),
         "install seccomp filter (needs no_new_privs first, and CONFIG_SECCOMP_FILTER)",
     )
 

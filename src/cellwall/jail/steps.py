@@ -43,14 +43,13 @@ class Directory:
         """One line for people."""
         return f"mkdir {self.path} {self.mode:o}"
 
+    def prepared(self, root: str) -> Tuple[Prepared, ...]:
+        """The calls; parents are steps of their own, and a bind below it may have made it."""
+        return mounts.prepare_directory(root + self.path, self.mode)
+
     def execute(self, root: str) -> None:
-        """Make it; parents are steps of their own, and a bind below it may have made it."""
-        path = root + self.path
-        try:
-            os.mkdir(path)
-        except FileExistsError:
-            pass
-        os.chmod(path, self.mode)
+        """Make it."""
+        do_all(self.prepared(root))
 
 
 @dataclass(frozen=True)
@@ -168,14 +167,14 @@ class Mount:
         """One line for people."""
         return f"mount {self.fstype} on {self.path} {_names(self.flags)} {self.options}".rstrip()
 
-    def prepared(self, root: str) -> Prepared:
+    def prepared(self, root: str) -> Tuple[Prepared, ...]:
         """The call; MS_ and ATTR_ bits agree for the four flags we use."""
-        options = self.options or None
-        return mounts.prepare_mount(self.fstype, root + self.path, self.fstype, self.flags, options)
+        path, options = root + self.path, self.options or None
+        return (mounts.prepare_mount(self.fstype, path, self.fstype, self.flags, options),)
 
     def execute(self, root: str) -> None:
         """Mount it."""
-        do_all((self.prepared(root),))
+        do_all(self.prepared(root))
 
 
 @dataclass(frozen=True)
@@ -194,15 +193,15 @@ class Cover:
         """One line for people."""
         return f"cover {self.path} with {self.source}"
 
-    def prepared(self, root: str) -> Prepared:
+    def prepared(self, root: str) -> Tuple[Prepared, ...]:
         """The call; attributes come from the source's mount."""
         tolerated = errno.ENOENT if self.missing_ok else 0
         source, target = root + self.source, root + self.path
-        return mounts.prepare_mount(source, target, None, mounts.MS_BIND, None, tolerated)
+        return (mounts.prepare_mount(source, target, None, mounts.MS_BIND, None, tolerated),)
 
     def execute(self, root: str) -> None:
         """Bind it."""
-        do_all((self.prepared(root),))
+        do_all(self.prepared(root))
 
 
 @dataclass(frozen=True)
@@ -216,9 +215,13 @@ class Remount:
         """One line for people."""
         return f"remount {self.path} {_names(self.attributes)}"
 
+    def prepared(self, root: str) -> Tuple[Prepared, ...]:
+        """The call."""
+        return (mounts.prepare_attributes(root + self.path, self.attributes, recursive=False),)
+
     def execute(self, root: str) -> None:
         """Set them."""
-        mounts.mount_setattr(root + (self.path or "/"), self.attributes, recursive=False)
+        do_all(self.prepared(root))
 
 
 @dataclass(frozen=True)
@@ -234,22 +237,7 @@ class Loopback:
         process.loopback_up()
 
 
-@dataclass(frozen=True)
-class Hostname:
-    """Name the uts namespace, so that the host's name does not show."""
-
-    name: str
-
-    def describe(self) -> str:
-        """One line for people."""
-        return f"hostname {self.name}"
-
-    def execute(self, root: str) -> None:
-        """Set it; `root` plays no part."""
-        process.set_hostname(self.name)
-
-
-Step = Union[Directory, Symlink, File, Mount, Cover, Remount, Loopback, Hostname, Bind, Device]
+Step = Union[Directory, Symlink, File, Mount, Cover, Remount, Loopback, Bind, Device]
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,10 @@ No policy: what is mounted where is `jail.plan`. Paths are bytes-safe str; flags
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
+from typing import Tuple
 
 from cellwall.jail.linux.libc import LIBC, Prepared, check, do_all, syscall
 
@@ -58,18 +60,31 @@ def mount(source: str, target: str, fstype: str | None, flags: int, data: str | 
     do_all((prepare_mount(source, target, fstype, flags, data),))
 
 
-def mount_setattr(target: str, attributes: int, *, recursive: bool) -> None:
-    """Set mount attributes, on the whole tree when `recursive`. mount_setattr(2), Linux 5.12."""
+def prepare_attributes(target: str, attributes: int, *, recursive: bool) -> Prepared:
+    """Prepare mount attributes, of the whole tree when `recursive`. mount_setattr(2), 5.12."""
     packed = struct.pack("=QQQQ", attributes, 0, 0, 0)
-    flags = _AT_RECURSIVE if recursive else 0
-    syscall(
-        _SYS_MOUNT_SETATTR,
-        _AT_FDCWD,
+    words = (
+        ctypes.c_long(_SYS_MOUNT_SETATTR),
+        ctypes.c_long(_AT_FDCWD),
         os.fsencode(target),
-        flags,
+        ctypes.c_ulong(_AT_RECURSIVE if recursive else 0),
         packed,
-        len(packed),
-        step=f"mount_setattr {target} {attributes:#x}",
+        ctypes.c_ulong(len(packed)),
+    )
+    return Prepared(LIBC.syscall, words, f"mount_setattr {target} {attributes:#x}")
+
+
+def mount_setattr(target: str, attributes: int, *, recursive: bool) -> None:
+    """Set mount attributes now; see `prepare_attributes`."""
+    do_all((prepare_attributes(target, attributes, recursive=recursive),))
+
+
+def prepare_directory(path: str, mode: int) -> Tuple[Prepared, ...]:
+    """Prepare a directory of exactly `mode`; one that exists is taken. mkdir(2), chmod(2)."""
+    name, bits = os.fsencode(path), ctypes.c_uint(mode)
+    return (
+        Prepared(LIBC.mkdir, (name, bits), f"mkdir {path}", errno.EEXIST),
+        Prepared(LIBC.chmod, (name, bits), f"chmod {path} {mode:o}"),
     )
 
 

@@ -110,39 +110,35 @@ def clone3(flags: int, *, exit_signal: int) -> Cloned | None:
 
 def unshare(flags: int) -> None:
     """Give this process new namespaces. unshare(2)."""
-    check(LIBC.unshare(ctypes.c_int(flags)), f"unshare flags={flags:#x}")
+    do_all((prepare_unshare(flags),))
 
 
-def _prctl(option: int, arg: int, step: str, arg3: int = 0) -> None:
-    zero = ctypes.c_ulong(0)
-    words = (ctypes.c_ulong(arg), ctypes.c_ulong(arg3), zero, zero)
-    check(LIBC.prctl(ctypes.c_int(option), *words), step)
-
-
-def set_no_new_privs() -> None:
-    """Make execve never grant privileges, for ever. PR_SET_NO_NEW_PRIVS(2const)."""
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1, "prctl PR_SET_NO_NEW_PRIVS")
+def _prepare_prctl(option: int, arg: int, step: str, arg3: int = 0) -> Prepared:
+    words = (ctypes.c_int(option), ctypes.c_ulong(arg), ctypes.c_ulong(arg3), _ZERO, _ZERO)
+    return Prepared(LIBC.prctl, words, f"prctl {step}")
 
 
 _ZERO = ctypes.c_ulong(0)
-_NOT_DUMPABLE = Prepared(
-    LIBC.prctl, (ctypes.c_int(_PR_SET_DUMPABLE), _ZERO, _ZERO, _ZERO, _ZERO), "PR_SET_DUMPABLE 0"
-)
 
 
-def forbid_dumps() -> None:
+def prepare_no_new_privs() -> Prepared:
+    """Make execve never grant privileges, for ever. PR_SET_NO_NEW_PRIVS(2const)."""
+    return _prepare_prctl(_PR_SET_NO_NEW_PRIVS, 1, "PR_SET_NO_NEW_PRIVS")
+
+
+def prepare_no_dumps() -> Prepared:
     """Keep same-uid processes out of our /proc files and memory. PR_SET_DUMPABLE(2const)."""
-    do_all((_NOT_DUMPABLE,))
+    return _prepare_prctl(_PR_SET_DUMPABLE, 0, "PR_SET_DUMPABLE")
 
 
-def set_parent_death_signal(signal: int) -> None:
+def prepare_parent_death_signal(signal: int) -> Prepared:
     """Have the kernel send `signal` when our parent thread dies; cleared by credential changes."""
-    _prctl(_PR_SET_PDEATHSIG, signal, "prctl PR_SET_PDEATHSIG")
+    return _prepare_prctl(_PR_SET_PDEATHSIG, signal, "PR_SET_PDEATHSIG")
 
 
-def set_securebits(bits: int) -> None:
+def prepare_securebits(bits: int) -> Prepared:
     """Set and lock the securebits. capabilities(7)."""
-    _prctl(_PR_SET_SECUREBITS, bits, "prctl PR_SET_SECUREBITS")
+    return _prepare_prctl(_PR_SET_SECUREBITS, bits, "PR_SET_SECUREBITS")
 
 
 def last_capability() -> int:
@@ -152,28 +148,61 @@ def last_capability() -> int:
 
 
 def prepare_drop_bounding(last: int) -> Tuple[Prepared, ...]:
-    """Prepare dropping every capability up to `last` from the bounding set."""
-    zero = ctypes.c_ulong(0)
-    option = ctypes.c_int(_PR_CAPBSET_DROP)
+    """Drop every capability up to `last` from the bounding set."""
     return tuple(
-        Prepared(
-            LIBC.prctl,
-            (option, ctypes.c_ulong(number), zero, zero, zero),
-            f"prctl PR_CAPBSET_DROP {number}",
-        )
+        _prepare_prctl(_PR_CAPBSET_DROP, number, f"PR_CAPBSET_DROP {number}")
         for number in range(last + 1)
     )
 
 
-def clear_ambient() -> None:
+def prepare_clear_ambient() -> Prepared:
     """Clear the ambient set."""
-    _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, "prctl PR_CAP_AMBIENT_CLEAR_ALL")
+    return _prepare_prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, "PR_CAP_AMBIENT_CLEAR_ALL")
 
 
-def drop_capabilities() -> None:
+def prepare_drop_capabilities() -> Prepared:
     """Empty the effective, permitted and inheritable sets. capset(2)."""
     header = struct.pack("=Ii", 0x20080522, 0)
-    syscall(_SYS_CAPSET, header, b"\0" * 24, step="capset")
+    return Prepared(LIBC.syscall, (ctypes.c_long(_SYS_CAPSET), header, b"\0" * 24), "capset")
+
+
+def prepare_no_groups() -> Prepared:
+    """Leave every supplementary group. setgroups(2)."""
+    return Prepared(LIBC.setgroups, (ctypes.c_size_t(0), None), "setgroups")
+
+
+def prepare_ids(uid: int, gid: int) -> Tuple[Prepared, ...]:
+    """Set all three group and user ids. setresgid(2), setresuid(2)."""
+    group, user = ctypes.c_uint(gid), ctypes.c_uint(uid)
+    return (
+        Prepared(LIBC.setresgid, (group, group, group), f"setresgid {gid}"),
+        Prepared(LIBC.setresuid, (user, user, user), f"setresuid {uid}"),
+    )
+
+
+def prepare_session(umask: int) -> Tuple[Prepared, ...]:
+    """Lead a new session from `/` with `umask`. setsid(2)."""
+    return (
+        Prepared(LIBC.setsid, (), "setsid"),
+        Prepared(LIBC.umask, (ctypes.c_uint(umask),), "umask"),
+        Prepared(LIBC.chdir, (b"/",), "chdir /"),
+    )
+
+
+def prepare_rlimit(number: int, soft: int, hard: int) -> Prepared:
+    """Set one limit of this process. setrlimit(2)."""
+    limit = struct.pack("=QQ", soft, hard)
+    return Prepared(LIBC.setrlimit, (ctypes.c_int(number), limit), f"setrlimit {number} {hard}")
+
+
+def prepare_unshare(flags: int) -> Prepared:
+    """Give this process new namespaces. unshare(2)."""
+    return Prepared(LIBC.unshare, (ctypes.c_int(flags),), f"unshare flags={flags:#x}")
+
+
+def do(call: Prepared) -> None:
+    """Make one prepared call now."""
+    do_all((call,))
 
 
 def loopback_up() -> None:
