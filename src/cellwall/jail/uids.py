@@ -63,6 +63,27 @@ class UidRange:
             self._lock_fd = None
 
 
+def covers(id_map: str) -> bool:
+    """Report whether a uid_map or gid_map (user_namespaces(7)) holds every range of ours."""
+    for line in id_map.splitlines():
+        first, _, count = (int(word) for word in line.split())
+        if first <= _FIRST and _FIRST + _RANGES * COUNT <= first + count:
+            return True
+    return False
+
+
+def is_rootless() -> bool:
+    """Report whether we can map nothing but ourselves.
+
+    That is an ordinary user, and also the root of somebody's user namespace (rootless Podman, a
+    container with remapped ids): the host's unprivileged ranges do not exist in there.
+    """
+    if os.geteuid() != 0:
+        return True
+    maps = (Path(f"/proc/self/{name}").read_text(encoding="ascii") for name in ("uid_map", "gid_map"))
+    return not all(covers(text) for text in maps)
+
+
 def single() -> UidRange:
     """The rootless range: our own ids."""
     return UidRange(os.geteuid(), os.getegid(), 1, None)

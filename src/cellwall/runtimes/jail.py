@@ -94,7 +94,7 @@ def inside_environment(template: BuiltTemplate, cpus: float) -> dict[str, str]:
     return {**environment, **template.template.env}
 
 
-def shape_of(limits: Limits, layout: cgroups.Layout) -> plan.Shape:
+def shape_of(limits: Limits, layout: cgroups.Layout, *, rootless: bool) -> plan.Shape:
     """The part of limits that is built in at the start."""
     return plan.Shape(
         cpus=max(1, math.ceil(limits.cpus)),
@@ -105,7 +105,7 @@ def shape_of(limits: Limits, layout: cgroups.Layout) -> plan.Shape:
         file_mb=limits.file_mb,
         open_files=limits.open_files,
         soft_memory="memory" not in layout.hard,
-        rootless=os.geteuid() != 0,
+        rootless=rootless,
     )
 
 
@@ -313,6 +313,7 @@ class JailRuntime:
         self._locks: dict[str, asyncio.Lock] = {}
         self._groups: cgroups.EngineGroups | None = None
         self._layout: cgroups.Layout | None = None
+        self._rootless: bool | None = None
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="cellwall-cgroup")
         self._namespaces: dict[str, str] = {}
         self._cpu_load: Counter[int] = Counter()
@@ -330,6 +331,16 @@ class JailRuntime:
         if self._layout is None:
             self._layout = cgroups.discover()
         return self._layout
+
+    @property
+    def rootless(self) -> bool:
+        """Whether every sandbox runs under our own id; see `jail.uids`."""
+        if self._rootless is None:
+            self._rootless = uids.is_rootless()
+        return self._rootless
+
+    def _shape(self, limits: Limits) -> plan.Shape:
+        return shape_of(limits, self.layout, rootless=self.rootless)
 
     @property
     def host_facts(self) -> plan.HostFacts:
@@ -385,11 +396,10 @@ class JailRuntime:
         self._retired.append(self._servers.pop(digest))
 
     async def _start_server(self, template: BuiltTemplate) -> _Server:
-        rootless = os.geteuid() != 0
         if not self._seccomp:
             self._seccomp = seccomp.compile_policy(seccomp.load_policy(), os.uname().machine)
             self._namespaces = posture.host_namespaces()
-        held = uids.single() if rootless else uids.acquire()
+        held = uids.single() if self.rootless else uids.acquire()
         settings = supervisor.Settings(
             guest_path=build_bundle(self._state_dir, _BUNDLE, "cellwall.jail.entry:main"),
             template_path=Path(template.path),
@@ -399,7 +409,7 @@ class JailRuntime:
             environment=inside_environment(template, 1),
             uid_base=held.base,
             uid_count=held.count,
-            rootless=rootless,
+            rootless=self.rootless,
             workers=max(2, os.cpu_count() or 1),
             seccomp=self._seccomp,
             guest_main="cellwall.guest.init:main",
@@ -473,7 +483,7 @@ class JailRuntime:
             "contexts": list(spec.contexts),
         }
         return await entry.server.spawn(
-            shape=shape_of(spec.limits, self.layout), uid=index, guest=guest, start=spec.start
+            shape=self._shape(spec.limits), uid=index, guest=guest, start=spec.start
         )
 
     async def _confine(
@@ -489,7 +499,7 @@ class JailRuntime:
         await loop.run_in_executor(self._threads, groups.join, child.pid)
         supervisor.say(child, b"M")
         await supervisor.hear(child, b"L")
-        lockdown, plan_digest = self._decided(shape_of(spec.limits, self.layout))
+        lockdown, plan_digest = self._decided(self._shape(spec.limits))
         want = posture.expected(
             lockdown,
             (entry.uids.host_uid(index), entry.uids.host_gid(index)),
