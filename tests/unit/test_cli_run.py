@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
 from conftest import Require
 
 LEVEL = os.environ.get("CELLWALL_TEST_ISOLATION", "namespace")

@@ -100,11 +100,14 @@ def _line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
+QUICK = ", **quick run: smaller counts than the rows say, see detail**"
+
+
 def _machine(result: Result) -> str:
     facts = result.machine
     return (
         f"{result.begun} UTC, {result.took_s / 60:.0f} min"
-        f"{', quick run' if result.is_quick else ''}; {facts['cpu']}, {facts['cores']} cores, "
+        f"{QUICK if result.is_quick else ''}; {facts['cpu']}, {facts['cores']} cores, "
         f"{facts['memory_mib'] / 1024:.0f} GiB, {facts['system']}, kernel {facts['kernel']}, "
         f"cgroup {facts['cgroup']}, user {facts['user']}, load {facts['load_1min']} at the start; "
         f"Python {facts['python']}; isolation {result.isolation}."

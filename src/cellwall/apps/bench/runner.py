@@ -125,14 +125,18 @@ class Bench:
             async with open_engine(pool=pool) as engine:
                 return await measure(engine)
         except (BenchError, CellwallError) as error:
-            return Figure(key, None, f"failed: {' '.join(str(error).split())[:300]}")
+            return Figure(key, None, _shortened(error))
         except ExceptionGroup as group:
-            first = group.exceptions[0]
-            return Figure(key, None, f"failed: {' '.join(str(first).split())[:300]}")
+            return Figure(key, None, _shortened(group.exceptions[0]))
 
     async def _humaneval(self) -> dict[str, Any]:
         async with open_engine(pool=16) as engine:
             return await throughput.humaneval(engine, self._options("python"))
+
+
+def _shortened(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"failed: {text if len(text) < 320 else f'{text[:80]} … {text[-220:]}'}"
 
 
 def _fresh(key: str, code: str, options: dict[str, Any], n: int, parked: bool) -> Measure:

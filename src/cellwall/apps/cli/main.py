@@ -8,6 +8,7 @@ imported inside functions), because every start of `cellwall run` pays for all o
 from __future__ import annotations
 
 import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -72,6 +73,13 @@ def main() -> None:
         # Our reader went away; Python would complain again while it flushes at exit.
         sys.stderr.close()
         sys.exit(128 + 13)
+    except Exception as error:  # noqa: BLE001 - a bug must not look like a program's own status
+        traceback.print_exc()
+        complain(
+            f"a bug of cellwall, not of the program ({type(error).__name__}); "
+            "please report it with the lines above"
+        )
+        sys.exit(OUR_FAILURE)
 
 
 if __name__ == "__main__":
