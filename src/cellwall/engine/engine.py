@@ -8,8 +8,9 @@ destroyed whatever happens, and `aclose` returns only when nothing of this engin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -82,6 +83,9 @@ class Engine:
         self._sandboxes: dict[str, AsyncSandbox] = {}
         self._runs = 0
         self._under_way: set[Live] = set()
+        self._callers = 0
+        self._no_caller = asyncio.Event()
+        self._no_caller.set()
         self._is_open = True
 
     # -- parts -----------------------------------------------------------------------------
@@ -111,6 +115,19 @@ class Engine:
         if not self._is_open:
             raise Conflict("engine: it is closed", remedy="make a new one")
 
+    @contextlib.contextmanager
+    def _calling(self) -> Iterator[None]:
+        """Count a call that may claim a sandbox: `aclose` waits until it has let go of it."""
+        self._check_open()
+        self._callers += 1
+        self._no_caller.clear()
+        try:
+            yield
+        finally:
+            self._callers -= 1
+            if not self._callers:
+                self._no_caller.set()
+
     # -- one-shot --------------------------------------------------------------------------
 
     async def run(self, code: str, *, on_event: OnEvent | None = None, **options: Any) -> Execution:  # noqa: ANN401 - fields of Request
@@ -119,7 +136,10 @@ class Engine:
 
     async def execute(self, request: Request, on_event: OnEvent | None = None) -> Execution:
         """Do one request; the sandbox is destroyed after the answer."""
-        self._check_open()
+        with self._calling():
+            return await self._execute(request, on_event)
+
+    async def _execute(self, request: Request, on_event: OnEvent | None) -> Execution:
         work = plan(request, self.settings.limits)
         template = self._built.get(request.template) or await self.template(request.template)
         runtime = await self._runtimes.choose(request.isolation, request.runtime)
@@ -130,6 +150,7 @@ class Engine:
         self._under_way.add(live)
         self._runs += 1
         try:
+            self._check_open()  # it may have been closed while we waited for the sandbox
             return await self._run_in(live, work, on_event)
         finally:
             self._under_way.discard(live)
@@ -175,17 +196,17 @@ class Engine:
         demand_hard: bool = False,
     ) -> AsyncSandbox:
         """Return a live sandbox; its owner closes it, or its idle or whole life ends."""
-        self._check_open()
-        found = check_limits(limits, None, self.settings.limits)
-        built = await self.template(template)
-        chosen = await self._runtimes.choose(isolation, runtime)
-        spec = SandboxSpec(
-            new_id(), built, found, env=check_env(env or {}), demand_hard=demand_hard
-        )
-        live = await self._pool.claim(chosen, spec)
-        sandbox = AsyncSandbox(live, self._tasks, lambda: self._released(sandbox, chosen))
-        self._sandboxes[sandbox.id] = sandbox
-        return sandbox
+        with self._calling():
+            found = check_limits(limits, None, self.settings.limits)
+            built = await self.template(template)
+            chosen = await self._runtimes.choose(isolation, runtime)
+            spec = SandboxSpec(
+                new_id(), built, found, env=check_env(env or {}), demand_hard=demand_hard
+            )
+            live = await self._pool.claim(chosen, spec)
+            sandbox = AsyncSandbox(live, self._tasks, lambda: self._released(sandbox, chosen))
+            self._sandboxes[sandbox.id] = sandbox
+            return sandbox
 
     def _released(self, sandbox: AsyncSandbox, runtime: Runtime) -> None:
         if self._sandboxes.pop(sandbox.id, None) is not None:
@@ -223,6 +244,7 @@ class Engine:
         self._is_open = False
         for live in list(self._under_way):
             live.stop_all("the engine was closed")
+        await self._no_caller.wait()
         for sandbox in list(self._sandboxes.values()):
             await sandbox.close()
         await self._tasks.cancel()
