@@ -153,8 +153,8 @@ class JailSandbox:
 
     @property
     def posture(self) -> Mapping[str, Any]:
-        """The facts read back for init; see `jail.posture`."""
-        return self._made.posture
+        """The facts of init as the kernel reports them now; see `jail.posture`."""
+        return posture.read(self._made.child.pid)
 
     @property
     def channel(self) -> GuestChannel:
@@ -284,7 +284,6 @@ class _Made:
     groups: cgroups.Groups
     uid_index: int
     pids: tuple[int, ...]
-    posture: Mapping[str, Any]
     isolation: Isolation
     work_fd: int
 
@@ -321,6 +320,7 @@ class JailRuntime:
         self._started = self._failed = self._leaked = 0
         self._watchdog: asyncio.Task[None] | None = None
         self._seccomp = b""
+        self._verifier = posture.Verifier()
         self._decisions: dict[plan.Shape, tuple[Lockdown, str]] = {}
 
     # -- host ---------------------------------------------------------------------------------
@@ -499,16 +499,15 @@ class JailRuntime:
         await loop.run_in_executor(self._threads, groups.join, child.pid)
         supervisor.say(child, b"M")
         await supervisor.hear(child, b"L")
-        lockdown, plan_digest = self._decided(self._shape(spec.limits))
+        lockdown, digest = self._decided(self._shape(spec.limits))
         want = posture.expected(
             lockdown,
             (entry.uids.host_uid(index), entry.uids.host_gid(index)),
             groups.expected_lines(),
             self._namespaces,
         )
-        found = posture.read(child.pid)
-        posture.compare(child.pid, found, want)
-        posture.compare_mounts(child.pid, posture.read_mounts(child.pid))
+        self._verifier.verify(child.pid, want)
+        self._verifier.verify_mounts(child.pid)
         work_fd = os.open(f"/proc/{child.pid}/root/tmp", os.O_PATH | os.O_CLOEXEC)
         supervisor.say(child, b"G")
         channel = GuestChannel(child.channel, on_violation=lambda _: child.kill())
@@ -516,24 +515,21 @@ class JailRuntime:
             await channel.wait_ready(_READY_TIMEOUT_S)
             contexts = posture.children(child.pid)
             for pid in contexts:
-                posture.compare(pid, posture.read(pid), want)
+                self._verifier.verify(pid, want)
         except BaseException:
             channel.close()
             os.close(work_fd)
             raise
-        isolation = Isolation(
-            self.name, self.level, posture.digest(found, plan_digest), hardness
-        )
-        made = _Made(
-            child, channel, groups, index, (child.pid, *contexts), found, isolation, work_fd
-        )
+        isolation = Isolation(self.name, self.level, digest, hardness)
+        made = _Made(child, channel, groups, index, (child.pid, *contexts), isolation, work_fd)
         return JailSandbox(self, entry.server, spec, made)
 
     def _decided(self, shape: plan.Shape) -> tuple[Lockdown, str]:
-        """The lockdown a shape must show, and its plan's digest; computed once for each shape."""
+        """The lockdown a shape must show, and the posture's digest; computed once for each."""
         if shape not in self._decisions:
             what = plan.sandbox_plan(self.host_facts, shape)
-            self._decisions[shape] = (what.lockdown, plan.digest(what.steps))
+            digest = posture.digest(what.lockdown, plan.digest(what.steps))
+            self._decisions[shape] = (what.lockdown, digest)
             while len(self._decisions) > _SHAPES_KEPT:
                 del self._decisions[next(iter(self._decisions))]
         return self._decisions[shape]
