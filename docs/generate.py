@@ -54,14 +54,12 @@ def main() -> int:
     stale = 0
     for name in ("cli.md", "library.md"):
         page = DOCS / name
-        wanted = generated(page)
-        is_current = _words(wanted) == _words(page.read_text(encoding="utf-8"))
-        if "--check" in sys.argv[1:] and is_current:
-            continue
+        present, wanted = page.read_text(encoding="utf-8"), generated(page)
         if "--check" in sys.argv[1:]:
-            sys.stderr.write(f"docs/{name} is out of date: run python docs/generate.py\n")
-            stale += 1
-        else:
+            if _words(wanted) != _words(present):
+                sys.stderr.write(f"docs/{name} is out of date: run python docs/generate.py\n")
+                stale += 1
+        elif wanted != present:
             page.write_text(wanted, encoding="utf-8")
             sys.stdout.write(f"docs/{name}: rewritten\n")
     return 1 if stale else 0
