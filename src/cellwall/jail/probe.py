@@ -89,12 +89,25 @@ def _kernel() -> list[Found]:
     ]
 
 
-def _enter() -> None:
-    process.unshare(process.CLONE_NEWUSER | process.CLONE_NEWNS | process.CLONE_NEWPID)
+_NESTED = 3
+"""User namespaces below one another: boot's own (rootless), the fork-server's, the sandbox's."""
+
+
+def _enter(others: int = 0) -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    process.unshare(process.CLONE_NEWUSER | others)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        Path(f"/proc/self/{name}").write_text(text, encoding="ascii")
+
+
+def _nest() -> None:
+    _enter(process.CLONE_NEWNS | process.CLONE_NEWPID)
+    for _ in range(_NESTED - 1):
+        _enter()
 
 
 def _user_namespaces() -> list[Found]:
-    problem = _trial(_enter)
+    problem = _trial(_nest)
     remedy = (
         "sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=65536; on Ubuntu "
         "24.04 also: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0; inside a container: "
@@ -102,14 +115,11 @@ def _user_namespaces() -> list[Found]:
     )
     if problem:
         return [Found("user namespaces", "FAIL", problem, remedy)]
-    return [Found("user namespaces", "PASS", "can be made")]
+    return [Found("user namespaces", "PASS", f"can be made, {_NESTED} below one another")]
 
 
 def _mount_proc() -> None:
-    uid, gid = os.geteuid(), os.getegid()
-    process.unshare(process.CLONE_NEWUSER | process.CLONE_NEWNS | process.CLONE_NEWPID)
-    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
-        Path(f"/proc/self/{name}").write_text(text, encoding="ascii")
+    _enter(process.CLONE_NEWNS | process.CLONE_NEWPID)
     pid = os.fork()
     if pid == 0:
         try:
@@ -135,7 +145,8 @@ def _proc_mount() -> list[Found]:
 def _seccomp() -> list[Found]:
     actions = Path("/proc/sys/kernel/seccomp/actions_avail")
     if not actions.exists():
-        return [Found("seccomp", "FAIL", "not in this kernel", "use a kernel with CONFIG_SECCOMP_FILTER")]
+        remedy = "use a kernel with CONFIG_SECCOMP_FILTER"
+        return [Found("seccomp", "FAIL", "not in this kernel", remedy)]
     words = actions.read_text(encoding="ascii").split()
     good = {"kill_process", "errno", "allow"} <= set(words)
     return [
@@ -180,8 +191,8 @@ def _cgroups() -> list[Found]:
 
 
 _SETTINGS = (
-    ("dev/tty/legacy_tiocsti", "0", "terminals take injected input; the jail's own filter stops it"),
-    ("kernel/io_uring_disabled", "2", "io_uring is on; the jail's own filter stops it"),
+    ("dev/tty/legacy_tiocsti", "0", "terminals take injected input; the jail's filter stops it"),
+    ("kernel/io_uring_disabled", "2", "io_uring is on; the jail's filter stops it"),
 )
 
 

@@ -1,0 +1,247 @@
+"""An ordinary user's sandboxes: the same walls, memory and CPU honestly called soft.
+
+Everything runs in a child of an id of its own, because rootless that id is also the sandbox's on
+the host: what file modes would forbid to a stranger, only the jail forbids here. One child runs
+all cases and prints one line of JSON for each; the witnesses are outside of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from unprivileged import OrdinaryUser
+
+pytestmark = [pytest.mark.rootless, pytest.mark.attack]
+
+_EMBED = """
+import json, sys
+import cellwall
+
+for name, code, options in json.load(open(sys.argv[1])):
+    try:
+        done = cellwall.run(code, **options)
+        said = {
+            "verdict": done.verdict.value,
+            "stdout": done.stdout,
+            "stderr": done.stderr,
+            "hardness": done.outcome.isolation.hardness,
+            "level": done.outcome.isolation.level.label,
+        }
+    except cellwall.CellwallError as error:
+        said = {"error": type(error).__name__, "stdout": "", "message": str(error)}
+    print(json.dumps({"case": name, **said}), flush=True)
+"""
+_SAY = {
+    "python": "import os; os.write(1, b'{}\\n')\n",
+    "bash": "echo {}\n",
+    "javascript": "console.log('{}')\n",
+}
+_FORKS = """
+import signal
+made = 0
+try:
+    for _ in range(60):
+        if os.fork() == 0:
+            signal.pause()
+        made += 1
+except OSError:
+    pass
+print("made", made)
+"""
+_HOG = "kept = []\nwhile True:\n    kept.append(b'x' * (1 << 20))\n"
+_HIDING_HOG = """
+import signal
+kept = []
+while True:
+    kept.append(b'x' * (20 << 20))
+    if os.fork() == 0:
+        signal.pause()
+"""
+_FILL = """
+import signal
+file = open("/tmp/big", "wb")
+for _ in range(60):
+    file.write(b'x' * (1 << 20))
+signal.pause()
+"""
+_MEMORY = {"memory_mb": 128, "processes": 30}
+
+
+def _reach(path: str, port: int, pid: int) -> str:
+    return f"""
+import json, socket
+said = {{}}
+def attempt(name, action):
+    try:
+        said[name] = ["reached", repr(action())]
+    except OSError as error:
+        said[name] = ["denied", error.errno]
+attempt("canary", lambda: open({path!r}).read())
+attempt("loopback", lambda: socket.create_connection(("127.0.0.1", {port}), 2).close())
+attempt("sentinel", lambda: os.kill({pid}, 0))
+attempt("environ", lambda: open("/proc/{pid}/environ", "rb").read())
+print(json.dumps(said))
+"""
+
+
+class Rootless:
+    """What the child reported, and what the witnesses saw."""
+
+    def __init__(self, user: OrdinaryUser) -> None:
+        """Set up the witnesses, run every case, look at the witnesses again."""
+        self.user = user
+        self.token = secrets.token_hex(16)
+        self.nonce = secrets.token_hex(8)
+        self.canary = user.home / "canary"
+        self.canary.write_text(self.token, encoding="ascii")
+        os.chown(self.canary, user.uid, user.gid)
+        self.sink = socket.create_server(("127.0.0.1", 0))
+        self.sink.setblocking(False)
+        sleeper = "import signal; print('up', flush=True); signal.pause()"
+        self.sentinel: subprocess.Popen[bytes] = subprocess.Popen(
+            [sys.executable, "-I", "-c", sleeper], stdout=subprocess.PIPE, **user.ids
+        )
+        if self.sentinel.stdout is None or self.sentinel.stdout.read(3) != b"up\n":
+            raise AssertionError("the sentinel did not start")
+        self.reach = _reach(str(self.canary), self.sink.getsockname()[1], self.sentinel.pid)
+        self.before = user.processes()
+        self.cases = self._run(sys.executable, self._list())
+        self.after = user.processes()
+
+    def _list(self) -> list[tuple[str, str, dict[str, Any]]]:
+        small = {"limits": _MEMORY, "timeout": 10}
+        return [
+            ("python", "print(sum(range(10)))", {}),
+            ("bash", "echo $((40 + 5))", {"language": "bash"}),
+            ("javascript", "console.log(40 + 5)", {"language": "javascript"}),
+            ("reach", self.reach, {}),
+            ("forks", _FORKS, {"limits": {"processes": 30}, "timeout": 5}),
+            ("forks-control", _FORKS, {"limits": {"processes": 80}, "timeout": 5}),
+            ("hog", _HOG, small),
+            ("hiding-hog", _HIDING_HOG, small),
+            ("hog-control", "x = b'x' * (200 << 20)", {"limits": {"memory_mb": 400}}),
+            ("full", _FILL, {"limits": {"memory_mb": 40, "disk_mb": 80}, "timeout": 10}),
+            ("loop", "while True: pass", {"timeout": 1}),
+            ("burn", "while True: pass", {"limits": {"cpu_s": 0.3}, "timeout": 10}),
+            ("demanding", "print(45)", {"demand_hard": True}),
+        ]
+
+    def _run(
+        self, python: str, cases: list[tuple[str, str, dict[str, Any]]]
+    ) -> dict[str, dict[str, Any]]:
+        told = [
+            (name, _SAY[options.get("language", "python")].format(self.nonce) + code, options)
+            for name, code, options in cases
+        ]
+        script = self.user.home / "cases.json"
+        script.write_text(json.dumps(told), encoding="utf-8")
+        script.chmod(0o644)
+        done = self.user.run(_EMBED, str(script), python=python)
+        assert done.code == 0, done.stderr
+        return {said.pop("case"): said for said in map(json.loads, done.stdout.splitlines())}
+
+    def embedded_in(self, python: str) -> dict[str, dict[str, Any]]:
+        """Run one plain case in another interpreter."""
+        return self._run(python, [("plain", "print(45)", {})])
+
+    def said(self, name: str) -> dict[str, Any]:
+        """Return a case's report; a program that did not begin is no evidence (H3)."""
+        report = self.cases[name]
+        assert report["stdout"].startswith(self.nonce), report
+        return {**report, "stdout": report["stdout"][len(self.nonce) + 1 :]}
+
+    def connections(self) -> int:
+        """Count what reached the sink."""
+        count = 0
+        while True:
+            try:
+                self.sink.accept()[0].close()
+            except BlockingIOError:
+                return count
+            count += 1
+
+    def close(self) -> None:
+        """End what we started."""
+        self.sentinel.kill()
+        self.sentinel.communicate()
+        self.sink.close()
+
+
+@pytest.fixture(scope="module")
+def rootless() -> Iterator[Rootless]:
+    """Every case, once."""
+    with OrdinaryUser() as user:
+        made = Rootless(user)
+        yield made
+        made.close()
+
+
+@pytest.mark.parametrize(
+    "language", ["python", "bash", pytest.param("javascript", marks=pytest.mark.node)]
+)
+def test_rootless_languages_run(rootless: Rootless, language: str) -> None:
+    said = rootless.said(language)
+    assert (said["verdict"], said["stdout"], said["level"]) == ("ok", "45\n", "namespace")
+
+
+def test_rootless_works_in_the_distributions_python(rootless: Rootless) -> None:
+    said = rootless.embedded_in("/usr/bin/python3")["plain"]
+    assert said["stdout"] == f"{rootless.nonce}\n45\n"
+
+
+def test_rootless_hardness_is_told_honestly(rootless: Rootless) -> None:
+    hardness = rootless.said("python")["hardness"]
+    soft = {name for name, how in hardness.items() if how == "soft"}
+    assert soft == {"memory", "cpu_time"}
+
+
+def test_rootless_demand_for_hard_limits_is_refused(rootless: Rootless) -> None:
+    said = rootless.cases["demanding"]
+    assert said["error"] == "HostUnsupported"
+    assert "cpu_time, memory can only be held softly" in said["message"]
+    assert "cellwall doctor" in said["message"]
+
+
+@pytest.mark.parametrize("what", ["canary", "loopback", "sentinel", "environ"])
+def test_rootless_reach_for_the_host_is_denied(rootless: Rootless, what: str) -> None:
+    """Control: the same program as the same user, without a jail, reaches everything."""
+    free = json.loads(rootless.user.run("import os\n" + rootless.reach).stdout)
+    assert free[what][0] == "reached"
+    assert rootless.connections() == 1  # the control's own
+    said = rootless.said("reach")
+    assert json.loads(said["stdout"])[what][0] == "denied"
+    assert rootless.token not in json.dumps(rootless.cases)
+    assert rootless.sentinel.poll() is None
+
+
+def test_rootless_fork_bomb_is_held_by_the_kernel(rootless: Rootless) -> None:
+    held, control = (rootless.said(name)["stdout"] for name in ("forks", "forks-control"))
+    assert control == "made 60\n"
+    made = re.match(r"made (\d+)\n", held)
+    assert made is not None
+    assert 20 <= int(made[1]) <= 30
+
+
+@pytest.mark.parametrize("case", ["hog", "hiding-hog", "full"])
+def test_rootless_memory_hog_is_killed_by_the_watchdog(rootless: Rootless, case: str) -> None:
+    assert rootless.said("hog-control")["verdict"] == "ok"
+    assert rootless.said(case)["verdict"] == "memory"
+
+
+@pytest.mark.parametrize(("case", "verdict"), [("loop", "wall_time"), ("burn", "cpu_time")])
+def test_rootless_endless_loop_is_stopped(rootless: Rootless, case: str, verdict: str) -> None:
+    assert rootless.said(case)["verdict"] == verdict
+
+
+def test_rootless_engine_leaves_no_process_behind(rootless: Rootless) -> None:
+    assert rootless.sentinel.pid in rootless.before
+    assert rootless.after == rootless.before

@@ -1,0 +1,107 @@
+"""A throw-away ordinary user: runs programs of ours under ids that nobody else has.
+
+Not a fixture and not a sandbox: the programs run here *embed* the engine, as an ordinary user's
+script does. When the tests themselves run as an ordinary user, that user is taken as it is. The
+invariant: the user owns its own home and nothing else, and has no group of its caller's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import cellwall
+from cellwall.engine.template_build import find_uv
+
+SOURCES = str(Path(cellwall.__file__).parents[1])
+
+
+@dataclass(slots=True)
+class Finished:
+    """How a program of the user's ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+class OrdinaryUser:
+    """A pair of ids with a home; a context manager that removes the home."""
+
+    def __init__(self) -> None:
+        """Take ids that are far from accounts and differ from each other."""
+        drops = os.geteuid() == 0
+        self.uid = 60_000 + os.getpid() % 4_000 if drops else os.geteuid()
+        self.gid = self.uid + 5_000 if drops else os.getegid()
+        self.ids: dict[str, Any] = {}
+        """Arguments for `subprocess`."""
+        if drops:
+            self.ids = {"user": self.uid, "group": self.gid, "extra_groups": []}
+        self.home = Path(tempfile.mkdtemp(prefix="cellwall-user-"))
+        self.home.chmod(0o700)
+        if drops:
+            os.chown(self.home, self.uid, self.gid)
+
+    def __enter__(self) -> OrdinaryUser:
+        """Return it."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Remove the home."""
+        shutil.rmtree(self.home)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the user's programs see."""
+        return {
+            "HOME": str(self.home),
+            "PATH": f"{Path(find_uv()).parent}:/usr/bin:/bin",
+            "PYTHONPATH": SOURCES,
+            "CELLWALL_STATE_DIR": str(self.home / "state"),
+            "LANG": "C.UTF-8",
+        }
+
+    def run(
+        self, source: str, *arguments: str, python: str = sys.executable, timeout_s: float = 50.0
+    ) -> Finished:
+        """Run a Python program as the user, in a session of its own."""
+        done = subprocess.run(
+            [python, "-", *arguments],
+            input=source,
+            capture_output=True,
+            text=True,
+            env=self.environment,
+            cwd=self.home,
+            timeout=timeout_s,
+            check=False,
+            start_new_session=True,
+            **self.ids,
+        )
+        return Finished(done.returncode, done.stdout, done.stderr)
+
+    def processes(self) -> set[int]:
+        """Processes of the host that run under the user's id."""
+        found = set()
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdecimal():
+                continue
+            try:
+                status = (entry / "status").read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                continue
+            words = next(line for line in status.splitlines() if line.startswith("Uid:")).split()
+            if int(words[1]) == self.uid:
+                found.add(int(entry.name))
+        return found
