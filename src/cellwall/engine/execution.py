@@ -103,6 +103,8 @@ class Recorder:
         self._display_cut = 0
         self.error: ExecutionError | None = None
         self.value: Any = None
+        self.value_refused = ""
+        """Why there is no value although the program made one; the inside's words."""
         self.pid: int | None = None
         self.cause = Cause.ITSELF
         self.detail = ""
@@ -162,6 +164,8 @@ class Recorder:
         if body:
             self.value = strict_json(body)
             self._emit("value", value=self.value)
+        else:
+            self.value_refused = str(header.get("unserialisable", "the inside did not say why"))
 
     def _on_started(self, header: dict[str, Any], body: bytes) -> None:
         self.pid = int(header["pid"])
@@ -338,8 +342,13 @@ class Attempt:
         return done.get("signal") == 2 or (error is not None and error.name == "KeyboardInterrupt")
 
     def _aftermath(self) -> tuple[str, ...]:
-        """Say what became of a session's state, where the end leaves that open."""
+        """Say what became of a value that did not arrive, and of a session's state."""
         recorder = self.recorder
+        if recorder.value_refused:
+            return (
+                f"the result could not be returned as JSON: {recorder.value_refused[:200]}; "
+                "write it to a file and collect that",
+            )
         if self.work.op != "execute" or self.work.fields.get("mode") != "cell":
             return ()
         if recorder.done.get("alive"):
