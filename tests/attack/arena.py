@@ -131,9 +131,7 @@ class Arena:
 
         async def both() -> Execution:
             neighbour = self.engine.run("print(sum(range(10**5)))", timeout=20)
-            attack, benign = await asyncio.gather(
-                self.arun(code, language, **options), neighbour
-            )
+            attack, benign = await asyncio.gather(self.arun(code, language, **options), neighbour)
             assert (benign.verdict, benign.stdout) == (Verdict.OK, "4999950000\n"), benign
             return attack
 

@@ -55,9 +55,7 @@ _BOMBS = [
 
 
 @pytest.mark.parametrize(("bomb", "language"), _BOMBS)
-def test_process_bomb_is_ended_by_the_process_limit(
-    arena: Arena, bomb: str, language: str
-) -> None:
+def test_process_bomb_is_ended_by_the_process_limit(arena: Arena, bomb: str, language: str) -> None:
     with arena.leaving_nothing():
         ended = arena.beside(bomb, language)
     assert ended.verdict is Verdict.PROCESSES, ended
@@ -66,9 +64,7 @@ def test_process_bomb_is_ended_by_the_process_limit(
 
 
 @pytest.mark.parametrize(("bomb", "language"), _BOMBS)
-def test_process_bomb_explodes_under_a_raised_limit(
-    arena: Arena, bomb: str, language: str
-) -> None:
+def test_process_bomb_explodes_under_a_raised_limit(arena: Arena, bomb: str, language: str) -> None:
     reached = arena.run(bomb, language, limits={"processes": 100})
     assert (reached.verdict, "REACHED" in reached.stdout) == (Verdict.OK, True), reached
 
@@ -96,15 +92,8 @@ print("survived", flush=True)
 
 
 def _sentinel(uid: int) -> subprocess.Popen[bytes]:
-    def become() -> None:
-        if os.geteuid() == 0:
-            os.setgroups([])
-            os.setgid(uid)
-            os.setuid(uid)
-
-    return subprocess.Popen(
-        ["/bin/sleep", "60"], preexec_fn=become, cwd="/", start_new_session=True
-    )
+    who = {"user": uid, "group": uid, "extra_groups": []} if os.geteuid() == 0 else {}
+    return subprocess.Popen(["/bin/sleep", "60"], cwd="/", start_new_session=True, **who)
 
 
 def _uid_of(sandbox: AsyncSandbox) -> int:
@@ -213,9 +202,7 @@ _UNSTOPPABLE = [
         "python",
         id="G04",
     ),
-    pytest.param(
-        "import os\nos.mkfifo('pipe')\nos.open('pipe', os.O_RDONLY)", "python", id="G15"
-    ),
+    pytest.param("import os\nos.mkfifo('pipe')\nos.open('pipe', os.O_RDONLY)", "python", id="G15"),
     pytest.param("setInterval(() => {}, 1000)", "javascript", id="G22", marks=pytest.mark.node),
 ]
 
@@ -252,9 +239,7 @@ _LEFT_BEHIND = [
     pytest.param(
         "import os\nif os.fork() == 0:\n    os.setsid()\n    while True: pass", "python", id="G21"
     ),
-    pytest.param(
-        "while true; do date; done >> log &\nexit 0", "bash", id="J04"
-    ),
+    pytest.param("while true; do date; done >> log &\nexit 0", "bash", id="J04"),
     pytest.param("(while true; do echo more; done) &\nexit 0", "bash", id="K14"),
 ]
 
@@ -312,9 +297,7 @@ print("REACHED", flush=True)
 
 @pytest.mark.parametrize("case", ["G20"])
 def test_cpu_burned_in_short_children_is_counted(arena: Arena, case: str) -> None:
-    ended = arena.beside(
-        _SHORT_CHILDREN.format(seconds=30), limits={"cpu_s": 0.5}, timeout=20
-    )
+    ended = arena.beside(_SHORT_CHILDREN.format(seconds=30), limits={"cpu_s": 0.5}, timeout=20)
     assert (ended.verdict, "REACHED" in ended.stdout) == (Verdict.CPU_TIME, False), ended
     assert 0.5 <= ended.outcome.usage.cpu_s < 1.0
     reached = arena.run(_SHORT_CHILDREN.format(seconds=0.6), limits={"cpu_s": 5})
@@ -337,9 +320,7 @@ int main(void) {
 
 
 @pytest.mark.parametrize("case", ["G23"])
-def test_busy_threads_get_no_more_than_their_share(
-    arena: Arena, tmp_path: Path, case: str
-) -> None:
+def test_busy_threads_get_no_more_than_their_share(arena: Arena, tmp_path: Path, case: str) -> None:
     files = {"busy": compiled(_BUSY, tmp_path)}
     code = "import os\nos.chmod('busy', 0o755)\nos.execv('./busy', ['busy'])"
 
