@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import gc
 import importlib
 import io
 import linecache
@@ -138,6 +139,11 @@ def _draw_once() -> None:
     axes.legend()
     figure.savefig(io.BytesIO(), format="png", bbox_inches="tight")
     pyplot.close(figure)
+    # A cached font is an open file, and a fork has none of our descriptors.
+    manager: Any = sys.modules["matplotlib.font_manager"]
+    manager._get_font.cache_clear()
+    del figure, axes
+    gc.collect()
 
 
 def _format_once() -> None:

@@ -143,13 +143,13 @@ def _v2_controllers(base: Path) -> frozenset[str]:
     return frozenset(words) & {"memory", "pids", "cpu"}
 
 
-def _write(path: Path, value: str) -> None:
+def _write(path: str | Path, value: str) -> None:
     """Write and check that the kernel took it; never create a file."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     except OSError as error:
         raise HostUnsupported(
-            f"cgroup {path.name}",
+            f"cgroup {os.path.basename(path)}",
             f"write {value} to {path}: {error.strerror}",
             remedy="run `cellwall doctor`; it names the missing cgroup controller",
             errno=error.errno,
@@ -158,7 +158,7 @@ def _write(path: Path, value: str) -> None:
         os.write(fd, value.encode())
     except OSError as error:
         raise HostUnsupported(
-            f"cgroup {path.name}",
+            f"cgroup {os.path.basename(path)}",
             f"write {value} to {path}: {error.strerror}",
             remedy="run `cellwall doctor`",
             errno=error.errno,
@@ -167,22 +167,29 @@ def _write(path: Path, value: str) -> None:
         os.close(fd)
 
 
-def _number(path: Path) -> int:
+def _read(path: str) -> bytes:
+    """Read a small file of the kernel's; empty where it is missing. On the way of every run."""
     try:
-        text = path.read_text(encoding="ascii").strip()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return 0
+        return b""
+    try:
+        return os.read(fd, 4096)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def _number(path: str) -> int:
+    text = _read(path).strip()
     return int(text) if text.isdigit() else 0
 
 
-def _counter(path: Path, key: str) -> int:
+def _counter(path: str, key: bytes) -> int:
     """A `key value` line of a counter file; 0 where file or key is missing."""
-    try:
-        text = path.read_text(encoding="ascii")
-    except OSError:
-        return 0
-    for line in text.splitlines():
-        name, _, value = line.partition(" ")
+    for line in _read(path).splitlines():
+        name, _, value = line.partition(b" ")
         if name == key:
             return int(value)
     return 0
@@ -206,6 +213,8 @@ class EngineGroups:
                 with contextlib.suppress(HostUnsupported):
                     _write(hierarchy.base / "cgroup.subtree_control", enable)
                 _write(path / "cgroup.subtree_control", enable)
+            if hierarchy.version == 1 and "memory" in hierarchy.controllers:
+                _write(path / "memory.swappiness", "0")  # what is made below inherits it
         self._made = True
 
     def create(self, sandbox_id: str, limits: Limits) -> Groups:
@@ -214,8 +223,8 @@ class EngineGroups:
             self._make()
         paths = []
         for hierarchy in self.layout.hierarchies:
-            path = hierarchy.base / self.name / sandbox_id
-            path.mkdir()
+            path = f"{hierarchy.base}/{self.name}/{sandbox_id}"
+            os.mkdir(path)
             paths.append((hierarchy, path))
         groups = Groups(tuple(paths))
         groups.apply(limits)
@@ -233,19 +242,19 @@ class EngineGroups:
 class Groups:
     """One sandbox's directories."""
 
-    paths: tuple[tuple[Hierarchy, Path], ...]
-    _applied: dict[Path, str] = field(default_factory=dict)
+    paths: tuple[tuple[Hierarchy, str], ...]
+    _applied: dict[str, str] = field(default_factory=dict)
 
-    def _path(self, controller: str) -> tuple[Hierarchy, Path] | None:
+    def _path(self, controller: str) -> tuple[Hierarchy, str] | None:
         for hierarchy, path in self.paths:
             if controller in hierarchy.controllers:
                 return hierarchy, path
         return None
 
-    def _v2(self) -> Path | None:
+    def _v2(self) -> str | None:
         return next((path for hierarchy, path in self.paths if hierarchy.version == 2), None)
 
-    def _set(self, path: Path, value: str) -> None:
+    def _set(self, path: str, value: str) -> None:
         if self._applied.get(path) != value:
             _write(path, value)
             self._applied[path] = value
@@ -255,14 +264,14 @@ class Groups:
         self._apply_memory(limits.memory_bytes)
         found = self._path("pids")
         if found:
-            self._set(found[1] / "pids.max", str(limits.processes + OWN_PROCESSES))
+            self._set(found[1] + "/pids.max", str(limits.processes + OWN_PROCESSES))
         found = self._path("cpu")
         if found:
             quota = max(1000, int(limits.cpus * PERIOD_US))
             if found[0].version == 2:
-                self._set(found[1] / "cpu.max", f"{quota} {PERIOD_US}")
+                self._set(found[1] + "/cpu.max", f"{quota} {PERIOD_US}")
             else:
-                self._set(found[1] / "cpu.cfs_quota_us", str(quota))
+                self._set(found[1] + "/cpu.cfs_quota_us", str(quota))
 
     def _apply_memory(self, size: int) -> None:
         found = self._path("memory")
@@ -270,19 +279,18 @@ class Groups:
             return
         hierarchy, path = found
         if hierarchy.version == 2:
-            self._set(path / "memory.max", str(size))
-            if (path / "memory.swap.max").exists():
-                self._set(path / "memory.swap.max", "0")
-            self._set(path / "memory.oom.group", "0")
+            self._set(path + "/memory.max", str(size))
+            if os.path.exists(path + "/memory.swap.max"):
+                self._set(path + "/memory.swap.max", "0")
+            self._set(path + "/memory.oom.group", "0")
             return
-        both = path / "memory.memsw.limit_in_bytes"
-        files = [path / "memory.limit_in_bytes"]
-        if both.exists():
+        both = path + "/memory.memsw.limit_in_bytes"
+        files = [path + "/memory.limit_in_bytes"]
+        if os.path.exists(both):
             raising = size >= int(self._applied.get(both, str(2**62)))
             files = [both, *files] if raising else [*files, both]
         for file in files:
             self._set(file, str(size))
-        self._set(path / "memory.swappiness", "0")
 
     def join(self, pid: int) -> None:
         """Move a process into every directory; it starts no child before we are done.
@@ -291,21 +299,21 @@ class Groups:
         the fork-server is nobody on the host. Each move takes a global lock in the kernel.
         """
         for _, path in self.paths:
-            _write(path / "cgroup.procs", str(pid))
+            _write(path + "/cgroup.procs", str(pid))
 
     def expected_lines(self) -> set[str]:
         """The tails that the lines of /proc/<pid>/cgroup must have: engine and sandbox names."""
-        return {f"{path.parent.name}/{path.name}" for _, path in self.paths}
+        return {"/".join(path.rsplit("/", 2)[-2:]) for _, path in self.paths}
 
     def cpu_s(self) -> float:
         """CPU seconds of the whole tree since it started."""
         path = self._v2()
         if path is not None:
-            usec = _counter(path / "cpu.stat", "usage_usec")
+            usec = _counter(path + "/cpu.stat", b"usage_usec")
             if usec:
                 return usec / 1e6
         found = self._path("cpuacct")
-        return 0.0 if found is None else _number(found[1] / "cpuacct.usage") / 1e9
+        return 0.0 if found is None else _number(found[1] + "/cpuacct.usage") / 1e9
 
     def memory(self) -> tuple[int, int, int]:
         """(bytes now, peak bytes, OOM kills)."""
@@ -314,11 +322,11 @@ class Groups:
             return 0, 0, 0
         hierarchy, path = found
         if hierarchy.version == 2:
-            now, peak = _number(path / "memory.current"), _number(path / "memory.peak")
-            return now, max(now, peak), _counter(path / "memory.events", "oom_kill")
-        now = _number(path / "memory.usage_in_bytes")
-        peak = _number(path / "memory.max_usage_in_bytes")
-        return now, peak, _counter(path / "memory.oom_control", "oom_kill")
+            now, peak = _number(path + "/memory.current"), _number(path + "/memory.peak")
+            return now, max(now, peak), _counter(path + "/memory.events", b"oom_kill")
+        now = _number(path + "/memory.usage_in_bytes")
+        peak = _number(path + "/memory.max_usage_in_bytes")
+        return now, peak, _counter(path + "/memory.oom_control", b"oom_kill")
 
     def processes_refused(self) -> int:
         """Forks refused because of pids.max; at least 1 once all that it allows existed at once.
@@ -328,30 +336,29 @@ class Groups:
         found = self._path("pids")
         if found is None:
             return 0
-        counted = _counter(found[1] / "pids.events", "max")
-        peak, most = self.processes_peak(), _number(found[1] / "pids.max")
+        counted = _counter(found[1] + "/pids.events", b"max")
+        peak, most = self.processes_peak(), _number(found[1] + "/pids.max")
         return max(counted, int(peak is not None and 0 < most <= peak))
 
     def processes_peak(self) -> int | None:
         """Most processes at once, ours included; None where the kernel does not say."""
         found = self._path("pids")
-        if found is None or not (found[1] / "pids.peak").exists():
-            return None
-        return _number(found[1] / "pids.peak")
+        peak = 0 if found is None else _number(found[1] + "/pids.peak")
+        return peak or None
 
     def kill(self) -> None:
         """cgroup.kill where the v2 tree has it; the pid namespace's end does the same."""
         path = self._v2()
-        if path is not None and (path / "cgroup.kill").exists():
+        if path is not None:
             with contextlib.suppress(OSError, HostUnsupported):
-                _write(path / "cgroup.kill", "1")
+                _write(path + "/cgroup.kill", "1")
 
     def remove(self) -> list[str]:
         """Remove the directories; returns what is still busy, for a later try."""
         busy = []
         for _, path in self.paths:
             try:
-                path.rmdir()
+                os.rmdir(path)
             except FileNotFoundError:
                 continue
             except OSError as error:

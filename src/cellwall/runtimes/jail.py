@@ -72,6 +72,8 @@ _MAX_AGE_S = 1800.0
 _REMOVE_TRIES = 100
 _WATCH_S = 0.05
 _SHAPES_KEPT = 256
+_PRELOAD_ENVIRONMENT = {"HOME": "/tmp", "MPLCONFIGDIR": "/tmp/matplotlib"}  # noqa: S108
+"""Only the preload sees these: its own /tmp, which every sandbox covers with one of its own."""
 _PYTHON_INSIDE = f"{plan.TEMPLATE_ROOT}/bin/python"
 
 
@@ -113,13 +115,13 @@ def hardness_of(limits: Limits, layout: cgroups.Layout) -> dict[str, str]:
     """How each limit is held on this host."""
     hard = layout.hard
     return {
-        "memory": "hard" if "memory" in hard else "soft",
+        "memory_mb": "hard" if "memory" in hard else "soft",
         "processes": "hard",
         "cpus": "hard" if "cpu" in hard or limits.cpus == int(limits.cpus) else "soft",
-        "cpu_time": "hard" if hard or layout.hierarchies else "soft",
-        "disk": "hard",
+        "cpu_s": "hard" if hard or layout.hierarchies else "soft",
+        "disk_mb": "hard",
         "inodes": "hard",
-        "file": "hard",
+        "file_mb": "hard",
         "open_files": "hard",
     }
 
@@ -406,7 +408,7 @@ class JailRuntime:
             base_mounts=template.base_mounts,
             python=_PYTHON_INSIDE,
             preload=template.template.preload,
-            environment=inside_environment(template, 1),
+            environment={**inside_environment(template, 1), **_PRELOAD_ENVIRONMENT},
             uid_base=held.base,
             uid_count=held.count,
             rootless=self.rootless,
@@ -447,7 +449,7 @@ class JailRuntime:
         self._started += 1
         self._live.add(sandbox)
         sandbox.pin()
-        if hardness["memory"] == "soft" and self._watchdog is None:
+        if hardness["memory_mb"] == "soft" and self._watchdog is None:
             self._watchdog = asyncio.get_running_loop().create_task(self._watch_softly())
         return sandbox
 
