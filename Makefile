@@ -21,7 +21,7 @@ check: dev
 	$(BIN)/pytest tests/unit tests/meta
 
 bench: environment templates
-	$(BIN)/cellwall bench
+	$(BIN)/cellwall bench --write bench/RESULTS.md
 
 environment:
 	@scripts/bootstrap
