@@ -111,11 +111,16 @@ class Host:
         return os.waitpid(self.pid, 0)[1]
 
     def close(self) -> None:
-        """Hang up, whatever happened before."""
+        """Hang up, whatever happened before; an init that hangs is killed."""
+        self.socket.close()
         try:
-            self.hang_up()
+            wait_until(lambda: os.waitpid(self.pid, os.WNOHANG)[0] != 0, "init ends")
         except ChildProcessError:
             return
+        except AssertionError:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            raise
 
 
 def summary(events: list[Frame]) -> dict[str, Any]:

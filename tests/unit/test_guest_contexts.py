@@ -259,7 +259,29 @@ def test_stranger_on_the_line_is_not_heard(host: Host) -> None:
 
 def test_many_idle_connections_do_not_stop_init(host: Host) -> None:
     source = f"{_RAW}\nlines = [say(b'') for _ in range(200)]\nos.write(1, b'done')"
-    assert _cell(host, source)["stdout"] == b"done"
+    found = _cell(host, source)
+    assert (found["stdout"], found["done"]["alive"]) == (b"done", True)
+
+
+def test_what_a_program_says_last_is_heard_after_its_exit(host: Host) -> None:
+    source = (
+        "import time\nos.write(1, b'on')\n"
+        "while not os.path.exists('go'): time.sleep(0.005)\n"
+        "for event in ('display', 'display', 'value', 'error'):\n"
+        "    link.send({'ev': event}, b'1'); link.close()\n"
+        "os.write(2, b'end'); os._exit(4)"
+    )
+    number = host.send("execute", source.encode(), context="main", mode="program")
+    host.wait_for("stdout", number)
+    children = Path(f"/proc/{host.pid}/task/{host.pid}/children")
+    context = int(children.read_text())
+    os.kill(host.pid, signal.SIGSTOP)
+    (host.home / "go").touch()
+    wait_until(lambda: not is_alive(context), "the program has exited")
+    os.kill(host.pid, signal.SIGCONT)
+    found = summary(host.events(number))
+    assert sorted(found["events"]) == ["display", "display", "done", "error", "stderr", "value"]
+    assert (found["stderr"], found["done"]["exit_code"]) == (b"end", 4)
 
 
 @pytest.mark.parametrize(

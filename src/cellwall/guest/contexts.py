@@ -257,11 +257,16 @@ class Contexts:
 
     def _on_line(self, pid: int, line: Line) -> None:
         context = self._by_pid.get(pid)
-        if context is not None:
-            context.lines = [each for each in context.lines if each.is_open]
-        if context is None or len(context.lines) >= _MOST_LINES:
+        if context is None:
             line.close()
             return
+        context.lines = [each for each in context.lines if each.is_open]
+        if len(context.lines) >= _MOST_LINES:
+            # The oldest gives way: caller code that hoards connections must not keep its own
+            # context from saying that it has ended.
+            oldest = context.lines.pop(0)
+            oldest.drain()
+            oldest.close()
         context.lines.append(line)
         line.on_broken = context.kill
         line.on_frame = lambda line, header, body: self._on_frame(context, line, header, body)
