@@ -106,13 +106,15 @@ def _write(path: str, text: str) -> None:
     try:
         os.write(fd, text.encode())
     except OSError as error:
-        raise OSError(error.errno, f"write {text!r} to {path}: {os.strerror(error.errno)}") from error
+        raise OSError(
+            error.errno, f"write {text!r} to {path}: {os.strerror(error.errno)}"
+        ) from error
     finally:
         os.close(fd)
 
 
 def _first(
-    config: Dict[str, Any], control: socket.socket, kept: List[int], ends: "tuple[int, int]"
+    config: Dict[str, Any], control: socket.socket, kept: List[int], ends: tuple[int, int]
 ) -> None:
     """Steps 3b to 6b; never returns."""
     asked, answers = ends
@@ -144,9 +146,7 @@ def _first(
 
 def _build_root(config: Dict[str, Any]) -> None:
     facts = plan.HostFacts.from_json(config["facts"])
-    root = plan.Root(
-        config["template_path"], tuple(config["base_mounts"]), config["guest_path"]
-    )
+    root = plan.Root(config["template_path"], tuple(config["base_mounts"]), config["guest_path"])
     opened = apply.open_sources(plan.root_plan(facts, root))
     flags = mounts.MS_NOSUID | mounts.MS_NODEV
     mounts.mount("tmpfs", _STAGING, "tmpfs", flags, "size=16m,mode=755")

@@ -9,6 +9,7 @@ A v1 memory cgroup that held a tmpfs is never used twice: directories are used o
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from dataclasses import dataclass, field
@@ -251,6 +252,10 @@ class Groups:
                 return hierarchy, path
         return None
 
+    def holds(self, controller: str) -> bool:
+        """Whether the kernel enforces this controller's limits here."""
+        return self._path(controller) is not None
+
     def _v2(self) -> str | None:
         return next((path for hierarchy, path in self.paths if hierarchy.version == 2), None)
 
@@ -377,24 +382,37 @@ def sweep(layout: Layout, is_dead: object) -> tuple[int, list[str]]:
             label = engine.name[len(_PREFIX) :]
             if not callable(is_dead) or not is_dead(label):
                 continue
-            for path in [*engine.iterdir(), engine]:
-                if path.is_dir():
-                    removed += 1
-                    if not _kill_and_remove(path):
-                        kept.append(str(path))
+            for path in [*_groups_in(engine), engine]:
+                removed += 1
+                if not _kill_and_remove(path):
+                    kept.append(str(path))
     return removed, kept
 
 
+def _groups_in(engine: Path) -> list[Path]:
+    try:
+        return [path for path in engine.iterdir() if path.is_dir()]
+    except FileNotFoundError:
+        return []
+
+
 def _kill_and_remove(path: Path) -> bool:
-    """End what is in a dead engine's cgroup, by the pids the kernel lists there."""
+    """End what is in a dead engine's cgroup, by the pids the kernel lists there.
+
+    Several engines may sweep the same leftovers at once: gone is gone, whoever did it.
+    """
     deadline = time.monotonic() + 2.0
     while True:
-        for line in (path / "cgroup.procs").read_text(encoding="ascii").split():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(int(line), 9)
         try:
+            for line in (path / "cgroup.procs").read_text(encoding="ascii").split():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(int(line), 9)
             path.rmdir()
-        except OSError:
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            if error.errno == errno.ENODEV:  # removed between open and read
+                return True
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.01)

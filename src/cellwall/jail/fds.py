@@ -17,7 +17,7 @@ _MAX_MESSAGE = 65_536
 _MAX_FDS = 3
 
 
-class ControlClosed(Exception):  # noqa: N818 - an event, not a fault
+class ControlClosed(Exception):
     """The other end of a control socket is gone."""
 
 

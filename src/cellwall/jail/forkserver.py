@@ -37,7 +37,7 @@ _NAMESPACES = (
 )
 
 
-class Dirty(Exception):  # noqa: N818
+class Dirty(Exception):
     """The preload left something a fork must not share."""
 
 
@@ -109,11 +109,13 @@ def _worker(config: Dict[str, Any]) -> Worker:
     )
 
 
-def _refuse_dirt(ours: "set[int]") -> None:
+def _refuse_dirt(ours: set[int]) -> None:
     """SECURITY: a thread would vanish in forks holding locks; a socket would be shared by all."""
     threads = os.listdir("/proc/self/task")
     if len(threads) != 1:
-        raise Dirty(f"{len(threads)} threads exist after the preload; drop the module that starts them")
+        raise Dirty(
+            f"{len(threads)} threads exist after the preload; drop the module that starts them"
+        )
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
         if fd in ours or fd < 3:
@@ -123,7 +125,9 @@ def _refuse_dirt(ours: "set[int]") -> None:
         except FileNotFoundError:
             continue  # the listing's own descriptor
         if not target.startswith("/proc/"):
-            raise Dirty(f"descriptor {fd} ({target}) is open after the preload; close it in the module")
+            raise Dirty(
+                f"descriptor {fd} ({target}) is open after the preload; close it in the module"
+            )
 
 
 def _watch(control: socket.socket, lifeline: int) -> None:

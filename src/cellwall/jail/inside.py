@@ -29,13 +29,11 @@ _OWN_CGROUP_NAMESPACE = (process.prepare_unshare(process.CLONE_NEWCGROUP),)
 """After the host has placed us: the root of a cgroup namespace is where one is at the time."""
 
 
-class Abandoned(Exception):  # noqa: N818
+class Abandoned(Exception):
     """The host or the worker went away, or refused us, while we were being built."""
 
 
-def main(
-    worker: "Worker", ready: "Ready", request: Dict[str, Any], channel: int, wait_r: int
-) -> None:
+def main(worker: Worker, ready: Ready, request: Dict[str, Any], channel: int, wait_r: int) -> None:
     """Build, lock down, report, run the guest."""
     try:
         _lock(worker, ready, channel, wait_r)
@@ -50,7 +48,7 @@ def main(
     os._exit(1)
 
 
-def _lock(worker: "Worker", ready: "Ready", channel: int, wait_r: int) -> None:
+def _lock(worker: Worker, ready: Ready, channel: int, wait_r: int) -> None:
     fds.keep_only([channel, wait_r])
     if os.read(wait_r, 1) != b"!":
         raise Abandoned
@@ -84,7 +82,7 @@ def _report(channel: int, error: Exception) -> None:
     os.write(channel, b"E" + json.dumps(data).encode())
 
 
-def _exec_guest(worker: "Worker", config: Dict[str, Any], channel: int) -> None:
+def _exec_guest(worker: Worker, config: Dict[str, Any], channel: int) -> None:
     """Replace the warm image by a really fresh interpreter: no shared hash seed, no layout."""
     os.set_inheritable(channel, True)
     document = fds.as_document(json.dumps(config))

@@ -270,7 +270,12 @@ def sandbox_plan(facts: HostFacts, shape: Shape) -> s.SandboxPlan:
         s.Cover(f"{_WORK}/shm", "/dev/shm"),  # noqa: S108
         s.Cover(f"{_WORK}/tmp", "/var/tmp"),  # noqa: S108
         s.Cover(f"{_WORK}/tmp", _WORK),
-        s.Mount("devpts", "/dev/pts", m.MS_NOSUID | m.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,max=64"),
+        s.Mount(
+            "devpts",
+            "/dev/pts",
+            m.MS_NOSUID | m.MS_NOEXEC,
+            "newinstance,ptmxmode=0666,mode=0620,max=64",
+        ),
         s.Loopback(),
     ]
     return s.SandboxPlan(tuple(steps), _lockdown(facts, shape))

@@ -40,12 +40,14 @@ WRITABLE = frozenset({"/proc", HOME, "/tmp", "/var/tmp", "/dev/shm", "/dev/pts"}
 """Mount points that may be writable: the work area, terminals, and /proc by its own modes."""
 
 
-class PostureMismatch(Exception):  # noqa: N818
+class PostureMismatch(Exception):
     """The kernel reports something else than the plan; `fields` says what."""
 
     def __init__(self, pid: int, differences: Mapping[str, tuple[Any, Any]]) -> None:
         """Build a message with every field, expected and found."""
-        lines = [f"{k}: expected {want!r}, kernel says {got!r}" for k, (want, got) in differences.items()]
+        lines = [
+            f"{k}: expected {want!r}, kernel says {got!r}" for k, (want, got) in differences.items()
+        ]
         super().__init__(f"posture of process {pid}: " + "; ".join(lines))
         self.differences = dict(differences)
 

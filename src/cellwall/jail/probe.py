@@ -211,8 +211,12 @@ def _host_settings() -> list[Found]:
             found.append(Found(dotted, "CAUTION", f"{value}: {meaning}", remedy))
     swaps = Path("/proc/swaps").read_text(encoding="utf-8").splitlines()[1:]
     found.append(
-        Found("swap", "CAUTION", "on; sandboxes may not use it where memory.swap or memsw exists",
-              "swapoff -a, or boot with swapaccount=1")
+        Found(
+            "swap",
+            "CAUTION",
+            "on; sandboxes may not use it where memory.swap or memsw exists",
+            "swapoff -a, or boot with swapaccount=1",
+        )
         if swaps
         else Found("swap", "PASS", "off")
     )

@@ -142,7 +142,9 @@ class Device:
         fd = os.open("/dev/" + self.name, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
         status = os.fstat(fd)
         if not stat.S_ISCHR(status.st_mode) or status.st_rdev != os.makedev(self.major, self.minor):
-            raise SyscallError(errno.ENODEV, f"device /dev/{self.name}: not {self.major}:{self.minor}")
+            raise SyscallError(
+                errno.ENODEV, f"device /dev/{self.name}: not {self.major}:{self.minor}"
+            )
         return fd
 
     def execute_from(self, root: str, source_fd: int) -> None:

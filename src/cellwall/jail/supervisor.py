@@ -174,7 +174,7 @@ class ForkServer:
     def _run_boot(self, inherited: list[int]) -> subprocess.Popen[bytes]:
         control, config, *kept = (str(fd) for fd in inherited)
         interpreter = [sys.executable, "-I", "-S", "-E", str(self.settings.guest_path)]
-        return subprocess.Popen(  # noqa: S603 - our own interpreter and bundle
+        return subprocess.Popen(
             [*interpreter, "boot", control, config, *kept],
             pass_fds=inherited,
             stdin=subprocess.DEVNULL,
@@ -274,6 +274,13 @@ class ForkServer:
     ) -> tuple[dict[str, Any], list[int]]:
         fds.send_message(worker, dict(request), given)
         return await _receive(worker, _STEP_TIMEOUT_S)
+
+    def abandon(self) -> None:
+        """In a forked child: close our ends; the parent still has its own."""
+        for sock in (self._control, *self._sockets):
+            if sock is not None:
+                sock.close()
+        self._control, self._sockets, self._boot = None, [], None
 
     async def aclose(self) -> None:
         """Close the control socket: the fork-server ends and the kernel kills its sandboxes."""

@@ -67,7 +67,7 @@ def covers(id_map: str) -> bool:
     """Report whether a uid_map or gid_map (user_namespaces(7)) holds every range of ours."""
     for line in id_map.splitlines():
         first, _, count = (int(word) for word in line.split())
-        if first <= _FIRST and _FIRST + _RANGES * COUNT <= first + count:
+        if first <= _FIRST and first + count >= _FIRST + _RANGES * COUNT:
             return True
     return False
 
@@ -80,7 +80,9 @@ def is_rootless() -> bool:
     """
     if os.geteuid() != 0:
         return True
-    maps = (Path(f"/proc/self/{name}").read_text(encoding="ascii") for name in ("uid_map", "gid_map"))
+    maps = (
+        Path(f"/proc/self/{name}").read_text(encoding="ascii") for name in ("uid_map", "gid_map")
+    )
     return not all(covers(text) for text in maps)
 
 

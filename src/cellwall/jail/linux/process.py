@@ -12,7 +12,7 @@ import os
 import struct
 from typing import NamedTuple, Tuple
 
-from cellwall.jail.linux.libc import LIBC, Prepared, check, do_all, syscall
+from cellwall.jail.linux.libc import LIBC, Prepared, check, do_all
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000

@@ -1,0 +1,228 @@
+"""One live jail as the engine sees it: limits from outside, counters, the end.
+
+Made by `jail.JailRuntime` and by nobody else, after its posture was verified. Nothing here opens
+a path that caller code can change; what is needed of the inside was opened before it existed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import resource
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cellwall.jail import cgroups, posture, soft, supervisor
+from cellwall.model.limits import Limits
+from cellwall.model.outcome import Isolation
+from cellwall.runtimes.base import KernelReadings, SandboxSpec
+from cellwall.runtimes.channel import GuestChannel
+from cellwall.runtimes.jail_servers import Entry
+
+
+class Cpus:
+    """Which CPUs sandboxes are pinned to, so that they spread over all of them."""
+
+    def __init__(self) -> None:
+        """Nothing is pinned yet."""
+        self._load: Counter[int] = Counter()
+
+    def take(self, count: int) -> frozenset[int]:
+        """The `count` least used CPUs; empty when that is all of them."""
+        allowed = sorted(os.sched_getaffinity(0))
+        if count >= len(allowed):
+            return frozenset()
+        chosen = sorted(allowed, key=lambda cpu: self._load[cpu])[:count]
+        self._load.update(chosen)
+        return frozenset(chosen)
+
+    def give_back(self, cpus: frozenset[int]) -> None:
+        """Undo one `take`."""
+        self._load.subtract(cpus)
+
+
+class Owner(Protocol):
+    """What a sandbox asks of its runtime."""
+
+    cpus: Cpus
+
+    async def remove(self, sandbox: JailSandbox, made: Made) -> None:
+        """Take down what a dead sandbox had on the host."""
+
+
+@dataclass(slots=True)
+class Made:
+    """What one sandbox has on the host."""
+
+    child: supervisor.Spawned
+    channel: GuestChannel
+    groups: cgroups.Groups
+    uid_index: int
+    pids: tuple[int, ...]
+    isolation: Isolation
+    work_fd: int
+    """The work area, opened before caller code existed; -1 once closed."""
+    entry: Entry
+
+    def close_descriptors(self) -> None:
+        """SECURITY: numbers are given out again; nobody may use these once they are closed."""
+        for fd in (self.work_fd, self.child.pidfd):
+            if fd >= 0:
+                os.close(fd)
+        self.work_fd = self.child.pidfd = -1
+
+
+class JailSandbox:
+    """One live jail."""
+
+    def __init__(
+        self,
+        runtime: Owner,
+        spec: SandboxSpec,
+        made: Made,
+    ) -> None:
+        """Take over what the runtime made and checked."""
+        self._runtime = runtime
+        self._spec = spec
+        self._made = made
+        self._limits = spec.limits
+        self._cpus: frozenset[int] = frozenset()
+        self._watch = made.child.watch()
+        self._closing: asyncio.Task[None] | None = None
+        self.soft_kills = 0
+        self._peak_bytes = 0
+
+    @property
+    def isolation(self) -> Isolation:
+        """Which isolation really runs."""
+        return self._made.isolation
+
+    @property
+    def posture(self) -> Mapping[str, Any]:
+        """The facts of init as the kernel reports them now; see `jail.posture`."""
+        return posture.read(self._made.child.pid)
+
+    @property
+    def channel(self) -> GuestChannel:
+        """The connection to init."""
+        return self._made.channel
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether it is on its way out; its pid may belong to somebody else any moment."""
+        return self._closing is not None
+
+    @property
+    def pid(self) -> int:
+        """The host's pid of init."""
+        return self._made.child.pid
+
+    def fits(self, spec: SandboxSpec) -> bool:
+        """Built-in limits must be equal, lowerable ones not lower than asked for."""
+        ours, theirs = self._spec.limits, spec.limits
+        built_in = ("memory_mb", "disk_mb", "inodes")
+        lowerable = ("processes", "file_mb", "open_files")
+        return (
+            spec.template.digest == self._spec.template.digest
+            and spec.contexts == self._spec.contexts
+            and spec.start == self._spec.start == "fork"
+            and dict(spec.env) == dict(self._spec.env)
+            and math.ceil(ours.cpus) == math.ceil(theirs.cpus)
+            and all(getattr(ours, name) == getattr(theirs, name) for name in built_in)
+            and all(getattr(ours, name) >= getattr(theirs, name) for name in lowerable)
+            and not (spec.demand_hard and "soft" in self.isolation.hardness.values())
+        )
+
+    async def apply_limits(self, limits: Limits) -> None:
+        """Lower what the kernel holds, from outside, before caller code runs."""
+        self._made.groups.apply(limits)
+        for name, number, size in (
+            ("processes", resource.RLIMIT_NPROC, limits.processes + 2),
+            ("file_mb", resource.RLIMIT_FSIZE, limits.file_mb * 1024 * 1024),
+            ("open_files", resource.RLIMIT_NOFILE, limits.open_files),
+        ):
+            if getattr(limits, name) != getattr(self._limits, name):
+                for pid in self._made.pids:
+                    resource.prlimit(pid, number, (size, size))
+        self._limits = limits
+        self.pin()
+
+    def pin(self) -> None:
+        """Show and give the sandbox as many CPUs as its quota has, the least used ones."""
+        self._runtime.cpus.give_back(self._cpus)
+        self._cpus = self._runtime.cpus.take(max(1, math.ceil(self._limits.cpus)))
+        for pid in self._made.pids if self._cpus else ():
+            os.sched_setaffinity(pid, self._cpus)
+
+    def readings(self) -> KernelReadings:
+        """Counters of the cgroup, or sums over the tree where there is none."""
+        if not self._made.groups.holds("memory"):
+            sums = self.sums()
+            self._peak_bytes = max(self._peak_bytes, sums.memory_bytes)
+            return KernelReadings(
+                cpu_s=max(sums.cpu_s, self._made.groups.cpu_s()),
+                memory_bytes=sums.memory_bytes,
+                memory_peak_bytes=self._peak_bytes,
+                oom_kills=self.soft_kills,
+                disk_full=self._disk_full(),
+            )
+        groups = self._made.groups
+        now, peak, kills = groups.memory()
+        return KernelReadings(
+            cpu_s=groups.cpu_s(),
+            memory_bytes=now,
+            memory_peak_bytes=peak,
+            oom_kills=kills,
+            processes_refused=groups.processes_refused(),
+            processes_peak=groups.processes_peak(),
+            disk_full=self._disk_full(),
+        )
+
+    def sums(self) -> soft.Sums:
+        """Count from outside what no cgroup counts for us."""
+        used = 0
+        if self._made.work_fd >= 0:
+            status = os.fstatvfs(self._made.work_fd)
+            used = (status.f_blocks - status.f_bfree) * status.f_frsize
+        return soft.read(self._made.child.pid, used)
+
+    def _disk_full(self) -> bool:
+        """SECURITY: a descriptor opened before caller code existed; no path is resolved here."""
+        if self._made.work_fd < 0:
+            return False
+        status = os.fstatvfs(self._made.work_fd)
+        return status.f_bavail == 0 or status.f_favail == 0
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """The limit that applies now, for the soft watchdog."""
+        return self._limits.memory_bytes
+
+    def kill(self) -> None:
+        """Kill init by its pidfd; the kernel kills the pid namespace."""
+        self._made.child.kill()
+        self._made.groups.kill()
+
+    async def wait_ended(self) -> None:
+        """Return when init is gone, which the kernel delays until all others are."""
+        await asyncio.shield(self._watch)
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's descriptors, kill nothing."""
+        self._made.close_descriptors()
+
+    async def aclose(self) -> None:
+        """Kill, wait and remove; a second call waits for the first."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        self.kill()
+        await self.wait_ended()
+        self._made.channel.close()
+        self._runtime.cpus.give_back(self._cpus)
+        await self._runtime.remove(self, self._made)

@@ -1,0 +1,163 @@
+"""The fork-servers of the jail runtime: one for each template in use, replaced before it wears.
+
+Not how one is started (`jail.supervisor`) and not what is forked from it (`jail`). The invariant:
+a fork-server is closed only when no sandbox made from it lives, because its end is theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from cellwall.jail import plan, seccomp, supervisor, uids
+from cellwall.model.template import BuiltTemplate
+from cellwall.runtimes.guest_bundle import build_bundle
+
+_BUNDLE = (
+    "cellwall.guest",
+    "cellwall.jail.linux",
+    *(
+        f"cellwall.jail.{name}"
+        for name in (
+            "apply",
+            "boot",
+            "entry",
+            "fds",
+            "forkserver",
+            "inside",
+            "lockdown",
+            "plan",
+            "seccomp",
+            "steps",
+        )
+    ),
+)
+_MAX_FORKS = 10_000
+_MAX_AGE_S = 1800.0
+"""A fork-server's address layout and hash seed are shared by its forks; this bounds how long."""
+_PRELOAD_ENVIRONMENT = {"HOME": "/tmp", "MPLCONFIGDIR": "/tmp/matplotlib"}  # noqa: S108
+"""Only the preload sees these: its own /tmp, which every sandbox covers with one of its own."""
+_PYTHON_INSIDE = f"{plan.TEMPLATE_ROOT}/bin/python"
+
+
+def inside_environment(template: BuiltTemplate, cpus: float) -> dict[str, str]:
+    """The whole environment of a sandbox, made from nothing."""
+    count = str(max(1, math.ceil(cpus)))
+    environment = {
+        "PATH": f"{plan.TEMPLATE_ROOT}/bin:/usr/local/bin:/usr/bin:/bin",
+        "HOME": plan.HOME,
+        "USER": "user",
+        "LOGNAME": "user",
+        "SHELL": "/bin/bash",
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+        "VIRTUAL_ENV": plan.TEMPLATE_ROOT,
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    for name in ("OMP", "OPENBLAS", "MKL", "NUMEXPR"):
+        environment[f"{name}_NUM_THREADS"] = count
+    return {**environment, **template.template.env}
+
+
+@dataclass(slots=True)
+class Entry:
+    """A fork-server, the ids its sandboxes get, and how many of them live."""
+
+    server: supervisor.ForkServer
+    uids: uids.UidRange
+    live: int = 0
+
+    @property
+    def is_worn(self) -> bool:
+        """Whether new sandboxes should come from another one."""
+        age_s = asyncio.get_running_loop().time() - self.server.started_at
+        return not self.server.is_usable or self.server.forks >= _MAX_FORKS or age_s > _MAX_AGE_S
+
+    async def aclose(self) -> None:
+        """End it, and with it whatever it forked."""
+        await self.server.aclose()
+        self.uids.release()
+
+
+class ForkServers:
+    """All of one runtime."""
+
+    def __init__(self, state_dir: Path, facts: plan.HostFacts, *, rootless: bool) -> None:
+        """Start nothing yet."""
+        self._state_dir = state_dir
+        self._facts = facts
+        self._rootless = rootless
+        self._program = seccomp.compile_policy(seccomp.load_policy(), os.uname().machine)
+        self._current: dict[str, Entry] = {}
+        self._retired: list[Entry] = []
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Those in use and those that wait for their last sandbox to end."""
+        return (*self._current.values(), *self._retired)
+
+    async def get(self, template: BuiltTemplate) -> Entry:
+        """Return the template's fork-server, started if need be."""
+        lock = self._locks.setdefault(template.digest, asyncio.Lock())
+        async with lock:
+            entry = self._current.get(template.digest)
+            if entry is not None and not entry.is_worn:
+                return entry
+            fresh = await self._start(template)
+            if entry is not None:
+                self._retired.append(entry)
+            self._current[template.digest] = fresh
+        await self.close_unused()
+        return fresh
+
+    async def _start(self, template: BuiltTemplate) -> Entry:
+        held = uids.single() if self._rootless else uids.acquire()
+        settings = supervisor.Settings(
+            guest_path=build_bundle(self._state_dir, _BUNDLE, "cellwall.jail.entry:main"),
+            template_path=Path(template.path),
+            base_mounts=template.base_mounts,
+            python=_PYTHON_INSIDE,
+            preload=template.template.preload,
+            environment={**inside_environment(template, 1), **_PRELOAD_ENVIRONMENT},
+            uid_base=held.base,
+            uid_count=held.count,
+            rootless=self._rootless,
+            workers=max(2, os.cpu_count() or 1),
+            seccomp=self._program,
+            guest_main="cellwall.guest.init:main",
+            guest_preload="cellwall.guest.preload",
+            guest_reseed="cellwall.guest.reseed",
+        )
+        server = supervisor.ForkServer(settings, self._facts)
+        try:
+            await server.start()
+        except BaseException:
+            held.release()
+            raise
+        return Entry(server, held)
+
+    async def close_unused(self) -> None:
+        """End the retired ones whose last sandbox is gone."""
+        for entry in [each for each in self._retired if each.live <= 0]:
+            self._retired.remove(entry)
+            await entry.aclose()
+
+    async def aclose(self) -> None:
+        """End all of them."""
+        entries = self.entries
+        self._current.clear()
+        self._retired.clear()
+        for entry in entries:
+            await entry.aclose()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's descriptors, end nothing."""
+        for entry in self.entries:
+            entry.server.abandon()
+            entry.uids.release()
+        self._current.clear()
+        self._retired.clear()
