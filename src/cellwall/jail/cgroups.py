@@ -2,7 +2,7 @@
 
 Host half, called by `runtimes.jail`. Not a general cgroup library: one engine directory per
 hierarchy with one directory per sandbox below it. SECURITY: a plain tmpfs at the mount point takes
-writes silently, so every hierarchy is checked by its magic number, and every value is read back.
+writes silently, so every hierarchy is checked by its magic number, and no file is ever created.
 A v1 memory cgroup that held a tmpfs is never used twice: directories are used once and removed.
 """
 
@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,28 +62,70 @@ class Layout:
         return frozenset(found)
 
 
-def _mounted() -> list[tuple[int, frozenset[str], Path, str]]:
+def _writable(path: Path) -> bool:
+    return os.access(path, os.W_OK | (os.X_OK if path.is_dir() else 0))
+
+
+def _magic(point: str) -> int:
+    """The kind of file system at a mount point; 0 where something covers the way to it."""
+    try:
+        return mounts.filesystem_magic(point)
+    except OSError:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the kernel says of cgroups, as text; a parameter so that every host can be tested."""
+
+    mountinfo: str
+    """/proc/self/mountinfo (proc_pid_mountinfo(5))."""
+    own: str
+    """/proc/self/cgroup (cgroups(7))."""
+    magic: Callable[[str], int] = _magic
+    writable: Callable[[Path], bool] = _writable
+
+    @classmethod
+    def of_this_process(cls) -> View:
+        """Ask the kernel."""
+        mountinfo, own = (
+            Path("/proc/self", name).read_text(encoding="utf-8", errors="surrogateescape")
+            for name in ("mountinfo", "cgroup")
+        )
+        return cls(mountinfo, own)
+
+
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+def _unescape(field: str) -> str:
+    """Undo mountinfo's octal escapes of space, tab, newline and backslash."""
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), field)
+
+
+def _mounted(view: View) -> list[tuple[int, frozenset[str], Path, str]]:
     """(version, controllers, mount point, root of the mount) from mountinfo, magic checked."""
     found = []
-    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
-        fields = line.split()
+    for line in view.mountinfo.splitlines():
+        fields = line.split(" ")
         dash = fields.index("-")
         kind, options = fields[dash + 1], fields[dash + 3]
         if kind not in {"cgroup", "cgroup2"}:
             continue
-        point = fields[4]
+        point = _unescape(fields[4])
         magic = mounts.CGROUP2_SUPER_MAGIC if kind == "cgroup2" else mounts.CGROUP_SUPER_MAGIC
-        if mounts.filesystem_magic(point) != magic:
+        if view.magic(point) != magic:
             continue
         version = 2 if kind == "cgroup2" else 1
-        found.append((version, frozenset(options.split(",")), Path(point), fields[3]))
+        root = _unescape(fields[3])
+        found.append((version, frozenset(options.split(",")), Path(point), root))
     return found
 
 
-def _own_paths() -> dict[str, str]:
+def _own_paths(text: str) -> dict[str, str]:
     """Controller name (or "" for v2) to our path in that hierarchy."""
     paths = {}
-    for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+    for line in text.splitlines():
         _, names, path = line.split(":", 2)
         for name in names.split(","):
             paths[name] = path
@@ -94,46 +138,61 @@ def _below(mount_root: str, own: str) -> str:
     return "" if relative == "." or relative.startswith("..") else relative
 
 
-def discover() -> Layout:
+def discover(view: View | None = None) -> Layout:
     """Ask the kernel what is mounted and what of it we may write."""
-    own = _own_paths()
-    hierarchies, missing = [], []
-    for version, options, point, mount_root in _mounted():
-        if version == 1:
-            wanted = frozenset(_V1_WANTED) & options
+    view = view or View.of_this_process()
+    own = _own_paths(view.own)
+    hierarchies: list[Hierarchy] = []
+    missing: list[str] = []
+    for version, options, point, mount_root in _mounted(view):
+        if version == 2:
+            if any(h.version == 2 for h in hierarchies):
+                continue  # the same tree, mounted once more
+            hierarchy = _v2_hierarchy(view, point, _below(mount_root, own.get("", "/")))
+        else:
+            taken = frozenset[str]().union(*(h.controllers for h in hierarchies))
+            wanted = (frozenset(_V1_WANTED) & options) - taken
             if not wanted:
                 continue
-            base = point / _below(mount_root, own.get(next(iter(wanted)), "/"))
+            base = point / _below(mount_root, own.get(min(wanted), "/"))
+            hierarchy = Hierarchy(1, wanted, base)
+        if view.writable(hierarchy.base):
+            hierarchies.append(hierarchy)
         else:
-            base = _v2_base(point, _below(mount_root, own.get("", "/")))
-            wanted = _v2_controllers(base)
-        if os.access(base, os.W_OK | os.X_OK):
-            hierarchies.append(Hierarchy(version, wanted, base))
-        else:
-            missing.append(str(base))
+            missing.append(str(hierarchy.base))
     if any("cpuacct" in h.controllers for h in hierarchies):
         # Hybrid: the v2 tree has no controllers there, and each hierarchy costs a move.
         hierarchies = [h for h in hierarchies if h.controllers]
-    why = f"no write access to {', '.join(missing)}" if missing else ""
-    return Layout(tuple(hierarchies), why)
+    return Layout(tuple(hierarchies), _why_not(hierarchies, missing))
 
 
-def _v2_base(point: Path, own: str) -> Path:
+def _why_not(hierarchies: list[Hierarchy], missing: list[str]) -> str:
+    if missing:
+        return f"no write access to {', '.join(missing)}"
+    bare = [str(h.base) for h in hierarchies if not h.controllers]
+    if bare:
+        return f"{', '.join(bare)} holds processes or has no controllers to hand down"
+    return ""
+
+
+def _v2_hierarchy(view: View, point: Path, own: str) -> Hierarchy:
     """The highest cgroup above ours that we may manage and that holds no processes itself.
 
     cgroup v2 forbids a group with processes to hand controllers down, except the root; root
     finds the root, a user finds what systemd delegated (user@.service) if we run inside it.
+    Where there is none (a container, whose top cgroup we sit in) our own serves for counting
+    CPU time and for cgroup.kill, and has no controllers for us.
     """
     parts = Path(own.strip("/")).parts
     for depth in range(len(parts) + 1):
         base = point.joinpath(*parts[:depth])
         files = (base / "cgroup.procs", base / "cgroup.subtree_control")
-        if not all(os.access(file, os.W_OK) for file in files):
+        if not (view.writable(base) and all(view.writable(file) for file in files)):
             continue
         is_real_root = depth == 0 and not (base / "cgroup.type").exists()
         if is_real_root or not files[0].read_text(encoding="ascii").strip():
-            return base
-    return point.joinpath(*parts)
+            return Hierarchy(2, _v2_controllers(base), base)
+    return Hierarchy(2, frozenset(), point.joinpath(*parts))
 
 
 def _v2_controllers(base: Path) -> frozenset[str]:
@@ -145,7 +204,7 @@ def _v2_controllers(base: Path) -> frozenset[str]:
 
 
 def _write(path: str | Path, value: str) -> None:
-    """Write and check that the kernel took it; never create a file."""
+    """Write, and raise if the kernel does not take it; never create a file."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     except OSError as error:
