@@ -18,10 +18,7 @@ Run = Union[Tuple[Prepared, ...], Callable[[str], None]]
 
 def open_sources(steps: Sequence[Step]) -> List[Tuple[Step, Optional[int]]]:
     """Open every host source while the host's tree is still in view."""
-    opened: List[Tuple[Step, Optional[int]]] = []
-    for step in steps:
-        opened.append((step, step.prepare() if isinstance(step, (Bind, Device)) else None))
-    return opened
+    return [(step, step.prepare() if isinstance(step, (Bind, Device)) else None) for step in steps]
 
 
 def build(opened: Sequence[Tuple[Step, Optional[int]]], root: str) -> None:

@@ -21,11 +21,16 @@ HOME = "/home/user"
 TEMPLATE_ROOT = "/opt/env"
 GUEST_PATH = "/opt/cellwall/guest.pyz"
 VIEWS = "/opt/cellwall/views"
-_WORK = "/tmp"  # noqa: S108 - the sandbox's own, a fresh tmpfs
+_WORK = "/tmp"
 _EMPTY_FILE = "/opt/cellwall/empty/file"
 _EMPTY_DIR = "/opt/cellwall/empty/dir"
 
 _RO = m.ATTR_RDONLY | m.ATTR_NOSUID | m.ATTR_NODEV
+_DIRECTORIES = (
+    *("/proc", "/sys", "/dev", "/dev/shm", "/dev/pts", "/dev/mqueue", "/home", HOME, _WORK),
+    *("/opt", "/opt/cellwall", "/opt/cellwall/empty", _EMPTY_DIR, "/run", "/var", "/var/tmp"),
+    "/root",
+)
 _DEVICES = (
     ("null", 1, 3),
     ("zero", 1, 5),
@@ -72,7 +77,7 @@ class HostFacts:
         return cls(**{key: _frozen(value) for key, value in data.items()})
 
 
-def _frozen(value: Any) -> Any:
+def _frozen(value: Any) -> Any:  # noqa: ANN401 - JSON
     return tuple(_frozen(v) for v in value) if isinstance(value, list) else value
 
 
@@ -106,22 +111,16 @@ class Shape:
 def root_plan(facts: HostFacts, root: Root) -> Tuple[s.Step, ...]:
     """Stage A: the root every sandbox of a template shares, read-only."""
     steps: List[s.Step] = []
-    for name in facts.root_directories:
-        steps.append(s.Bind(f"/{name}", f"/{name}", _RO))
-    for name, target in facts.root_links:
-        steps.append(s.Symlink(f"/{name}", target))
-    for path in ("/proc", "/sys", "/dev", "/dev/shm", "/dev/pts", "/dev/mqueue", "/home", HOME):  # noqa: S108
-        steps.append(s.Directory(path))
-    for path in (_WORK, "/opt", "/opt/cellwall", "/opt/cellwall/empty", _EMPTY_DIR, "/run", "/var", "/var/tmp", "/root"):  # noqa: S108  # fmt: skip
-        steps.append(s.Directory(path))
+    steps += [s.Bind(f"/{name}", f"/{name}", _RO) for name in facts.root_directories]
+    steps += [s.Symlink(f"/{name}", target) for name, target in facts.root_links]
+    steps += [s.Directory(path) for path in _DIRECTORIES]
     steps.append(s.File(_EMPTY_FILE, ""))
     steps.extend(_dev())
     steps.extend(_etc(facts))
     for count in range(1, len(facts.cpu_blocks) + 1):
         steps.extend(_views(facts, count))
     steps.append(s.Bind(root.template_path, TEMPLATE_ROOT, _RO))
-    for path in root.base_mounts:
-        steps.append(s.Bind(path, path, _RO))
+    steps += [s.Bind(path, path, _RO) for path in root.base_mounts]
     steps.append(s.Bind(root.guest_path, GUEST_PATH, _RO))
     # For the preload only: a sandbox covers it with its own before it starts.
     steps.append(s.Mount("tmpfs", _WORK, m.MS_NOSUID | m.MS_NODEV, "size=64m,mode=1777"))
@@ -255,8 +254,8 @@ def sandbox_plan(facts: HostFacts, shape: Shape) -> s.SandboxPlan:
         s.Mount("proc", "/proc", flags | m.MS_NOEXEC, "hidepid=invisible"),
         *proc_masks(facts),
     ]
-    for name in sorted(PROC_SYNTHETIC - {"meminfo"}):
-        steps.append(s.Cover(f"{view}/proc/{name}", f"/proc/{name}"))
+    synthetic = sorted(PROC_SYNTHETIC - {"meminfo"})
+    steps += [s.Cover(f"{view}/proc/{name}", f"/proc/{name}") for name in synthetic]
     steps += [
         s.Cover(f"{view}/sys", "/sys"),
         s.Mount("tmpfs", _WORK, flags, work),
@@ -267,8 +266,8 @@ def sandbox_plan(facts: HostFacts, shape: Shape) -> s.SandboxPlan:
         s.Cover(f"{_WORK}/meminfo", "/proc/meminfo"),
         s.Remount("/proc/meminfo", _RO | m.ATTR_NOEXEC),
         s.Cover(f"{_WORK}/home", HOME),
-        s.Cover(f"{_WORK}/shm", "/dev/shm"),  # noqa: S108
-        s.Cover(f"{_WORK}/tmp", "/var/tmp"),  # noqa: S108
+        s.Cover(f"{_WORK}/shm", "/dev/shm"),
+        s.Cover(f"{_WORK}/tmp", "/var/tmp"),
         s.Cover(f"{_WORK}/tmp", _WORK),
         s.Mount(
             "devpts",
@@ -309,7 +308,7 @@ def _lockdown(facts: HostFacts, shape: Shape) -> s.Lockdown:
         rlimits=tuple(rlimits),
         landlock_abi=facts.landlock_abi,
         read_exec=tuple(readable),
-        write=(HOME, _WORK, "/var/tmp", "/dev/shm", "/dev/pts", "/proc"),  # noqa: S108
+        write=(HOME, _WORK, "/var/tmp", "/dev/shm", "/dev/pts", "/proc"),
         devices=("/dev",),
         # `ls /` works; what is in the root besides the trees above are empty directories.
         listing=("/",),

@@ -59,7 +59,7 @@ class Spawned:
     _ended: asyncio.Future[None] | None = field(default=None, repr=False)
 
     def kill(self) -> None:
-        """SIGKILL the pid namespace's init: the kernel kills the rest. Nothing once it is closed."""
+        """SIGKILL the pid namespace's init: the kernel kills the rest; nothing once closed."""
         if self.pidfd < 0:
             return
         with contextlib.suppress(ProcessLookupError):
