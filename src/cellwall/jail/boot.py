@@ -26,7 +26,7 @@ from typing import Any, Dict, List
 from cellwall.jail import apply, fds, plan
 from cellwall.jail.linux import mounts, process
 
-_STAGING = "/tmp"  # noqa: S108 - a place to mount on, in a mount namespace of our own
+_STAGING = "/tmp"
 _NAMESPACES = (
     process.CLONE_NEWPID | process.CLONE_NEWIPC | process.CLONE_NEWUTS | process.CLONE_NEWNET
 )
@@ -106,9 +106,7 @@ def _write(path: str, text: str) -> None:
     try:
         os.write(fd, text.encode())
     except OSError as error:
-        raise OSError(
-            error.errno, f"write {text!r} to {path}: {os.strerror(error.errno)}"
-        ) from error
+        raise OSError(error.errno, f"write {text!r} to {path}: {error.strerror}") from error
     finally:
         os.close(fd)
 
@@ -134,6 +132,8 @@ def _first(
             os._exit(1)
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
+        # Once more: the kernel forgets it whenever the credentials change (prctl(2)).
+        process.do(process.prepare_parent_death_signal(signal.SIGKILL))
     except Exception as error:  # noqa: BLE001
         _report(control, step, error)
         os._exit(1)

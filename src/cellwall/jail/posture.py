@@ -36,7 +36,7 @@ _LIMIT_NAMES = {
 }
 
 
-WRITABLE = frozenset({"/proc", HOME, "/tmp", "/var/tmp", "/dev/shm", "/dev/pts"})  # noqa: S108
+WRITABLE = frozenset({"/proc", HOME, "/tmp", "/var/tmp", "/dev/shm", "/dev/pts"})
 """Mount points that may be writable: the work area, terminals, and /proc by its own modes."""
 
 

@@ -35,13 +35,13 @@ class UsageError(CellwallError):
     code = "usage"
 
 
-class NotFound(CellwallError):  # noqa: N818 - the name the taste page fixes
+class NotFound(CellwallError):
     """The named object does not exist, or is not yours."""
 
     code = "not_found"
 
 
-class Conflict(CellwallError):  # noqa: N818
+class Conflict(CellwallError):
     """The object exists, and its state forbids the request."""
 
     code = "conflict"
@@ -58,7 +58,7 @@ class CapacityError(CellwallError):
         self.retry_after_s = retry_after_s
 
 
-class SandboxUnavailable(CellwallError):  # noqa: N818
+class SandboxUnavailable(CellwallError):
     """The sandbox has ended, or is not running."""
 
     code = "sandbox_unavailable"
@@ -78,19 +78,21 @@ class FileError(CellwallError):
         self.reason = reason
 
 
-class HostUnsupported(CellwallError):  # noqa: N818
+class HostUnsupported(CellwallError):
     """The host lacks `feature`; `errno` is the kernel's answer where it gave one."""
 
     code = "host_unsupported"
 
-    def __init__(self, feature: str, message: str, *, remedy: str, errno: int | None = None) -> None:
+    def __init__(
+        self, feature: str, message: str, *, remedy: str, errno: int | None = None
+    ) -> None:
         """`remedy` is a sentence with the command to run."""
         super().__init__(message, remedy=remedy)
         self.feature = feature
         self.errno = errno
 
 
-class SandboxBroken(CellwallError):  # noqa: N818
+class SandboxBroken(CellwallError):
     """We failed to build, confine or speak to a sandbox; it has been destroyed."""
 
     code = "sandbox_broken"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -190,7 +191,12 @@ class JailRuntime:
         """Place, hear "L", compare, say "G", hear `ready`, compare the contexts."""
         index, groups, child = parts
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._threads, groups.join, child.pid)
+        try:
+            await loop.run_in_executor(self._threads, groups.join, child.pid)
+        except HostUnsupported as error:
+            if error.errno == errno.ESRCH:  # it has ended: its own word says at which step
+                await supervisor.hear(child, b"L")
+            raise
         supervisor.say(child, b"M")
         await supervisor.hear(child, b"L")
         lockdown, digest = self._decided(self._shape(spec.limits))
