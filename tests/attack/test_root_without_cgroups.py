@@ -81,9 +81,9 @@ def _soft(said: dict[str, Any]) -> set[str]:
 @pytest.mark.parametrize("case", ["read-only", "impostor"])
 def test_memory_hog_without_cgroups_is_killed_by_the_watchdog(case: str) -> None:
     said = _host(case)
-    assert _soft(said["plain"]) == {"memory", "cpu_time"}
+    assert _soft(said["plain"]) == {"memory_mb", "cpu_s"}
     assert said["hog"]["verdict"] == "memory"
-    assert "cpu_time, memory can only be held softly" in said["demanding"]["error"]
+    assert "cpu_s, memory_mb can only be held softly" in said["demanding"]["error"]
     assert [path for path in said["impostors"] if "cellwall" in path] == []
 
 

@@ -201,13 +201,13 @@ def test_rootless_works_in_the_distributions_python(rootless: Rootless) -> None:
 def test_rootless_hardness_is_told_honestly(rootless: Rootless) -> None:
     hardness = rootless.said("python")["hardness"]
     soft = {name for name, how in hardness.items() if how == "soft"}
-    assert soft == {"memory", "cpu_time"}
+    assert soft == {"memory_mb", "cpu_s"}
 
 
 def test_rootless_demand_for_hard_limits_is_refused(rootless: Rootless) -> None:
     said = rootless.cases["demanding"]
     assert said["error"] == "HostUnsupported"
-    assert "cpu_time, memory can only be held softly" in said["message"]
+    assert "cpu_s, memory_mb can only be held softly" in said["message"]
     assert "cellwall doctor" in said["message"]
 
 
