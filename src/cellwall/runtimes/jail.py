@@ -76,6 +76,7 @@ class JailRuntime:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="cellwall-cgroup")
         self._live: set[JailSandbox] = set()
         self._started = self._failed = self._leaked = 0
+        self._is_swept = False
         self._watchdog: asyncio.Task[None] | None = None
         self._verifier = posture.Verifier()
         self._decisions: dict[plan.Shape, tuple[Lockdown, str]] = {}
@@ -131,6 +132,9 @@ class JailRuntime:
                 f"start a sandbox with hard limits: {', '.join(weak)} can only be held softly here",
                 remedy="run `cellwall doctor`; it says how to get a delegated cgroup",
             )
+        if not self._is_swept:
+            self._is_swept = True
+            await self.sweep()  # what a killed engine left: it cannot remove it itself
         entry = await self._servers.get(spec.template)
         entry.live += 1
         try:
