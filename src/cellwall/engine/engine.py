@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cellwall.engine.execution import Attempt, OnEvent, Work, finish
 from cellwall.engine.files import file_error, read_file
 from cellwall.engine.pool import Pool, PoolStatistics
-from cellwall.engine.requests import Plan, Request, check_env, check_limits, plan
+from cellwall.engine.requests import Plan, Request, check_env, check_limits, check_start, plan
 from cellwall.engine.sandbox import AsyncSandbox
 from cellwall.engine.selection import Runtimes
 from cellwall.engine.settings import EngineSettings
@@ -144,7 +144,12 @@ class Engine:
         template = self._built.get(request.template) or await self.template(request.template)
         runtime = await self._runtimes.choose(request.isolation, request.runtime)
         spec = SandboxSpec(
-            new_id(), template, work.limits, env=work.env, demand_hard=request.demand_hard
+            new_id(),
+            template,
+            work.limits,
+            env=work.env,
+            demand_hard=request.demand_hard,
+            start=check_start(request.start),
         )
         live = await self._pool.claim(runtime, spec)
         self._under_way.add(live)
@@ -185,7 +190,7 @@ class Engine:
 
     # -- sandboxes -------------------------------------------------------------------------
 
-    async def create_sandbox(
+    async def create_sandbox(  # noqa: PLR0913 - each is an option of its own
         self,
         template: str = "python",
         limits: Limits | Mapping[str, Any] | None = None,
@@ -194,6 +199,7 @@ class Engine:
         runtime: str | None = None,
         isolation: str = "namespace",
         demand_hard: bool = False,
+        start: str = "fork",
     ) -> AsyncSandbox:
         """Return a live sandbox; its owner closes it, or its idle or whole life ends."""
         with self._calling():
@@ -201,7 +207,12 @@ class Engine:
             built = await self.template(template)
             chosen = await self._runtimes.choose(isolation, runtime)
             spec = SandboxSpec(
-                new_id(), built, found, env=check_env(env or {}), demand_hard=demand_hard
+                new_id(),
+                built,
+                found,
+                env=check_env(env or {}),
+                demand_hard=demand_hard,
+                start=check_start(start),
             )
             live = await self._pool.claim(chosen, spec)
             sandbox = AsyncSandbox(live, self._tasks, lambda: self._released(sandbox, chosen))

@@ -17,6 +17,7 @@ from cellwall.model.limits import Limits
 
 if TYPE_CHECKING:
     from cellwall.languages.language import Language
+    from cellwall.runtimes.base import Start
 
 SOURCE_CAP_BYTES = 16 * 1024 * 1024
 STDIN_CAP_BYTES = 64 * 1024 * 1024
@@ -40,6 +41,8 @@ class Request:
     runtime: str | None = None
     isolation: str = "namespace"
     demand_hard: bool = False
+    start: str = "fork"
+    """`exec`: an interpreter of its own, which shares no hash seed and no addresses; slower."""
     env: Mapping[str, str] | None = None
     args: Sequence[str] = ()
     collect: Sequence[str] = ()
@@ -84,6 +87,17 @@ def plan(request: Request, defaults: Limits) -> Plan:
         env=check_env(request.env or {}),
         args=check_words(request.args, "args"),
         collect=tuple(check_inner_path(path, "collect") for path in request.collect),
+    )
+
+
+def check_start(start: str) -> Start:
+    """Return how the interpreter starts."""
+    known: dict[str, Start] = {"fork": "fork", "exec": "exec"}
+    if start in known:
+        return known[start]
+    raise UsageError(
+        f"start: {start!r} is not a way to start",
+        remedy="say 'fork' (warm, the default) or 'exec' (an interpreter of its own)",
     )
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cellwall.runtimes.channel import GuestChannel
 
 Grade = Literal["PASS", "CAUTION", "FAIL"]
+Start = Literal["fork", "exec"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class SandboxSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     demand_hard: bool = False
     """Refuse to start where a limit could only be held softly."""
-    start: Literal["fork", "exec"] = "fork"
+    start: Start = "fork"
     """`exec` gives an interpreter that shares no hash seed or layout with others; slower."""
 
 
