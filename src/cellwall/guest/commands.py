@@ -14,8 +14,7 @@ import os
 import signal
 import struct
 import termios
-from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cellwall.guest import processes
 from cellwall.guest.channel import Channel
@@ -91,15 +90,12 @@ class Command:
 class Commands:
     """All running commands of this sandbox."""
 
-    def __init__(
-        self, loop: Loop, channel: Channel, sinks: Sinks, home: str, env: Mapping[str, str]
-    ) -> None:
-        """`env` is the whole environment of the inside; a request adds to it."""
+    def __init__(self, loop: Loop, channel: Channel, sinks: Sinks, config: dict[str, Any]) -> None:
+        """`env` of the configuration is the whole environment inside; a request adds to it."""
         self._loop = loop
         self._channel = channel
         self._sinks = sinks
-        self._home = home
-        self._env = env
+        self._config = config
         self._by_pid: dict[int, Command] = {}
 
     def job(self, number: int) -> Command | None:
@@ -127,8 +123,8 @@ class Commands:
             raise Refusal("invalid", "start: argv is empty; name a program")
         return Plan(
             argv,
-            os.path.join(self._home, request.text("cwd", ".")),
-            {**self._env, **request.environment("env")},
+            os.path.join(self._config["home"], request.text("cwd", ".")),
+            {**self._config["env"], **request.environment("env")},
             request.choice("stdin", ("none", "stream")) == "stream",
             request.terminal("pty"),
             request.integer("output_bytes", _DEFAULT_OUTPUT_BYTES, high=_MOST_OUTPUT_BYTES),

@@ -108,7 +108,7 @@ class Contexts:
         config: dict[str, Any],
         run_context: Callable[[Link, dict[str, Any]], Any],
     ) -> None:
-        """`run_context` is called in the child of each fork and does not return."""
+        """`config` is read late; `run_context` is called in each child and does not return."""
         self._loop = loop
         self._channel = channel
         self._sinks = sinks
@@ -118,6 +118,10 @@ class Contexts:
         self._by_name: dict[str, Context] = {}
         self._by_pid: dict[int, Context] = {}
         self.on_ready: Callable[[str], None] | None = None
+
+    def open(self) -> None:
+        """Be ready for the first fork."""
+        self._exchange.open()
 
     def names(self) -> list[str]:
         """Every context, in order of birth."""
@@ -172,6 +176,7 @@ class Contexts:
             processes.close_from(3)
             processes.set_dumpable(True)
             os.chdir(self._config["home"])
+            _set_environment(self._config["env"])
             self._run_context(Link(self._exchange.address), {**self._config, "context": name})
         except BaseException:  # noqa: BLE001  this is the child's outermost frame
             traceback.print_exc()
@@ -351,3 +356,13 @@ class Contexts:
         self._channel.send(
             {"ev": "fail", "id": context.birth, "code": "internal", "message": message}
         )
+
+
+def _set_environment(wanted: dict[str, str]) -> None:
+    # The difference only: a fork-server has nearly the environment of its sandboxes already.
+    current = os.environ
+    for name in [name for name in current if name not in wanted]:
+        del current[name]
+    for name, value in wanted.items():
+        if current.get(name) != value:
+            current[name] = value

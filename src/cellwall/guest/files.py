@@ -14,6 +14,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator
+from typing import Any
 
 from cellwall.guest.frames import MAX_EVENT_BODY_BYTES, Header
 from cellwall.guest.paths import resolve
@@ -61,13 +62,13 @@ def open_regular(path: str, flags: int, mode: int = 0o666) -> int:
 class Files:
     """The file operations, below one home directory."""
 
-    def __init__(self, home: str) -> None:
-        """Relative paths start at `home`."""
-        self._home = home
+    def __init__(self, config: dict[str, Any]) -> None:
+        """Relative paths start at `home`, which is known only once there is a sandbox."""
+        self._config = config
 
     def resolve(self, request: Request, name: str = "path") -> str:
         """A request's path, made absolute."""
-        return resolve(self._home, request.path(name))
+        return resolve(self._config["home"], request.path(name))
 
     def read(self, request: Request) -> tuple[Header, bytes]:
         """`file_read`: one piece of a file."""

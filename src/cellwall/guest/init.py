@@ -26,7 +26,7 @@ from cellwall.guest.channel import Channel, HostGone
 from cellwall.guest.commands import Command, Commands
 from cellwall.guest.contexts import ContextJob, Contexts
 from cellwall.guest.files import Files
-from cellwall.guest.frames import MAX_REQUEST_BODY_BYTES, FrameError, Header
+from cellwall.guest.frames import FrameError, Header
 from cellwall.guest.link import Link
 from cellwall.guest.loop import READ, Loop
 from cellwall.guest.pipes import Sinks
@@ -39,6 +39,8 @@ _MOST_SIGNAL = 64
 _EXIT_HOST_GONE = 0
 _EXIT_BROKEN = 70
 _CONTEXT_MODULE = "cellwall.guest.context"
+_PYTHON = platform.python_version()
+_prepared: list[Init] = []
 
 
 class Init:
@@ -46,24 +48,19 @@ class Init:
 
     def __init__(
         self,
-        channel_fd: int,
-        config: dict[str, Any],
         run_context: Callable[[Link, dict[str, Any]], Any],
     ) -> None:
-        """Own `channel_fd`; nothing is forked before `run`."""
-        home: str = config["home"]
-        self._channel = Channel(
-            channel_fd, config.get("max_body", MAX_REQUEST_BODY_BYTES), self._on_frame
-        )
+        """Everything that does not depend on the sandbox; no descriptor is taken before `run`."""
+        self._config: dict[str, Any] = {}
+        self._channel = Channel(self._on_frame)
         self._loop = Loop(self._channel.flush)
-        self._channel.attach(self._loop)
-        self._watch_children()
         sinks = Sinks()
-        self._contexts = Contexts(self._loop, self._channel, sinks, config, run_context)
-        self._commands = Commands(self._loop, self._channel, sinks, home, config["env"])
+        self._contexts = Contexts(self._loop, self._channel, sinks, self._config, run_context)
+        self._contexts.on_ready = self._on_context_ready
+        self._commands = Commands(self._loop, self._channel, sinks, self._config)
         self._workers = Workers(self._loop, self._channel)
-        self._files = Files(home)
-        self._awaited = list(config.get("contexts", ()))
+        self._files = Files(self._config)
+        self._awaited: list[str] = []
         self._operations = self._table()
 
     def _table(self) -> dict[str, Callable[[Request], tuple[Header, bytes] | None]]:
@@ -94,11 +91,16 @@ class Init:
             "shutdown": self._shutdown,
         }
 
-    def run(self) -> None:
-        """Fork the named contexts and serve until the host is gone."""
-        for name in list(self._awaited):
+    def run(self, channel_fd: int, config: dict[str, Any]) -> None:
+        """Own `channel_fd`, fork the named contexts and serve until the host is gone."""
+        self._config.update(config)
+        self._loop.open()
+        self._channel.open(channel_fd, self._loop)
+        self._watch_children()
+        self._contexts.open()
+        self._awaited += config.get("contexts", ())
+        for name in self._awaited:
             self._contexts.create(name)
-        self._contexts.on_ready = self._on_context_ready
         if not self._awaited:
             self._announce()
         self._loop.run()
@@ -115,7 +117,7 @@ class Init:
                 "ev": "ready",
                 "id": 0,
                 "protocol": PROTOCOL,
-                "python": platform.python_version(),
+                "python": _PYTHON,
                 "contexts": self._contexts.names(),
             }
         )
@@ -233,13 +235,11 @@ class Init:
         self._wakeup_r, wakeup_w = os.pipe()
         os.set_blocking(self._wakeup_r, False)
         os.set_blocking(wakeup_w, False)
-        # The handler does nothing: it exists so that the signal reaches the wake-up descriptor.
-        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-        signal.set_wakeup_fd(wakeup_w, warn_on_full_buffer=False)
+        processes.wake_on_child(wakeup_w)
         self._loop.watch(self._wakeup_r, READ, self._on_child)
 
     def _on_child(self, _events: int) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(BlockingIOError):  # read in an earlier round
             os.read(self._wakeup_r, 4096)
         while True:
             try:
@@ -268,11 +268,8 @@ def main(
     """Be init on `channel_fd` until the host is gone; `run_context` replaces the Python context."""
     code = _EXIT_BROKEN
     try:
-        _settle(channel_fd, config)
-        if run_context is None:
-            # Before the fork, so that every context shares the pages.
-            run_context = importlib.import_module(_CONTEXT_MODULE).main
-        Init(channel_fd, config, run_context).run()
+        _settle()
+        _made(run_context).run(channel_fd, config)
     except HostGone:
         code = _EXIT_HOST_GONE
     except FrameError as error:
@@ -283,17 +280,29 @@ def main(
         _leave(code)
 
 
-def _settle(channel_fd: int, config: dict[str, Any]) -> None:
+def prepare() -> None:
+    """Build an init once, in a fork-server: its forks only give it descriptors and a name.
+
+    What they need not build they need not write, and every page a fork writes to is copied.
+    """
+    _prepared[:] = [_made(None)]
+
+
+def _made(run_context: Callable[[Link, dict[str, Any]], Any] | None) -> Init:
+    if run_context is not None:
+        return Init(run_context)
+    if _prepared:
+        return _prepared[0]
+    # Imported before the fork of a context, so that all of them share the pages.
+    return Init(importlib.import_module(_CONTEXT_MODULE).main)
+
+
+def _settle() -> None:
     """Make this process an init, whatever it was before."""
     processes.ignore_signals()
     # SECURITY: no command may inherit the channel, nor anything a runtime left open.
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2:
-            with contextlib.suppress(OSError):  # the listing's own descriptor is gone
-                os.set_inheritable(int(name), False)
+    processes.bequeath_nothing(3)
     os.umask(0o022)
-    os.environ.clear()
-    os.environ.update(config["env"])
     os.chdir("/")
     processes.set_dumpable(False)
     if os.getpid() != 1:

@@ -9,9 +9,11 @@ and whatever it says counts as said by caller code, because caller code can say 
 
 from __future__ import annotations
 
+# The C module under `socket`: the Python class over it makes enum members of every constant, and
+# a fork pays for each page that it writes to.
+import _socket
 import array
 import os
-import socket
 import struct
 from collections.abc import Callable
 
@@ -27,7 +29,7 @@ _MOST_ROUNDS = 128
 class Line:
     """One accepted connection of a context."""
 
-    def __init__(self, loop: Loop, channel: Channel, connection: socket.socket) -> None:
+    def __init__(self, loop: Loop, channel: Channel, connection: _socket.socket) -> None:
         """Own an accepted connection; who listens is set by `on_frame` and `on_broken`."""
         connection.setblocking(False)
         self._loop = loop
@@ -45,9 +47,8 @@ class Line:
     def send(self, header: Header, body: bytes, descriptors: list[int]) -> None:
         """Tell the context; its being slow or gone is no error here."""
         frame = encode(header, body)
-        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
         try:
-            sent = self._socket.sendmsg([frame], passed if descriptors else [])
+            sent = self._socket.sendmsg([frame], _passed(descriptors))
         except OSError:
             self.close()
             return
@@ -133,18 +134,24 @@ class Exchange:
     """The listening socket that every context of this init dials."""
 
     def __init__(self, loop: Loop, channel: Channel, on_line: Callable[[int, Line], None]) -> None:
-        """Bind before the first fork: contexts take `address` with them."""
+        """`on_line` hears of every connection and the pid behind it."""
         self._loop = loop
         self._channel = channel
         self._on_line = on_line
+        self.address = ""
+
+    def open(self) -> None:
+        """Bind before the first fork: contexts take `address` with them."""
         # Abstract: no path to clean up or to protect. Random: inits that share a network namespace
         # (the `process` runtime) must not meet.
-        self.address = f"\0cellwall-{os.urandom(16).hex()}"
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.address = "\0cellwall-" + os.urandom(16).hex()
+        self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        # What the Python class builds its `accept` on; the type stubs do not know it.
+        self._accept_fd: Callable[[], tuple[int, object]] = self._socket._accept  # type: ignore[attr-defined]
         self._socket.setblocking(False)
         self._socket.bind(self.address)
         self._socket.listen(64)
-        loop.watch(self._socket.fileno(), READ, self._on_ready)
+        self._loop.watch(self._socket.fileno(), READ, self._on_ready)
 
     def drain(self) -> None:
         """Accept everybody who called already."""
@@ -157,12 +164,19 @@ class Exchange:
 
     def _accept(self) -> bool:
         try:
-            connection, _address = self._socket.accept()
+            fd, _address = self._accept_fd()
         except OSError:
             # Nobody there, or no descriptor left: the latter passes when something is closed.
             return False
+        connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
         pid = _PEER.unpack(
-            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+            connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _PEER.size)
         )[0]
         self._on_line(pid, Line(self._loop, self._channel, connection))
         return True
+
+
+def _passed(descriptors: list[int]) -> list[tuple[int, int, array.array[int]]]:
+    if not descriptors:
+        return []
+    return [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", descriptors))]

@@ -9,9 +9,11 @@ and nothing here may be trusted by init, because caller code shares this process
 
 from __future__ import annotations
 
+# The C module under `socket`: the Python class over it makes enum members of every constant, and
+# a fork pays for each page that it writes to.
+import _socket
 import array
 import os
-import socket
 
 from cellwall.guest.frames import (
     LENGTHS,
@@ -24,6 +26,7 @@ from cellwall.guest.frames import (
 )
 
 _MOST_DESCRIPTORS = 4
+_ROOM = _socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
 
 
 class LinkClosed(ConnectionError):
@@ -36,7 +39,7 @@ class Link:
     def __init__(self, address: str) -> None:
         """`address` is init's abstract socket; nothing is opened yet."""
         self._address = address
-        self._socket: socket.socket | None = None
+        self._socket: _socket.socket | None = None
 
     @property
     def is_open(self) -> bool:
@@ -47,7 +50,7 @@ class Link:
         """Open the connection unless it is open. Raises OSError, e.g. with no descriptor left."""
         if self._socket is not None:
             return
-        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        line = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         try:
             line.connect(self._address)
         except BaseException:
@@ -90,11 +93,11 @@ class Link:
         view = memoryview(data)
         while view:
             # Descriptors ride on the first byte of a request; asking for them every time is cheap.
-            room = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
             got, ancillary, _flags, _from = self._socket.recvmsg_into(
-                [view], room, socket.MSG_CMSG_CLOEXEC
+                [view], _ROOM, _socket.MSG_CMSG_CLOEXEC
             )
-            descriptors += _received_descriptors(ancillary)
+            if ancillary:
+                descriptors += _received_descriptors(ancillary)
             if not got:
                 raise LinkClosed("link: init hung up")
             view = view[got:]
@@ -104,6 +107,6 @@ class Link:
 def _received_descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
     descriptors = array.array("i")
     for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+        if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
     return list(descriptors)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 # The C module under `signal`: the wrapper turns numbers into enum members, a page each.
 import _signal  # type: ignore[import-not-found]
+import contextlib
 import ctypes
 import os
 import signal
@@ -21,6 +22,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 # Made before any fork: a fork pays for every page it writes to, and these touch many.
 _PRCTL: Any = ctypes.CDLL(None).prctl
+_CLOSE_RANGE: Any = getattr(ctypes.CDLL(None), "close_range", lambda *_: -1)
+_CLOSE_RANGE_CLOEXEC = ctypes.c_int(4)
+_LAST_FD = ctypes.c_uint(2**32 - 1)
 _PRCTL_ARGUMENTS = tuple(
     (ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
     for value in (0, 1)
@@ -29,6 +33,7 @@ _PRCTL_ARGUMENTS = tuple(
 _TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK")
 
 _SIGINT = int(signal.SIGINT)
+_SIGCHLD = int(signal.SIGCHLD)
 _DEFAULT_IN_CHILDREN = tuple(
     int(number)
     for number in (
@@ -142,6 +147,27 @@ def ignore_signals() -> None:
     """Have what would end an ordinary process pass by; SIGINT would become an exception."""
     for number in _IGNORED_BY_INIT:
         _signal.signal(number, _signal.SIG_IGN)
+
+
+def _do_nothing(_number: int, _frame: object) -> None:
+    """A handler has to exist for the signal to reach the wake-up descriptor."""
+
+
+def wake_on_child(wakeup_fd: int) -> None:
+    """Have a byte written to `wakeup_fd` whenever a child ends."""
+    _signal.signal(_SIGCHLD, _do_nothing)
+    _signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
+
+
+def bequeath_nothing(first_fd: int) -> None:
+    """Mark every open descriptor from `first_fd` on as not to be inherited by programs."""
+    if _CLOSE_RANGE(ctypes.c_uint(first_fd), _LAST_FD, _CLOSE_RANGE_CLOEXEC) == 0:
+        return
+    # Older than Linux 5.11 or glibc 2.34.
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) >= first_fd:
+            with contextlib.suppress(OSError):  # the listing's own descriptor is gone
+                os.set_inheritable(int(name), False)
 
 
 def close_from(first_fd: int) -> None:
