@@ -8,11 +8,12 @@ room. An end of stream here means that the host is gone, and then nothing of the
 
 from __future__ import annotations
 
-import socket
+import os
 from collections.abc import Callable
 
 from cellwall.guest.frames import (
     MAX_EVENT_HEADER_BYTES,
+    MAX_REQUEST_BODY_BYTES,
     MAX_REQUEST_HEADER_BYTES,
     Decoder,
     Header,
@@ -32,11 +33,10 @@ class HostGone(Exception):
 class Channel:
     """Frames from and to the host, with a bounded queue of outgoing bytes."""
 
-    def __init__(self, fd: int, max_body: int, on_frame: Callable[[Header, bytes], None]) -> None:
-        """Own the socket `fd`; nothing is read before `attach`."""
-        self._socket = socket.socket(fileno=fd)
-        self._socket.setblocking(False)
-        self._decoder = Decoder(MAX_REQUEST_HEADER_BYTES, max_body)
+    def __init__(self, on_frame: Callable[[Header, bytes], None]) -> None:
+        """Without a descriptor: frames may be queued, nothing moves before `open`."""
+        self._fd = -1
+        self._decoder = Decoder(MAX_REQUEST_HEADER_BYTES, MAX_REQUEST_BODY_BYTES)
         self._on_frame = on_frame
         self._queue = bytearray()
         self._waiting: list[Callable[[], None]] = []
@@ -44,10 +44,12 @@ class Channel:
         self._is_writing = False
         self._loop: Loop | None = None
 
-    def attach(self, loop: Loop) -> None:
-        """Begin to serve."""
+    def open(self, fd: int, loop: Loop) -> None:
+        """Own the socket `fd` and begin to serve."""
+        os.set_blocking(fd, False)
+        self._fd = fd
         self._loop = loop
-        loop.watch(self._socket.fileno(), READ, self._on_ready)
+        loop.watch(fd, READ, self._on_ready)
 
     @property
     def is_full(self) -> bool:
@@ -92,7 +94,7 @@ class Channel:
 
     def _read(self) -> None:
         try:
-            data = self._socket.recv(_READ_BYTES)
+            data = os.read(self._fd, _READ_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -105,7 +107,7 @@ class Channel:
     def _write(self) -> None:
         try:
             with memoryview(self._queue) as view:
-                sent = self._socket.send(view)
+                sent = os.write(self._fd, view)
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError as error:
@@ -122,4 +124,4 @@ class Channel:
     def _update(self) -> None:
         assert self._loop is not None  # noqa: S101  for the type checker only
         events = (READ if self._is_reading else 0) | (WRITE if self._is_writing else 0)
-        self._loop.change(self._socket.fileno(), events)
+        self._loop.change(self._fd, events)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable
+from typing import Any
 
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
@@ -21,12 +22,16 @@ class Loop:
     """Wait for descriptors; after each round of callbacks, flush what they produced."""
 
     def __init__(self, after_round: Callable[[], None]) -> None:
-        """`after_round` is where queued output is flushed."""
-        self._epoll = select.epoll()
+        """`after_round` is where queued output is flushed; nothing is watched before `open`."""
+        self._epoll: Any = None
         self._callbacks: dict[int, Callable[[int], None]] = {}
         self._after_round = after_round
         self._alarm_at_s = 0.0
         self._on_alarm: Callable[[], None] | None = None
+
+    def open(self) -> None:
+        """Take the descriptor; not before the last fork that must not share it."""
+        self._epoll = select.epoll()
 
     def watch(self, fd: int, events: int, callback: Callable[[int], None]) -> None:
         """Call `callback(events)` whenever `fd` is ready (hang-ups are always reported)."""
