@@ -157,7 +157,8 @@ class Arena:
         before = Traces.now()
         yield
         self.settle()
-        assert Traces.now() == before
+        after = Traces.now()
+        assert after == before, f"{before} became {after}"
 
     def close(self) -> None:
         self.do(self.engine.aclose())

@@ -1,0 +1,324 @@
+"""Faults of our own: killed embedders, cancelled callers, set-up steps that fail, endurance.
+
+Whatever goes wrong on our side of the wall, nothing is left on the host and the error names the
+step. The witness counts processes, cgroups, mounts and descriptors before and after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from arena import LIMITS, Arena, Traces, control_groups, descendants
+
+from cellwall import (
+    CellwallError,
+    Engine,
+    EngineSettings,
+    Event,
+    Execution,
+    SandboxBroken,
+    Verdict,
+)
+from cellwall.jail.cgroups import Groups
+from cellwall.runtimes import guest_bundle, jail, jail_servers
+
+pytestmark = pytest.mark.attack
+
+_TREE = """
+import os, signal, time
+for n in range(1, 65):
+    try: signal.signal(n, signal.SIG_IGN)
+    except (OSError, ValueError): pass
+for _ in range(12):
+    if os.fork() == 0:
+        os.setsid()
+        while True: time.sleep(60)
+print("up", flush=True)
+{end}
+"""
+
+
+class Deaths:
+    """Descriptors of processes; readable when their process is dead."""
+
+    def __init__(self, pids: set[int]) -> None:
+        self._fds = []
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # dead already
+                self._fds.append(os.pidfd_open(pid))
+
+    def wait_all_s(self, timeout_s: float) -> float:
+        """Seconds until all are dead; fails when that takes longer than `timeout_s`."""
+        began = time.monotonic()
+        for fd in self._fds:
+            left = began + timeout_s - time.monotonic()
+            ready, _, _ = select.select([fd], [], [], max(0.0, left))
+            assert ready, f"alive after {timeout_s} s"
+            os.close(fd)
+        return time.monotonic() - began
+
+
+async def _until_up(
+    arena: Arena, end: str, **options: Any
+) -> tuple[asyncio.Task[Execution], set[int]]:
+    """Start the tree; return its task and the host's pids of all of it."""
+    before = descendants(os.getpid())
+    up = asyncio.Event()
+
+    def on_event(event: Event) -> None:
+        if "up" in (event.text or ""):
+            up.set()
+
+    work = arena.engine.run(_TREE.format(end=end), on_event=on_event, **options)
+    task: asyncio.Task[Execution] = asyncio.ensure_future(work)
+    await up.wait()
+    pids = descendants(os.getpid()) - before
+    assert len(pids) >= 14  # init, the program and its twelve
+    return task, pids
+
+
+_ENDS = [
+    pytest.param("while True: time.sleep(60)", {"timeout": 0.7}, Verdict.WALL_TIME, id="wall"),
+    pytest.param(
+        "held = b'x' * (256 << 20)",
+        {"limits": {**LIMITS, "memory_mb": 64}},
+        Verdict.MEMORY,
+        id="memory",
+    ),
+    pytest.param(
+        "while True: pass", {"limits": {**LIMITS, "cpu_s": 0.5}}, Verdict.CPU_TIME, id="cpu"
+    ),
+    pytest.param("os._exit(0)", {}, Verdict.OK, id="own-end"),
+]
+
+
+@pytest.mark.parametrize(("end", "options", "verdict"), _ENDS)
+def test_whole_tree_is_dead_within_a_quarter_second_of_the_limit(
+    arena: Arena, end: str, options: dict[str, Any], verdict: Verdict
+) -> None:
+    async def attack() -> None:
+        task, pids = await _until_up(arena, end, **options)
+        deaths = Deaths(pids)
+        execution = await task
+        late_s = deaths.wait_all_s(0.25)
+        assert execution.verdict is verdict, execution
+        if verdict is Verdict.WALL_TIME:
+            late_s += execution.outcome.usage.wall_s - 0.7
+        assert late_s <= 0.25
+
+    with arena.leaving_nothing():
+        arena.do(attack())
+        began = time.monotonic()
+        arena.settle()
+        assert time.monotonic() - began < 1.0
+
+
+@pytest.mark.parametrize("case", ["FI-24-running"])
+def test_whole_tree_is_dead_within_a_quarter_second_of_cancel(arena: Arena, case: str) -> None:
+    async def attack() -> None:
+        task, pids = await _until_up(arena, "while True: time.sleep(60)")
+        deaths = Deaths(pids)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        deaths.wait_all_s(0.25)
+
+    with arena.leaving_nothing():
+        arena.do(attack())
+
+
+@pytest.mark.parametrize("spins", [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096])
+def test_cancel_at_any_moment_leaves_nothing(arena: Arena, spins: int) -> None:
+    # Spins of the loop, not seconds: they pass through queueing, starting, running, collecting.
+    async def attack() -> None:
+        for extra in range(3):
+            work = arena.arun("open('made', 'w').write('x' * 9999)", collect=["made"])
+            task = asyncio.ensure_future(work)
+            for _ in range(spins + extra):
+                await asyncio.sleep(0)
+            task.cancel()
+            task.cancel()
+            result = (await asyncio.gather(task, return_exceptions=True))[0]
+            if isinstance(result, Execution):
+                assert result.files["made"] == b"x" * 9999
+            else:
+                assert isinstance(result, asyncio.CancelledError)
+        assert (await arena.arun("print('fine')")).stdout.endswith("fine\n")
+
+    with arena.leaving_nothing():
+        arena.do(attack())
+
+
+_EMBEDDER = """
+import json, os, sys
+sys.path[:0] = json.loads(sys.argv[1])
+import cellwall
+sandbox = cellwall.Sandbox(limits={"processes": 30})
+tree = sys.argv[2]
+sandbox.commands.start(["python", "-c", tree], on_stdout=lambda text: print("up", flush=True))
+sys.stdin.read()
+"""
+
+
+def _embedder() -> subprocess.Popen[str]:
+    paths = [path for path in sys.path if path]
+    tree = _TREE.format(end="while True: time.sleep(60)")
+    return subprocess.Popen(
+        [sys.executable, "-c", _EMBEDDER, json.dumps(paths), tree],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("case", ["FI-03"])
+def test_killed_embedder_takes_its_sandboxes_along_and_the_next_start_sweeps(case: str) -> None:
+    with _embedder() as embedder:
+        assert embedder.stdout is not None
+        assert embedder.stdout.readline() == "up\n"
+        below = descendants(embedder.pid)
+        assert len(below) > 14
+        deaths = Deaths(below)
+        left = control_groups(embedder.pid)
+        assert left
+        embedder.send_signal(signal.SIGKILL)
+        assert deaths.wait_all_s(1.0) <= 1.0
+        embedder.wait()
+    assert control_groups(embedder.pid) == left  # nobody was there to remove them
+    next_one = Arena()
+    try:
+        assert control_groups(embedder.pid) == set()
+    finally:
+        next_one.close()
+
+
+def _server_of(runtime: object) -> tuple[int, int]:
+    """The host's pids of the boot process and of the fork-server."""
+    assert isinstance(runtime, jail.JailRuntime)
+    (entry,) = runtime._servers.entries
+    assert entry.server._boot is not None
+    return entry.server._boot.pid, entry.server.pid
+
+
+@pytest.mark.parametrize("which", [pytest.param(0, id="boot"), pytest.param(1, id="fork-server")])
+def test_killed_fork_server_is_replaced_and_its_sandboxes_end(arena: Arena, which: int) -> None:
+    async def attack() -> None:
+        task, pids = await _until_up(arena, "while True: time.sleep(60)", timeout=20)
+        deaths = Deaths(pids)
+        os.kill(_server_of(await arena.engine.runtime())[which], signal.SIGKILL)
+        deaths.wait_all_s(1.0)
+        assert (await task).verdict is Verdict.SANDBOX_ERROR
+        async with asyncio.timeout(10):
+            claims = [arena.arun("print('fine')") for _ in range(6)]
+            ends = await asyncio.gather(*claims, return_exceptions=True)
+            assert {type(end) for end in ends} <= {Execution, SandboxBroken}, ends
+            assert (await arena.arun("print('fine')")).ok
+
+    with arena.leaving_nothing():
+        arena.do(attack())
+
+
+_BROKEN = [
+    pytest.param("jail/boot.py", "_build_root(config)", "template's root", id="boot-root"),
+    pytest.param(
+        "jail/boot.py", 'process.set_hostname("cellwall")', "template's root", id="boot-uts"
+    ),
+    pytest.param("jail/boot.py", "os.setresuid(0, 0, 0)", "user namespace", id="boot-user"),
+    pytest.param("jail/forkserver.py", "report = _preload(config)", "preload", id="preload"),
+    pytest.param("jail/forkserver.py", "_write_maps(cloned.pid", "id map", id="id-maps"),
+    pytest.param("jail/inside.py", "do_all(lock.become_user)", "_lock", id="become-user"),
+    pytest.param("jail/inside.py", "apply.walk(ready.runs)", "_lock", id="mounts"),
+    pytest.param("jail/inside.py", "do_all(_OWN_CGROUP", "_lock", id="cgroup-namespace"),
+    pytest.param("jail/inside.py", "do_all(lock.privileges)", "_lock", id="privileges"),
+    pytest.param("jail/inside.py", "lockdown.restrict_files(", "_lock", id="landlock"),
+    pytest.param("jail/inside.py", "do_all(lock.filter)", "_lock", id="seccomp"),
+]
+
+
+def _with_failing_step(bundle: Path, file: str, line: str, target: Path) -> Path:
+    """A copy of the guest bundle in which one step fails as a kernel may make it fail."""
+    failing = "raise OSError(12, 'failed on purpose')\n"
+    with zipfile.ZipFile(bundle) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            text = old.read(name)
+            if name == f"cellwall/{file}":
+                lines = text.decode().splitlines(keepends=True)
+                (at,) = [n for n, found in enumerate(lines) if found.strip().startswith(line)]
+                indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
+                lines.insert(at, indent + failing)
+                text = "".join(lines).encode()
+            if name != f"cellwall/{file}c":
+                new.writestr(name, text)
+    target.chmod(0o644)
+    return target
+
+
+async def _refused(code: str) -> CellwallError:
+    engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
+    try:
+        with pytest.raises(CellwallError) as caught:
+            await engine.run(code)
+        return caught.value
+    finally:
+        await engine.aclose()
+
+
+@pytest.mark.parametrize(("file", "line", "step"), _BROKEN)
+def test_failing_setup_step_is_named_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, line: str, step: str
+) -> None:
+    real = guest_bundle.build_bundle
+    target = tmp_path / "broken.pyz"
+    monkeypatch.setattr(
+        jail_servers,
+        "build_bundle",
+        lambda *given: _with_failing_step(real(*given), file, line, target),
+    )
+    before = Traces.now()
+    error = asyncio.run(_refused("print('the nonce that nobody may see')"))
+    assert Traces.now() == before
+    assert step in str(error)
+    assert "failed on purpose" in str(error)
+    assert error.remedy
+
+
+@pytest.mark.parametrize("case", ["FI-26-cgroup"])
+def test_refused_cgroup_is_named_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    real = Groups.join
+
+    def join(groups: Groups, pid: int) -> None:
+        groups.remove()  # so that the kernel itself refuses
+        real(groups, pid)
+
+    monkeypatch.setattr(Groups, "join", join)
+    before = Traces.now()
+    error = asyncio.run(_refused("print('the nonce that nobody may see')"))
+    assert Traces.now() == before
+    assert "cgroup.procs" in str(error)
+    assert error.remedy
+
+
+def _runs(arena: Arena, count: int) -> Iterator[bool]:
+    for number in range(count):
+        yield arena.run(f"print({number})").stdout.endswith(f"\n{number}\n")
+
+
+@pytest.mark.parametrize("case", ["soak"])
+def test_three_hundred_fresh_runs_leave_nothing(arena: Arena, case: str) -> None:
+    with arena.leaving_nothing():
+        assert all(_runs(arena, 300))
