@@ -7,13 +7,20 @@ the first failing step ends it, and its SyscallError names the step.
 from __future__ import annotations
 
 import os
-from typing import Callable, List, Optional, Sequence, Tuple, Union
+from typing import List, Optional, Sequence, Tuple
 
 from cellwall.jail.linux.libc import Prepared, do_all
-from cellwall.jail.steps import Bind, Cover, Device, Directory, Mount, Remount, Step
-
-Run = Union[Tuple[Prepared, ...], Callable[[str], None]]
-"""Consecutive mounts as one run of prepared calls, or one step's `execute`."""
+from cellwall.jail.steps import (
+    Bind,
+    Cover,
+    Device,
+    Directory,
+    File,
+    Loopback,
+    Mount,
+    Remount,
+    Step,
+)
 
 
 def open_sources(steps: Sequence[Step]) -> List[Tuple[Step, Optional[int]]]:
@@ -33,29 +40,24 @@ def build(opened: Sequence[Tuple[Step, Optional[int]]], root: str) -> None:
             step.execute(root)
 
 
-def prepare(steps: Sequence[Step]) -> Tuple[Run, ...]:
-    """Turn steps that need no host source into what a fork does with the fewest new objects."""
-    runs: List[Run] = []
+def prepare(steps: Sequence[Step], free_fd: int) -> Tuple[Prepared, ...]:
+    """Turn steps that need no host source into calls a fork only has to make.
+
+    `free_fd` is the lowest free descriptor at that time; a call that gets another one fails.
+    """
     calls: List[Prepared] = []
     for step in steps:
-        if isinstance(step, (Bind, Device)):
-            raise TypeError(f"{step.describe()}: a host source cannot be reached from inside")
         if isinstance(step, (Mount, Cover, Remount, Directory)):
             calls += step.prepared("")
-            continue
-        if calls:
-            runs.append(tuple(calls))
-            calls = []
-        runs.append(step.execute)
-    if calls:
-        runs.append(tuple(calls))
-    return tuple(runs)
-
-
-def walk(runs: Sequence[Run]) -> None:
-    """Do what `prepare` prepared."""
-    for run in runs:
-        if isinstance(run, tuple):
-            do_all(run)
+        elif isinstance(step, File):
+            calls += step.prepared("", free_fd)
+        elif isinstance(step, Loopback):
+            calls += step.prepared(free_fd)
         else:
-            run("")
+            raise TypeError(f"{step.describe()}: a fork cannot do this step")
+    return tuple(calls)
+
+
+def walk(calls: Sequence[Prepared]) -> None:
+    """Make the calls that `prepare` prepared."""
+    do_all(tuple(calls))

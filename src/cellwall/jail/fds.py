@@ -15,6 +15,7 @@ from typing import Any, Dict, Iterable, List, Sequence, Tuple
 
 _MAX_MESSAGE = 65_536
 _MAX_FDS = 3
+HIGHEST = 2**31 - 1
 
 
 class ControlClosed(Exception):
@@ -66,7 +67,7 @@ def keep_only(kept: Iterable[int], *, first: int = 3) -> None:
         if fd >= low:
             os.closerange(low, fd)
             low = fd + 1
-    os.closerange(low, 2**31 - 1)
+    os.closerange(low, HIGHEST)
 
 
 def as_document(text: str) -> int:

@@ -14,6 +14,7 @@ sandbox made from it. The steps, letter = process:
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib
 import os
@@ -25,6 +26,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 from cellwall.jail import apply, fds, inside, lockdown, plan
 from cellwall.jail.boot import read_config
 from cellwall.jail.linux import memory, process
+from cellwall.jail.linux.libc import Prepared
 
 _NAMESPACES = (
     process.CLONE_NEWUSER
@@ -37,6 +39,9 @@ _NAMESPACES = (
 )
 
 
+_CONTROL_FD = 64
+
+
 class Dirty(Exception):
     """The preload left something a fork must not share."""
 
@@ -44,7 +49,7 @@ class Dirty(Exception):
 class Ready(NamedTuple):
     """A sandbox plan, prepared so that a fork has little left to build."""
 
-    runs: Tuple[apply.Run, ...]
+    runs: Tuple[Prepared, ...]
     lockdown: lockdown.Ready
 
 
@@ -143,8 +148,10 @@ def _watch(control: socket.socket, lifeline: int) -> None:
 
 def _serve(worker: Worker, fd: int) -> None:
     """Steps 3c and 4c, again and again until the host closes the socket. Never returns."""
-    control = socket.socket(fileno=fd)
-    fds.keep_only([fd])
+    # Out of the way: the descriptors of a child are the same numbers every time.
+    high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _CONTROL_FD)
+    fds.keep_only([high])
+    control = socket.socket(fileno=high)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     process.do(process.prepare_parent_death_signal(signal.SIGKILL))
     _raise_oom_score()
@@ -174,7 +181,7 @@ def _spawn(
     if shape not in plans:
         decided = plan.sandbox_plan(worker.facts, shape)
         plans[shape] = Ready(
-            apply.prepare(decided.steps),
+            apply.prepare(decided.steps, inside.FREE_FD),
             lockdown.prepare(decided.lockdown, worker.program, worker.last_capability),
         )
     channel = received[0]

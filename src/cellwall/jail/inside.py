@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from cellwall.jail.forkserver import Ready, Worker
 
 
+CHANNEL_FD = 3
+FREE_FD = 4
+"""The worker has 0, 1, 2 and one high number open: what it receives and opens for us is these."""
 _OWN_CGROUP_NAMESPACE = (process.prepare_unshare(process.CLONE_NEWCGROUP),)
 """After the host has placed us: the root of a cgroup namespace is where one is at the time."""
 
@@ -49,8 +52,9 @@ def main(worker: Worker, ready: Ready, request: Dict[str, Any], channel: int, wa
 
 
 def _lock(worker: Worker, ready: Ready, channel: int, wait_r: int) -> None:
-    fds.keep_only([channel, wait_r])
-    if os.read(wait_r, 1) != b"!":
+    # SECURITY: whatever the worker had open, a sandbox starts with the channel and nothing else.
+    os.closerange(max(channel, wait_r) + 1, fds.HIGHEST)
+    if channel != CHANNEL_FD or wait_r != FREE_FD or os.read(wait_r, 1) != b"!":
         raise Abandoned
     os.close(wait_r)
     lock = ready.lockdown

@@ -25,7 +25,11 @@ _FLAG_NAMES = (
 )
 
 
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+def lowest_free_fd() -> int:
+    """The descriptor the next open will get."""
+    fd = os.open("/", os.O_PATH | os.O_CLOEXEC)
+    os.close(fd)
+    return fd
 
 
 def _names(attributes: int) -> str:
@@ -72,7 +76,7 @@ class Symlink:
 class File:
     """Write a small file whose content we made: a synthetic view, not a host file.
 
-    Raw descriptors, because every fork does this and a file object costs it a hundred pages.
+    The file object of Python's would cost a fork a hundred pages.
     """
 
     path: str
@@ -83,13 +87,14 @@ class File:
         """One line for people."""
         return f"file {self.path} ({len(self.content)} characters)"
 
+    def prepared(self, root: str, free_fd: int) -> Tuple[Prepared, ...]:
+        """The calls; the file becomes descriptor `free_fd` for a moment."""
+        content = self.content.encode()
+        return process.prepare_new_file(root + self.path, content, self.mode, free_fd)
+
     def execute(self, root: str) -> None:
         """Write it."""
-        fd = os.open(root + self.path, _NEW_FILE, self.mode)
-        try:
-            os.write(fd, self.content.encode())
-        finally:
-            os.close(fd)
+        do_all(self.prepared(root, lowest_free_fd()))
 
 
 @dataclass(frozen=True)
@@ -234,9 +239,13 @@ class Loopback:
         """One line for people."""
         return "loopback up"
 
+    def prepared(self, free_fd: int) -> Tuple[Prepared, ...]:
+        """The calls; the socket becomes descriptor `free_fd` for a moment."""
+        return process.prepare_loopback_up(free_fd)
+
     def execute(self, root: str) -> None:
         """Bring it up; `root` plays no part."""
-        process.loopback_up()
+        do_all(self.prepared(lowest_free_fd()))
 
 
 Step = Union[Directory, Symlink, File, Mount, Cover, Remount, Loopback, Bind, Device]

@@ -7,6 +7,7 @@ Called by the other modules of this package only. Everything here holds the GIL 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from typing import Callable, NamedTuple, Tuple
 
@@ -17,9 +18,9 @@ LIBC.syscall.restype = ctypes.c_long
 class SyscallError(OSError):
     """An OSError that says which step failed; `step` names the call and its object."""
 
-    def __init__(self, errno: int, step: str) -> None:
+    def __init__(self, number: int, step: str) -> None:
         """Build the message `step: strerror`."""
-        super().__init__(errno, f"{step}: {os.strerror(errno)}")
+        super().__init__(number, f"{step}: {os.strerror(number)}")
         self.step = step
 
 
@@ -34,13 +35,18 @@ class Prepared(NamedTuple):
     step: str
     tolerated: int = 0
     """An errno that is no failure."""
+    expected: int = -1
+    """The only good result, where a later call was prepared with it; -1 takes any."""
 
 
 def do_all(calls: Tuple[Prepared, ...]) -> None:
     """Do prepared calls in order; the first failure raises `SyscallError`."""
-    for function, arguments, step, tolerated in calls:
-        if function(*arguments) == -1 and ctypes.get_errno() != tolerated:
+    for function, arguments, step, tolerated, expected in calls:
+        result = function(*arguments)
+        if result == -1 and ctypes.get_errno() != tolerated:
             raise SyscallError(ctypes.get_errno(), step)
+        if result != expected != -1:
+            raise SyscallError(errno.EBADFD, f"{step}: {result} instead of {expected}")
 
 
 def check(result: int, step: str) -> int:

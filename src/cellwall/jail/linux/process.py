@@ -7,8 +7,8 @@ x86_64 and aarch64 where they agree (all calls added since Linux 5.1), else look
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
+import socket
 import struct
 from typing import NamedTuple, Tuple
 
@@ -205,14 +205,34 @@ def do(call: Prepared) -> None:
     do_all((call,))
 
 
-def loopback_up() -> None:
-    """Bring `lo` of this network namespace up. netdevice(7)."""
-    sock = check(LIBC.socket(2, 2 | 0x80000, 0), "socket for the loopback interface")
-    try:
-        # A fresh `lo` has no flag but IFF_LOOPBACK, which the kernel keeps by itself.
-        fcntl.ioctl(sock, _SIOCSIFFLAGS, _LOOPBACK_UP)
-    finally:
-        os.close(sock)
+def prepare_loopback_up(free_fd: int) -> Tuple[Prepared, ...]:
+    """Bring `lo` of this network namespace up. netdevice(7).
+
+    `free_fd` is the lowest free descriptor when the calls are made. A fresh `lo` has no flag but
+    IFF_LOOPBACK, which the kernel keeps by itself, so there is nothing to read first.
+    """
+    family, kind = ctypes.c_int(socket.AF_INET), ctypes.c_int(socket.SOCK_DGRAM)
+    fd = ctypes.c_int(free_fd)
+    up = (fd, ctypes.c_ulong(_SIOCSIFFLAGS), _LOOPBACK_UP)
+    opened = Prepared(LIBC.socket, (family, kind, ctypes.c_int(0)), "socket for lo", 0, free_fd)
+    return opened, Prepared(LIBC.ioctl, up, "ioctl SIOCSIFFLAGS lo"), prepare_close(free_fd)
+
+
+def prepare_close(fd: int) -> Prepared:
+    """Close a descriptor. close(2)."""
+    return Prepared(LIBC.close, (ctypes.c_int(fd),), f"close {fd}")
+
+
+def prepare_new_file(path: str, content: bytes, mode: int, free_fd: int) -> Tuple[Prepared, ...]:
+    """Make a file that does not exist yet and write it. open(2), write(2)."""
+    flags = ctypes.c_int(os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+    fd, size = ctypes.c_int(free_fd), ctypes.c_size_t(len(content))
+    name = os.fsencode(path)
+    return (
+        Prepared(LIBC.open, (name, flags, ctypes.c_uint(mode)), f"create {path}", 0, free_fd),
+        Prepared(LIBC.write, (fd, content, size), f"write {path}", 0, len(content)),
+        prepare_close(free_fd),
+    )
 
 
 def set_hostname(name: str) -> None:
