@@ -12,10 +12,12 @@ import contextlib
 import errno
 import os
 import re
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from cellwall.jail.linux import mounts
 from cellwall.model.errors import HostUnsupported
@@ -26,6 +28,9 @@ OWN_PROCESSES = 1
 """Init counts as a process of the sandbox; the limit is on the rest."""
 _V1_WANTED = ("memory", "pids", "cpu", "cpuacct")
 _PREFIX = "cellwall."
+_MOST_SPARE = 64
+_QUIET_PEAK = 16
+"""A sandbox that had more processes at once leaves a peak too high to be of use again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,14 @@ class Hierarchy:
     controllers: frozenset[str]
     base: Path
     """Our own cgroup in it at the time of asking, below which we make directories."""
+
+
+class _Spare(NamedTuple):
+    """Directories of an ended sandbox that may serve another one."""
+
+    paths: tuple[tuple[Hierarchy, str], ...]
+    applied: dict[str, str]
+    peak: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +276,8 @@ class EngineGroups:
         self.layout = layout
         self.name = _PREFIX + owner
         self._made = False
+        self._spare: list[_Spare] = []
+        self._lock = threading.Lock()  # directories are given back from worker threads
 
     def _make(self) -> None:
         for hierarchy in self.layout.hierarchies:
@@ -281,17 +296,53 @@ class EngineGroups:
         """Make the sandbox's directories with its limits already in them."""
         if not self._made:
             self._make()
+        spare = self._take_spare(limits)
+        used_before = dict(spare.paths)
         paths = []
         for hierarchy in self.layout.hierarchies:
-            path = f"{hierarchy.base}/{self.name}/{sandbox_id}"
-            os.mkdir(path)
+            path = used_before.get(hierarchy)
+            if path is None:
+                path = f"{hierarchy.base}/{self.name}/{sandbox_id}"
+                os.mkdir(path)
             paths.append((hierarchy, path))
-        groups = Groups(tuple(paths))
+        groups = Groups(tuple(paths), spare.applied, spare.peak)
+        groups.reset()
         groups.apply(limits)
         return groups
 
+    def _take_spare(self, limits: Limits) -> _Spare:
+        """A set that saw fewer processes than this sandbox may have: its peak is a counter that
+        the kernel cannot reset, and must tell whether the new limit was reached."""
+        with self._lock:
+            for index, spare in enumerate(self._spare):
+                if spare.peak < limits.processes:
+                    return self._spare.pop(index)
+        return _Spare((), {}, 0)
+
+    def take_back(self, groups: Groups) -> list[str]:
+        """Remove or keep an ended sandbox's directories; returns what is still busy.
+
+        Making and removing them is a good part of what a sandbox costs, so v1 directories that
+        hold counters only are used again. SECURITY: a memory cgroup never is, because pages of
+        the sandbox's tmpfs may stay charged to it; and no other one that was in any way busy.
+        """
+        kept = groups.reusable()
+        busy = groups.remove(kept)
+        if busy or not kept:
+            return busy
+        with self._lock:
+            if len(self._spare) < _MOST_SPARE:
+                applied = {k: v for k, v in groups.applied.items() if k.rsplit("/", 1)[0] in kept}
+                pairs = tuple(pair for pair in groups.paths if pair[1] in kept)
+                self._spare.append(_Spare(pairs, applied, groups.processes_peak() or 0))
+                return []
+        return groups.remove(frozenset())
+
     def remove(self) -> None:
         """Remove the engine's directories once no sandbox is left in them."""
+        for spare in self._spare:
+            Groups(spare.paths).remove(frozenset())
+        self._spare.clear()
         for hierarchy in self.layout.hierarchies:
             with contextlib.suppress(OSError):
                 (hierarchy.base / self.name).rmdir()
@@ -303,7 +354,10 @@ class Groups:
     """One sandbox's directories."""
 
     paths: tuple[tuple[Hierarchy, str], ...]
-    _applied: dict[str, str] = field(default_factory=dict)
+    applied: dict[str, str] = field(default_factory=dict)
+    """What was written into which file, so that nothing is written twice."""
+    peak_before: int = 0
+    """`pids.peak` of earlier sandboxes in the same directory."""
 
     def _path(self, controller: str) -> tuple[Hierarchy, str] | None:
         for hierarchy, path in self.paths:
@@ -319,9 +373,27 @@ class Groups:
         return next((path for hierarchy, path in self.paths if hierarchy.version == 2), None)
 
     def _set(self, path: str, value: str) -> None:
-        if self._applied.get(path) != value:
+        if self.applied.get(path) != value:
             _write(path, value)
-            self._applied[path] = value
+            self.applied[path] = value
+
+    def reset(self) -> None:
+        """Set the counters that can be set back to zero."""
+        found = self._path("cpuacct")
+        if found is not None and self.applied:
+            _write(found[1] + "/cpuacct.usage", "0")
+
+    def reusable(self) -> frozenset[str]:
+        """Directories that may serve another sandbox: v1, no memory, empty, few processes."""
+        if (self.processes_peak() or 0) > _QUIET_PEAK or not self.holds("pids"):
+            return frozenset()
+        paths = frozenset(
+            path
+            for hierarchy, path in self.paths
+            if hierarchy.version == 1 and "memory" not in hierarchy.controllers
+        )
+        is_empty = not any(_read(path + "/cgroup.procs") for path in paths)
+        return paths if is_empty else frozenset()
 
     def apply(self, limits: Limits) -> None:
         """Set memory (swap off), processes and CPU share; raise if the kernel refuses one."""
@@ -351,7 +423,7 @@ class Groups:
         both = path + "/memory.memsw.limit_in_bytes"
         files = [path + "/memory.limit_in_bytes"]
         if os.path.exists(both):
-            raising = size >= int(self._applied.get(both, str(2**62)))
+            raising = size >= int(self.applied.get(both, str(2**62)))
             files = [both, *files] if raising else [*files, both]
         for file in files:
             self._set(file, str(size))
@@ -401,8 +473,8 @@ class Groups:
         if found is None:
             return 0
         counted = _counter(found[1] + "/pids.events", b"max")
-        peak, most = self.processes_peak(), _number(found[1] + "/pids.max")
-        return max(counted, int(peak is not None and 0 < most <= peak))
+        peak, most = self.processes_peak() or 0, _number(found[1] + "/pids.max")
+        return max(counted, int(peak > self.peak_before and 0 < most <= peak))
 
     def processes_peak(self) -> int | None:
         """Most processes at once, ours included; None where the kernel does not say."""
@@ -417,10 +489,12 @@ class Groups:
             with contextlib.suppress(OSError, HostUnsupported):
                 _write(path + "/cgroup.kill", "1")
 
-    def remove(self) -> list[str]:
-        """Remove the directories; returns what is still busy, for a later try."""
+    def remove(self, kept: frozenset[str] = frozenset()) -> list[str]:
+        """Remove the directories but `kept`; returns what is still busy, for a later try."""
         busy = []
         for _, path in self.paths:
+            if path in kept:
+                continue
             try:
                 os.rmdir(path)
             except FileNotFoundError:

@@ -250,9 +250,9 @@ class JailRuntime:
 
     async def _remove_groups(self, groups: cgroups.Groups) -> None:
         """rmdir says EBUSY until the kernel has let go of the last task; try for a second."""
-        loop = asyncio.get_running_loop()
+        loop, engine_groups = asyncio.get_running_loop(), self._engine_groups()
         for _ in range(_REMOVE_TRIES):
-            if not await loop.run_in_executor(self._threads, groups.remove):
+            if not await loop.run_in_executor(self._threads, engine_groups.take_back, groups):
                 return
             await asyncio.sleep(0.01)
         self._leaked += 1
