@@ -13,7 +13,7 @@ import os
 import re
 import resource
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cellwall.jail.plan import HOME
@@ -66,15 +66,30 @@ class Expectation:
     limits: Mapping[str, tuple[str, str]]
     cgroups: frozenset[str]
     host_namespaces: Mapping[str, str]
+    server_namespaces: Mapping[str, str] = field(default_factory=dict)
+    """The fork-server's: what all sandboxes of a template would share."""
+
+    def is_foreign(self, name: str, link: str) -> bool:
+        """Whether a namespace belongs to somebody else than the sandbox."""
+        return link in (self.host_namespaces.get(name), self.server_namespaces.get(name))
+
+
+def namespaces_of(pid: int) -> dict[str, str]:
+    """Every namespace of one process, as the kernel names it."""
+    return {name: os.readlink(f"/proc/{pid}/ns/{name}") for name in _NAMESPACES}
 
 
 def host_namespaces() -> dict[str, str]:
     """The embedding process's own namespaces; a sandbox must share none of them."""
-    return {name: os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES}
+    return namespaces_of(os.getpid())
 
 
 def expected(
-    lockdown: Lockdown, host_ids: tuple[int, int], cgroups: set[str], namespaces: Mapping[str, str]
+    lockdown: Lockdown,
+    host_ids: tuple[int, int],
+    cgroups: set[str],
+    namespaces: Mapping[str, str],
+    server_namespaces: Mapping[str, str] | None = None,
 ) -> Expectation:
     """Compute the expectation from the plan's lockdown and the (user, group) id on the host."""
     host_uid, host_gid = host_ids
@@ -89,6 +104,7 @@ def expected(
         limits=limits,
         cgroups=frozenset(cgroups),
         host_namespaces=namespaces,
+        server_namespaces=server_namespaces or {},
     )
 
 
@@ -116,7 +132,7 @@ def read(pid: int) -> dict[str, Any]:
     base = f"/proc/{pid}"
     status = read_status(_read(base + "/status"))
     facts: dict[str, Any] = {name: status.get(name, "not reported") for name in _STATUS}
-    facts["namespaces"] = {n: os.readlink(f"{base}/ns/{n}") for n in _NAMESPACES}
+    facts["namespaces"] = namespaces_of(pid)
     facts["uid_map"] = tuple(_read(base + "/uid_map").split())
     facts["gid_map"] = tuple(_read(base + "/gid_map").split())
     facts["limits"] = _read_limits(_read(base + "/limits"))
@@ -184,9 +200,9 @@ def compare(pid: int, facts: Mapping[str, Any], want: Expectation) -> None:
     check("Seccomp", "2", facts["Seccomp"])
     check("uid_map", want.uid_line, facts["uid_map"])
     check("gid_map", want.gid_line, facts["gid_map"])
-    for name, link in want.host_namespaces.items():
-        if facts["namespaces"][name] == link:
-            differences[f"{name} namespace"] = ("not the host's", link)
+    for name, link in facts["namespaces"].items():
+        if want.is_foreign(name, link):
+            differences[f"{name} namespace"] = ("its own", link)
     for name, values in want.limits.items():
         check(name, values, facts["limits"].get(name))
     for tail in want.cgroups:
@@ -223,8 +239,7 @@ class Verifier:
             and tuple(_read(base + "/gid_map").split()) == want.gid_line
             and want.cgroups <= _read_cgroups(_read(base + "/cgroup"))
             and not any(
-                os.readlink(f"{base}/ns/{name}") == link
-                for name, link in want.host_namespaces.items()
+                want.is_foreign(name, os.readlink(f"{base}/ns/{name}")) for name in _NAMESPACES
             )
         )
         if is_known:

@@ -209,6 +209,7 @@ class JailRuntime:
             (entry.uids.host_uid(index), entry.uids.host_gid(index)),
             groups.expected_lines(),
             self._namespaces,
+            entry.namespaces,
         )
         self._verifier.verify(child.pid, want)
         self._verifier.verify_mounts(child.pid)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cellwall.jail import plan, seccomp, supervisor, uids
+from cellwall.jail import plan, posture, seccomp, supervisor, uids
 from cellwall.model.template import BuiltTemplate
 from cellwall.runtimes.guest_bundle import build_bundle
 
@@ -68,6 +69,8 @@ class Entry:
 
     server: supervisor.ForkServer
     uids: uids.UidRange
+    namespaces: Mapping[str, str]
+    """Its own: no sandbox may be in one of them."""
     live: int = 0
 
     @property
@@ -138,7 +141,7 @@ class ForkServers:
         except BaseException:
             held.release()
             raise
-        return Entry(server, held)
+        return Entry(server, held, posture.namespaces_of(server.pid))
 
     async def close_unused(self) -> None:
         """End the retired ones whose last sandbox is gone."""
