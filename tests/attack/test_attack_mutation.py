@@ -1,0 +1,173 @@
+"""H8 in miniature: each guard dropped in turn, and something has to notice.
+
+The guard is dropped in a copy of the guest bundle in a temporary directory, by code appended to
+one of its modules; the product has no such switch. The host's half stays as it is: what it
+expects is computed from the real plan. A mutation nobody notices means a guard without a test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from arena import Traces
+
+from cellwall import CellwallError, Engine, EngineSettings, Execution
+from cellwall.runtimes import guest_bundle, jail_servers
+
+pytestmark = [pytest.mark.attack, pytest.mark.root]
+Drop = Callable[..., None]
+
+
+def _mutated(original: Path, changes: dict[str, str], target: Path) -> Path:
+    """Copy a bundle, appending code to the modules named and dropping their compiled form."""
+    wanted = {f"cellwall/jail/{name}.py": code for name, code in changes.items()}
+    with zipfile.ZipFile(original) as source, zipfile.ZipFile(target, "w") as copy:
+        names = source.namelist()
+        assert set(wanted) <= set(names)
+        for name in names:
+            if name.removesuffix("c") in wanted and name.endswith(".pyc"):
+                continue
+            appended = f"\n\n{wanted[name]}\n".encode() if name in wanted else b""
+            copy.writestr(name, source.read(name) + appended)
+    target.chmod(0o644)
+    return target
+
+
+@pytest.fixture
+def drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Drop:
+    """`drop(module=code, …)`: from now on fork-servers start from the mutated bundle."""
+    real = guest_bundle.build_bundle
+
+    def apply(**changes: str) -> None:
+        target = tmp_path / "mutated.pyz"
+        monkeypatch.setattr(
+            jail_servers,
+            "build_bundle",
+            lambda *given: _mutated(real(*given), changes, target),
+        )
+
+    return apply
+
+
+def _run(code: str) -> Execution:
+    async def once() -> Execution:
+        engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
+        try:
+            return await engine.run(code)
+        finally:
+            await engine.aclose()
+
+    return asyncio.run(once())
+
+
+def _refusal() -> str:
+    before = Traces.now()
+    with pytest.raises(CellwallError) as caught:
+        _run("print('the nonce that nobody may see')")
+    assert Traces.now() == before
+    return str(caught.value)
+
+
+NO_NEW_PRIVS = """
+from cellwall.jail.linux import process as _process
+_process.prepare_no_new_privs = lambda: _process.prepare_session(0o22)[1]  # umask: it never fails
+"""
+NAMESPACE = "_NAMESPACES &= ~process.CLONE_NEW{}"
+NO_LOOPBACK = """
+_sandbox_plan = sandbox_plan
+def sandbox_plan(facts, shape):
+    whole = _sandbox_plan(facts, shape)
+    rest = [step for step in whole.steps if not isinstance(step, s.Loopback)]
+    return s.SandboxPlan(tuple(rest), whole.lockdown)
+"""
+
+REFUSED = {
+    "mount-nosuid": ({"plan": "_RO = m.ATTR_RDONLY | m.ATTR_NODEV"}, "nosuid"),
+    "mount-nodev": ({"plan": "_RO = m.ATTR_RDONLY | m.ATTR_NOSUID"}, "nodev"),
+    "mount-read-only": ({"plan": "_RO = m.ATTR_NOSUID | m.ATTR_NODEV"}, "'ro'"),
+    "rlimits": ({"lockdown": "def set_rlimits(lock): return ()"}, "Max open files"),
+    "seccomp": ({"lockdown": "def filter_syscalls(program): return ()"}, "Seccomp"),
+    "capabilities": ({"lockdown": "def drop_privileges(last): return ()"}, "CapEff"),
+    # Somebody without an id here can not even make its own work area.
+    "ids": ({"lockdown": "def become_user(lock): return ()"}, "mkdir /tmp/home"),
+    "network-namespace": (
+        {"forkserver": NAMESPACE.format("NET"), "plan": NO_LOOPBACK},
+        "net namespace",
+    ),
+    "ipc-namespace": ({"forkserver": NAMESPACE.format("IPC")}, "ipc namespace"),
+    "uts-namespace": ({"forkserver": NAMESPACE.format("UTS")}, "uts namespace"),
+    "cgroup-namespace": (
+        {"forkserver": NAMESPACE.format("CGROUP"), "inside": "_OWN_CGROUP_NAMESPACE = ()"},
+        "cgroup namespace",
+    ),
+}
+
+
+@pytest.mark.parametrize("guard", REFUSED)
+def test_sandbox_without_guard_is_refused(drop: Drop, guard: str) -> None:
+    changes, complaint = REFUSED[guard]
+    drop(**changes)
+    assert complaint in _refusal()
+
+
+@pytest.mark.parametrize("place", ["boot", "forkserver", "lockdown"])
+def test_mutation_without_effect_is_not_refused(drop: Drop, place: str) -> None:
+    """The control: that the bundle is a mutated copy is not what the refusals are about."""
+    drop(**{place: "assert True"})
+    assert _run("print('runs')").stdout == "runs\n"
+
+
+def test_sandbox_without_no_new_privs_is_refused(drop: Drop) -> None:
+    """Landlock and the filter themselves need it; without them it would be the posture's turn."""
+    drop(boot=NO_NEW_PRIVS, forkserver=NO_NEW_PRIVS, lockdown=NO_NEW_PRIVS)
+    assert "Landlock: restrict self" in _refusal()
+    landless = "\ndef restrict_files(lock): pass\n"
+    drop(boot=NO_NEW_PRIVS, forkserver=NO_NEW_PRIVS, lockdown=NO_NEW_PRIVS + landless)
+    assert "install seccomp filter" in _refusal()
+
+
+PROBE_MASKS = """
+def size(name):
+    try:
+        return len(open("/proc/" + name).read(65536))
+    except OSError:
+        return 0
+print(sum(map(size, ("interrupts", "softirqs", "zoneinfo", "buddyinfo", "vmstat", "devices"))))
+"""
+
+
+def test_probe_of_kernel_tables_reaches_without_the_masks(drop: Drop) -> None:
+    """H03 sees the guard go."""
+    drop()
+    assert int(_run(PROBE_MASKS).stdout) == 0
+    drop(plan="def proc_masks(facts): return ()")
+    assert int(_run(PROBE_MASKS).stdout) > 1000
+
+
+PROBE_LEAK = """
+try:
+    print("REACHED", open("/srv/canary").read())
+except OSError as error:
+    print(type(error).__name__)
+"""
+LEAK = """
+_root_plan = root_plan
+def root_plan(facts, root):
+    steps = list(_root_plan(facts, root))
+    return tuple([*steps[:-1], s.Bind({!r}, "/srv", _RO), steps[-1]])
+"""
+
+
+def test_leaked_mount_is_reached_only_without_landlock(drop: Drop, tmp_path: Path) -> None:
+    """Landlock is the second lock on files: it alone holds when a mount shows too much."""
+    leaked = tmp_path / "leaked"
+    leaked.mkdir()
+    (leaked / "canary").write_text("token-of-the-canary")
+    drop(plan=LEAK.format(str(leaked)))
+    assert _run(PROBE_LEAK).stdout == "PermissionError\n"
+    drop(plan=LEAK.format(str(leaked)), lockdown="def restrict_files(lock): pass")
+    assert _run(PROBE_LEAK).stdout == "REACHED token-of-the-canary\n"
