@@ -51,7 +51,14 @@ def receive_message(sock: socket.socket) -> Tuple[Dict[str, Any], List[int]]:
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         close_all(fds)
         raise ValueError("control message: larger than both ends agreed on")
-    return json.loads(data), fds
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError):
+        message = None
+    if not isinstance(message, dict):
+        close_all(fds)
+        raise ValueError("control message: not a JSON object")
+    return message, fds
 
 
 def close_all(fds: Iterable[int]) -> None:

@@ -18,11 +18,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cellwall.jail import fds, plan
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 
+T = TypeVar("T")
 _PRELOAD_TIMEOUT_S = 120.0
 _STEP_TIMEOUT_S = 20.0
 _REMEDY = "run `cellwall doctor`; it checks each step and names the command that fixes it"
@@ -90,7 +91,18 @@ class Spawned:
 async def _receive(sock: socket.socket, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
     """Wait for one control message; the socket is non-blocking."""
     await _wait_readable(sock.fileno(), timeout_s)
-    return fds.receive_message(sock)
+    try:
+        return fds.receive_message(sock)
+    except ValueError as error:
+        raise SandboxBroken(f"fork-server: {error}") from error
+
+
+def _field(message: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    """One field of a message; the fork-server imported packages that nobody reviewed."""
+    value = message.get(name)
+    if not isinstance(value, kind):
+        raise SandboxBroken(f"fork-server: a message without a proper {name!r}")
+    return value
 
 
 async def _wait_readable(fd: int, timeout_s: float) -> None:
@@ -116,6 +128,13 @@ def pid_of(pidfd: int) -> int:
         if line.startswith("Pid:"):
             return int(line[4:])
     return -1
+
+
+def _is_in_other_pid_namespace(pid: int) -> bool:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return False
 
 
 class ForkServer:
@@ -221,15 +240,17 @@ class ForkServer:
                     remedy=_REMEDY,
                 ) from error
             fds.close_all(received)
-            if message["event"] == "forked":
-                self.pid = int(message["pid"])
-            elif message["event"] == "ready":
-                self.preload = message["preload"]
+            event = _field(message, "event", str)
+            if event == "forked":
+                self.pid = _field(message, "pid", int)
+            elif event == "ready":
+                self.preload = _field(message, "preload", dict)
                 return
             else:
+                step, problem = _field(message, "step", str), _field(message, "error", str)
                 raise HostUnsupported(
                     "jail",
-                    f"{message['step']}: {message['error']}{message.get('detail', '')}",
+                    f"{step}: {problem}{message.get('detail', '')}",
                     remedy=_REMEDY,
                     errno=message.get("errno"),
                 )
@@ -265,8 +286,16 @@ class ForkServer:
                 remedy=_REMEDY,
                 errno=message.get("errno"),
             )
+        pid = pid_of(received[0])
+        if len(received) != 1 or not _is_in_other_pid_namespace(pid):
+            # SECURITY: it holds a pidfd of ours, to notice our end. Whatever it hands us is
+            # killed on the slightest doubt, so that must never be a process of the host.
+            fds.close_all(received)
+            ours.close()
+            self._broken = "it answered with a process that is no sandbox's"
+            raise SandboxBroken(f"fork-server: {self._broken}")
         self.forks += 1
-        return Spawned(pid_of(received[0]), received[0], ours)
+        return Spawned(pid, received[0], ours)
 
     @staticmethod
     async def _ask(
@@ -307,15 +336,14 @@ async def hear(child: Spawned, word: bytes) -> None:
         return
     if first != b"E":
         raise SandboxBroken("sandbox set-up: the child ended without a word")
-    with contextlib.suppress(BlockingIOError):
+    try:
         data = json.loads(child.channel.recv(65_536))
-        raise HostUnsupported(
-            "jail",
-            f"sandbox set-up, {data['step']}: {data['error']}",
-            remedy=_REMEDY,
-            errno=data.get("errno"),
-        )
-    raise SandboxBroken("sandbox set-up: the child's report was cut short")
+        step, problem, errno = data["step"], data["error"], data.get("errno")
+    except (BlockingIOError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise SandboxBroken("sandbox set-up: the child's report was cut short") from error
+    raise HostUnsupported(
+        "jail", f"sandbox set-up, {step}: {problem}", remedy=_REMEDY, errno=errno
+    )
 
 
 def say(child: Spawned, word: bytes) -> None:
