@@ -1,0 +1,95 @@
+"""Descriptors and control messages: nothing arrives that was not sent, nothing stays open."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+from forked import answer
+
+from cellwall.jail import fds
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """Both ends of a control socket."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def _open() -> set[int]:
+    return {int(name) for name in os.listdir("/proc/self/fd")}
+
+
+def test_a_message_arrives_with_its_descriptors(pair: Pair) -> None:
+    read_end, write_end = os.pipe()
+    fds.send_message(pair[0], {"word": "é"}, [write_end])
+    message, received = fds.receive_message(pair[1])
+    os.close(write_end)
+    os.write(received[0], b"through")
+    assert (message, os.read(read_end, 10)) == ({"word": "é"}, b"through")
+    fds.close_all([read_end, *received])
+
+
+def test_received_descriptors_do_not_survive_an_exec(pair: Pair) -> None:
+    fds.send_message(pair[0], {}, [0])
+    _, received = fds.receive_message(pair[1])
+    assert [os.get_inheritable(fd) for fd in received] == [False]
+    fds.close_all(received)
+
+
+def test_the_end_of_the_peer_is_an_event(pair: Pair) -> None:
+    pair[0].close()
+    with pytest.raises(fds.ControlClosed):
+        fds.receive_message(pair[1])
+    with pytest.raises(fds.ControlClosed):
+        fds.send_message(pair[1], {})
+
+
+def test_too_large_a_message_is_refused_and_its_descriptors_closed(pair: Pair) -> None:
+    before = _open()
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, (0).to_bytes(4, "little"))]
+    pair[0].sendmsg([b'"' + b"x" * 70_000 + b'"'], ancillary)
+    with pytest.raises(ValueError, match="larger than both ends agreed on"):
+        fds.receive_message(pair[1])
+    assert _open() == before
+
+
+def test_too_many_descriptors_are_refused_and_closed(pair: Pair) -> None:
+    before = _open()
+    many = b"".join((0).to_bytes(4, "little") for _ in range(8))
+    pair[0].sendmsg([b"{}"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, many)])
+    with pytest.raises(ValueError, match="larger than both ends agreed on"):
+        fds.receive_message(pair[1])
+    assert _open() == before
+
+
+def test_keep_only_closes_the_rest_wherever_it_lies() -> None:
+    def work() -> list[int]:
+        ours = {fd for fd in _open() if _is_open(fd)}
+        kept = os.dup2(0, 200)
+        extra = [os.dup2(0, number) for number in (199, 201, 999)]
+        fds.keep_only({*ours, kept})
+        return [fd for fd in (kept, *extra) if _is_open(fd)]
+
+    assert answer(work) == [200]
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def test_a_document_is_read_from_its_beginning() -> None:
+    fd = fds.as_document('{"a": 1}')
+    with os.fdopen(fd, "rb") as file:
+        assert file.read() == b'{"a": 1}'

@@ -1,0 +1,73 @@
+"""Owner labels: dead is only what is certainly dead."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from cellwall.jail import owner
+
+
+def _parts() -> list[str]:
+    return owner.new_label().split("-")
+
+
+def test_a_label_names_boot_namespace_pid_and_start() -> None:
+    boot, namespace, pid, started, _ = _parts()
+    assert re.fullmatch(r"[0-9a-f]{8}", boot)
+    assert int(namespace) == os.stat("/proc/self/ns/pid").st_ino
+    assert (int(pid), int(started)) == (os.getpid(), owner.start_time(os.getpid()))
+
+
+def test_two_engines_of_one_process_have_two_labels() -> None:
+    assert owner.new_label() != owner.new_label()
+
+
+def test_the_living_are_not_dead() -> None:
+    assert not owner.is_dead(owner.new_label())
+
+
+def test_a_process_that_ended_is_dead() -> None:
+    program = "from cellwall.jail import owner; print(owner.new_label())"
+    path = os.path.dirname(os.path.dirname(os.path.dirname(owner.__file__)))
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": path},
+    )
+    assert owner.is_dead(done.stdout.strip())
+
+
+def test_a_zombie_counts_as_ended() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    try:
+        assert owner.start_time(child.pid) is None
+    finally:
+        child.wait()
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "dead"),
+    [
+        pytest.param(0, "00000000", True, id="other boot"),
+        pytest.param(1, "1", False, id="other pid namespace: not ours to judge"),
+        pytest.param(2, "4194303", True, id="no such pid"),
+        pytest.param(3, "1", True, id="pid reused"),
+    ],
+)
+def test_each_part_of_a_label_counts(index: int, value: str, dead: bool) -> None:
+    parts = _parts()
+    parts[index] = value
+    assert owner.is_dead("-".join(parts)) is dead
+
+
+@pytest.mark.parametrize("label", ["", "engine", "../../etc", "a-b-c-d-e", "1-2-3-4-5-6"])
+def test_what_is_no_label_of_ours_is_left_alone(label: str) -> None:
+    assert not owner.is_dead(label)

@@ -1,0 +1,245 @@
+"""The host's side of a jail's birth: what children and the fork-server say, and do not say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cellwall.jail import facts, plan, supervisor
+from cellwall.model.errors import HostUnsupported, SandboxBroken
+
+_WAITING = "import sys; print('up', flush=True); sys.stdin.read()"
+
+
+class Child:
+    """A plain child in the place of a sandbox's init, with the far end of its channel."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-c", _WAITING],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        ours, self.far = socket.socketpair()
+        pidfd = os.pidfd_open(self.process.pid)
+        self.spawned = supervisor.Spawned(self.process.pid, pidfd, ours)
+
+    def close(self) -> None:
+        """End it, whatever a test left."""
+        self.process.kill()
+        self.process.communicate()
+        self.far.close()
+        self.spawned.channel.close()
+        if self.spawned.pidfd >= 0:
+            os.close(self.spawned.pidfd)
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    """One child."""
+    made = Child()
+    yield made
+    made.close()
+
+
+def _hear(child: Child, word: bytes) -> None:
+    asyncio.run(supervisor.hear(child.spawned, word))
+
+
+def test_the_expected_word_is_heard(child: Child) -> None:
+    child.far.send(b"L")
+    _hear(child, b"L")
+
+
+def test_what_follows_the_word_stays_for_the_channel(child: Child) -> None:
+    child.far.send(b"Lframe")
+    _hear(child, b"L")
+    assert child.spawned.channel.recv(10) == b"frame"
+
+
+@pytest.mark.parametrize("said", [b"G", b"X", b"\x00", b"l"])
+def test_another_word_is_our_fault_and_never_a_start(child: Child, said: bytes) -> None:
+    child.far.send(said)
+    with pytest.raises(SandboxBroken, match="without a word"):
+        _hear(child, b"L")
+
+
+def test_a_child_that_ends_silently_is_named(child: Child) -> None:
+    child.far.close()
+    with pytest.raises(SandboxBroken, match="ended without a word"):
+        _hear(child, b"L")
+
+
+def test_a_failed_step_is_told_with_its_errno_and_remedy(child: Child) -> None:
+    report = {"step": "mount proc on /proc", "error": "[Errno 1] not permitted", "errno": 1}
+    child.far.send(b"E" + json.dumps(report).encode())
+    with pytest.raises(HostUnsupported, match=r"mount proc on /proc.*cellwall doctor") as caught:
+        _hear(child, b"L")
+    assert caught.value.errno == 1
+
+
+@pytest.mark.parametrize("said", [b"E", b"E{", b"E[]", b"E{}", b'E{"step": 1}', b"E\xff\xfe"])
+def test_a_garbled_report_is_still_our_own_error(child: Child, said: bytes) -> None:
+    child.far.send(said)
+    with pytest.raises(SandboxBroken, match="report"):
+        _hear(child, b"L")
+
+
+def test_a_word_to_a_child_that_is_gone_is_our_own_error(child: Child) -> None:
+    child.far.close()
+    with pytest.raises(SandboxBroken, match="the child is gone before b'G'"):
+        supervisor.say(child.spawned, b"G")
+
+
+def test_kill_ends_the_child_and_the_watch_says_so(child: Child) -> None:
+    async def scenario() -> None:
+        watch = child.spawned.watch()
+        assert not watch.done()
+        child.spawned.kill()
+        await asyncio.wait_for(watch, 10)
+
+    asyncio.run(scenario())
+    assert child.process.wait(10) == -9
+
+
+def test_kill_after_the_end_harms_nobody(child: Child) -> None:
+    child.process.kill()
+    child.process.wait(10)
+    child.spawned.kill()
+    os.close(child.spawned.pidfd)
+    child.spawned.pidfd = -1
+    child.spawned.kill()
+
+
+def test_discard_kills_and_closes(child: Child) -> None:
+    pidfd = child.spawned.pidfd
+    child.spawned.discard()
+    assert child.process.wait(10) == -9
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(pidfd)
+    child.spawned.pidfd = -1
+
+
+def test_a_pidfd_tells_its_pid(child: Child) -> None:
+    assert supervisor.pid_of(child.spawned.pidfd) == child.process.pid
+    child.process.kill()
+    child.process.wait(10)
+    assert supervisor.pid_of(child.spawned.pidfd) == -1
+
+
+# -- the fork-server -------------------------------------------------------------------------
+
+
+def _settings(guest: Path) -> supervisor.Settings:
+    return supervisor.Settings(
+        guest_path=guest,
+        template_path=Path("/nowhere"),
+        base_mounts=(),
+        python="/nowhere/python",
+        preload=(),
+        environment={},
+        uid_base=0x70000000,
+        uid_count=65_536,
+        rootless=True,
+        workers=2,
+        seccomp=b"",
+        guest_main="",
+        guest_preload="",
+        guest_reseed="",
+    )
+
+
+_SAY = """
+import socket, sys
+control = socket.socket(fileno=int(sys.argv[2]))
+{}
+"""
+
+
+def _open() -> set[str]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def _start(tmp_path: Path, says: str) -> None:
+    guest = tmp_path / "guest.py"
+    guest.write_text(_SAY.format(says), encoding="utf-8")
+
+    async def scenario() -> None:
+        before = _open()
+        server = supervisor.ForkServer(_settings(guest), facts.collect())
+        try:
+            await server.start()
+        finally:
+            assert not server.is_usable
+            assert _open() == before
+
+    asyncio.run(scenario())
+
+
+def test_a_fork_server_that_ends_without_a_word_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HostUnsupported, match="it ended without a word"):
+        _start(tmp_path, "control.close()")
+
+
+def test_a_failed_step_of_boot_is_told_with_its_errno(tmp_path: Path) -> None:
+    message = '{"event": "failed", "step": "boot: pivot", "error": "no", "errno": 22}'
+    with pytest.raises(HostUnsupported, match="boot: pivot: no") as caught:
+        _start(tmp_path, f"control.send({message!r}.encode())")
+    assert caught.value.errno == 22
+
+
+@pytest.mark.parametrize(
+    "said", ["x", "[]", "{}", '{"event": "forked"}', '{"event": "forked", "pid": "many"}']
+)
+def test_a_garbled_word_of_boot_is_our_own_error(tmp_path: Path, said: str) -> None:
+    with pytest.raises((HostUnsupported, SandboxBroken), match="fork-server"):
+        _start(tmp_path, f"control.send({said!r}.encode())")
+
+
+@pytest.mark.parametrize("handed", ["lifeline", "two"])
+def test_a_fork_server_cannot_have_its_host_killed(tmp_path: Path, handed: str) -> None:
+    """It holds the embedding process's pidfd; the control is that we are still here to assert."""
+    answer = {"lifeline": "[lifeline]", "two": "[lifeline, lifeline]"}[handed]
+    guest = tmp_path / "guest.py"
+    guest.write_text(_SAY.format(_HANDS_BACK.format(answer)), encoding="utf-8")
+
+    async def scenario() -> None:
+        server = supervisor.ForkServer(_settings(guest), facts.collect())
+        await server.start()
+        before = _open()
+        shape = plan.Shape(1, 64, 64, 100, 10, 8, 64)
+        with pytest.raises(SandboxBroken, match="a process that is no sandbox's"):
+            await server.spawn(shape=shape, uid=0, guest={}, start="fork")
+        assert not server.is_usable
+        assert _open() == before
+        await server.aclose()
+
+    asyncio.run(scenario())
+
+
+_HANDS_BACK = """
+import array
+control.send(b'{{"event": "ready", "preload": {{}}}}')
+lifeline = int(sys.argv[4])
+workers = [socket.socket(fileno=int(word)) for word in sys.argv[5:]]
+import select
+ready = select.select(workers, [], [])[0][0]
+ready.recvmsg(65536, 1024)
+rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", {}))
+ready.sendmsg([b'{{"pid": 1}}'], [rights])
+control.recv(1)
+"""
