@@ -267,7 +267,7 @@ def _has_status(text: str, want: Expectation) -> bool:
         _CONFINED in text
         and f"\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n" in text
         and f"\nGid:\t{gid}\t{gid}\t{gid}\t{gid}\n" in text
-        and f"\nGroups:\t{' '.join(want.groups)}".rstrip() + " \n" in text
+        and f"\nGroups:\t{' '.join(want.groups)} \n" in text
     )
 
 
