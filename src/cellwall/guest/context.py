@@ -9,10 +9,12 @@ first line of it and opened only for a moment to report.
 
 from __future__ import annotations
 
+# The C module under `signal`: the wrapper turns numbers into enum members, a page each.
+import _signal  # type: ignore[import-not-found]
 import io
 import os
-import signal
 import sys
+from signal import SIGINT
 from typing import TYPE_CHECKING
 
 from cellwall.guest import program as one_shot
@@ -28,11 +30,14 @@ if TYPE_CHECKING:
     from cellwall.guest.link import Link
 
 
+_SIGINT = int(SIGINT)
+
+
 def main(link: Link, config: dict[str, Any]) -> NoReturn:
     """Serve one context until its program ends, init hangs up, or it is killed."""
     code = 1
     try:
-        _Context(link, config).serve()
+        _Context(link, config, _prepared[0] if _prepared else _Streams()).serve()
     except ConnectionError:
         code = 0
     except BaseException as error:  # noqa: BLE001  the last word of a process
@@ -41,8 +46,45 @@ def main(link: Link, config: dict[str, Any]) -> NoReturn:
         os._exit(code)
 
 
+def prepare() -> None:
+    """Make the text streams once, in a fork-server; each context finds its own descriptors below.
+
+    Their making calls on codecs and locale, and every page that it writes to would be copied.
+    """
+    kept = [os.dup(number) for number in range(3)]
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    pipe = os.pipe()
+    try:
+        # What a stream finds out about its descriptor it remembers: these are a context's.
+        for number, descriptor in enumerate((nothing, pipe[1], pipe[1])):
+            os.dup2(descriptor, number)
+        _prepared[:] = [_Streams()]
+    finally:
+        for number, descriptor in enumerate(kept):
+            os.dup2(descriptor, number)
+        for descriptor in (*kept, nothing, *pipe):
+            os.close(descriptor)
+
+
+class _Streams:
+    """Text streams on 0, 1 and 2 that belong to nobody yet."""
+
+    def __init__(self) -> None:
+        self.stdin = _input()
+        self.stdout = _output(1, "<stdout>")
+        self.stderr = _output(2, "<stderr>")
+
+    def install(self) -> None:
+        sys.stdin = sys.__stdin__ = self.stdin  # type: ignore[misc, assignment]
+        sys.stdout = sys.__stdout__ = self.stdout  # type: ignore[misc, assignment]
+        sys.stderr = sys.__stderr__ = self.stderr  # type: ignore[misc, assignment]
+
+
+_prepared: list[_Streams] = []
+
+
 class _Context:
-    def __init__(self, link: Link, config: dict[str, Any]) -> None:
+    def __init__(self, link: Link, config: dict[str, Any], streams: _Streams) -> None:
         self._link = link
         self._outbox = Outbox(link)
         limit = int(config.get("display_bytes") or DEFAULT_DISPLAY_BYTES)
@@ -50,7 +92,7 @@ class _Context:
         self._figures = Figures(self._display.publish)
         self._notebook: Notebook | None = None
         self._is_interrupted = False
-        open_streams()
+        streams.install()
         reseed.apply()
         self._figures.capture()
         one_shot.rehearse()
@@ -82,7 +124,7 @@ class _Context:
         that arrives here was sent for code that has not started yet.
         """
         self._is_interrupted = False
-        self._handler = signal.signal(signal.SIGINT, self._note_interrupt)
+        self._handler = _signal.signal(_SIGINT, self._note_interrupt)
         self._link.send({"ev": "idle"})
         try:
             return self._link.receive()
@@ -94,10 +136,10 @@ class _Context:
 
     def _raise_interrupt(self) -> None:
         """Give SIGINT back to the caller, and the one that came early as well."""
-        handler = signal.default_int_handler if self._handler is None else self._handler
-        signal.signal(signal.SIGINT, handler)
+        handler = _signal.default_int_handler if self._handler is None else self._handler
+        _signal.signal(_SIGINT, handler)
         if self._is_interrupted:
-            signal.raise_signal(signal.SIGINT)
+            _signal.raise_signal(_SIGINT)
 
     def _run_cell(self, header: dict[str, Any], source: str) -> None:
         if self._notebook is None:
@@ -111,13 +153,6 @@ class _Context:
         end = {"ev": "end", "raised": ending.is_raised, "exit_code": ending.exit_code}
         if not self._outbox.post({**end, "display_cut": self._display.cut_bytes}, keep_open=True):
             raise OSError("end of a cell: cannot reach init; close files in the code that ran")
-
-
-def open_streams() -> None:
-    """Text streams on 0, 1 and 2 that belong to this process alone."""
-    sys.stdin = sys.__stdin__ = _input()  # type: ignore[misc, assignment]
-    sys.stdout = sys.__stdout__ = _output(1, "<stdout>")  # type: ignore[misc, assignment]
-    sys.stderr = sys.__stderr__ = _output(2, "<stderr>")  # type: ignore[misc, assignment]
 
 
 def _input() -> TextIO:

@@ -114,6 +114,8 @@ class Contexts:
         self._sinks = sinks
         self._config = config
         self._run_context = run_context
+        # Compared as a whole in every fork, which looking through os.environ is too dear for.
+        self._environment = dict(os.environ)
         self._exchange = Exchange(loop, channel, self._on_line)
         self._by_name: dict[str, Context] = {}
         self._by_pid: dict[int, Context] = {}
@@ -176,7 +178,8 @@ class Contexts:
             processes.close_from(3)
             processes.set_dumpable(True)
             os.chdir(self._config["home"])
-            _set_environment(self._config["env"])
+            if self._config["env"] != self._environment:
+                _set_environment(self._config["env"])
             self._run_context(Link(self._exchange.address), {**self._config, "context": name})
         except BaseException:  # noqa: BLE001  this is the child's outermost frame
             traceback.print_exc()

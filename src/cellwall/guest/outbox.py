@@ -10,6 +10,8 @@ that owns the link may use it: a child that caller code forked says nothing.
 
 from __future__ import annotations
 
+# The C module under `signal`: the wrapper makes enum members of every mask it returns.
+import _signal  # type: ignore[import-not-found]
 import os
 import signal
 from _thread import allocate_lock, get_ident
@@ -31,16 +33,19 @@ if TYPE_CHECKING:
 MAX_BODY_BYTES = 1024 * 1024
 """Guest to host, design/0002: a larger body would end the sandbox."""
 
-_HELD_BACK = {
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGALRM,
-    signal.SIGVTALRM,
-    signal.SIGPROF,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGCHLD,
-}
+_HELD_BACK = [
+    int(number)
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGALRM,
+        signal.SIGVTALRM,
+        signal.SIGPROF,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGCHLD,
+    )
+]
 
 
 class Outbox:
@@ -63,7 +68,7 @@ class Outbox:
         # A signal handler of the caller's may display something while its own thread is sending.
         if not self.is_ours or self._sender == get_ident():
             return False
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
+        previous = _signal.pthread_sigmask(_signal.SIG_BLOCK, _HELD_BACK)
         try:
             with self._lock:
                 self._sender = get_ident()
@@ -72,7 +77,7 @@ class Outbox:
                 finally:
                     self._sender = 0
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+            _signal.pthread_sigmask(_signal.SIG_SETMASK, previous)
 
     def _send(self, header: dict[str, Any], body: bytes, keep_open: bool) -> bool:
         try:

@@ -21,7 +21,7 @@ import time
 from typing import TYPE_CHECKING
 
 # What json, pickle and friends load only when first used would be loaded again by every fork.
-from cellwall.guest import context, init, program, reseed, shell  # noqa: F401
+from cellwall.guest import context, init, program, rehearsal, reseed, shell  # noqa: F401
 from cellwall.guest.cell import Notebook
 from cellwall.guest.display import Display
 from cellwall.guest.figures import Figures
@@ -65,6 +65,8 @@ def warm(modules: list[str]) -> dict[str, Any]:
         if "pandas" in sys.modules:
             _format_once()
         _run_once()
+        context.prepare()
+        rehearsal.rehearse(lambda: init.Init(context.main))
         init.prepare()
         _require_one_thread("running a first cell")
     versions = {name: _version_of(name) for name in modules}

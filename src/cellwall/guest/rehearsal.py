@@ -1,0 +1,98 @@
+"""A rehearsal of init in the fork-server: real contexts, real programs, a host that says little.
+
+Called once by `preload.py`. It is no test, and nothing of it is left but what CPython learnt.
+
+An interpreter rewrites its own code as it runs (inline caches, type caches). Done here once, that
+is shared by all forks; done there, every fork copies the pages. So the rounds must be enough for
+all of it to settle, and whatever they change of this process must be put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+from typing import TYPE_CHECKING, NoReturn
+
+from cellwall.guest.channel import HostGone
+from cellwall.guest.frames import (
+    MAX_EVENT_BODY_BYTES,
+    MAX_EVENT_HEADER_BYTES,
+    Decoder,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from cellwall.guest.init import Init
+
+_ROUNDS = 12
+"""CPython 3.11 specialises a function at its eighth call."""
+
+_PATIENCE_S = 30
+_PROGRAM = b"import sys\nprint(1)\n"
+
+
+def rehearse(make: Callable[[], Init]) -> None:
+    """Have a throw-away init run one program in each of a dozen contexts."""
+    names = [f"rehearsal-{number}" for number in range(_ROUNDS)]
+    config = {"home": os.getcwd(), "env": dict(os.environ), "contexts": names}
+    with _unchanged_process():
+        ours, theirs = socket.socketpair()
+        host = os.fork()
+        if host == 0:
+            theirs.close()
+            _be_host(ours, names)
+        ours.close()
+        with contextlib.suppress(HostGone):
+            make().run(theirs.detach(), config)
+        with contextlib.suppress(ChildProcessError):  # init reaps whatever ends
+            os.waitpid(host, 0)
+
+
+def _be_host(line: socket.socket, names: list[str]) -> NoReturn:
+    """The other end, in a process of its own: wait for `ready`, run all, hang up."""
+    try:
+        line.settimeout(_PATIENCE_S)
+        frames = _frames(line)
+        next(frames)
+        for number, name in enumerate(names, 1):
+            request = {"op": "execute", "id": number, "context": name, "display": False}
+            line.sendall(encode(request, _PROGRAM))
+        left = len(names)
+        while left:
+            left -= next(frames) in ("done", "fail")
+    finally:
+        os._exit(0)
+
+
+def _frames(line: socket.socket) -> Iterator[object]:
+    decoder = Decoder(MAX_EVENT_HEADER_BYTES, MAX_EVENT_BODY_BYTES)
+    while data := line.recv(65536):
+        for header, _body in decoder.feed(data):
+            yield header["ev"]
+
+
+@contextlib.contextmanager
+def _unchanged_process() -> Iterator[None]:
+    """Put back signals and descriptors that an init takes and, being the last, never returns."""
+    before = _descriptors()
+    handler = signal.getsignal(signal.SIGCHLD)
+    wakeup_fd = signal.set_wakeup_fd(-1)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(wakeup_fd)
+        signal.signal(signal.SIGCHLD, handler)
+        # Objects first: they close what they own, and must not close a number twice.
+        gc.collect()
+        for descriptor in _descriptors() - before:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(descriptor)
+
+
+def _descriptors() -> set[int]:
+    return {int(name) for name in os.listdir("/proc/self/fd")}
