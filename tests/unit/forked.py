@@ -43,7 +43,7 @@ def run(work: Callable[[], Any]) -> Ended:
     return Ended(said.get("answer"), signal, said.get("trace", ""))
 
 
-def answer(work: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever JSON brings back
+def answer(work: Callable[[], Any]) -> Any:
     """Return what `work()` returned in a child; a child that failed fails the test."""
     ended = run(work)
     assert not ended.trace, ended.trace

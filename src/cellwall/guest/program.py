@@ -230,7 +230,7 @@ def _leave(ending: Ending, module: ModuleType, figures: Figures) -> int:
         try:
             if stream is not None and not stream.closed:
                 stream.flush()
-        except Exception:  # noqa: BLE001, PERF203  the caller may have put anything there
+        except Exception:  # noqa: BLE001  the caller may have put anything there
             code = _EXIT_FLUSH_FAILED
     return code
 

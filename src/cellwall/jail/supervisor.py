@@ -341,9 +341,7 @@ async def hear(child: Spawned, word: bytes) -> None:
         step, problem, errno = data["step"], data["error"], data.get("errno")
     except (BlockingIOError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise SandboxBroken("sandbox set-up: the child's report was cut short") from error
-    raise HostUnsupported(
-        "jail", f"sandbox set-up, {step}: {problem}", remedy=_REMEDY, errno=errno
-    )
+    raise HostUnsupported("jail", f"sandbox set-up, {step}: {problem}", remedy=_REMEDY, errno=errno)
 
 
 def say(child: Spawned, word: bytes) -> None:
