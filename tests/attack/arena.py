@@ -65,6 +65,16 @@ def control_groups(pid: int) -> set[str]:
     return {str(path) for point in points for path in Path(point).glob(pattern)}
 
 
+def _is_in_use(group: str) -> bool:
+    """Empty directories without a memory controller are kept as spares until the engine closes."""
+    has_memory = any(
+        os.path.exists(f"{group}/{name}") for name in ("memory.max", "memory.limit_in_bytes")
+    )
+    with contextlib.suppress(FileNotFoundError):
+        return has_memory or bool(Path(group, "cgroup.procs").read_text(encoding="ascii"))
+    return False
+
+
 def _mountinfo() -> str:
     return Path("/proc/self/mountinfo").read_text(encoding="utf-8")
 
@@ -83,7 +93,7 @@ class Traces:
     def now(cls) -> Traces:
         return cls(
             len(descendants(os.getpid())),
-            len(control_groups(os.getpid())),
+            len([path for path in control_groups(os.getpid()) if _is_in_use(path)]),
             len(_mountinfo().splitlines()),
             len(os.listdir("/proc/self/fd")),
             len([name for name in os.listdir(tempfile.gettempdir()) if "cellwall" in name]),
@@ -162,8 +172,12 @@ class Arena:
         assert after == before, f"{before} became {after}"
 
     def close(self) -> None:
+        runtime = self.do(self.engine.runtime())
+        name = runtime._engine_groups().name  # type: ignore[attr-defined]
         self.do(self.engine.aclose())
         self._runner.close()
+        left = [path for path in control_groups(os.getpid()) if name in path]
+        assert not left, f"the closed engine left {left}"
 
 
 def unconfined(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
