@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from arena import Arena
 
 Require = Callable[[str, bool, str], None]
 
@@ -29,6 +33,19 @@ def require_capability(capability: str, available: bool, reason: str) -> None:
 def require() -> Require:
     """`require(capability, available, reason)`: skip locally, fail in CI."""
     return require_capability
+
+
+@pytest.fixture(scope="session")
+def arena() -> Iterator[Arena]:
+    """The attack tests' engine, with its fork-server started.
+
+    Here and not in a conftest of their own: two modules of that name would hide each other.
+    """
+    from arena import Arena
+
+    made = Arena()
+    yield made
+    made.close()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
