@@ -356,3 +356,11 @@ def test_crash_leaves_no_core(arena: Arena, bait: Bait) -> None:
         pytest.skip("the control can not tell whose handler took its core")
     work = str(bait.path / "work")
     assert controls.run_in("user", CRASH % (work, work)).splitlines()[-1] != "[]"
+
+
+CORE_LIMIT = "import resource\nprint(); print(resource.getrlimit(resource.RLIMIT_CORE))"
+
+
+def test_core_limit_also_stops_the_host_s_handler(arena: Arena) -> None:
+    """A16: where core_pattern is a pipe, 0 would hand the crash to a handler of the host's."""
+    assert arena.run(CORE_LIMIT).stdout.splitlines()[-1] == "(1, 1)"

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.attack, pytest.mark.root]
 MIB = 1024 * 1024
 LIMITS = Limits(memory_mb=128, processes=30, open_files=64, file_mb=8)
 RLIMITS = {
-    "Max core file size": 0,
+    "Max core file size": 1,
     "Max file size": 8 * MIB,
     "Max open files": 64,
     "Max locked memory": 0,

@@ -199,7 +199,7 @@ def test_terminals_are_new_and_few() -> None:
 @pytest.mark.parametrize(
     ("number", "limit"),
     [
-        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CORE, 1),
         (resource.RLIMIT_FSIZE, 64 * MIB),
         (resource.RLIMIT_NOFILE, 256),
         (resource.RLIMIT_MEMLOCK, 0),

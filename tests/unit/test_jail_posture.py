@@ -16,7 +16,7 @@ NAMESPACES = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
 HOST = {name: f"{name}:[1]" for name in NAMESPACES}
 UID, GID = 1879048193, 1879048194
 LIMITS = {
-    "Max core file size": ("0", "0"),
+    "Max core file size": ("1", "1"),
     "Max file size": ("67108864", "67108864"),
     "Max open files": ("256", "256"),
     "Max locked memory": ("0", "0"),

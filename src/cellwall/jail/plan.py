@@ -284,7 +284,9 @@ def _lockdown(facts: HostFacts, shape: Shape) -> s.Lockdown:
     mib = 1024 * 1024
     files = shape.file_mb * mib
     rlimits: List[Tuple[int, int, int]] = [
-        (resource.RLIMIT_CORE, 0, 0),
+        # 1 and not 0: no file is that small, and it is the one value at which the kernel does not
+        # start the host's core handler (a `|` in core_pattern ignores every other). core(5)
+        (resource.RLIMIT_CORE, 1, 1),
         (resource.RLIMIT_FSIZE, files, files),
         (resource.RLIMIT_NOFILE, shape.open_files, shape.open_files),
         (resource.RLIMIT_MEMLOCK, 0, 0),
