@@ -288,7 +288,8 @@ class JailRuntime:
     async def aclose(self) -> None:
         """Destroy every sandbox and fork-server."""
         await asyncio.gather(*(sandbox.aclose() for sandbox in list(self._live)))
-        await self._servers.aclose()
+        if "_servers" in vars(self):  # else: never used, and not to be made on a host that cannot
+            await self._servers.aclose()
         if self._watchdog is not None:
             self._watchdog.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -299,7 +300,8 @@ class JailRuntime:
 
     def abandon(self) -> None:
         """In a forked child: let go of the parent's descriptors, end nothing."""
-        self._servers.abandon()
+        if "_servers" in vars(self):
+            self._servers.abandon()
         for sandbox in self._live:
             sandbox.abandon()
         self._live.clear()
