@@ -228,7 +228,10 @@ print(open("soft", "rb").read(3), os.stat("file").st_mtime, os.stat("file").st_n
     "exit code": "import sys\nprint('so far')\nsys.exit(45)\n",
 }
 BASH = {
-    "pipelines": "seq 1 1000 | awk '{s += $1} END {print s}'; printf 'c\\nb\\n' | sort | paste -sd,\n",
+    "pipelines": r"""
+seq 1 1000 | awk '{s += $1} END {print s}'
+printf 'c\nb\n' | sort | paste -sd,
+""",
     "substitution and jobs": """
 set -euo pipefail
 diff <(echo a) <(echo b) || echo "differ $?"
@@ -236,8 +239,10 @@ sleep 0.01 & wait $!; echo "waited $?"
 cat <<< here; echo $((6 * 7)); f() { local x=$1; echo "${x^^}"; }; f shout
 trap 'echo bye' EXIT
 """,
-    "text tools": "printf 'a,b\\nc,d\\n' > t.csv; cut -d, -f2 t.csv; sed s/a/z/ t.csv; grep -c , t.csv\n"
-    "tar cf t.tar t.csv && tar tf t.tar; gzip -k t.csv && zcat t.csv.gz; find . -name 't*' | sort\n",
+    "text tools": r"""
+printf 'a,b\nc,d\n' > t.csv; cut -d, -f2 t.csv; sed s/a/z/ t.csv; grep -c , t.csv
+tar cf t.tar t.csv && tar tf t.tar; gzip -k t.csv && zcat t.csv.gz; find . -name 't*' | sort
+""",
     "git": """
 git init -q -b trunk repository && cd repository
 git config user.email user@example.org; git config user.name User
