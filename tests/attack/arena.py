@@ -16,13 +16,13 @@ import secrets
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cellwall import AsyncSandbox, Engine, EngineSettings, Execution, Verdict
+from cellwall.engine.templates import state_dir
 
 T = TypeVar("T")
 LIMITS: dict[str, Any] = {"processes": 30, "memory_mb": 128}
@@ -87,7 +87,7 @@ class Traces:
     control_groups: int
     mounts: int
     descriptors: int
-    temporary_files: int
+    state_files: int
 
     @classmethod
     def now(cls) -> Traces:
@@ -96,7 +96,7 @@ class Traces:
             len([path for path in control_groups(os.getpid()) if _is_in_use(path)]),
             len(_mountinfo().splitlines()),
             len(os.listdir("/proc/self/fd")),
-            len([name for name in os.listdir(tempfile.gettempdir()) if "cellwall" in name]),
+            len([*state_dir().glob("*"), *state_dir().glob("*/*")]),
         )
 
 

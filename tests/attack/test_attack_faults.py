@@ -238,6 +238,7 @@ _BROKEN = [
     ),
     pytest.param("jail/boot.py", "os.setresuid(0, 0, 0)", "user namespace", id="boot-user"),
     pytest.param("jail/forkserver.py", "report = _preload(config)", "preload", id="preload"),
+    pytest.param("jail/forkserver.py", "cloned = process.clone3(", "clone", id="N16-clone"),
     pytest.param("jail/forkserver.py", "_write_maps(cloned.pid", "id map", id="id-maps"),
     pytest.param("jail/inside.py", "do_all(lock.become_user)", "_lock", id="become-user"),
     pytest.param("jail/inside.py", "apply.walk(ready.runs)", "_lock", id="mounts"),
@@ -248,9 +249,11 @@ _BROKEN = [
 ]
 
 
-def _with_failing_step(bundle: Path, file: str, line: str, target: Path) -> Path:
-    """A copy of the guest bundle in which one step fails as a kernel may make it fail."""
-    failing = "raise OSError(12, 'failed on purpose')\n"
+_FAILING = "raise OSError(12, 'failed on purpose')\n"
+
+
+def _changed(bundle: Path, file: str, line: str, inserted: str, target: Path) -> Path:
+    """A copy of the guest bundle with something inserted before one line of one file."""
     with zipfile.ZipFile(bundle) as old, zipfile.ZipFile(target, "w") as new:
         for name in old.namelist():
             text = old.read(name)
@@ -258,7 +261,7 @@ def _with_failing_step(bundle: Path, file: str, line: str, target: Path) -> Path
                 lines = text.decode().splitlines(keepends=True)
                 (at,) = [n for n, found in enumerate(lines) if found.strip().startswith(line)]
                 indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
-                lines.insert(at, indent + failing)
+                lines.insert(at, indent + inserted)
                 text = "".join(lines).encode()
             if name != f"cellwall/{file}c":
                 new.writestr(name, text)
@@ -285,7 +288,7 @@ def test_failing_setup_step_is_named_and_leaves_nothing(
     monkeypatch.setattr(
         jail_servers,
         "build_bundle",
-        lambda *given: _with_failing_step(real(*given), file, line, target),
+        lambda *given: _changed(real(*given), file, line, _FAILING, target),
     )
     before = Traces.now()
     error = asyncio.run(_refused("print('the nonce that nobody may see')"))
@@ -293,6 +296,36 @@ def test_failing_setup_step_is_named_and_leaves_nothing(
     assert step in str(error)
     assert "failed on purpose" in str(error)
     assert error.remedy
+
+
+_DIRT = [
+    pytest.param(
+        "import _thread, time; _thread.start_new_thread(time.sleep, (60,))\n",
+        "threads exist",
+        id="N18-thread",
+    ),
+    pytest.param("left = os.dup(2)\n", "is open after the preload", id="N18-descriptor"),
+    pytest.param(
+        "left = socket.socket(socket.AF_UNIX)\n", "is open after the preload", id="N18-socket"
+    ),
+]
+
+
+@pytest.mark.parametrize(("dirt", "said"), _DIRT)
+def test_dirty_preload_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dirt: str, said: str
+) -> None:
+    real, file = guest_bundle.build_bundle, "jail/forkserver.py"
+    target = tmp_path / "dirty.pyz"
+    monkeypatch.setattr(
+        jail_servers,
+        "build_bundle",
+        lambda *given: _changed(real(*given), file, "_refuse_dirt({", dirt, target),
+    )
+    before = Traces.now()
+    error = asyncio.run(_refused("print('the nonce that nobody may see')"))
+    assert Traces.now() == before
+    assert said in str(error)
 
 
 @pytest.mark.parametrize("case", ["FI-26-cgroup"])
