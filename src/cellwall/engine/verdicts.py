@@ -80,7 +80,7 @@ def _memory(e: Evidence) -> Finding | None:
         return None
     return (
         Verdict.MEMORY,
-        f"the kernel killed {e.oom_kills} of its processes at the memory limit of "
+        f"{e.oom_kills} of its processes had to be killed at the memory limit of "
         f"{e.limits.memory_mb} MiB; raise limits.memory_mb if that was too little",
     )
 
