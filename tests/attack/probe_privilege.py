@@ -140,7 +140,7 @@ def oom(value: str) -> None:
         file.write(value)
 
 
-each("D15", "root", ["-1000", "-1"], oom)
+each("D15", "root", ["-1000", "-1", "999"], oom)
 
 attempt("D16", "root", "fifo")(lambda: call("sched_setscheduler", 0, 1, struct.pack("=i", 1)))
 attempt("D16", "root", "round robin")(

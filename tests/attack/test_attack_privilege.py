@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import controls
@@ -50,13 +50,15 @@ def test_privilege_is_denied(tried: controls.Both, case: str, words: str, poison
 CAP_SYS_RESOURCE = 24
 
 
-def test_oom_score_is_denied(
-    tried: controls.Both, require: Callable[[str, bool, str], None]
-) -> None:
-    """D15"""
+def test_oom_score_is_denied(tried: controls.Both) -> None:
+    """D15: its guard is the missing capability, which not every host's root has to give either.
+
+    The control that needs no privilege: the same file, written the other way, is reached.
+    """
     for value in ("-1000", "-1"):
         assert tried.inside["D15", value].word == "EACCES"
+    assert tried.inside["D15", "999"].reached
+    assert tried.outside["D15", "999"].reached
     effective = posture.read_status(Path("/proc/self/status").read_text())["CapEff"]
     capable = bool(int(effective, 16) >> CAP_SYS_RESOURCE & 1)
-    require("CAP_SYS_RESOURCE", capable, "the control lowers its own score")
-    assert tried.outside["D15", "-1000"].reached
+    assert tried.outside["D15", "-1000"].reached or not capable

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from arena import Arena, compiled, unconfined
@@ -92,7 +93,8 @@ print("survived", flush=True)
 
 
 def _sentinel(uid: int) -> subprocess.Popen[bytes]:
-    who = {"user": uid, "group": uid, "extra_groups": []} if os.geteuid() == 0 else {}
+    is_root = os.geteuid() == 0
+    who: dict[str, Any] = {"user": uid, "group": uid, "extra_groups": []} if is_root else {}
     return subprocess.Popen(["/bin/sleep", "60"], cwd="/", start_new_session=True, **who)
 
 
