@@ -114,7 +114,7 @@ class Contexts:
         self._sinks = sinks
         self._config = config
         self._run_context = run_context
-        # Compared as a whole in every fork, which looking through os.environ is too dear for.
+        # What a context finds; looking through os.environ in every fork is too dear.
         self._environment = dict(os.environ)
         self._exchange = Exchange(loop, channel, self._on_line)
         self._by_name: dict[str, Context] = {}
@@ -178,8 +178,7 @@ class Contexts:
             processes.close_from(3)
             processes.set_dumpable(True)
             os.chdir(self._config["home"])
-            if self._config["env"] != self._environment:
-                _set_environment(self._config["env"])
+            _change_environment(self._environment, self._config["env"])
             self._run_context(Link(self._exchange.address), {**self._config, "context": name})
         except BaseException:  # noqa: BLE001  this is the child's outermost frame
             traceback.print_exc()
@@ -361,11 +360,11 @@ class Contexts:
         )
 
 
-def _set_environment(wanted: dict[str, str]) -> None:
+def _change_environment(found: dict[str, str], wanted: dict[str, str]) -> None:
     # The difference only: a fork-server has nearly the environment of its sandboxes already.
-    current = os.environ
-    for name in [name for name in current if name not in wanted]:
-        del current[name]
+    for name in found:
+        if name not in wanted:
+            del os.environ[name]
     for name, value in wanted.items():
-        if current.get(name) != value:
-            current[name] = value
+        if found.get(name) != value:
+            os.environ[name] = value

@@ -65,10 +65,12 @@ def warm(modules: list[str]) -> dict[str, Any]:
         if "pandas" in sys.modules:
             _format_once()
         _run_once()
-        context.prepare()
-        rehearsal.rehearse(lambda: init.Init(context.main))
-        init.prepare()
         _require_one_thread("running a first cell")
+    # Last, for they take note of the environment.
+    context.prepare()
+    rehearsal.rehearse_link()
+    rehearsal.rehearse(lambda: init.Init(context.main))
+    init.prepare()
     versions = {name: _version_of(name) for name in modules}
     return {"modules": versions, "seconds": round(time.perf_counter() - started, 3)}
 
@@ -182,9 +184,11 @@ def _run_once() -> None:
         if ipython is not None:
             ipython.reset()
         request = {"filename": "main.py", "display": True, "arguments": {}}
-        for header in (request, {}):
+        for header in (request, {}) * rehearsal.ROUNDS:
             one = program.Program(header, _PROGRAM)
             program.execute(one, program.prepare_main(one), outbox, display, _nothing)
+            display.begin()
+            program.rehearse()
 
 
 def _nothing() -> None:

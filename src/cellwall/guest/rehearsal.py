@@ -23,13 +23,14 @@ from cellwall.guest.frames import (
     Decoder,
     encode,
 )
+from cellwall.guest.link import Link
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from cellwall.guest.init import Init
 
-_ROUNDS = 12
+ROUNDS = 12
 """CPython 3.11 specialises a function at its eighth call."""
 
 _PATIENCE_S = 30
@@ -38,7 +39,7 @@ _PROGRAM = b"import sys\nprint(1)\n"
 
 def rehearse(make: Callable[[], Init]) -> None:
     """Have a throw-away init run one program in each of a dozen contexts."""
-    names = [f"rehearsal-{number}" for number in range(_ROUNDS)]
+    names = [f"rehearsal-{number}" for number in range(ROUNDS)]
     config = {"home": os.getcwd(), "env": dict(os.environ), "contexts": names}
     with _unchanged_process():
         ours, theirs = socket.socketpair()
@@ -51,6 +52,26 @@ def rehearse(make: Callable[[], Init]) -> None:
             make().run(theirs.detach(), config)
         with contextlib.suppress(ChildProcessError):  # init reaps whatever ends
             os.waitpid(host, 0)
+
+
+def rehearse_link() -> None:
+    """Have a link, too, say and hear what a context and its init say to each other."""
+    # Unix sockets make up an abstract name for who binds without one.
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind("")
+    listener.listen()
+    link = Link("\0" + listener.getsockname()[1:].decode("ascii"))
+    try:
+        for _ in range(ROUNDS):
+            link.send({"ev": "idle"})
+            line, _address = listener.accept()
+            with line:
+                line.sendall(encode({"op": "execute", "mode": "program"}, _PROGRAM))
+                link.receive()
+            link.close()
+    finally:
+        link.close()
+        listener.close()
 
 
 def _be_host(line: socket.socket, names: list[str]) -> NoReturn:
