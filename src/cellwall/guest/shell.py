@@ -61,6 +61,10 @@ class Shell:
         ip = _shell_class().instance(config=_configuration())
         # It would clear the namespace before the caller's own exit functions have run.
         atexit.unregister(ip.atexit_operations)
+        # Its database is in memory: nothing to save, yet every program would close it at its exit.
+        closing = getattr(ip.history_manager, "_finalizer", None)
+        if closing is not None:
+            closing.detach()
         page = importlib.import_module("IPython.core.page")
         ip.set_hook("show_in_pager", page.as_hook(page.display_page), 0)
         ip.display_formatter.formatters["image/png"].for_type_by_name(

@@ -1,0 +1,108 @@
+"""Promises of what a fork-server builds before it forks: nothing of the rehearsal stays behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked import answer
+from guest_host import Host
+
+from cellwall.guest import context, init, rehearsal
+from cellwall.guest.execution import Execution
+from cellwall.guest.processes import Exit
+
+
+def _state() -> dict[str, Any]:
+    """What a rehearsal takes from its process for a while."""
+    names = os.listdir("/proc/self/fd")
+    return {
+        # The listing's own is gone by the time it is looked for.
+        "descriptors": sorted(name for name in names if os.path.lexists(f"/proc/self/fd/{name}")),
+        "streams": [os.readlink(f"/proc/self/fd/{number}") for number in range(3)],
+        "handler": str(signal.getsignal(signal.SIGCHLD)),
+        "directory": os.getcwd(),
+        "environment": dict(os.environ),
+    }
+
+
+def _rehearse() -> None:
+    context.prepare()
+    rehearsal.rehearse_link()
+    rehearsal.rehearse(lambda: init.Init(context.main))
+
+
+def _children() -> str:
+    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as listing:
+        return listing.read()
+
+
+def test_rehearsal_changes_nothing_of_its_process() -> None:
+    def before_and_after() -> list[dict[str, Any]]:
+        before = _state()
+        _rehearse()
+        return [before, _state()]
+
+    before, after = answer(before_and_after)
+    assert before == after
+
+
+def test_rehearsal_reaps_every_context_it_forked() -> None:
+    def left() -> str:
+        _rehearse()
+        return _children()
+
+    assert answer(left) == ""
+
+
+def test_rehearsal_runs_a_program_to_its_end_in_every_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The control: one that ended early would leave nothing behind either."""
+    codes: list[int | None] = []
+    finish = Execution.finish
+
+    def note(self: Execution, end: Exit | None) -> None:
+        codes.append(end.exit_code if end else None)
+        finish(self, end)
+
+    def run() -> list[int | None]:
+        monkeypatch.setattr(Execution, "finish", note)
+        _rehearse()
+        return codes
+
+    assert answer(run) == [0] * rehearsal.ROUNDS
+
+
+def test_prepared_init_serves_like_a_fresh_one(tmp_path: Path) -> None:
+    def run() -> list[Any]:
+        context.prepare()
+        init.prepare()
+        host = Host(tmp_path, ("main",))
+        try:
+            number = host.send("execute", b"import sys\nprint(sys.stdin.read(), 1)", context="main")
+            events = host.events(number)
+        finally:
+            host.close()
+        printed = b"".join(body for header, body in events if header["ev"] == "stdout")
+        return [printed.decode(), events[-1][0]["exit_code"], os.path.basename(host.home)]
+
+    assert answer(run) == [" 1\n", 0, tmp_path.name]
+
+
+def test_prepared_streams_know_a_pipe_from_a_file(tmp_path: Path) -> None:
+    def run() -> str:
+        context.prepare()
+        init.prepare()
+        host = Host(tmp_path, ("main",))
+        try:
+            source = b"import sys\nprint(sys.stdout.seekable(), sys.stdout.fileno())"
+            events = host.events(host.send("execute", source, context="main"))
+        finally:
+            host.close()
+        return b"".join(body for header, body in events if header["ev"] == "stdout").decode()
+
+    assert answer(run) == "False 1\n"
