@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 
+_ARENAS = 24
+
 
 def main() -> None:
     """Hand over to the stage named by the first argument; none of them returns."""
@@ -16,9 +18,14 @@ def main() -> None:
 
         boot.main(arguments)
     elif stage == "forkserver":
+        from cellwall.jail.linux import memory
+
+        # First of all: what is imported next, and what every fork touches, lies together.
+        kept = memory.reserve_arenas(_ARENAS)
         from cellwall.jail import forkserver
 
         forkserver.main(arguments)
+        del kept
     else:
         from cellwall.guest import init
         from cellwall.jail.boot import read_config

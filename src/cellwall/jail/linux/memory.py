@@ -7,12 +7,29 @@ Measured on the reference machine: fork and exit of a process with 100 MiB of sm
 from __future__ import annotations
 
 import ctypes
+from typing import List
 
 from cellwall.jail.linux.libc import LIBC
 
 _MADV_COLLAPSE = 25
 """madvise(2), Linux 6.1: gather present pages into huge ones now, whatever sysfs says but never."""
 _HUGE = 2 * 1024 * 1024
+
+
+def reserve_arenas(count: int) -> List[bytes]:
+    """Have CPython map `count` arenas in one go, so that they lie side by side.
+
+    Arenas are 1 MiB each and are mapped one by one between the libraries that an import maps;
+    alone, none of them holds an aligned 2 MiB to collapse. The result keeps them from being
+    given back, and costs one small object in each.
+    """
+    blocks = [bytes(_BLOCK_PAYLOAD) for _ in range(count * _BLOCKS_PER_ARENA)]
+    return blocks[::_BLOCKS_PER_ARENA]
+
+
+_BLOCK_PAYLOAD = 512 - 33
+"""The largest `bytes` that CPython's own allocator takes: 512 bytes with its header."""
+_BLOCKS_PER_ARENA = 1024 * 1024 // 512
 
 
 def collapse_anonymous() -> int:
