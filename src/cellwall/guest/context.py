@@ -99,6 +99,9 @@ class _Context:
         threading: Any = sys.modules.get("threading")
         if threading is not None:
             threading.excepthook = tracebacks.report_thread
+            # The fork ran no hooks (`processes.fork_quietly`), and this is the one thing they mend
+            # that a program with one thread can see.
+            threading.main_thread()._set_native_id()
 
     def serve(self) -> NoReturn:
         """Report idle, take one execution, run it; a program never comes back."""

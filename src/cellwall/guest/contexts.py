@@ -54,6 +54,8 @@ class Context:
         self.idle_line: Line | None = None
         self.was_ready = False
         self.execution: Execution | None = None
+        self.usage: LivingUsage | None = None
+        """Of its latest cell."""
         self.birth: int | None = None
         """Request that waits for this context to become ready."""
         self.closings: list[int] = []
@@ -147,7 +149,7 @@ class Contexts:
         try:
             pipes += os.pipe()
             pipes += os.pipe()
-            pid = os.fork()
+            pid = processes.fork_quietly()
         except OSError:
             for fd in pipes:
                 os.close(fd)
@@ -210,7 +212,7 @@ class Contexts:
         )
         execution.is_program = task["mode"] == "program"
         if not execution.is_program:
-            execution.usage = LivingUsage(context.pid)
+            execution.usage = context.usage = LivingUsage(context.pid, context.usage)
         self._hand_over(context, execution, task, request.body)
 
     def _hand_over(
@@ -228,6 +230,7 @@ class Contexts:
         context.stdout.begin(execution.id, execution.stdout)
         context.stderr.begin(execution.id, execution.stderr)
         line.send(task, source, descriptors)
+        line.close_once_sent()
         for fd in descriptors:
             os.close(fd)
 

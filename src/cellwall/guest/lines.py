@@ -55,6 +55,12 @@ class Line:
         self._queue += memoryview(frame)[sent:]
         self._update()
 
+    def close_once_sent(self) -> None:
+        """Hang up first, where the other side is about to: its doing so would wake us up in the
+        middle of its work, on the CPU that it works on."""
+        if not self._queue:
+            self.close()
+
     def drain(self) -> None:
         """Hear what was said already, without waiting for more."""
         for _ in range(_MOST_ROUNDS):

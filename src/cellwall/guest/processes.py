@@ -25,11 +25,14 @@ _PRCTL: Any = ctypes.CDLL(None).prctl
 _CLOSE_RANGE: Any = getattr(ctypes.CDLL(None), "close_range", lambda *_: -1)
 _CLOSE_RANGE_CLOEXEC = ctypes.c_int(4)
 _LAST_FD = ctypes.c_uint(2**32 - 1)
+# PyDLL: the GIL stays with the one thread, in the parent and in the child.
+_FORK: Any = ctypes.PyDLL(None, use_errno=True).fork
 _PRCTL_ARGUMENTS = tuple(
     (ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
     for value in (0, 1)
 )
 
+_PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 _TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK")
 
 _SIGINT = int(signal.SIGINT)
@@ -74,21 +77,24 @@ def exit_from(status: int, usage: struct_rusage) -> Exit:
 class LivingUsage:
     """What a living process uses from now on, as the kernel counts it."""
 
-    def __init__(self, pid: int) -> None:
-        """Counting starts now."""
+    def __init__(self, pid: int, previous: LivingUsage | None = None) -> None:
+        """Counting starts now; what `previous` read at its end need not be read again."""
         self._pid = pid
         self._clock = (~pid << 3) | 2  # CPUCLOCK_SCHED of the whole process, clock_getcpuclockid(3)
         self._total_us = self._read_total_us()
-        self._system_us = self._read_system_us()
+        self._system_us = self._read_stat()[0] if previous is None else previous._system_us
 
     def since_start(self) -> dict[str, int]:
         """The difference to the beginning; system time is known by the clock tick only."""
         total_us = max(0, self._read_total_us() - self._total_us)
-        system_us = min(total_us, max(0, self._read_system_us() - self._system_us))
+        system_now_us, resident_kib = self._read_stat()
+        system_us = min(total_us, max(0, system_now_us - self._system_us))
+        self._system_us = system_now_us
+        # The peak would be another file to read for every cell; the host has the cgroup's.
         return {
             "user_us": total_us - system_us,
             "system_us": system_us,
-            "maxrss_kib": self._read_peak_kib(),
+            "maxrss_kib": resident_kib,
         }
 
     def _read_total_us(self) -> int:
@@ -97,14 +103,12 @@ class LivingUsage:
         except OSError:
             return 0
 
-    def _read_system_us(self) -> int:
+    def _read_stat(self) -> tuple[int, int]:
         # The second field is a name that may hold anything, so count from its closing bracket.
         fields = _read_proc(self._pid, "stat").rpartition(b")")[2].split()
-        return int(fields[12]) * _TICK_US if len(fields) > 12 else 0  # proc(5): stime
-
-    def _read_peak_kib(self) -> int:
-        _, found, rest = _read_proc(self._pid, "status").partition(b"VmHWM:")
-        return int(rest.split(None, 1)[0]) if found else 0
+        if len(fields) <= 21:
+            return 0, 0
+        return int(fields[12]) * _TICK_US, int(fields[21]) * _PAGE_KIB  # proc(5): stime, rss
 
 
 def _read_proc(pid: int, name: str) -> bytes:
@@ -118,6 +122,20 @@ def _read_proc(pid: int, name: str) -> bytes:
         return b""
     finally:
         os.close(fd)
+
+
+def fork_quietly() -> int:
+    """fork(2) without CPython's fork hooks; for a process with one thread that is at rest.
+
+    The hooks mend locks that another thread may hold and restart what threads did; with one
+    thread there is nothing to mend, and they write to hundreds of pages that every context would
+    then copy. libc's own handlers run. Random generators are `reseed.py`'s. Raises OSError.
+    """
+    pid = int(_FORK())
+    if pid < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return pid
 
 
 def set_dumpable(wanted: bool) -> None:
