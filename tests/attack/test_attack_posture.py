@@ -15,6 +15,7 @@ from arena import Arena, descendants
 
 from cellwall import AsyncSandbox
 from cellwall.model.limits import Limits
+from cellwall.runtimes.jail_sandbox import JailSandbox
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 MIB = 1024 * 1024
@@ -57,16 +58,10 @@ print(threading.active_count())
 
 
 def _in_sandbox(sandbox: AsyncSandbox) -> set[int]:
-    """Its processes by what the host's kernel says of their control groups."""
-    found = set()
-    for pid in descendants(os.getpid()):
-        try:
-            groups = Path(f"/proc/{pid}/cgroup").read_text()
-        except OSError:
-            continue
-        if sandbox.id in groups:
-            found.add(pid)
-    return found
+    """Init, and all that the host's kernel lists below it."""
+    jail = sandbox.live.runtime_sandbox
+    assert isinstance(jail, JailSandbox)
+    return {jail.pid, *descendants(jail.pid)}
 
 
 def _threads(processes: set[int]) -> list[Path]:

@@ -284,3 +284,15 @@ def test_a_sweep_touches_no_label_it_cannot_judge(tmp_path: Path) -> None:
     layout = cgroups.Layout((cgroups.Hierarchy(2, frozenset(), tmp_path),))
     assert cgroups.sweep(layout, owner.is_dead) == (0, [])
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_sweep_finds_a_dead_engine_in_a_cgroup_that_is_not_ours(tmp_path: Path) -> None:
+    """It may have run in another session, whose cgroup it nested its own in."""
+    (tmp_path / "another" / "cellwall.dead").mkdir(parents=True)
+    (tmp_path / "another" / "cellwall.alive").mkdir()
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    hierarchy = cgroups.Hierarchy(1, frozenset({"memory"}), ours, tmp_path)
+    (tmp_path / "another" / "cellwall.dead" / "cgroup.procs").write_text("")
+    found = [path.name for path in cgroups._engines_in(hierarchy)]
+    assert sorted(found) == ["cellwall.alive", "cellwall.dead"]

@@ -223,7 +223,9 @@ def test_a_fork_server_cannot_have_its_host_killed(tmp_path: Path, handed: str) 
         before = _open()
         shape = plan.Shape(1, 64, 64, 100, 10, 8, 64)
         with pytest.raises(SandboxBroken, match="a process that is no sandbox's"):
-            await server.spawn(shape=shape, uid=0, guest={}, start="fork")
+            await server.spawn(
+                await server.take_worker(), shape=shape, uid=0, guest={}, start="fork"
+            )
         assert not server.is_usable
         assert _open() == before
         await server.aclose()
@@ -232,7 +234,18 @@ def test_a_fork_server_cannot_have_its_host_killed(tmp_path: Path, handed: str) 
 
 
 _HANDS_BACK = """
-import array
+import array, os
+first = os.fork()
+if first:
+    control.send(b'{{"event": "forked", "pid": %d}}' % first)
+    os.waitpid(first, 0)
+    os._exit(0)
+wait, leash = os.pipe()
+for _ in sys.argv[5:]:
+    if os.fork() == 0:
+        os.close(leash)
+        os.read(wait, 1)
+        os._exit(0)
 control.send(b'{{"event": "ready", "preload": {{}}}}')
 lifeline = int(sys.argv[4])
 workers = [socket.socket(fileno=int(word)) for word in sys.argv[5:]]

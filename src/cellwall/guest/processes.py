@@ -82,7 +82,7 @@ class LivingUsage:
         self._pid = pid
         self._clock = (~pid << 3) | 2  # CPUCLOCK_SCHED of the whole process, clock_getcpuclockid(3)
         self._total_us = self._read_total_us()
-        self._system_us = self._read_stat()[0] if previous is None else previous._system_us
+        self._system_us: int = self._read_stat()[0] if previous is None else previous._system_us
 
     def since_start(self) -> dict[str, int]:
         """The difference to the beginning; system time is known by the clock tick only."""

@@ -41,6 +41,8 @@ class Hierarchy:
     controllers: frozenset[str]
     base: Path
     """Our own cgroup in it at the time of asking, below which we make directories."""
+    root: Path | None = None
+    """Where it is mounted."""
 
 
 class _Spare(NamedTuple):
@@ -168,7 +170,7 @@ def discover(view: View | None = None) -> Layout:
             if not wanted:
                 continue
             base = point / _below(mount_root, own.get(min(wanted), "/"))
-            hierarchy = Hierarchy(1, wanted, base)
+            hierarchy = Hierarchy(1, wanted, base, point)
         if view.writable(hierarchy.base):
             hierarchies.append(hierarchy)
         else:
@@ -276,6 +278,7 @@ class EngineGroups:
         self.layout = layout
         self.name = _PREFIX + owner
         self._made = False
+        self._serial = 0
         self._spare: list[_Spare] = []
         self._lock = threading.Lock()  # directories are given back from worker threads
 
@@ -292,22 +295,28 @@ class EngineGroups:
                 _write(path / "memory.swappiness", "0")  # what is made below inherits it
         self._made = True
 
-    def create(self, sandbox_id: str, limits: Limits) -> Groups:
-        """Make the sandbox's directories with its limits already in them."""
+    def create(self, limits: Limits, *, guests: int = 0) -> Groups:
+        """Make a sandbox's directories with its limits already in them.
+
+        `guests` is how many processes more may be there for now.
+        """
         if not self._made:
             self._make()
+        with self._lock:
+            self._serial += 1
+            serial = self._serial
         spare = self._take_spare(limits)
         used_before = dict(spare.paths)
         paths = []
         for hierarchy in self.layout.hierarchies:
             path = used_before.get(hierarchy)
             if path is None:
-                path = f"{hierarchy.base}/{self.name}/{sandbox_id}"
+                path = f"{hierarchy.base}/{self.name}/{serial}"
                 os.mkdir(path)
             paths.append((hierarchy, path))
         groups = Groups(tuple(paths), spare.applied, spare.peak)
         groups.reset()
-        groups.apply(limits)
+        groups.apply(limits, guests=guests)
         return groups
 
     def _take_spare(self, limits: Limits) -> _Spare:
@@ -340,9 +349,11 @@ class EngineGroups:
 
     def remove(self) -> None:
         """Remove the engine's directories once no sandbox is left in them."""
-        for spare in self._spare:
-            Groups(spare.paths).remove(frozenset())
         self._spare.clear()
+        for hierarchy in self.layout.hierarchies:
+            for path in _groups_in(hierarchy.base / self.name):
+                with contextlib.suppress(OSError):
+                    path.rmdir()
         for hierarchy in self.layout.hierarchies:
             with contextlib.suppress(OSError):
                 (hierarchy.base / self.name).rmdir()
@@ -357,7 +368,8 @@ class Groups:
     applied: dict[str, str] = field(default_factory=dict)
     """What was written into which file, so that nothing is written twice."""
     peak_before: int = 0
-    """`pids.peak` of earlier sandboxes in the same directory."""
+    """`pids.peak` of earlier sandboxes in the same directory, and of the set-up."""
+    cpu_before_s: float = 0.0
 
     def _path(self, controller: str) -> tuple[Hierarchy, str] | None:
         for hierarchy, path in self.paths:
@@ -395,12 +407,17 @@ class Groups:
         is_empty = not any(_read(path + "/cgroup.procs") for path in paths)
         return paths if is_empty else frozenset()
 
-    def apply(self, limits: Limits) -> None:
+    def begin(self) -> None:
+        """Count from now on: what set the sandbox up has left."""
+        self.peak_before = self.processes_peak() or 0
+        self.cpu_before_s = self._cpu_total_s()
+
+    def apply(self, limits: Limits, *, guests: int = 0) -> None:
         """Set memory (swap off), processes and CPU share; raise if the kernel refuses one."""
         self._apply_memory(limits.memory_bytes)
         found = self._path("pids")
         if found:
-            self._set(found[1] + "/pids.max", str(limits.processes + OWN_PROCESSES))
+            self._set(found[1] + "/pids.max", str(limits.processes + OWN_PROCESSES + guests))
         found = self._path("cpu")
         if found:
             quota = max(1000, int(limits.cpus * PERIOD_US))
@@ -442,7 +459,10 @@ class Groups:
         return {"/".join(path.rsplit("/", 2)[-2:]) for _, path in self.paths}
 
     def cpu_s(self) -> float:
-        """CPU seconds of the whole tree since it started."""
+        """CPU seconds of the whole tree since `begin`."""
+        return max(0.0, self._cpu_total_s() - self.cpu_before_s)
+
+    def _cpu_total_s(self) -> float:
         path = self._v2()
         if path is not None:
             usec = _counter(path + "/cpu.stat", b"usage_usec")
@@ -511,7 +531,7 @@ def sweep(layout: Layout, is_dead: object) -> tuple[int, list[str]]:
     """
     removed, kept = 0, []
     for hierarchy in layout.hierarchies:
-        for engine in hierarchy.base.glob(_PREFIX + "*"):
+        for engine in _engines_in(hierarchy):
             label = engine.name[len(_PREFIX) :]
             if not callable(is_dead) or not is_dead(label):
                 continue
@@ -520,6 +540,12 @@ def sweep(layout: Layout, is_dead: object) -> tuple[int, list[str]]:
                 if not _kill_and_remove(path):
                     kept.append(str(path))
     return removed, kept
+
+
+def _engines_in(hierarchy: Hierarchy) -> list[Path]:
+    """Engine directories anywhere in the hierarchy: a dead engine's cgroup need not be ours."""
+    below = hierarchy.root if hierarchy.root is not None else hierarchy.base
+    return list(below.rglob(_PREFIX + "*"))
 
 
 def _groups_in(engine: Path) -> list[Path]:

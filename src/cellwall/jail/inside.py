@@ -1,13 +1,13 @@
 """Stage C: from a fresh clone to a locked-down init, then the guest.
 
 Called by `forkserver` in the child; never returns to it. Between the clone and the last line here
-only our own bytes are read: one from the worker, two from the host. SECURITY: whoever moves a call
+only our own bytes are read: one from the worker, one from the host. SECURITY: whoever moves a call
 below `"L"` gives caller code a weaker jail. The steps:
 
     5d.1  close every descriptor but the channel     5d.5  lock down (`lockdown`, in its order)
     5d.2  wait until the worker has written our ids   5d.6  say "L"; the host reads our posture
     5d.3  become the user; private mounts             5d.7  hear "G"; only now the guest starts
-    5d.4  hear "M": placed in its cgroups; own cgroup namespace
+    5d.4  own cgroup namespace: the worker was in our cgroups when it cloned us
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHANNEL_FD = 3
 FREE_FD = 4
 """The worker has 0, 1, 2 and one high number open: what it receives and opens for us is these."""
 _OWN_CGROUP_NAMESPACE = (process.prepare_unshare(process.CLONE_NEWCGROUP),)
-"""After the host has placed us: the root of a cgroup namespace is where one is at the time."""
+"""Its root is where we are at the time: the sandbox's cgroups, into which we were born."""
 
 
 class Abandoned(Exception):
@@ -60,7 +60,6 @@ def _lock(worker: Worker, ready: Ready, channel: int, wait_r: int) -> None:
     lock = ready.lockdown
     do_all(lock.become_user)
     apply.walk(ready.runs)
-    _expect(channel, b"M")
     do_all(_OWN_CGROUP_NAMESPACE)
     do_all(lock.privileges)
     lockdown.restrict_files(lock.lock)

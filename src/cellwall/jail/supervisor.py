@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cellwall.jail import fds, plan
+from cellwall.jail import cgroups, fds, owner, plan, posture
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 
 T = TypeVar("T")
@@ -88,6 +88,25 @@ class Spawned:
         os.close(self.pidfd)
 
 
+@dataclass(slots=True)
+class Worker:
+    """One process of a fork-server that clones sandboxes, one after the other."""
+
+    control: socket.socket
+    pid: int
+    """On the host."""
+    started: int | None
+    groups: cgroups.Groups | None = None
+    """Where it is now: the cgroups of the next sandbox, which is born into them."""
+
+    def move(self, groups: cgroups.Groups) -> None:
+        """Put the worker into other cgroups; raise if it is gone, or its pid somebody else's."""
+        if self.started is None or owner.start_time(self.pid) != self.started:
+            raise SandboxBroken("fork-server: a worker is gone before it could be moved")
+        groups.join(self.pid)
+        self.groups = groups
+
+
 async def _receive(sock: socket.socket, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
     """Wait for one control message; the socket is non-blocking."""
     await _wait_readable(sock.fileno(), timeout_s)
@@ -150,8 +169,9 @@ class ForkServer:
         self.pid = 0
         self._boot: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._idle: asyncio.LifoQueue[socket.socket] = asyncio.LifoQueue()
+        self._idle: asyncio.LifoQueue[Worker] = asyncio.LifoQueue()
         self._sockets: list[socket.socket] = []
+        self.workers: list[Worker] = []
         self._broken = ""
 
     @property
@@ -183,12 +203,13 @@ class ForkServer:
         self.started_at = asyncio.get_running_loop().time()
         try:
             await self._wait_started()
+            self.workers = self._find_workers()
         except BaseException:
             await self.aclose()
             raise
-        for sock in self._sockets:
-            sock.setblocking(False)
-            self._idle.put_nowait(sock)
+        for worker in self.workers:
+            worker.control.setblocking(False)
+            self._idle.put_nowait(worker)
 
     def _run_boot(self, inherited: list[int]) -> subprocess.Popen[bytes]:
         control, config, *kept = (str(fd) for fd in inherited)
@@ -241,9 +262,9 @@ class ForkServer:
                 ) from error
             fds.close_all(received)
             event = _field(message, "event", str)
-            if event == "forked":
-                self.pid = _field(message, "pid", int)
-            elif event == "ready":
+            if event == "forked" and not self.pid:
+                self.pid = self._checked_pid(_field(message, "pid", int))
+            elif event == "ready" and self.pid:
                 self.preload = _field(message, "preload", dict)
                 return
             else:
@@ -255,29 +276,63 @@ class ForkServer:
                     errno=message.get("errno"),
                 )
 
+    def _checked_pid(self, pid: int) -> int:
+        """SECURITY: what is said to be the fork-server must be the child of our boot process:
+        its children are moved into cgroups, and must never be processes of the host's."""
+        if self._boot is None or pid not in posture.children(self._boot.pid):
+            raise SandboxBroken(f"fork-server: process {pid} is not the one that boot started")
+        return pid
+
+    def _find_workers(self) -> list[Worker]:
+        """The workers as the kernel lists them, in the order in which they were forked."""
+        pids = posture.children(self.pid)
+        if len(pids) != len(self._sockets):
+            raise SandboxBroken(
+                f"fork-server: it has {len(pids)} processes instead of {len(self._sockets)}"
+            )
+        return [
+            Worker(sock, pid, owner.start_time(pid))
+            for sock, pid in zip(self._sockets, pids, strict=True)
+        ]
+
+    async def take_worker(self) -> Worker:
+        """Wait for an idle worker; whoever takes it gives it back, whatever happens."""
+        worker = await self._idle.get()
+        if self._broken:
+            self._idle.put_nowait(worker)  # whoever else waits must hear of it, too
+            raise SandboxBroken(f"fork-server: {self._broken}")
+        return worker
+
+    def give_back(self, worker: Worker) -> None:
+        """Let another sandbox have the worker."""
+        self._idle.put_nowait(worker)
+
+    def lose(self, why: str) -> None:
+        """Fork nothing more from here: a worker is gone, or not where it should be."""
+        self._broken = self._broken or why
+
     async def spawn(
         self,
+        worker: Worker,
         *,
         shape: plan.Shape,
         uid: int,
         guest: Mapping[str, Any],
         start: str,
     ) -> Spawned:
-        """Have a worker clone a child into its namespaces; it waits for `M` after its mounts."""
+        """Have a worker clone a child into new namespaces and into the cgroups it is in itself."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         request = {"shape": asdict(shape), "uid": uid, "guest": dict(guest), "start": start}
-        worker = await self._idle.get()
         try:
-            message, received = await self._ask(worker, request, [theirs.fileno()])
+            message, received = await self._ask(worker.control, request, [theirs.fileno()])
         except BaseException as error:
             ours.close()
-            self._broken = self._broken or f"{type(error).__name__}: {error}"
+            self.lose(f"{type(error).__name__}: {error}")
             if isinstance(error, (fds.ControlClosed, OSError, TimeoutError)):
                 raise SandboxBroken(f"fork-server: a worker is gone ({error})") from error
             raise
         finally:
             theirs.close()
-        self._idle.put_nowait(worker)
         if not received:
             ours.close()
             raise HostUnsupported(

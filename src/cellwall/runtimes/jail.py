@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from cellwall.jail import cgroups, facts, owner, plan, posture, probe, supervisor, uids
 from cellwall.jail.steps import Lockdown
-from cellwall.model.errors import HostUnsupported, SandboxBroken
+from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.model.template import BuiltTemplate
@@ -63,6 +63,21 @@ def hardness_of(limits: Limits, layout: cgroups.Layout) -> dict[str, str]:
     }
 
 
+class _Born(NamedTuple):
+    """A sandbox that has been cloned and is not yet known to be confined."""
+
+    child: supervisor.Spawned
+    groups: cgroups.Groups
+    uid_index: int
+    leaving: asyncio.Task[None]
+    """Done when the worker that cloned it has left its cgroups."""
+
+
+def _create(groups: cgroups.EngineGroups) -> cgroups.Groups:
+    """Directories for a sandbox to come, with room for the worker that waits in them."""
+    return groups.create(Limits(), guests=1)
+
+
 class JailRuntime:
     """See the module."""
 
@@ -75,6 +90,7 @@ class JailRuntime:
         self._groups: cgroups.EngineGroups | None = None
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="cellwall-cgroup")
         self._live: set[JailSandbox] = set()
+        self._moves: set[asyncio.Task[None]] = set()
         self._started = self._failed = self._leaked = 0
         self._is_swept = False
         self._watchdog: asyncio.Task[None] | None = None
@@ -105,7 +121,7 @@ class JailRuntime:
 
     @cached_property
     def _servers(self) -> ForkServers:
-        return ForkServers(self._state_dir, self.host_facts, rootless=self.rootless)
+        return ForkServers(self._state_dir, self.host_facts, self, rootless=self.rootless)
 
     def _shape(self, limits: Limits) -> plan.Shape:
         return shape_of(limits, self.layout, rootless=self.rootless)
@@ -154,20 +170,73 @@ class JailRuntime:
         self, entry: Entry, spec: SandboxSpec, hardness: dict[str, str]
     ) -> JailSandbox:
         index = entry.uids.take()
-        groups: cgroups.Groups | None = None
-        child: supervisor.Spawned | None = None
         try:
-            groups = self._engine_groups().create(spec.sandbox_id, spec.limits)
-            child = await self._spawn(entry, spec, index)
-            return await self._confine(entry, spec, hardness, (index, groups, child))
+            born = await self._fork(entry, spec, index)
+        except BaseException:
+            entry.uids.give_back(index)
+            raise
+        try:
+            return await self._confine(entry, spec, hardness, born)
         except BaseException as error:
-            if child is not None:
-                child.discard()
-            if groups is not None:
-                await self._remove_groups(groups)
+            born.child.discard()
+            with contextlib.suppress(CellwallError):
+                await born.leaving
+            await self._remove_groups(born.groups)
             entry.uids.give_back(index)
             if isinstance(error, posture.PostureMismatch):
                 raise SandboxBroken(f"sandbox {spec.sandbox_id}: {error}") from error
+            raise
+
+    async def _fork(self, entry: Entry, spec: SandboxSpec, index: int) -> _Born:
+        """Have a worker clone the sandbox, and go on to the next one's cgroups."""
+        worker = await entry.server.take_worker()
+        try:
+            groups = worker.groups
+            if groups is None:
+                raise SandboxBroken("fork-server: a worker is in no cgroups")
+            child = await self._spawn(entry, worker, spec, index)
+        except BaseException:
+            entry.server.give_back(worker)  # it is where it was
+            raise
+        return _Born(child, groups, index, self._start_move(entry, worker))
+
+    async def place(self, entry: Entry) -> None:
+        """Put the workers of a new fork-server into the cgroups of their first sandboxes."""
+        for worker in entry.server.workers:
+            await self._move(entry, worker)
+
+    async def clear(self, entry: Entry) -> None:
+        """Remove the cgroups of sandboxes that an ended fork-server did not come to clone."""
+        for worker in entry.server.workers:
+            if worker.groups is not None:
+                await self._remove_groups(worker.groups)
+                worker.groups = None
+
+    def _start_move(self, entry: Entry, worker: supervisor.Worker) -> asyncio.Task[None]:
+        """Let the worker leave the new sandbox's cgroups, and be ready for the next one.
+
+        Moving takes milliseconds when the host is idle (the kernel waits for a grace period), so
+        it goes on while the child locks itself down.
+        """
+        task = asyncio.get_running_loop().create_task(self._leave(entry, worker))
+        self._moves.add(task)
+        task.add_done_callback(self._moves.discard)
+        return task
+
+    async def _leave(self, entry: Entry, worker: supervisor.Worker) -> None:
+        try:
+            await self._move(entry, worker)
+        finally:
+            entry.server.give_back(worker)
+
+    async def _move(self, entry: Entry, worker: supervisor.Worker) -> None:
+        loop, groups = asyncio.get_running_loop(), self._engine_groups()
+        try:
+            # One more process than a sandbox has, for as long as the worker is there.
+            fresh = await loop.run_in_executor(self._threads, _create, groups)
+            await loop.run_in_executor(self._threads, worker.move, fresh)
+        except BaseException as error:
+            entry.server.lose(f"a worker could not be moved: {error}")
             raise
 
     def _engine_groups(self) -> cgroups.EngineGroups:
@@ -175,38 +244,28 @@ class JailRuntime:
             self._groups = cgroups.EngineGroups(self.layout, owner.new_label())
         return self._groups
 
-    async def _spawn(self, entry: Entry, spec: SandboxSpec, index: int) -> supervisor.Spawned:
+    async def _spawn(
+        self, entry: Entry, worker: supervisor.Worker, spec: SandboxSpec, index: int
+    ) -> supervisor.Spawned:
         guest = {
             "home": plan.HOME,
             "env": {**inside_environment(spec.template, spec.limits.cpus), **spec.env},
             "contexts": list(spec.contexts),
         }
         return await entry.server.spawn(
-            shape=self._shape(spec.limits), uid=index, guest=guest, start=spec.start
+            worker, shape=self._shape(spec.limits), uid=index, guest=guest, start=spec.start
         )
 
     async def _confine(
-        self,
-        entry: Entry,
-        spec: SandboxSpec,
-        hardness: dict[str, str],
-        parts: tuple[int, cgroups.Groups, supervisor.Spawned],
+        self, entry: Entry, spec: SandboxSpec, hardness: dict[str, str], born: _Born
     ) -> JailSandbox:
-        """Place, hear "L", compare, say "G", hear `ready`, compare the contexts."""
-        index, groups, child = parts
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.run_in_executor(self._threads, groups.join, child.pid)
-        except HostUnsupported as error:
-            if error.errno == errno.ESRCH:  # it has ended: its own word says at which step
-                await supervisor.hear(child, b"L")
-            raise
-        supervisor.say(child, b"M")
+        """Hear "L", compare, say "G", hear `ready`, compare the contexts, set the limits."""
+        child, groups = born.child, born.groups
         await supervisor.hear(child, b"L")
         lockdown, digest = self._decided(self._shape(spec.limits))
         want = posture.expected(
             lockdown,
-            (entry.uids.host_uid(index), entry.uids.host_gid(index)),
+            (entry.uids.host_uid(born.uid_index), entry.uids.host_gid(born.uid_index)),
             groups.expected_lines(),
             self._namespaces,
             entry.namespaces,
@@ -221,13 +280,17 @@ class JailRuntime:
             contexts = posture.children(child.pid)
             for pid in contexts:
                 self._verifier.verify(pid, want)
+            # SECURITY: nothing of ours is in the sandbox's cgroups when caller code comes.
+            await born.leaving
+            groups.begin()
+            groups.apply(spec.limits)
         except BaseException:
             channel.close()
             os.close(work_fd)
             raise
         isolation = Isolation(self.name, self.level, digest, hardness)
         pids = (child.pid, *contexts)
-        made = Made(child, channel, groups, index, pids, isolation, work_fd, entry)
+        made = Made(child, channel, groups, born.uid_index, pids, isolation, work_fd, entry)
         return JailSandbox(self, spec, made)
 
     def _decided(self, shape: plan.Shape) -> tuple[Lockdown, str]:
@@ -289,6 +352,7 @@ class JailRuntime:
         """Destroy every sandbox and fork-server."""
         await asyncio.gather(*(sandbox.aclose() for sandbox in list(self._live)))
         if "_servers" in vars(self):  # else: never used, and not to be made on a host that cannot
+            await asyncio.gather(*self._moves, return_exceptions=True)
             await self._servers.aclose()
         if self._watchdog is not None:
             self._watchdog.cancel()

@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from cellwall.jail import plan, posture, seccomp, supervisor, uids
 from cellwall.model.template import BuiltTemplate
@@ -85,11 +86,24 @@ class Entry:
         self.uids.release()
 
 
+class Placing(Protocol):
+    """Where workers wait: in the cgroups of the sandboxes they will clone."""
+
+    async def place(self, entry: Entry) -> None:
+        """Put every worker of a new fork-server into cgroups."""
+
+    async def clear(self, entry: Entry) -> None:
+        """Remove the cgroups that the workers of an ended one were in."""
+
+
 class ForkServers:
     """All of one runtime."""
 
-    def __init__(self, state_dir: Path, facts: plan.HostFacts, *, rootless: bool) -> None:
+    def __init__(
+        self, state_dir: Path, facts: plan.HostFacts, placing: Placing, *, rootless: bool
+    ) -> None:
         """Start nothing yet."""
+        self._placing = placing
         self._state_dir = state_dir
         self._facts = facts
         self._rootless = rootless
@@ -111,6 +125,11 @@ class ForkServers:
             if entry is not None and not entry.is_worn:
                 return entry
             fresh = await self._start(template)
+            try:
+                await self._placing.place(fresh)
+            except BaseException:
+                await self._end(fresh)
+                raise
             if entry is not None:
                 self._retired.append(entry)
             self._current[template.digest] = fresh
@@ -147,7 +166,7 @@ class ForkServers:
         """End the retired ones whose last sandbox is gone."""
         for entry in [each for each in self._retired if each.live <= 0]:
             self._retired.remove(entry)
-            await entry.aclose()
+            await self._end(entry)
 
     async def aclose(self) -> None:
         """End all of them."""
@@ -155,7 +174,11 @@ class ForkServers:
         self._current.clear()
         self._retired.clear()
         for entry in entries:
-            await entry.aclose()
+            await self._end(entry)
+
+    async def _end(self, entry: Entry) -> None:
+        await entry.aclose()
+        await self._placing.clear(entry)
 
     def abandon(self) -> None:
         """In a forked child: let go of the parent's descriptors, end nothing."""
