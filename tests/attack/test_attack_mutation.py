@@ -125,7 +125,7 @@ def test_sandbox_without_no_new_privs_is_refused(drop: Drop) -> None:
     """Landlock and the filter themselves need it; without them it would be the posture's turn."""
     drop(boot=NO_NEW_PRIVS, forkserver=NO_NEW_PRIVS, lockdown=NO_NEW_PRIVS)
     assert "Landlock: restrict self" in _refusal()
-    landless = "\ndef restrict_files(lock): pass\n"
+    landless = "\ndef restrict_files(lock, free_fd): return ()\n"
     drop(boot=NO_NEW_PRIVS, forkserver=NO_NEW_PRIVS, lockdown=NO_NEW_PRIVS + landless)
     assert "install seccomp filter" in _refusal()
 
@@ -169,5 +169,5 @@ def test_leaked_mount_is_reached_only_without_landlock(drop: Drop, tmp_path: Pat
     (leaked / "canary").write_text("token-of-the-canary")
     drop(plan=LEAK.format(str(leaked)))
     assert _run(PROBE_LEAK).stdout == "PermissionError\n"
-    drop(plan=LEAK.format(str(leaked)), lockdown="def restrict_files(lock): pass")
+    drop(plan=LEAK.format(str(leaked)), lockdown="def restrict_files(lock, free_fd): return ()")
     assert _run(PROBE_LEAK).stdout == "REACHED token-of-the-canary\n"

@@ -182,7 +182,9 @@ def _spawn(
         decided = plan.sandbox_plan(worker.facts, shape)
         plans[shape] = Ready(
             apply.prepare(decided.steps, inside.FREE_FD),
-            lockdown.prepare(decided.lockdown, worker.program, worker.last_capability),
+            lockdown.prepare(
+                decided.lockdown, worker.program, worker.last_capability, inside.FREE_FD
+            ),
         )
     channel = received[0]
     wait_r, wait_w = os.pipe()

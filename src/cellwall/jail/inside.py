@@ -17,7 +17,7 @@ import os
 import traceback
 from typing import TYPE_CHECKING, Any, Dict
 
-from cellwall.jail import apply, fds, lockdown, plan
+from cellwall.jail import apply, fds, plan
 from cellwall.jail.linux import process
 from cellwall.jail.linux.libc import do_all
 
@@ -62,7 +62,7 @@ def _lock(worker: Worker, ready: Ready, channel: int, wait_r: int) -> None:
     apply.walk(ready.runs)
     do_all(_OWN_CGROUP_NAMESPACE)
     do_all(lock.privileges)
-    lockdown.restrict_files(lock.lock)
+    do_all(lock.files)
     do_all(lock.filter)
     os.write(channel, b"L")
     _expect(channel, b"G")

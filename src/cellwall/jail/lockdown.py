@@ -21,14 +21,15 @@ class Ready(NamedTuple):
 
     become_user: Tuple[Prepared, ...]
     privileges: Tuple[Prepared, ...]
+    files: Tuple[Prepared, ...]
     filter: Tuple[Prepared, ...]
-    lock: Lockdown
 
 
-def prepare(lock: Lockdown, program: bytes, last_capability: int) -> Ready:
-    """Prepare every call but Landlock's, whose descriptors exist only inside."""
+def prepare(lock: Lockdown, program: bytes, last_capability: int, free_fd: int) -> Ready:
+    """Prepare every call; `free_fd` is the lowest free descriptor when they are made."""
     privileges = new_session(lock) + set_rlimits(lock) + drop_privileges(last_capability)
-    return Ready(become_user(lock), privileges, filter_syscalls(program), lock)
+    files = restrict_files(lock, free_fd)
+    return Ready(become_user(lock), privileges, files, filter_syscalls(program))
 
 
 def become_user(lock: Lockdown) -> Tuple[Prepared, ...]:
@@ -73,19 +74,19 @@ def drop_privileges(last_capability: int) -> Tuple[Prepared, ...]:
     )
 
 
-def restrict_files(lock: Lockdown) -> None:
+def restrict_files(lock: Lockdown, free_fd: int) -> Tuple[Prepared, ...]:
     """Second lock on files: read and execute in the root, write in the work area. landlock(7).
 
     Does not protect the network (its namespace does) or what the mounts already hide.
     """
-    if lock.landlock_abi:
-        landlock.restrict(
-            lock.read_exec,
-            lock.write,
-            abi=lock.landlock_abi,
-            devices=lock.devices,
-            listing=lock.listing,
-        )
+    return landlock.prepare(
+        lock.read_exec,
+        lock.write,
+        abi=lock.landlock_abi,
+        devices=lock.devices,
+        listing=lock.listing,
+        free_fds=(free_fd, free_fd + 1),
+    )
 
 
 def filter_syscalls(program: bytes) -> Tuple[Prepared, ...]:

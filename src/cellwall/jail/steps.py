@@ -25,13 +25,6 @@ _FLAG_NAMES = (
 )
 
 
-def lowest_free_fd() -> int:
-    """The descriptor the next open will get."""
-    fd = os.open("/", os.O_PATH | os.O_CLOEXEC)
-    os.close(fd)
-    return fd
-
-
 def _names(attributes: int) -> str:
     return ",".join(name for bit, name in _FLAG_NAMES if attributes & bit)
 
@@ -94,7 +87,7 @@ class File:
 
     def execute(self, root: str) -> None:
         """Write it."""
-        do_all(self.prepared(root, lowest_free_fd()))
+        do_all(self.prepared(root, process.lowest_free_fd()))
 
 
 @dataclass(frozen=True)
@@ -245,7 +238,7 @@ class Loopback:
 
     def execute(self, root: str) -> None:
         """Bring it up; `root` plays no part."""
-        do_all(self.prepared(lowest_free_fd()))
+        do_all(self.prepared(process.lowest_free_fd()))
 
 
 Step = Union[Directory, Symlink, File, Mount, Cover, Remount, Loopback, Bind, Device]

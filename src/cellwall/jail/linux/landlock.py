@@ -11,18 +11,16 @@ See landlock(7) and Documentation/userspace-api/landlock.rst.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
-import stat
 import struct
 from typing import TYPE_CHECKING
 
-from cellwall.jail.linux import libc
+from cellwall.jail.linux import libc, process
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    PathOrFd = str | int
 
 EXECUTE = 1 << 0
 WRITE_FILE = 1 << 1
@@ -88,81 +86,88 @@ def handled_rights(abi: int) -> int:
     return rights
 
 
-def create_ruleset(handled_fs: int, scoped: int) -> int:
-    """Return the descriptor of a ruleset that denies `handled_fs` until rules allow it.
-
-    `scoped` needs ABI 6; older kernels take the longer structure as long as its tail is zero.
-    """
-    attribute = _RULESET.pack(handled_fs, 0, scoped)
-    step = "Landlock: create ruleset (use no newer ABI than abi() reports)"
-    return libc.syscall(_CREATE_RULESET, attribute, len(attribute), 0, step=step)
-
-
-def add_path_rule(ruleset_fd: int, path_fd: int, rights: int) -> None:
-    """Allow `rights` on what `path_fd` names and, for a directory, on all beneath it."""
-    step = f"Landlock: allow {rights:#x} beneath fd {path_fd} (rights must be handled, and fit)"
-    attribute = _PATH_BENEATH.pack(rights, path_fd)
-    libc.syscall(_ADD_RULE, ruleset_fd, _RULE_PATH_BENEATH, attribute, 0, step=step)
-
-
-def restrict_self(ruleset_fd: int) -> None:
-    """Put this thread, and all it starts, under the ruleset; there is no way back."""
-    step = "Landlock: restrict self (set no_new_privs first)"
-    libc.syscall(_RESTRICT_SELF, ruleset_fd, 0, step=step)
-
-
 def restrict(
-    read_exec: Sequence[PathOrFd],
-    write: Sequence[PathOrFd],
+    read_exec: Sequence[str],
+    write: Sequence[str],
     *,
     abi: int,
-    devices: Sequence[PathOrFd] = (),
-    listing: Sequence[PathOrFd] = (),
+    devices: Sequence[str] = (),
+    listing: Sequence[str] = (),
 ) -> int:
-    """Shut this process in the named trees and return the ABI that was really applied.
+    """Shut this process in the named trees now; see `prepare`. Return the ABI applied."""
+    first = os.open("/", os.O_PATH | os.O_CLOEXEC)
+    free_fds = (first, process.lowest_free_fd())
+    os.close(first)
+    calls = prepare(read_exec, write, abi=abi, devices=devices, listing=listing, free_fds=free_fds)
+    libc.do_all(calls)
+    return min(abi, NEWEST_ABI) if calls else 0
+
+
+def prepare(
+    read_exec: Sequence[str],
+    write: Sequence[str],
+    *,
+    abi: int,
+    devices: Sequence[str],
+    listing: Sequence[str],
+    free_fds: tuple[int, int],
+) -> tuple[libc.Prepared, ...]:
+    """Prepare the calls that shut a process in the named trees.
 
     `read_exec` may be read and executed, `write` also changed in every way but by making device
     nodes, `devices` read, written and sent ioctls (terminals: from ABI 5 on even `isatty` on a
     newly opened one needs that); below `listing` directories may be listed, files not opened (a
     rule reaches all beneath, so naming "/" shows every name there is). From ABI 6 on, abstract
     unix sockets and signals reach no further than the processes restricted together. `abi` is
-    what `abi()` returned; 0 restricts nothing and returns 0, which the posture then shows.
+    what `abi()` returned; below 1 nothing is restricted, which the posture then shows. `free_fds`
+    are the lowest free descriptors when the calls are made; a call that gets another one fails.
 
     What it does not protect: chdir, stat, chmod, chown and utimes are no Landlock rights yet.
     An abstract socket that was bound before this call lies outside the scope.
     """
     used = min(abi, NEWEST_ABI)
     if used < 1:
-        return 0
+        return ()
     handled = handled_rights(used)
-    ruleset_fd = create_ruleset(handled, _scopes(used))
-    try:
-        trees = ((read_exec, _READ_EXEC), (write, _WRITE), (devices, _DEVICE), (listing, READ_DIR))
-        for names, rights in trees:
-            for name in names:
-                _allow(ruleset_fd, name, rights & handled)
-        restrict_self(ruleset_fd)
-    finally:
-        os.close(ruleset_fd)
-    return used
+    attribute = _RULESET.pack(handled, 0, _scopes(used))
+    words = (attribute, ctypes.c_size_t(len(attribute)), ctypes.c_uint(0))
+    step = "Landlock: create ruleset (use no newer ABI than abi() reports)"
+    ruleset_fd, path_fd = free_fds
+    calls = [_prepared(_CREATE_RULESET, words, step, ruleset_fd)]
+    trees = ((read_exec, _READ_EXEC), (write, _WRITE), (devices, _DEVICE), (listing, READ_DIR))
+    for names, rights in trees:
+        for name in names:
+            calls += _prepare_rule(name, rights & handled, ruleset_fd, path_fd)
+    step = "Landlock: restrict self (set no_new_privs first)"
+    calls.append(_prepared(_RESTRICT_SELF, (ctypes.c_int(ruleset_fd), ctypes.c_uint(0)), step))
+    calls.append(process.prepare_close(ruleset_fd))
+    return tuple(calls)
+
+
+def _prepare_rule(name: str, rights: int, ruleset_fd: int, path_fd: int) -> list[libc.Prepared]:
+    """Allow `rights` on `name` and, for a directory, on all beneath it."""
+    if os.path.exists(name) and not os.path.isdir(name):
+        rights &= _ON_FILES
+    flags = ctypes.c_int(os.O_PATH | os.O_CLOEXEC)
+    opened = libc.Prepared(
+        libc.LIBC.open, (os.fsencode(name), flags), f"Landlock: open {name}", 0, path_fd
+    )
+    attribute = _PATH_BENEATH.pack(rights, path_fd)
+    words = (
+        ctypes.c_int(ruleset_fd),
+        ctypes.c_int(_RULE_PATH_BENEATH),
+        attribute,
+        ctypes.c_uint(0),
+    )
+    step = f"Landlock: allow {rights:#x} beneath {name} (rights must be handled, and fit)"
+    return [opened, _prepared(_ADD_RULE, words, step), process.prepare_close(path_fd)]
+
+
+def _prepared(
+    number: int, words: tuple[object, ...], step: str, expected: int = -1
+) -> libc.Prepared:
+    return libc.Prepared(libc.LIBC.syscall, (ctypes.c_long(number), *words), step, 0, expected)
 
 
 def _scopes(abi: int) -> int:
     return SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL if abi >= 6 else 0
-
-
-def _allow(ruleset_fd: int, name: PathOrFd, rights: int) -> None:
-    if isinstance(name, int):
-        _allow_fd(ruleset_fd, name, rights)
-        return
-    fd = os.open(name, os.O_PATH | os.O_CLOEXEC)
-    try:
-        _allow_fd(ruleset_fd, fd, rights)
-    finally:
-        os.close(fd)
-
-
-def _allow_fd(ruleset_fd: int, fd: int, rights: int) -> None:
-    if not stat.S_ISDIR(os.fstat(fd).st_mode):
-        rights &= _ON_FILES
-    add_path_rule(ruleset_fd, fd, rights)

@@ -218,6 +218,13 @@ def prepare_loopback_up(free_fd: int) -> Tuple[Prepared, ...]:
     return opened, Prepared(LIBC.ioctl, up, "ioctl SIOCSIFFLAGS lo"), prepare_close(free_fd)
 
 
+def lowest_free_fd() -> int:
+    """The descriptor the next open will get."""
+    fd = os.open("/", os.O_PATH | os.O_CLOEXEC)
+    os.close(fd)
+    return fd
+
+
 def prepare_close(fd: int) -> Prepared:
     """Close a descriptor. close(2)."""
     return Prepared(LIBC.close, (ctypes.c_int(fd),), f"close {fd}")
