@@ -73,9 +73,9 @@ class _Born(NamedTuple):
     """Done when the worker that cloned it has left its cgroups."""
 
 
-def _create(groups: cgroups.EngineGroups) -> cgroups.Groups:
-    """Directories for a sandbox to come, with room for the worker that waits in them."""
-    return groups.create(Limits(), guests=1)
+def _move_on(groups: cgroups.EngineGroups, worker: supervisor.Worker) -> None:
+    """Put a worker into the directories of a sandbox to come, with room for one process more."""
+    worker.move(groups.create(Limits(), guests=1))
 
 
 class JailRuntime:
@@ -232,9 +232,7 @@ class JailRuntime:
     async def _move(self, entry: Entry, worker: supervisor.Worker) -> None:
         loop, groups = asyncio.get_running_loop(), self._engine_groups()
         try:
-            # One more process than a sandbox has, for as long as the worker is there.
-            fresh = await loop.run_in_executor(self._threads, _create, groups)
-            await loop.run_in_executor(self._threads, worker.move, fresh)
+            await loop.run_in_executor(self._threads, _move_on, groups, worker)
         except BaseException as error:
             entry.server.lose(f"a worker could not be moved: {error}")
             raise

@@ -220,7 +220,7 @@ for i in range(300):
     if os.fork() == 0:
         break
 time.sleep(30)"""
-        execution = subject.run(code, limits={"processes": 20, "wall_s": 20})
+        execution = subject.run(code, limits={"processes": 20, "wall_s": 20, "memory_mb": 2048})
         assert execution.verdict is Verdict.PROCESSES
 
     def test_output_is_cut_and_counted(self, subject: Subject) -> None:
