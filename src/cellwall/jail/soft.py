@@ -15,7 +15,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Sums(NamedTuple):
-    """CPU seconds since the start, bytes now, live processes; init included."""
+    """CPU seconds since the start, bytes now, live processes and threads; init included."""
 
     cpu_s: float
     memory_bytes: int
@@ -33,23 +33,24 @@ def read(init_pid: int, work_bytes: int = 0) -> Sums:
         pid = queue.pop()
         try:
             queue += posture.children(pid)
-            cpu += _cpu_s(pid)
+            own_cpu_s, threads = _cpu_and_threads(pid)
+            cpu += own_cpu_s
             proportional = _proportional_bytes(pid)
             anonymous += proportional[0]
             shared += proportional[1]
-            count += 1
+            count += threads
         except (OSError, ValueError):
             continue  # it ended while we looked
     # A mapped file of the work area is in both; memory that only a memfd holds is in neither.
     return Sums(cpu, anonymous + max(shared, work_bytes), count)
 
 
-def _cpu_s(pid: int) -> float:
-    """Own time and that of reaped children, from /proc/<pid>/stat (proc_pid_stat(5))."""
+def _cpu_and_threads(pid: int) -> tuple[float, int]:
+    """CPU time, own and of reaped children, and threads; /proc/<pid>/stat (proc_pid_stat(5))."""
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         text = file.read()
     fields = text[text.rindex(")") + 2 :].split()
-    return sum(int(word) for word in fields[11:15]) / _TICKS
+    return sum(int(word) for word in fields[11:15]) / _TICKS, int(fields[17])
 
 
 def _proportional_bytes(pid: int) -> tuple[int, int]:

@@ -94,6 +94,8 @@ class JailSandbox:
         self._closing: asyncio.Task[None] | None = None
         self.soft_kills = 0
         self._peak_bytes = 0
+        self._peak_processes = 0
+        """As far as anybody looked; init is not counted."""
 
     @property
     def isolation(self) -> Isolation:
@@ -161,12 +163,13 @@ class JailSandbox:
         """Counters of the cgroup, or sums over the tree where there is none."""
         if not self._made.groups.holds("memory"):
             sums = self.sums()
-            self._peak_bytes = max(self._peak_bytes, sums.memory_bytes)
             return KernelReadings(
                 cpu_s=max(sums.cpu_s, self._made.groups.cpu_s()),
                 memory_bytes=sums.memory_bytes,
                 memory_peak_bytes=self._peak_bytes,
                 oom_kills=self.soft_kills,
+                processes_refused=int(self._peak_processes >= self._limits.processes),
+                processes_peak=self._peak_processes,
                 disk_full=self._disk_full(),
             )
         groups = self._made.groups
@@ -187,7 +190,10 @@ class JailSandbox:
         if self._made.work_fd >= 0:
             status = os.fstatvfs(self._made.work_fd)
             used = (status.f_blocks - status.f_bfree) * status.f_frsize
-        return soft.read(self._made.child.pid, used)
+        sums = soft.read(self._made.child.pid, used)
+        self._peak_bytes = max(self._peak_bytes, sums.memory_bytes)
+        self._peak_processes = max(self._peak_processes, sums.processes - 1)
+        return sums
 
     def _disk_full(self) -> bool:
         """SECURITY: a descriptor opened before caller code existed; no path is resolved here."""
