@@ -58,3 +58,11 @@ def test_every_limit_names_its_remedy() -> None:
         notes = classify(dataclasses.replace(BASE, **facts))[1]  # type: ignore[arg-type]
         if verdict in (Verdict.WALL_TIME, Verdict.MEMORY, Verdict.PROCESSES, Verdict.OUTPUT):
             assert "limits." in notes[0]
+
+
+@pytest.mark.parametrize(("peak_mb", "verdict"), [(64, Verdict.MEMORY), (63, Verdict.EXCEPTION)])
+def test_softly_held_memory_is_named_by_the_largest_process(peak_mb: int, verdict: Verdict) -> None:
+    """Its own rlimit may stop a process before the watchdog has looked."""
+    limits = Limits(memory_mb=64)
+    evidence = Evidence(limits=limits, raised=True, exit_code=1, softly_held_bytes=peak_mb << 20)
+    assert classify(evidence)[0] is verdict

@@ -305,6 +305,7 @@ class Attempt:
         rusage = done.get("rusage", {})
         rusage_cpu_s = (rusage.get("user_us", 0) + rusage.get("system_us", 0)) / 1e6
         cpu_s = max(now.cpu_s - before.cpu_s, rusage_cpu_s)
+        is_soft = self.live.isolation.hardness.get("memory_mb") == "soft"
         evidence = Evidence(
             limits=self.work.limits,
             cause=recorder.cause,
@@ -316,6 +317,7 @@ class Attempt:
             oom_kills=now.oom_kills - before.oom_kills,
             processes_refused=now.processes_refused - before.processes_refused,
             disk_full=now.disk_full,
+            softly_held_bytes=rusage.get("maxrss_kib", 0) << 10 if is_soft else 0,
             cut=recorder.truncated,
             detail=recorder.detail,
         )

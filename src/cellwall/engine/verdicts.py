@@ -61,6 +61,8 @@ class Evidence:
     processes_refused: int = 0
     """Counted during this execution."""
     disk_full: bool = False
+    softly_held_bytes: int = 0
+    """Peak of the largest process by its wait status, where memory is only held softly."""
     cut: Truncated = field(default_factory=Truncated)
     detail: str = ""
     """Why the channel was lost, where it was."""
@@ -116,6 +118,12 @@ def _ended_badly(e: Evidence) -> bool:
 def _refused(e: Evidence) -> Finding | None:
     if not _ended_badly(e):
         return None
+    if e.softly_held_bytes >= e.limits.memory_bytes:
+        return (
+            Verdict.MEMORY,
+            f"one process reached {e.softly_held_bytes >> 20} MiB, above the limit of "
+            f"{e.limits.memory_mb} MiB; raise limits.memory_mb if that was too little",
+        )
     if e.processes_refused:
         return (
             Verdict.PROCESSES,
