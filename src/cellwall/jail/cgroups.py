@@ -28,7 +28,8 @@ OWN_PROCESSES = 1
 """Init counts as a process of the sandbox; the limit is on the rest."""
 _V1_WANTED = ("memory", "pids", "cpu", "cpuacct")
 _PREFIX = "cellwall."
-_MOST_SPARE = 64
+_SPARES = 4
+"""Sets of reusable directories that are always there: made at once, and never more of them."""
 _QUIET_PEAK = 16
 """A sandbox that had more processes at once leaves a peak too high to be of use again."""
 
@@ -270,6 +271,11 @@ def _counter(path: str, key: bytes) -> int:
     return 0
 
 
+def _is_reusable(hierarchy: Hierarchy) -> bool:
+    """Whether directories may serve a second sandbox: v1, and nothing stays charged to them."""
+    return hierarchy.version == 1 and "memory" not in hierarchy.controllers
+
+
 class EngineGroups:
     """The engine's own directory in each hierarchy; its name carries the owner label."""
 
@@ -294,15 +300,21 @@ class EngineGroups:
             if hierarchy.version == 1 and "memory" in hierarchy.controllers:
                 _write(path / "memory.swappiness", "0")  # what is made below inherits it
         self._made = True
+        reusable = [h for h in self.layout.hierarchies if _is_reusable(h)]
+        for number in range(_SPARES if reusable else 0):
+            paths = [(h, f"{h.base}/{self.name}/spare{number}") for h in reusable]
+            for _, made in paths:
+                os.mkdir(made)
+            self._spare.append(_Spare(tuple(paths), {}, 0))
 
     def create(self, limits: Limits, *, guests: int = 0) -> Groups:
         """Make a sandbox's directories with its limits already in them.
 
         `guests` is how many processes more may be there for now.
         """
-        if not self._made:
-            self._make()
         with self._lock:
+            if not self._made:
+                self._make()
             self._serial += 1
             serial = self._serial
         spare = self._take_spare(limits)
@@ -340,7 +352,7 @@ class EngineGroups:
         if busy or not kept:
             return busy
         with self._lock:
-            if len(self._spare) < _MOST_SPARE:
+            if len(self._spare) < _SPARES:
                 applied = {k: v for k, v in groups.applied.items() if k.rsplit("/", 1)[0] in kept}
                 pairs = tuple(pair for pair in groups.paths if pair[1] in kept)
                 self._spare.append(_Spare(pairs, applied, groups.processes_peak() or 0))
@@ -399,11 +411,7 @@ class Groups:
         """Directories that may serve another sandbox: v1, no memory, empty, few processes."""
         if (self.processes_peak() or 0) > _QUIET_PEAK or not self.holds("pids"):
             return frozenset()
-        paths = frozenset(
-            path
-            for hierarchy, path in self.paths
-            if hierarchy.version == 1 and "memory" not in hierarchy.controllers
-        )
+        paths = frozenset(path for hierarchy, path in self.paths if _is_reusable(hierarchy))
         is_empty = not any(_read(path + "/cgroup.procs") for path in paths)
         return paths if is_empty else frozenset()
 

@@ -195,8 +195,10 @@ def _spawn(
         fds.send_message(control, {"error": str(error), "errno": error.errno})
         return
     if cloned is None:
-        inside.main(worker, plans[shape], request, channel, wait_r)
-        os._exit(1)
+        try:
+            inside.main(worker, plans[shape], request, channel, wait_r)
+        finally:
+            os._exit(1)  # SECURITY: whatever happens, a child never goes on as a worker
     try:
         _write_maps(cloned.pid, int(request["uid"]))
         os.write(wait_w, b"!")

@@ -40,8 +40,8 @@ def main(worker: Worker, ready: Ready, request: Dict[str, Any], channel: int, wa
     """Build, lock down, report, run the guest."""
     try:
         _lock(worker, ready, channel, wait_r)
-    except Abandoned:
-        os._exit(1)
+    except (Abandoned, BrokenPipeError):
+        os._exit(1)  # the host gave us up; nobody is left to tell
     except Exception as error:  # noqa: BLE001 - the host must hear which step failed
         _report(channel, error)
         os._exit(1)
