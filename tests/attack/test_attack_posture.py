@@ -29,7 +29,7 @@ RLIMITS = {
     "Max nice priority": 0,
     "Max realtime priority": 0,
     "Max pending signals": 1024,
-    "Max processes": 32,
+    "Max processes": 124,  # twice 30 and 64: the pids cgroup is reached first
 }
 CONFINED = {
     "CapInh": "0" * 16,

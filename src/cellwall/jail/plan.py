@@ -102,6 +102,8 @@ class Shape:
     processes: int
     file_mb: int
     open_files: int
+    pids_held: bool = False
+    """A pids cgroup counts processes; RLIMIT_NPROC is the second lock."""
     soft_memory: bool = False
     """No memory cgroup: bound each process by RLIMIT_DATA as well."""
     rootless: bool = False
@@ -280,6 +282,16 @@ def sandbox_plan(facts: HostFacts, shape: Shape) -> s.SandboxPlan:
     return s.SandboxPlan(tuple(steps), _lockdown(facts, shape))
 
 
+def process_rlimit(processes: int, *, is_counted: bool) -> int:
+    """RLIMIT_NPROC of a sandbox of `processes`, init and its context in it.
+
+    Where a pids cgroup counts, this is a second lock and leaves room: forks on their way count
+    here before they count there, and the cgroup must be what is reached first, because only it
+    leaves evidence.
+    """
+    return 2 * processes + 64 if is_counted else processes + 2
+
+
 def _lockdown(facts: HostFacts, shape: Shape) -> s.Lockdown:
     mib = 1024 * 1024
     files = shape.file_mb * mib
@@ -295,8 +307,8 @@ def _lockdown(facts: HostFacts, shape: Shape) -> s.Lockdown:
         (resource.RLIMIT_RTPRIO, 0, 0),
         (resource.RLIMIT_SIGPENDING, 1024, 1024),
     ]
-    # Init and the process limit itself count as well, hence the two more.
-    rlimits.append((resource.RLIMIT_NPROC, shape.processes + 2, shape.processes + 2))
+    most = process_rlimit(shape.processes, is_counted=shape.pids_held)
+    rlimits.append((resource.RLIMIT_NPROC, most, most))
     if shape.soft_memory:
         # A brake for what grows faster than the watchdog looks. Twice the limit: it counts
         # what is mapped, and thread stacks and arenas are mapped long before they are used.

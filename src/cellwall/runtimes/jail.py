@@ -43,6 +43,7 @@ def shape_of(limits: Limits, layout: cgroups.Layout, *, rootless: bool) -> plan.
         processes=limits.processes,
         file_mb=limits.file_mb,
         open_files=limits.open_files,
+        pids_held="pids" in layout.hard,
         soft_memory="memory" not in layout.hard,
         rootless=rootless,
     )

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from cellwall.jail import cgroups, posture, soft, supervisor
+from cellwall.jail import cgroups, plan, posture, soft, supervisor
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation
 from cellwall.runtimes.base import KernelReadings, SandboxSpec
@@ -141,8 +141,10 @@ class JailSandbox:
     async def apply_limits(self, limits: Limits) -> None:
         """Lower what the kernel holds, from outside, before caller code runs."""
         self._made.groups.apply(limits)
+        is_counted = self._made.groups.holds("pids")
+        most = plan.process_rlimit(limits.processes, is_counted=is_counted)
         for name, number, size in (
-            ("processes", resource.RLIMIT_NPROC, limits.processes + 2),
+            ("processes", resource.RLIMIT_NPROC, most),
             ("file_mb", resource.RLIMIT_FSIZE, limits.file_mb * 1024 * 1024),
             ("open_files", resource.RLIMIT_NOFILE, limits.open_files),
         ):
