@@ -138,7 +138,7 @@ def test_terminal_is_a_terminal(host: Host) -> None:
 
 
 def test_terminal_keys_interrupt_the_foreground(host: Host) -> None:
-    number = host.send("start", argv=["sh", "-c", "echo on; sleep 600"], pty={})
+    number = host.send("start", argv=["sh", "-c", "echo on; exec sleep 600"], pty={})
     host.wait_for("stdout", number)
     host.send("stdin", b"\x03", number=number)
     assert host.events(number)[-1][0]["signal"] == signal.SIGINT
