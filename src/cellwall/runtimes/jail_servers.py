@@ -137,9 +137,10 @@ class ForkServers:
         return fresh
 
     async def _start(self, template: BuiltTemplate) -> Entry:
+        bundle = build_bundle(self._state_dir, _BUNDLE, "cellwall.jail.entry:main")
         held = uids.single() if self._rootless else uids.acquire()
         settings = supervisor.Settings(
-            guest_path=build_bundle(self._state_dir, _BUNDLE, "cellwall.jail.entry:main"),
+            guest_path=bundle,
             template_path=Path(template.path),
             base_mounts=template.base_mounts,
             python=_PYTHON_INSIDE,
@@ -157,10 +158,11 @@ class ForkServers:
         server = supervisor.ForkServer(settings, self._facts)
         try:
             await server.start()
+            return Entry(server, held, posture.namespaces_of(server.pid))
         except BaseException:
+            await server.aclose()
             held.release()
             raise
-        return Entry(server, held, posture.namespaces_of(server.pid))
 
     async def close_unused(self) -> None:
         """End the retired ones whose last sandbox is gone."""

@@ -7,7 +7,6 @@ Not a probe and not a jail: nothing is built. Called by `main`. Invariant: what 
 from __future__ import annotations
 
 import json
-import math
 import resource
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,17 +53,11 @@ def explain(
 
 
 def _shape(limits: Limits) -> Shape:
-    from cellwall.jail.plan import Shape
+    """What the runtime would build on this host as this user, by its own rule."""
+    from cellwall.jail import cgroups, uids
+    from cellwall.runtimes.jail import shape_of
 
-    return Shape(
-        cpus=math.ceil(limits.cpus),
-        memory_mb=limits.memory_mb,
-        disk_mb=limits.disk_mb,
-        inodes=limits.inodes,
-        processes=limits.processes,
-        file_mb=limits.file_mb,
-        open_files=limits.open_files,
-    )
+    return shape_of(limits, cgroups.discover(), rootless=uids.is_rootless())
 
 
 def _as_json(root: tuple[Step, ...], sandbox: SandboxPlan) -> dict[str, Any]:
