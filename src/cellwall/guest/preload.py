@@ -1,6 +1,8 @@
 """Warming a fork-server: import, build, draw and run once, so that no fork pays for it again.
 
-Called once in the fork-server, before any fork; freezing the heap is left to the caller. It does
+In two stages: `warm` for programs, then `warm_sessions` adds what only notebook cells use (IPython
+is two thirds of the `python` image, and a fork pays for its size). Called in the fork-server, each
+before the forks that are to have it; freezing the heap is left to the caller. It does
 not decide what to preload, and it collects no random generators (`reseed.py`).
 
 It must end with exactly one thread: a fork copies only the thread that forks, and a lock another
@@ -54,7 +56,7 @@ class PreloadError(RuntimeError):
 
 
 def warm(modules: list[str]) -> dict[str, Any]:
-    """Import `modules`, prime what they need, run a cell and a program; returns what was done."""
+    """Import `modules`, prime what they need, run a program; returns what was done."""
     started = time.perf_counter()
     with _single_threaded_libraries():
         for name in modules:
@@ -64,8 +66,8 @@ def warm(modules: list[str]) -> dict[str, Any]:
             _draw_once()
         if "pandas" in sys.modules:
             _format_once()
-        _run_once()
-        _require_one_thread("running a first cell")
+        _run_program()
+        _require_one_thread("running a first program")
     # Last, for they take note of the environment.
     context.prepare()
     rehearsal.rehearse_link()
@@ -73,6 +75,13 @@ def warm(modules: list[str]) -> dict[str, Any]:
     init.prepare()
     versions = {name: _version_of(name) for name in modules}
     return {"modules": versions, "seconds": round(time.perf_counter() - started, 3)}
+
+
+def warm_sessions() -> None:
+    """Build IPython's shell where it is installed, and run cells."""
+    with _single_threaded_libraries():
+        _run_cells()
+        _require_one_thread("running a first cell")
 
 
 @contextlib.contextmanager
@@ -169,8 +178,21 @@ class _Nowhere:
         """Nothing is open."""
 
 
-def _run_once() -> None:
-    """The exact paths of a cell and a program, so that their code is loaded and specialised."""
+def _run_program() -> None:
+    """The exact paths of a program, so that their code is loaded and specialised."""
+    outbox = Outbox(_Nowhere())
+    display = Display(outbox)
+    with _untouched_interpreter():
+        request = {"filename": "main.py", "display": True, "arguments": {}}
+        for header in (request, {}) * rehearsal.ROUNDS:
+            one = program.Program(header, _PROGRAM)
+            program.execute(one, program.prepare_main(one), outbox, display, _nothing)
+            display.begin()
+            program.rehearse()
+
+
+def _run_cells() -> None:
+    """The same for cells."""
     outbox = Outbox(_Nowhere())
     display = Display(outbox)
     with _untouched_interpreter():
@@ -183,12 +205,6 @@ def _run_once() -> None:
             notebook.run(source, True, _nothing)
         if ipython is not None:
             ipython.reset()
-        request = {"filename": "main.py", "display": True, "arguments": {}}
-        for header in (request, {}) * rehearsal.ROUNDS:
-            one = program.Program(header, _PROGRAM)
-            program.execute(one, program.prepare_main(one), outbox, display, _nothing)
-            display.begin()
-            program.rehearse()
 
 
 def _nothing() -> None:

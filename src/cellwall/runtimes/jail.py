@@ -190,7 +190,7 @@ class JailRuntime:
 
     async def _fork(self, entry: Entry, spec: SandboxSpec, index: int) -> _Born:
         """Have a worker clone the sandbox, and go on to the next one's cgroups."""
-        worker = await entry.server.take_worker()
+        worker = await entry.server.take_worker(spec.purpose)
         try:
             groups = worker.groups
             if groups is None:

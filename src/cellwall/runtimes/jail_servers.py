@@ -139,6 +139,7 @@ class ForkServers:
     async def _start(self, template: BuiltTemplate) -> Entry:
         bundle = build_bundle(self._state_dir, _BUNDLE, "cellwall.jail.entry:main")
         held = uids.single() if self._rootless else uids.acquire()
+        cpus = os.cpu_count() or 1
         settings = supervisor.Settings(
             guest_path=bundle,
             template_path=Path(template.path),
@@ -149,7 +150,7 @@ class ForkServers:
             uid_base=held.base,
             uid_count=held.count,
             rootless=self._rootless,
-            workers=max(2, os.cpu_count() or 1),
+            workers={"program": max(2, cpus), "session": max(1, cpus // 2)},
             seccomp=self._program,
             guest_main="cellwall.guest.init:main",
             guest_preload="cellwall.guest.preload",
