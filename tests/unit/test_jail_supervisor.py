@@ -146,6 +146,7 @@ def _settings(guest: Path) -> supervisor.Settings:
         python="/nowhere/python",
         preload=(),
         environment={},
+        preload_environment={},
         uid_base=0x70000000,
         uid_count=65_536,
         rootless=True,

@@ -55,8 +55,11 @@ class PreloadError(RuntimeError):
     """A template cannot be warmed up; the message names the module and the remedy."""
 
 
-def warm(modules: list[str]) -> dict[str, Any]:
-    """Import `modules`, prime what they need, run a program; returns what was done."""
+def warm(modules: list[str], environment: dict[str, str] | None = None) -> dict[str, Any]:
+    """Import `modules`, prime what they need, run a program; returns what was done.
+
+    Then change to the `environment` of the sandboxes, so that they need not do it each.
+    """
     started = time.perf_counter()
     with _single_threaded_libraries():
         for name in modules:
@@ -68,6 +71,9 @@ def warm(modules: list[str]) -> dict[str, Any]:
             _format_once()
         _run_program()
         _require_one_thread("running a first program")
+    if environment is not None:
+        os.environ.clear()
+        os.environ.update(environment)
     # Last, for they take note of the environment.
     context.prepare()
     rehearsal.rehearse_link()
@@ -178,9 +184,15 @@ class _Nowhere:
         """Nothing is open."""
 
 
+def _outbox() -> Outbox:
+    outbox = Outbox()
+    outbox.open(_Nowhere())
+    return outbox
+
+
 def _run_program() -> None:
     """The exact paths of a program, so that their code is loaded and specialised."""
-    outbox = Outbox(_Nowhere())
+    outbox = _outbox()
     display = Display(outbox)
     with _untouched_interpreter():
         request = {"filename": "main.py", "display": True, "arguments": {}}
@@ -188,12 +200,11 @@ def _run_program() -> None:
             one = program.Program(header, _PROGRAM)
             program.execute(one, program.prepare_main(one), outbox, display, _nothing)
             display.begin()
-            program.rehearse()
 
 
 def _run_cells() -> None:
     """The same for cells."""
-    outbox = Outbox(_Nowhere())
+    outbox = _outbox()
     display = Display(outbox)
     with _untouched_interpreter():
         ipython = shell.build()

@@ -62,6 +62,8 @@ class Worker(NamedTuple):
     last_capability: int
     guest_main: Callable[[int, Dict[str, Any]], Any]
     exec_python: str
+    environment: Dict[str, str]
+    """Of a sandbox for which the host names no other; this process has it already."""
 
 
 def main(arguments: List[str]) -> None:
@@ -76,7 +78,7 @@ def main(arguments: List[str]) -> None:
         os.umask(0o022)
         worker = _worker(config)
         guest = importlib.import_module(config["guest_preload"])
-        report = guest.warm(list(config["preload"]))
+        report = guest.warm(list(config["preload"]), config["environment"])
         ours = {control.fileno(), lifeline, *worker_fds}
         programs = config["program_workers"]
         _fork_workers(config, worker, worker_fds[:programs], ours)
@@ -120,6 +122,7 @@ def _worker(config: Dict[str, Any]) -> Worker:
         program=bytes.fromhex(config["seccomp"]),
         guest_main=getattr(importlib.import_module(module), name),
         exec_python=config["python"],
+        environment=config["environment"],
     )
 
 

@@ -40,6 +40,9 @@ class Settings:
     """Path of the template's interpreter inside the root."""
     preload: tuple[str, ...]
     environment: Mapping[str, str]
+    """What sandboxes have unless their spec says otherwise."""
+    preload_environment: Mapping[str, str]
+    """What is different while packages are imported."""
     uid_base: int
     uid_count: int
     rootless: bool
@@ -240,10 +243,11 @@ class ForkServer:
             "python": settings.python,
             "uid_base": settings.uid_base,
             "uid_count": settings.uid_count,
-            "environment": dict(settings.environment),
+            "environment": {**settings.environment, **settings.preload_environment},
             "forkserver": {
                 "facts": facts,
                 "preload": list(settings.preload),
+                "environment": dict(settings.environment),
                 "program_workers": settings.workers["program"],
                 "seccomp": settings.seccomp.hex(),
                 "guest_main": settings.guest_main,
