@@ -253,6 +253,7 @@ class ForkServer:
                 "facts": facts,
                 "preload": list(settings.preload),
                 "environment": dict(settings.environment),
+                "preload_environment": dict(settings.preload_environment),
                 "program_workers": settings.workers["program"],
                 "seccomp": settings.seccomp.hex(),
                 "guest_main": settings.guest_main,
