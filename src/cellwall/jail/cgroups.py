@@ -554,9 +554,17 @@ def sweep(layout: Layout, is_dead: object) -> tuple[int, list[str]]:
 
 
 def _engines_in(hierarchy: Hierarchy) -> list[Path]:
-    """Engine directories anywhere in the hierarchy: a dead engine's cgroup need not be ours."""
+    """Engine directories anywhere in the hierarchy: a dead engine's cgroup need not be ours.
+
+    Others make and remove directories meanwhile; what is gone when we look is nobody's leftover.
+    """
     below = hierarchy.root if hierarchy.root is not None else hierarchy.base
-    return list(below.rglob(_PREFIX + "*"))
+    return [
+        Path(parent, name)
+        for parent, names, _ in os.walk(below)  # passes over what it cannot read
+        for name in names
+        if name.startswith(_PREFIX)
+    ]
 
 
 def _groups_in(engine: Path) -> list[Path]:
