@@ -240,6 +240,7 @@ class JailRuntime:
             "home": plan.HOME,
             "env": None if environment == entry.server.settings.environment else environment,
             "contexts": list(spec.contexts),
+            "purpose": spec.purpose,
         }
         return await entry.server.spawn(
             worker, shape=self._shape(spec.limits), uid=index, guest=guest, start=spec.start
