@@ -169,6 +169,7 @@ def below_where_it_was_raised_to() -> None:
     oom("500")
     oom("0")
 
+
 attempt("D16", "root", "fifo")(lambda: call("sched_setscheduler", 0, 1, struct.pack("=i", 1)))
 attempt("D16", "root", "round robin")(
     lambda: call("sched_setscheduler", 0, 2, struct.pack("=i", 1))
