@@ -59,10 +59,19 @@ def descendants(pid: int) -> set[int]:
 
 
 def control_groups(pid: int) -> set[str]:
-    """The sandboxes' cgroup directories, in every hierarchy, whose owner label names `pid`."""
+    """The sandboxes' cgroup directories, in every hierarchy, whose owner label names `pid`.
+
+    At any depth: in each hierarchy they lie below the cgroup that their engine runs in.
+    """
     points = re.findall(r" (/\S+) \S+ (?:\S+ )*- cgroup2? ", _mountinfo())
-    pattern = f"cellwall.*-{pid}-*/*/"
-    return {str(path) for point in points for path in Path(point).glob(pattern)}
+    engines = [
+        os.path.join(folder, name)
+        for point in points
+        for folder, names, _ in os.walk(point)
+        for name in names
+        if re.fullmatch(rf"cellwall\..*-{pid}-.*", name)
+    ]
+    return {entry.path for engine in engines for entry in os.scandir(engine) if entry.is_dir()}
 
 
 def _is_in_use(group: str) -> bool:
