@@ -16,7 +16,7 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,13 +74,18 @@ def control_groups(pid: int) -> set[str]:
     return {entry.path for engine in engines for entry in os.scandir(engine) if entry.is_dir()}
 
 
-def _is_in_use(group: str) -> bool:
+def is_left(group: str) -> bool:
     """Empty directories without a memory controller are kept as spares until the engine closes."""
     has_memory = any(
         os.path.exists(f"{group}/{name}") for name in ("memory.max", "memory.limit_in_bytes")
     )
+    return has_memory or is_occupied(group)
+
+
+def is_occupied(group: str) -> bool:
+    """Whether any process is in a cgroup directory."""
     with contextlib.suppress(FileNotFoundError):
-        return has_memory or bool(Path(group, "cgroup.procs").read_text(encoding="ascii"))
+        return bool(Path(group, "cgroup.procs").read_text(encoding="ascii"))
     return False
 
 
@@ -105,10 +110,11 @@ class Traces:
     state_files: int
 
     @classmethod
-    def now(cls) -> Traces:
+    def now(cls, counted: Callable[[str], bool] = is_left) -> Traces:
+        """`counted` says which cgroup directories are traces."""
         return cls(
             len(descendants(os.getpid())),
-            len([path for path in control_groups(os.getpid()) if _is_in_use(path)]),
+            len([path for path in control_groups(os.getpid()) if counted(path)]),
             len(_mountinfo().splitlines()),
             len(os.listdir("/proc/self/fd")),
             len(_state_files()),
@@ -177,14 +183,20 @@ class Arena:
         self.do(self.engine.pool.wait_buried())
 
     @contextlib.contextmanager
-    def leaving_nothing(self) -> Iterator[None]:
+    def leaving_nothing(self, counted: Callable[[str], bool] = is_left) -> Iterator[None]:
         """Hold what happens inside to leave the host as it was."""
         self.settle()
-        before = Traces.now()
+        before = Traces.now(counted)
         yield
         self.settle()
-        after = Traces.now()
+        after = Traces.now(counted)
         assert after == before, f"{before} became {after}"
+
+    async def fork_server(self) -> tuple[int, int]:
+        """The host's pids of the boot process and of the one fork-server."""
+        runtime = await self.engine.runtime()
+        (entry,) = runtime._servers.entries  # type: ignore[attr-defined]
+        return entry.server._boot.pid, entry.server.pid
 
     def close(self) -> None:
         runtime = self.do(self.engine.runtime())

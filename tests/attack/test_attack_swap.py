@@ -40,13 +40,23 @@ _SWAP_ON = {
 }
 
 
+def _memory_groups() -> list[Path]:
+    groups = [Path(path) for path in control_groups(os.getpid())]
+    limits = ("memory.max", "memory.limit_in_bytes")
+    return [group for group in groups if any((group / name).exists() for name in limits)]
+
+
+@pytest.fixture(autouse=True)
+def _has_memory_groups(arena: Arena, require: Require) -> None:
+    assert arena
+    require("memory cgroups", bool(_memory_groups()), "run `cellwall doctor`")
+
+
 def _memory_group(sandbox: AsyncSandbox) -> Path:
     """The live sandbox's memory cgroup, as the kernel lists it."""
     pid = str(sandbox.live.runtime_sandbox.pid)  # type: ignore[attr-defined]
-    groups = [Path(path) for path in control_groups(os.getpid())]
-    limits = ("memory.max", "memory.limit_in_bytes")
-    limited = [group for group in groups if any((group / name).exists() for name in limits)]
-    (found,) = [group for group in limited if pid in (group / "cgroup.procs").read_text().split()]
+    own = [g for g in _memory_groups() if pid in (g / "cgroup.procs").read_text().split()]
+    (found,) = own
     return found
 
 
