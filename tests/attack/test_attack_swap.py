@@ -48,7 +48,6 @@ def _memory_groups() -> list[Path]:
 
 @pytest.fixture(autouse=True)
 def _has_memory_groups(arena: Arena, require: Require) -> None:
-    assert arena
     require("memory cgroups", bool(_memory_groups()), "run `cellwall doctor`")
 
 
