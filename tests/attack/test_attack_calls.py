@@ -211,13 +211,14 @@ static int opened(long turn) {
 }
 int main(int count, char **words) {
     long mine = 0, refused = 0, reached = 0;
-    if (count != 3 || strlen(words[1]) != strlen(words[2])) return 7;
+    if (count < 3 || strlen(words[1]) != strlen(words[2])) return 7;
     strcpy(own, words[1]);
     strcpy(wanted, words[2]);
     strcpy(path, own);
     pthread_t thread;
     if (pthread_create(&thread, 0, flip, 0)) return 8;
-    for (long turn = 0, ms = 0; ms < 500 || (ms < 5000 && !(mine && refused + reached)); turn++) {
+    long *other = count > 3 ? &reached : &refused; /* a third word: it is expected to be reached */
+    for (long turn = 0, ms = 0; ms < 500 || (ms < 8000 && !(mine && *other)); turn++) {
         char text[4] = "";
         int fd = opened(turn);
         ssize_t size = fd < 0 ? -1 : read(fd, text, 3);
@@ -246,13 +247,13 @@ def test_path_rewritten_during_the_call_leads_nowhere(arena: Arena, tmp_path: Pa
         # Inside, a file of our own whose path is as long as the canary's.
         inside = f"/tmp/{'x' * (len(str(canary)) - len('/tmp/'))}"
         code = f"chmod +x race; echo own > {inside}; ./race {inside} {canary}"
-        run = arena.run(code, "bash", files={"race": program}, timeout=10)
+        run = arena.run(code, "bash", files={"race": program}, timeout=20)
         mine, refused, reached = map(int, run.stdout.split()[1:])
         assert mine, "the race was not run"
         assert refused, "the other path was never there"
         assert reached == 0
         assert canary.read_text() == "a token"
-        outside = _unfiltered(program, str(own), str(canary)).split()[1:]
+        outside = _unfiltered(program, str(own), str(canary), "reached").split()[1:]
         assert all(int(count) for count in (outside[0], outside[2])), outside
 
 
