@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from cellwall.embedded import Sandbox, arun, run
     from cellwall.engine.commands import Command, CommandResult
     from cellwall.engine.engine import Engine
+    from cellwall.engine.ports import Connection
     from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.engine.settings import EngineSettings
+    from cellwall.engine.terminals import Terminal
+    from cellwall.engine.watches import Change
     from cellwall.model.errors import (
         CapacityError,
         CellwallError,
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
         FileError,
         HostUnsupported,
         NotFound,
+        PortError,
         SandboxBroken,
         SandboxUnavailable,
         UsageError,
@@ -37,8 +41,11 @@ _HOMES = {
     "cellwall.embedded": ("Sandbox", "arun", "run"),
     "cellwall.engine.commands": ("Command", "CommandResult"),
     "cellwall.engine.engine": ("Engine",),
+    "cellwall.engine.ports": ("Connection",),
     "cellwall.engine.sandbox": ("AsyncSandbox",),
     "cellwall.engine.settings": ("EngineSettings",),
+    "cellwall.engine.terminals": ("Terminal",),
+    "cellwall.engine.watches": ("Change",),
     "cellwall.model.errors": (
         "CapacityError",
         "CellwallError",
@@ -46,6 +53,7 @@ _HOMES = {
         "FileError",
         "HostUnsupported",
         "NotFound",
+        "PortError",
         "SandboxBroken",
         "SandboxUnavailable",
         "UsageError",
@@ -60,9 +68,11 @@ __all__ = [
     "AsyncSandbox",
     "CapacityError",
     "CellwallError",
+    "Change",
     "Command",
     "CommandResult",
     "Conflict",
+    "Connection",
     "Engine",
     "EngineSettings",
     "Event",
@@ -75,9 +85,11 @@ __all__ = [
     "Limits",
     "NotFound",
     "Outcome",
+    "PortError",
     "Sandbox",
     "SandboxBroken",
     "SandboxUnavailable",
+    "Terminal",
     "UsageError",
     "Verdict",
     "arun",

@@ -24,6 +24,7 @@ from cellwall.runtimes.channel import FrameError, GuestRefused, Reply, strict_js
 
 if TYPE_CHECKING:
     from cellwall.engine.live import Live
+    from cellwall.engine.watches import Watch
 
 _STEP_BYTES = 1024 * 1024
 _REASONS = frozenset(
@@ -108,6 +109,7 @@ class Files:
     def __init__(self, live: Live) -> None:
         """Belongs to one `AsyncSandbox`."""
         self._live = live
+        self._watches: set[Watch] = set()
 
     async def _ask(self, op: str, path: str, body: bytes = b"", **fields: object) -> Reply:
         self._live.check_alive()
@@ -189,6 +191,15 @@ class Files:
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file, an empty directory or, if `recursive`, a whole tree."""
         await self._ask("file_remove", path, recursive=recursive)
+
+    def watch(self, path: str = ".", *, recursive: bool = True) -> Watch:
+        """Return the changes in a directory as they come: `async for change in …`.
+
+        `async with` it to have it watch before the block begins.
+        """
+        from cellwall.engine.watches import Watch
+
+        return Watch(self._live, check_path(path), recursive, self._watches)
 
     # -- trees -----------------------------------------------------------------------------
 

@@ -123,7 +123,7 @@ class Pool:
     def __init__(self, settings: EngineSettings) -> None:
         """Park nothing until something was claimed."""
         self._settings = settings
-        self._shelves: dict[tuple[str, str, str], _Shelf] = {}
+        self._shelves: dict[tuple[str, ...], _Shelf] = {}
         self._gate = StartGate((os.cpu_count() or 1) + 1)
         self._refills = Tasks()
         self._destructions = Tasks()
@@ -152,7 +152,7 @@ class Pool:
             self._claims_started += 1
             async with self._gate.passing(is_claim=True):
                 sandbox = await runtime.start(spec)
-            return Live(sandbox, spec, sandbox.readings())
+            return Live(sandbox, spec, sandbox.fresh)
         except BaseException:
             shelf.in_use -= 1
             raise
@@ -215,7 +215,7 @@ class Pool:
     # -- parking ---------------------------------------------------------------------------
 
     def _shelf(self, runtime: Runtime, spec: SandboxSpec) -> _Shelf:
-        key = (runtime.name, spec.template.digest, spec.template.path)
+        key = (runtime.name, spec.template.digest, spec.template.path, spec.purpose)
         shelf = self._shelves.get(key)
         if shelf is None:
             plain = replace(
@@ -291,7 +291,7 @@ class Pool:
         if not self._is_open:
             self.bury(sandbox)
             return
-        parked = _Parked(sandbox, spec, sandbox.readings())
+        parked = _Parked(sandbox, spec, sandbox.fresh)
         sandbox.channel.on_end(lambda: self._on_parked_ended(shelf, parked))
         while shelf.waiting:
             future = shelf.waiting.popleft()

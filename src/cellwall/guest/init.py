@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from cellwall.guest import processes, trees
+from cellwall.guest import processes, trees, watching
 from cellwall.guest.channel import Channel, HostGone
 from cellwall.guest.commands import Command, Commands
 from cellwall.guest.contexts import ContextJob, Contexts
@@ -30,8 +30,10 @@ from cellwall.guest.frames import FrameError, Header
 from cellwall.guest.link import Link
 from cellwall.guest.loop import READ, Loop
 from cellwall.guest.pipes import Sinks
+from cellwall.guest.ports import Connection, Ports
 from cellwall.guest.refusals import Refusal, refusal_from
 from cellwall.guest.requests import Request
+from cellwall.guest.streams import MOST_GRANTED_BYTES
 from cellwall.guest.workers import Workers
 
 PROTOCOL = 1
@@ -60,6 +62,7 @@ class Init:
         self._commands = Commands(self._loop, self._channel, sinks, self._config)
         self._workers = Workers(self._loop, self._channel)
         self._files = Files(self._config)
+        self._ports: Ports | None = None
         self._awaited: list[str] = []
         self._operations = self._table()
 
@@ -72,6 +75,7 @@ class Init:
             "stdin": self._stdin,
             "stdin_close": self._stdin_close,
             "resize": self._resize,
+            "credit": self._credit,
             "signal": self._signal,
             "interrupt": self._interrupt,
             "context_create": self._context_create,
@@ -86,6 +90,10 @@ class Init:
             "file_remove": self._remove,
             "tree_put": self._tree_put,
             "tree_get": self._tree_get,
+            "port_connect": self._port_connect,
+            "port_list": self._port_list,
+            "close": self._close,
+            "watch": self._watch,
             "chunk": self._chunk,
             "chunk_end": self._chunk_end,
             "shutdown": self._shutdown,
@@ -158,8 +166,18 @@ class Init:
             }
         )
 
-    def _job(self, request: Request) -> Command | ContextJob | None:
-        return self._contexts.job(request.id) or self._commands.job(request.id)
+    def _job(self, request: Request) -> Command | ContextJob | Connection | None:
+        job = self._contexts.job(request.id) or self._commands.job(request.id)
+        return job or self._connection(request)
+
+    def _connection(self, request: Request) -> Connection | None:
+        return None if self._ports is None else self._ports.job(request.id)
+
+    def _opened_ports(self) -> Ports:
+        # On first use: most sandboxes never have one.
+        if self._ports is None:
+            self._ports = Ports(self._loop, self._channel)
+        return self._ports
 
     def _stdin(self, request: Request) -> None:
         job = self._job(request)
@@ -176,6 +194,14 @@ class Init:
         rows, columns = request.integer("rows", 24, 1, 65535), request.integer("cols", 80, 1, 65535)
         if job is not None:
             job.resize(rows, columns)
+
+    def _credit(self, request: Request) -> None:
+        count = request.integer("bytes", low=1, high=MOST_GRANTED_BYTES)
+        job = self._commands.job(request.id) or self._connection(request)
+        if job is not None:
+            job.grant(count)
+        else:
+            self._workers.grant(request.id, count)
 
     def _signal(self, request: Request) -> None:
         number = request.integer("signal", low=1, high=_MOST_SIGNAL)
@@ -219,6 +245,22 @@ class Init:
 
     def _tree_get(self, request: Request) -> None:
         self._workers.start(request.id, trees.departure(self._files.resolve(request)))
+
+    def _port_connect(self, request: Request) -> None:
+        self._opened_ports().connect(request)
+
+    def _port_list(self, request: Request) -> tuple[Header, bytes]:
+        return self._opened_ports().listing(request)
+
+    def _close(self, request: Request) -> None:
+        connection = self._connection(request)
+        if connection is not None:
+            connection.close()
+
+    def _watch(self, request: Request) -> None:
+        task = watching.watching(self._files.resolve(request), request.flag("recursive"))
+        window_bytes = request.integer("window", low=0, high=MOST_GRANTED_BYTES)
+        self._workers.watch(request.id, task, window_bytes)
 
     def _chunk(self, request: Request) -> None:
         self._workers.chunk(request.id, request.body)

@@ -1,6 +1,8 @@
 """Warming a fork-server: import, build, draw and run once, so that no fork pays for it again.
 
-Called once in the fork-server, before any fork; freezing the heap is left to the caller. It does
+In two stages: `warm` for programs, then `warm_sessions` adds what only notebook cells use (IPython
+is two thirds of the `python` image, and a fork pays for its size). Called in the fork-server, each
+before the forks that are to have it; freezing the heap is left to the caller. It does
 not decide what to preload, and it collects no random generators (`reseed.py`).
 
 It must end with exactly one thread: a fork copies only the thread that forks, and a lock another
@@ -53,37 +55,75 @@ class PreloadError(RuntimeError):
     """A template cannot be warmed up; the message names the module and the remedy."""
 
 
-def warm(modules: list[str]) -> dict[str, Any]:
-    """Import `modules`, prime what they need, run a cell and a program; returns what was done."""
+def warm(
+    modules: list[str],
+    environment: dict[str, str] | None = None,
+    for_imports: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """Make ready for programs, import `modules` and prime what they need; returns what was done.
+
+    What forks will touch comes first, so that it lies together and the rest stays unwritten; a
+    huge page that a fork writes to falls apart into 512 small ones. The process takes on the
+    `environment` of the sandboxes; `for_imports` is added to it while modules are imported.
+    """
     started = time.perf_counter()
-    with _single_threaded_libraries():
+    if environment is not None:
+        os.environ.clear()
+        os.environ.update(environment)
+    _restore_site_names()
+    context.prepare()
+    _rehearse()
+    init.prepare()
+    with _environment(for_imports or {}), _single_threaded_libraries():
         for name in modules:
             _import_one(name)
-        _restore_site_names()
         if "matplotlib" in sys.modules:
             _draw_once()
         if "pandas" in sys.modules:
             _format_once()
-        _run_once()
-        _require_one_thread("running a first cell")
-    # Last, for they take note of the environment.
-    context.prepare()
-    rehearsal.rehearse_link()
-    rehearsal.rehearse(lambda: init.Init(context.main))
-    init.prepare()
+        _require_one_thread("running a first program")
+    _rehearse()
     versions = {name: _version_of(name) for name in modules}
     return {"modules": versions, "seconds": round(time.perf_counter() - started, 3)}
 
 
+def _rehearse() -> None:
+    """Do what forks will do, so that CPython knows it by heart.
+
+    First of all CPython's cache of attribute lookups is emptied: it holds the names that imports
+    looked up last, all over the heap, and each fork would let go of them one by one.
+    """
+    sys._clear_type_cache()
+    _run_program()
+    rehearsal.rehearse_link()
+    rehearsal.rehearse(lambda: init.Init(context.main))
+
+
+def warm_sessions() -> None:
+    """Build IPython's shell where it is installed, and run cells."""
+    with _single_threaded_libraries():
+        _run_cells()
+        _require_one_thread("running a first cell")
+    _rehearse()
+
+
+def _single_threaded_libraries() -> contextlib.AbstractContextManager[None]:
+    missing = [name for name in _ONE_THREAD_EACH if name not in os.environ]
+    return _environment(dict.fromkeys(missing, "1"))
+
+
 @contextlib.contextmanager
-def _single_threaded_libraries() -> Iterator[None]:
-    added = [name for name in _ONE_THREAD_EACH if name not in os.environ]
-    os.environ.update(dict.fromkeys(added, "1"))
+def _environment(added: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in added}
+    os.environ.update(added)
     try:
         yield
     finally:
-        for name in added:
-            os.environ.pop(name, None)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _import_one(name: str) -> None:
@@ -169,9 +209,27 @@ class _Nowhere:
         """Nothing is open."""
 
 
-def _run_once() -> None:
-    """The exact paths of a cell and a program, so that their code is loaded and specialised."""
-    outbox = Outbox(_Nowhere())
+def _outbox() -> Outbox:
+    outbox = Outbox()
+    outbox.open(_Nowhere())
+    return outbox
+
+
+def _run_program() -> None:
+    """The exact paths of a program, so that their code is loaded and specialised."""
+    outbox = _outbox()
+    display = Display(outbox)
+    with _untouched_interpreter():
+        request = {"filename": "main.py", "display": True, "arguments": {}}
+        for header in (request, {}) * rehearsal.ROUNDS:
+            one = program.Program(header, _PROGRAM)
+            program.execute(one, program.prepare_main(one), outbox, display, _nothing)
+            display.begin()
+
+
+def _run_cells() -> None:
+    """The same for cells."""
+    outbox = _outbox()
     display = Display(outbox)
     with _untouched_interpreter():
         ipython = shell.build()
@@ -183,12 +241,6 @@ def _run_once() -> None:
             notebook.run(source, True, _nothing)
         if ipython is not None:
             ipython.reset()
-        request = {"filename": "main.py", "display": True, "arguments": {}}
-        for header in (request, {}) * rehearsal.ROUNDS:
-            one = program.Program(header, _PROGRAM)
-            program.execute(one, program.prepare_main(one), outbox, display, _nothing)
-            display.begin()
-            program.rehearse()
 
 
 def _nothing() -> None:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,10 +41,14 @@ class Settings:
     """Path of the template's interpreter inside the root."""
     preload: tuple[str, ...]
     environment: Mapping[str, str]
+    """What sandboxes have unless their spec says otherwise."""
+    preload_environment: Mapping[str, str]
+    """What is different while packages are imported."""
     uid_base: int
     uid_count: int
     rootless: bool
-    workers: int
+    workers: Mapping[str, int]
+    """How many processes clone sandboxes, by purpose: `program` and `session`, in this order."""
     seccomp: bytes
     guest_main: str
     guest_preload: str
@@ -58,11 +63,13 @@ class Spawned:
     pidfd: int
     channel: socket.socket
     _ended: asyncio.Future[None] | None = field(default=None, repr=False)
+    _is_killed: bool = False
 
     def kill(self) -> None:
         """SIGKILL the pid namespace's init: the kernel kills the rest; nothing once closed."""
-        if self.pidfd < 0:
+        if self.pidfd < 0 or self._is_killed:
             return
+        self._is_killed = True
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
@@ -93,6 +100,7 @@ class Worker:
     """One process of a fork-server that clones sandboxes, one after the other."""
 
     control: socket.socket
+    purpose: str
     pid: int
     """On the host."""
     started: int | None
@@ -140,13 +148,16 @@ async def _wait_readable(fd: int, timeout_s: float) -> None:
         loop.remove_reader(fd)
 
 
+@lru_cache(maxsize=256)
+def _shape_text(shape: plan.Shape) -> str:
+    """What a worker knows a shape by, and reads when it does not know it yet."""
+    return json.dumps(asdict(shape))
+
+
 def pid_of(pidfd: int) -> int:
     """The host's pid of a pidfd, from /proc/self/fdinfo (pidfd_open(2)); -1 when it is gone."""
-    text = Path(f"/proc/self/fdinfo/{pidfd}").read_text(encoding="ascii")
-    for line in text.splitlines():
-        if line.startswith("Pid:"):
-            return int(line[4:])
-    return -1
+    _, found, rest = posture.read_text(f"/proc/self/fdinfo/{pidfd}").partition("\nPid:")
+    return int(rest.split(None, 1)[0]) if found else -1
 
 
 def _is_in_other_pid_namespace(pid: int) -> bool:
@@ -169,7 +180,9 @@ class ForkServer:
         self.pid = 0
         self._boot: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._idle: asyncio.LifoQueue[Worker] = asyncio.LifoQueue()
+        self._idle: dict[str, asyncio.LifoQueue[Worker]] = {
+            purpose: asyncio.LifoQueue() for purpose in settings.workers
+        }
         self._sockets: list[socket.socket] = []
         self.workers: list[Worker] = []
         self._broken = ""
@@ -184,7 +197,7 @@ class ForkServer:
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pairs = [
             socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            for _ in range(self.settings.workers)
+            for _ in range(sum(self.settings.workers.values()))
         ]
         lifeline = os.pidfd_open(os.getpid())
         config = fds.as_document(json.dumps(self._config()))
@@ -209,7 +222,7 @@ class ForkServer:
             raise
         for worker in self.workers:
             worker.control.setblocking(False)
-            self._idle.put_nowait(worker)
+            self.give_back(worker)
 
     def _run_boot(self, inherited: list[int]) -> subprocess.Popen[bytes]:
         control, config, *kept = (str(fd) for fd in inherited)
@@ -236,10 +249,13 @@ class ForkServer:
             "python": settings.python,
             "uid_base": settings.uid_base,
             "uid_count": settings.uid_count,
-            "environment": dict(settings.environment),
+            "environment": {**settings.environment, **settings.preload_environment},
             "forkserver": {
                 "facts": facts,
                 "preload": list(settings.preload),
+                "environment": dict(settings.environment),
+                "preload_environment": dict(settings.preload_environment),
+                "program_workers": settings.workers["program"],
                 "seccomp": settings.seccomp.hex(),
                 "guest_main": settings.guest_main,
                 "guest_preload": settings.guest_preload,
@@ -290,22 +306,23 @@ class ForkServer:
             raise SandboxBroken(
                 f"fork-server: it has {len(pids)} processes instead of {len(self._sockets)}"
             )
+        purposes = [each for each, count in self.settings.workers.items() for _ in range(count)]
         return [
-            Worker(sock, pid, owner.start_time(pid))
-            for sock, pid in zip(self._sockets, pids, strict=True)
+            Worker(sock, purpose, pid, owner.start_time(pid))
+            for sock, purpose, pid in zip(self._sockets, purposes, pids, strict=True)
         ]
 
-    async def take_worker(self) -> Worker:
+    async def take_worker(self, purpose: str) -> Worker:
         """Wait for an idle worker; whoever takes it gives it back, whatever happens."""
-        worker = await self._idle.get()
+        worker = await self._idle[purpose].get()
         if self._broken:
-            self._idle.put_nowait(worker)  # whoever else waits must hear of it, too
+            self.give_back(worker)  # whoever else waits must hear of it, too
             raise SandboxBroken(f"fork-server: {self._broken}")
         return worker
 
     def give_back(self, worker: Worker) -> None:
         """Let another sandbox have the worker."""
-        self._idle.put_nowait(worker)
+        self._idle[worker.purpose].put_nowait(worker)
 
     def lose(self, why: str) -> None:
         """Fork nothing more from here: a worker is gone, or not where it should be."""
@@ -322,7 +339,7 @@ class ForkServer:
     ) -> Spawned:
         """Have a worker clone a child into new namespaces and into the cgroups it is in itself."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        request = {"shape": asdict(shape), "uid": uid, "guest": dict(guest), "start": start}
+        request = {"shape": _shape_text(shape), "uid": uid, "guest": dict(guest), "start": start}
         try:
             message, received = await self._ask(worker.control, request, [theirs.fileno()])
         except BaseException as error:
@@ -397,11 +414,3 @@ async def hear(child: Spawned, word: bytes) -> None:
     except (BlockingIOError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise SandboxBroken("sandbox set-up: the child's report was cut short") from error
     raise HostUnsupported("jail", f"sandbox set-up, {step}: {problem}", remedy=_REMEDY, errno=errno)
-
-
-def say(child: Spawned, word: bytes) -> None:
-    """Let a child go on with its next step."""
-    try:
-        child.channel.send(word)
-    except OSError as error:
-        raise SandboxBroken(f"sandbox set-up: the child is gone before {word!r}") from error

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Grade = Literal["PASS", "CAUTION", "FAIL"]
 Start = Literal["fork", "exec"]
+Purpose = Literal["program", "session"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class SandboxSpec:
     """Refuse to start where a limit could only be held softly."""
     start: Start = "fork"
     """`exec` gives an interpreter that shares no hash seed or layout with others; slower."""
+    purpose: Purpose = "session"
+    """`program` may leave out what only a session's cells use; a smaller image forks faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,10 @@ class RuntimeSandbox(Protocol):
 
     def fits(self, spec: SandboxSpec) -> bool:
         """Report whether `apply_limits` can turn this parked sandbox into one of `spec`."""
+
+    @property
+    def fresh(self) -> KernelReadings:
+        """What `readings` says before any code of a caller runs; asked for once, before that."""
 
     def readings(self) -> KernelReadings:
         """Read the counters; cheap, never blocks."""

@@ -40,7 +40,7 @@ _BUNDLE = (
 _MAX_FORKS = 10_000
 _MAX_AGE_S = 1800.0
 """A fork-server's address layout and hash seed are shared by its forks; this bounds how long."""
-_PRELOAD_ENVIRONMENT = {"HOME": "/tmp", "MPLCONFIGDIR": "/tmp/matplotlib"}
+_PRELOAD_ENVIRONMENT = {"HOME": "/tmp", "MPLCONFIGDIR": "/tmp/matplotlib", "LD_BIND_NOW": "1"}
 """Only the preload sees these: its own /tmp, which every sandbox covers with one of its own."""
 _PYTHON_INSIDE = f"{plan.TEMPLATE_ROOT}/bin/python"
 
@@ -139,17 +139,19 @@ class ForkServers:
     async def _start(self, template: BuiltTemplate) -> Entry:
         bundle = build_bundle(self._state_dir, _BUNDLE, "cellwall.jail.entry:main")
         held = uids.single() if self._rootless else uids.acquire()
+        cpus = os.cpu_count() or 1
         settings = supervisor.Settings(
             guest_path=bundle,
             template_path=Path(template.path),
             base_mounts=template.base_mounts,
             python=_PYTHON_INSIDE,
             preload=template.template.preload,
-            environment={**inside_environment(template, 1), **_PRELOAD_ENVIRONMENT},
+            environment=inside_environment(template, 1),
+            preload_environment=_PRELOAD_ENVIRONMENT,
             uid_base=held.base,
             uid_count=held.count,
             rootless=self._rootless,
-            workers=max(2, os.cpu_count() or 1),
+            workers={"program": max(2, cpus), "session": max(1, cpus // 2)},
             seccomp=self._program,
             guest_main="cellwall.guest.init:main",
             guest_preload="cellwall.guest.preload",

@@ -28,6 +28,7 @@ from cellwall.model.errors import FileError, NotFound, SandboxUnavailable
 from cellwall.model.execution import Event, Execution
 from cellwall.model.outcome import Verdict
 from cellwall.testing.bare import BareTemplates
+from cellwall.testing.contract_streams import StreamsContract
 
 
 class Subject:
@@ -66,7 +67,7 @@ class Subject:
         self.runner.close()
 
 
-class RuntimeContract:
+class RuntimeContract(StreamsContract):
     """Subclass it; see the module."""
 
     runtime_name: ClassVar[str]

@@ -1,0 +1,129 @@
+"""The commands of a synchronous sandbox; the engine's `commands` say what each call does."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, overload
+
+from cellwall.embedded.part import Part
+from cellwall.engine.commands import Command, OnText, by_stream
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cellwall.embedded import Runner
+    from cellwall.embedded.terminals import SyncTerminal
+    from cellwall.engine.commands import CommandResult
+    from cellwall.engine.sandbox import AsyncSandbox
+
+
+class SyncCommand(Part):
+    """A command in the background."""
+
+    def __init__(self, runner: Runner, sandbox: AsyncSandbox, command: Command) -> None:
+        """Made by `SyncCommands.start`."""
+        super().__init__(runner, sandbox)
+        self._command = command
+
+    @property
+    def id(self) -> int:
+        """Our number for it."""
+        return self._command.id
+
+    @property
+    def pid(self) -> int | None:
+        """Its pid inside, as the inside says."""
+        return self._command.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._command.is_running
+
+    def wait(self) -> CommandResult:
+        """Return how it ended."""
+        return self._do(self._command.wait)
+
+    def send_stdin(self, data: str | bytes) -> None:
+        """Write to its standard input."""
+        self._do(lambda: self._command.send_stdin(data))
+
+    def close_stdin(self) -> None:
+        """End its standard input."""
+        self._do(self._command.close_stdin)
+
+    def kill(self, signal: int = 9) -> None:
+        """Signal its whole process tree."""
+        self._do(lambda: self._command.kill(signal))
+
+
+class SyncCommands(Part):
+    """The commands of one sandbox."""
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+        **options: Any,  # noqa: ANN401 - of Commands.run
+    ) -> CommandResult:
+        """Run a command (a string goes to a shell) and return how it ended."""
+        deliver = by_stream(on_stdout, on_stderr)
+        return self._runner.call(
+            lambda _engine, put: self._inner.commands.run(
+                command, on_event=None if deliver is None else put, **options
+            ),
+            deliver,
+        )
+
+    @overload
+    def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        pty: tuple[int, int],
+        **options: Any,  # noqa: ANN401
+    ) -> SyncTerminal: ...
+    @overload
+    def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        pty: None = None,
+        **options: Any,  # noqa: ANN401
+    ) -> SyncCommand: ...
+    def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        pty: tuple[int, int] | None = None,
+        **options: Any,
+    ) -> SyncCommand:
+        """Start a command in the background; its callbacks run on the engine's thread.
+
+        With `pty`, (rows, columns), it runs on a terminal.
+        """
+        if pty is not None:
+            options["pty"] = pty
+        return self._wrap(self._do(partial(self._inner.commands.start, command, **options)))
+
+    def _wrap(self, command: Command) -> SyncCommand:
+        if type(command) is Command:
+            return SyncCommand(self._runner, self._inner, command)
+        from cellwall.embedded.terminals import wrapped
+
+        return wrapped(self._runner, self._inner, command)
+
+    def list(self) -> list[SyncCommand]:
+        """Return the background commands that run."""
+        found = self._do(self._inner.commands.list)
+        return [self._wrap(command) for command in found]
+
+    def kill(self, command_id: int, signal: int = 9) -> None:
+        """Signal a background command's process tree."""
+        self._do(lambda: self._inner.commands.kill(command_id, signal))
+
+    def send_stdin(self, command_id: int, data: str | bytes) -> None:
+        """Write to a background command's standard input."""
+        self._do(lambda: self._inner.commands.send_stdin(command_id, data))
