@@ -64,14 +64,14 @@ def control_groups(pid: int) -> set[str]:
     At any depth: in each hierarchy they lie below the cgroup that their engine runs in.
     """
     points = re.findall(r" (/\S+) \S+ (?:\S+ )*- cgroup2? ", _mountinfo())
-    engines = [
+    engine = re.compile(rf"cellwall\.[^-]+-[^-]+-{pid}-.*")
+    return {
         os.path.join(folder, name)
         for point in points
         for folder, names, _ in os.walk(point)
+        if engine.fullmatch(os.path.basename(folder))
         for name in names
-        if re.fullmatch(rf"cellwall\..*-{pid}-.*", name)
-    ]
-    return {entry.path for engine in engines for entry in os.scandir(engine) if entry.is_dir()}
+    }
 
 
 def is_left(group: str) -> bool:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from typing import Any
 
 import pytest
 from arena import Arena, control_groups, is_left, is_occupied
 
 from cellwall import Engine, EngineSettings, Event, Execution
-from cellwall.jail.cgroups import EngineGroups
-from cellwall.jail.supervisor import Worker
-from cellwall.runtimes import jail
+from cellwall.runtimes.jail_groups import GroupKeeper
 from conftest import Require
 
 pytestmark = pytest.mark.attack
@@ -56,18 +55,20 @@ def test_cancel_while_a_worker_is_placed_leaves_no_cgroup(
 ) -> None:
     require("cgroups", bool(control_groups(os.getpid())), "run `cellwall doctor`")
     placing, go_on, placed = threading.Event(), threading.Event(), threading.Event()
-    real = jail._move_on
+    real = GroupKeeper._work
 
-    def late(groups: EngineGroups, worker: Worker) -> None:
-        placing.set()
-        go_on.wait(10)
+    def late(keeper: GroupKeeper, loop: Any, worker: Any, ended: Any) -> None:
+        if worker is not None:
+            placing.set()
+            go_on.wait(10)
         try:
-            real(groups, worker)
+            real(keeper, loop, worker, ended)
         finally:
-            placed.set()
+            if worker is not None:
+                placed.set()
 
     async def attack() -> set[str]:
-        monkeypatch.setattr(jail, "_move_on", late)
+        monkeypatch.setattr(GroupKeeper, "_work", late)
         engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
         task = asyncio.ensure_future(engine.run("print('never seen')"))
         try:

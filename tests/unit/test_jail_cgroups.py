@@ -7,7 +7,6 @@ rights are the table's; what a real kernel does with the values is tested in rea
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -302,12 +301,6 @@ def test_sweep_finds_a_dead_engine_in_a_cgroup_that_is_not_ours(tmp_path: Path) 
     assert sorted(found) == ["cellwall.alive", "cellwall.dead"]
 
 
-@pytest.mark.xfail(
-    sys.version_info < (3, 12),
-    strict=True,
-    reason="rglob of Python 3.11 raises when a directory ends between its listing and its turn; "
-    "so the first start of an engine fails beside another one that is busy",
-)
 def test_sweep_survives_a_sandbox_of_another_engine_that_ends_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

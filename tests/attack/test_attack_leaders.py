@@ -144,10 +144,11 @@ def test_leader_of_a_session_does_not_hang_the_engine_with_its_terminal(
         async with arena.sandbox() as sandbox:
             await sandbox.files.write("games.py", _GAMES + _OURS)
             argv = ["python", "games.py"]
-            command = await sandbox.commands.start(argv, terminal=(24, 80), timeout=10)
+            terminal = await sandbox.commands.start(argv, pty=(24, 80), timeout=10)
             async with asyncio.timeout(5):
-                ended = await command.wait()
-            assert ended.stdout.splitlines() == _ENDS, ended
+                said = b"".join([piece async for piece in terminal])
+                ended = await terminal.wait()
+            assert (ended.ok, said.decode().splitlines()) == (True, _ENDS), ended
             assert (await sandbox.run("6 * 7")).text == "42"
 
     with arena.leaving_nothing():
