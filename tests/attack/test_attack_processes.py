@@ -332,7 +332,9 @@ def test_busy_threads_get_no_more_than_their_share(arena: Arena, tmp_path: Path,
         usage = arena.run(code, files=files, limits=limits, timeout=2).outcome.usage
         return usage.cpu_s / usage.wall_s
 
-    assert share(0.2) < 0.3 < share(1.0) < 1.1
+    assert share(0.2) < 0.3
+    # The control again if need be: on a busy machine it may not get what it may use.
+    assert any(0.3 < share(1.0) < 1.1 for _ in range(3))
 
 
 @pytest.mark.parametrize("code", [1, 3, 124, 137, 143, 255])
