@@ -334,7 +334,8 @@ def test_busy_threads_get_no_more_than_their_share(arena: Arena, tmp_path: Path,
 
     assert share(0.2) < 0.3
     # The control again if need be: on a busy machine it may not get what it may use.
-    assert any(0.3 < share(1.0) < 1.1 for _ in range(3))
+    whole = next((found for found in (share(1.0) for _ in range(3)) if found > 0.3), 0)
+    assert 0.3 < whole < 1.1
 
 
 @pytest.mark.parametrize("code", [1, 3, 124, 137, 143, 255])
