@@ -65,6 +65,7 @@ def tried(arena: Arena, bait: Bait) -> controls.Both:
         "state": f"{state}:{state}/templates:{state}/guest",
         "installation": ":".join((sys.prefix, str(Path(__file__).resolve().parents[2]))),
         "linked": "/usr/bin/env",
+        "host": f"{state}:{bait.path}:{Path(__file__).resolve().parents[2]}",
     }
     library = f"{plan.TEMPLATE_ROOT}/lib"
     inside = {
@@ -75,6 +76,7 @@ def tried(arena: Arena, bait: Bait) -> controls.Both:
         "packages": f"{library}:{library}/python3.11/site-packages:/usr/lib/python3",
         "agent": plan.GUEST_PATH,
         "devices": "/dev",
+        "mapped": f"{plan.TEMPLATE_ROOT}/pyvenv.cfg",  # lies in the host's state directory
     }
     outside = {
         **common,
@@ -85,6 +87,7 @@ def tried(arena: Arena, bait: Bait) -> controls.Both:
         "agent": str(next((state / "guest").glob("*.pyz"))),
         "devices": str(bait.path / "devices"),
         "linked": str(bait.canary),
+        "mapped": str(bait.canary),
     }
     held = os.open(bait.path / "work", os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -111,6 +114,7 @@ def tried(arena: Arena, bait: Bait) -> controls.Both:
         pytest.param("A07", DENIED, id="A07-state-directory"),
         pytest.param("A08", DENIED, id="A08-installation"),
         pytest.param("A09", "ENOENT", id="A09-secrets-at-home"),
+        pytest.param("A12", DENIED, id="A12-links-to-mapped-files"),
         pytest.param("A14", DENIED, id="A14-planted-link"),
     ],
 )

@@ -13,13 +13,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from arena import Traces
+from arena import Arena, Traces
 
 from cellwall import CellwallError, Engine, EngineSettings, Execution
 from cellwall.runtimes import guest_bundle, jail_servers
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 Drop = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def _settled(arena: Arena) -> None:
+    """What the test before left to the background would be counted as a trace of this one's."""
+    arena.settle()
 
 
 def _mutated(original: Path, changes: dict[str, str], target: Path) -> Path:

@@ -7,6 +7,7 @@ rights are the table's; what a real kernel does with the values is tested in rea
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -298,3 +299,21 @@ def test_sweep_finds_a_dead_engine_in_a_cgroup_that_is_not_ours(tmp_path: Path) 
     (tmp_path / "another" / "cellwall.dead" / "cgroup.procs").write_text("")
     found = [path.name for path in cgroups._engines_in(hierarchy)]
     assert sorted(found) == ["cellwall.alive", "cellwall.dead"]
+
+
+def test_sweep_survives_a_sandbox_of_another_engine_that_ends_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = tmp_path / f"cellwall.{owner.new_label()}"
+    (busy / "1").mkdir(parents=True)
+    real = os.scandir
+
+    def scandir(path: str | os.PathLike[str]) -> Iterator[os.DirEntry[str]]:
+        if Path(path).name == "1":
+            os.rmdir(path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    layout = cgroups.Layout((cgroups.Hierarchy(1, frozenset({"memory"}), tmp_path),))
+    assert cgroups.sweep(layout, lambda _label: False) == (0, [])
+    assert busy.exists()
