@@ -44,11 +44,6 @@ def test_cancel_at_any_moment_leaves_nothing(arena: Arena, spins: int) -> None:
         arena.do(attack())
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="FI-24: `clear` runs while a cancelled `place` goes on in its thread, and does not see "
-    "the cgroups that it makes; a memory cgroup is left until the engine closes",
-)
 @pytest.mark.parametrize("case", ["FI-24-placing"])
 def test_cancel_while_a_worker_is_placed_leaves_no_cgroup(
     arena: Arena, monkeypatch: pytest.MonkeyPatch, require: Require, case: str
@@ -120,11 +115,6 @@ def test_cancel_between_the_program_and_its_answer_leaves_nothing(arena: Arena, 
         assert arena.do(attack()) == {Execution, asyncio.CancelledError}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="FI-24: a start that is cancelled while a worker clones gives the whole fork-server up, "
-    "so the next start has to wait for a new one and its preload",
-)
 @pytest.mark.parametrize("case", ["FI-24-starting"])
 def test_cancelled_start_costs_nobody_the_warm_fork_server(arena: Arena, case: str) -> None:
     async def attack() -> None:

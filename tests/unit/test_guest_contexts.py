@@ -223,11 +223,6 @@ class _ListenerFirst:
         return sorted({**dict(found), **dict(self._real.poll(0))}.items())
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a new connection is heard before what earlier ones have said: a result whose "
-    "connection was accepted before it was sent is dropped after the cell's end",
-)
 def test_what_was_said_before_the_end_is_heard_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -331,6 +331,8 @@ class Contexts:
             oldest = context.lines.pop(0)
             oldest.drain()
             oldest.close()
+        for earlier in context.lines:
+            earlier.drain()  # what was said before must not be heard after
         self._listen(context, line)
         line.drain()  # the first frame is there already, as a rule: one wake-up less
 

@@ -322,7 +322,8 @@ def _lockdown(facts: HostFacts, shape: Shape) -> s.Lockdown:
         rlimits=tuple(rlimits),
         landlock_abi=facts.landlock_abi,
         read_exec=tuple(readable),
-        write=(HOME, _WORK, "/var/tmp", "/dev/shm", "/dev/pts", "/proc"),
+        # Not /proc: there a program could make the kernel spare it when memory runs out.
+        write=(HOME, _WORK, "/var/tmp", "/dev/shm", "/dev/pts"),
         devices=("/dev",),
         # `ls /` works; what is in the root besides the trees above are empty directories.
         listing=("/",),
