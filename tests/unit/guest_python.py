@@ -235,6 +235,8 @@ def _drive(line: socket.socket, modules: list[str]) -> None:
     from cellwall.guest import preload, reseed
 
     warmth = preload.warm(modules)
+    reseed.collect()
+    preload.warm_sessions()
     warmth["generators"] = reseed.collect()
     warmth["tasks"] = len(os.listdir("/proc/self/task"))
     gc.collect()

@@ -42,6 +42,7 @@ def _children() -> str:
 
 def test_rehearsal_changes_nothing_of_its_process() -> None:
     def before_and_after() -> list[dict[str, Any]]:
+        context.prepare()  # it chooses matplotlib's backend, for good
         before = _state()
         _rehearse()
         return [before, _state()]

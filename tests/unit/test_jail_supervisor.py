@@ -146,10 +146,11 @@ def _settings(guest: Path) -> supervisor.Settings:
         python="/nowhere/python",
         preload=(),
         environment={},
+        preload_environment={},
         uid_base=0x70000000,
         uid_count=65_536,
         rootless=True,
-        workers=2,
+        workers={"program": 1, "session": 1},
         seccomp=b"",
         guest_main="",
         guest_preload="",
@@ -224,7 +225,7 @@ def test_a_fork_server_cannot_have_its_host_killed(tmp_path: Path, handed: str) 
         shape = plan.Shape(1, 64, 64, 100, 10, 8, 64)
         with pytest.raises(SandboxBroken, match="a process that is no sandbox's"):
             await server.spawn(
-                await server.take_worker(), shape=shape, uid=0, guest={}, start="fork"
+                await server.take_worker("program"), shape=shape, uid=0, guest={}, start="fork"
             )
         assert not server.is_usable
         assert _open() == before

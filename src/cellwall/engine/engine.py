@@ -162,6 +162,7 @@ class Engine:
             env=work.env,
             demand_hard=request.demand_hard,
             start=check_start(request.start),
+            purpose="program",
         )
         live = await self._pool.claim(runtime, spec)
         self._under_way.add(live)

@@ -123,7 +123,7 @@ class Pool:
     def __init__(self, settings: EngineSettings) -> None:
         """Park nothing until something was claimed."""
         self._settings = settings
-        self._shelves: dict[tuple[str, str, str], _Shelf] = {}
+        self._shelves: dict[tuple[str, ...], _Shelf] = {}
         self._gate = StartGate((os.cpu_count() or 1) + 1)
         self._refills = Tasks()
         self._destructions = Tasks()
@@ -215,7 +215,7 @@ class Pool:
     # -- parking ---------------------------------------------------------------------------
 
     def _shelf(self, runtime: Runtime, spec: SandboxSpec) -> _Shelf:
-        key = (runtime.name, spec.template.digest, spec.template.path)
+        key = (runtime.name, spec.template.digest, spec.template.path, spec.purpose)
         shelf = self._shelves.get(key)
         if shelf is None:
             plain = replace(

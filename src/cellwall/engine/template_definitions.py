@@ -75,16 +75,13 @@ _USUAL_MODULES = (
 )
 """What short programs import; together 2 MiB. What costs more is left to who needs it."""
 
-# IPython's terminal half (15 MiB more) stays out: the shell is embedded, nobody types at it.
-_SHELL_MODULES = ("IPython.core.interactiveshell", "IPython.display")
-
 DEFAULTS = (
     Template(
         name="python",
         description="Python with IPython's shell",
         packages=("ipython==9.18.1",),
         constraints=_IPYTHON_PINS,
-        preload=(*_USUAL_MODULES, *_SHELL_MODULES),
+        preload=_USUAL_MODULES,
         python=">=3.11",
         languages=("python", "bash", "javascript"),
     ),
@@ -105,7 +102,6 @@ DEFAULTS = (
         # image with a slower fork; they are installed, importing them is the program's choice.
         preload=(
             *_USUAL_MODULES,
-            *_SHELL_MODULES,
             "numpy",
             "pandas",
             "matplotlib",

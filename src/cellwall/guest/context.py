@@ -37,7 +37,10 @@ def main(link: Link, config: dict[str, Any]) -> NoReturn:
     """Serve one context until its program ends, init hangs up, or it is killed."""
     code = 1
     try:
-        _Context(link, config, _prepared[0] if _prepared else _Streams()).serve()
+        if not _prepared:
+            _prepared.append(_Context())
+        _prepared[0].begin(link, config)
+        _prepared[0].serve()
     except ConnectionError:
         code = 0
     except BaseException as error:  # noqa: BLE001  the last word of a process
@@ -47,10 +50,12 @@ def main(link: Link, config: dict[str, Any]) -> NoReturn:
 
 
 def prepare() -> None:
-    """Make the text streams once, in a fork-server; each context finds its own descriptors below.
+    """Build a context once, in a fork-server: its forks only give it a link and fresh seeds.
 
-    Their making calls on codecs and locale, and every page that it writes to would be copied.
+    What they need not build they need not write, and every page that a fork writes to is copied.
     """
+    if _prepared:
+        return
     kept = [os.dup(number) for number in range(3)]
     nothing = os.open(os.devnull, os.O_RDONLY)
     pipe = os.pipe()
@@ -58,7 +63,7 @@ def prepare() -> None:
         # What a stream finds out about its descriptor it remembers: these are a context's.
         for number, descriptor in enumerate((nothing, pipe[1], pipe[1])):
             os.dup2(descriptor, number)
-        _prepared[:] = [_Streams()]
+        _prepared.append(_Context())
     finally:
         for number, descriptor in enumerate(kept):
             os.dup2(descriptor, number)
@@ -66,39 +71,30 @@ def prepare() -> None:
             os.close(descriptor)
 
 
-class _Streams:
-    """Text streams on 0, 1 and 2 that belong to nobody yet."""
+class _Context:
+    """Takes over this process's streams, figures and threads' last words, for its forks."""
 
     def __init__(self) -> None:
-        self.stdin = _input()
-        self.stdout = _output(1, "<stdout>")
-        self.stderr = _output(2, "<stderr>")
-
-    def install(self) -> None:
-        sys.stdin = sys.__stdin__ = self.stdin  # type: ignore[misc, assignment]
-        sys.stdout = sys.__stdout__ = self.stdout  # type: ignore[misc, assignment]
-        sys.stderr = sys.__stderr__ = self.stderr  # type: ignore[misc, assignment]
-
-
-_prepared: list[_Streams] = []
-
-
-class _Context:
-    def __init__(self, link: Link, config: dict[str, Any], streams: _Streams) -> None:
-        self._link = link
-        self._outbox = Outbox(link)
-        limit = int(config.get("display_bytes") or DEFAULT_DISPLAY_BYTES)
-        self._display = Display(self._outbox, limit)
+        self._outbox = Outbox()
+        self._display = Display(self._outbox)
         self._figures = Figures(self._display.publish)
         self._notebook: Notebook | None = None
         self._is_interrupted = False
-        streams.install()
-        reseed.apply()
+        sys.stdin = sys.__stdin__ = _input()  # type: ignore[misc, assignment]
+        sys.stdout = sys.__stdout__ = _output(1, "<stdout>")  # type: ignore[misc, assignment]
+        sys.stderr = sys.__stderr__ = _output(2, "<stderr>")  # type: ignore[misc, assignment]
         self._figures.capture()
-        one_shot.rehearse()
+        if "threading" in sys.modules:
+            sys.modules["threading"].excepthook = tracebacks.report_thread  # type: ignore[attr-defined]
+
+    def begin(self, link: Link, config: dict[str, Any]) -> None:
+        """Be this process's context, and nobody else's."""
+        self._link = link
+        self._outbox.open(link)
+        self._display.limit_bytes = int(config.get("display_bytes") or DEFAULT_DISPLAY_BYTES)
+        reseed.apply()
         threading: Any = sys.modules.get("threading")
         if threading is not None:
-            threading.excepthook = tracebacks.report_thread
             # The fork ran no hooks (`processes.fork_quietly`), and this is the one thing they mend
             # that a program with one thread can see.
             threading.main_thread()._set_native_id()
@@ -156,6 +152,9 @@ class _Context:
         end = {"ev": "end", "raised": ending.is_raised, "exit_code": ending.exit_code}
         if not self._outbox.post({**end, "display_cut": self._display.cut_bytes}, keep_open=True):
             raise OSError("end of a cell: cannot reach init; close files in the code that ran")
+
+
+_prepared: list[_Context] = []
 
 
 def _input() -> TextIO:

@@ -31,6 +31,8 @@ from cellwall.guest.requests import Request
 
 MOST_CONTEXTS = 32
 _MOST_LINES = 8
+_LINE_FD = 3
+"""Of the first line in a new context, which closes it before caller code runs."""
 _MOST_NAME_CHARACTERS = 64
 _DEFAULT_OUTPUT_BYTES = 1024 * 1024
 _DEFAULT_DISPLAY_BYTES = 8 * 1024 * 1024
@@ -145,28 +147,31 @@ class Contexts:
         self._by_pid[context.pid] = context
 
     def _fork(self, name: str) -> Context:
-        pipes: list[int] = []
+        opened: list[int] = []
         try:
-            pipes += os.pipe()
-            pipes += os.pipe()
+            opened += os.pipe()
+            opened += os.pipe()
+            opened += self._exchange.pair()
             pid = processes.fork_quietly()
         except OSError:
-            for fd in pipes:
+            for fd in opened:
                 os.close(fd)
             raise
-        stdout_r, stdout_w, stderr_r, stderr_w = pipes
+        stdout_r, stdout_w, stderr_r, stderr_w, ours, theirs = opened
         if pid == 0:
-            self._become_context(name, stdout_w, stderr_w)
-        os.close(stdout_w)
-        os.close(stderr_w)
-        return Context(
+            self._become_context(name, stdout_w, stderr_w, theirs)
+        for fd in (stdout_w, stderr_w, theirs):
+            os.close(fd)
+        context = Context(
             name,
             pid,
             Pump(self._loop, self._channel, stdout_r, "stdout"),
             Pump(self._loop, self._channel, stderr_r, "stderr"),
         )
+        self._listen(context, self._exchange.line(ours))
+        return context
 
-    def _become_context(self, name: str, stdout_w: int, stderr_w: int) -> NoReturn:
+    def _become_context(self, name: str, stdout_w: int, stderr_w: int, line: int) -> NoReturn:
         try:
             processes.reset_signals()
             os.setpgid(0, 0)
@@ -174,14 +179,17 @@ class Contexts:
             os.dup2(null_r, 0)
             os.dup2(stdout_w, 1)
             os.dup2(stderr_w, 2)
+            os.dup2(line, _LINE_FD, False)
             # From here on init's Python objects hold numbers that will be reused: none of them may
             # be finalised. The caller's frames keep them alive until the _exit below.
             gc.freeze()
-            processes.close_from(3)
+            processes.close_from(_LINE_FD + 1)
             processes.set_dumpable(True)
             os.chdir(self._config["home"])
-            _change_environment(self._environment, self._config["env"])
-            self._run_context(Link(self._exchange.address), {**self._config, "context": name})
+            if not self._config.get("is_environment_set"):
+                _change_environment(self._environment, self._config["env"])
+            link = Link(self._exchange.address, _LINE_FD)
+            self._run_context(link, {**self._config, "context": name})
         except BaseException:  # noqa: BLE001  this is the child's outermost frame
             traceback.print_exc()
             sys.stderr.flush()
@@ -277,10 +285,13 @@ class Contexts:
             oldest = context.lines.pop(0)
             oldest.drain()
             oldest.close()
+        self._listen(context, line)
+        line.drain()  # the first frame is there already, as a rule: one wake-up less
+
+    def _listen(self, context: Context, line: Line) -> None:
         context.lines.append(line)
         line.on_broken = context.kill
         line.on_frame = lambda line, header, body: self._on_frame(context, line, header, body)
-        line.drain()  # the first frame is there already, as a rule: one wake-up less
 
     def _on_frame(self, context: Context, line: Line, header: Header, body: bytes) -> None:
         context.drain()

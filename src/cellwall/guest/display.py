@@ -52,7 +52,7 @@ class Display:
     def __init__(self, outbox: Outbox, limit_bytes: int = DEFAULT_DISPLAY_BYTES) -> None:
         """Bound all bundles of one execution together to `limit_bytes`."""
         self._outbox = outbox
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._used_bytes = 0
         self._is_over = False
         self.cut_bytes = 0
@@ -74,12 +74,12 @@ class Display:
         flush_stdout()
         body, lost_bytes = fit(bundle)
         self.cut_bytes += lost_bytes
-        if self._used_bytes + len(body) > self._limit_bytes:
+        if self._used_bytes + len(body) > self.limit_bytes:
             self.cut_bytes += len(body)
             if self._is_over:
                 return
             self._is_over = True
-            note = f"[display limit of {self._limit_bytes} bytes reached: the rest is dropped]"
+            note = f"[display limit of {self.limit_bytes} bytes reached: the rest is dropped]"
             body = _encode({"text/plain": note})
         else:
             self._used_bytes += len(body)

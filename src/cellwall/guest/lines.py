@@ -159,6 +159,16 @@ class Exchange:
         self._socket.listen(64)
         self._loop.watch(self._socket.fileno(), READ, self._on_ready)
 
+    def pair(self) -> tuple[int, int]:
+        """Descriptors of a connection that needs no call: ours, and one for a fork to keep."""
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        return ours.detach(), theirs.detach()
+
+    def line(self, fd: int) -> Line:
+        """Own `fd`, our end of a pair."""
+        connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
+        return Line(self._loop, self._channel, connection)
+
     def drain(self) -> None:
         """Accept everybody who called already."""
         for _ in range(_MOST_ROUNDS):

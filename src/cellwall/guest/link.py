@@ -36,10 +36,12 @@ class LinkClosed(ConnectionError):
 class Link:
     """One context's line to init; at most one connection is open at any time."""
 
-    def __init__(self, address: str) -> None:
-        """`address` is init's abstract socket; nothing is opened yet."""
+    def __init__(self, address: str, first_fd: int = -1) -> None:
+        """`address` is init's abstract socket; `first_fd` a connection that is open already."""
         self._address = address
         self._socket: _socket.socket | None = None
+        if first_fd >= 0:
+            self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, first_fd)
 
     @property
     def is_open(self) -> bool:

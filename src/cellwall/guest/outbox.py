@@ -51,12 +51,17 @@ _HELD_BACK = [
 class Outbox:
     """Sends events of one context process over its link."""
 
-    def __init__(self, link: LinkLike) -> None:
-        """Make this process the owner of the link."""
-        self._link = link
-        self._owner_pid = os.getpid()
+    def __init__(self) -> None:
+        """Nobody's yet."""
+        self._link: LinkLike | None = None
+        self._owner_pid = 0
         self._lock = allocate_lock()
         self._sender = 0
+
+    def open(self, link: LinkLike) -> None:
+        """Make this process the owner, and of the link."""
+        self._link = link
+        self._owner_pid = os.getpid()
 
     @property
     def is_ours(self) -> bool:
@@ -80,15 +85,17 @@ class Outbox:
             _signal.pthread_sigmask(_signal.SIG_SETMASK, previous)
 
     def _send(self, header: dict[str, Any], body: bytes, keep_open: bool) -> bool:
+        link = self._link
+        assert link is not None  # noqa: S101  for the type checker only
         try:
-            self._link.send(header, body)
+            link.send(header, body)
         except (OSError, MemoryError):
-            self._link.close()
+            link.close()
             return False
         except BaseException:
             # Half a frame may be out: the next event needs a connection of its own.
-            self._link.close()
+            link.close()
             raise
         if not keep_open:
-            self._link.close()
+            link.close()
         return True

@@ -1,6 +1,8 @@
 """Warming a fork-server: import, build, draw and run once, so that no fork pays for it again.
 
-Called once in the fork-server, before any fork; freezing the heap is left to the caller. It does
+In two stages: `warm` for programs, then `warm_sessions` adds what only notebook cells use (IPython
+is two thirds of the `python` image, and a fork pays for its size). Called in the fork-server, each
+before the forks that are to have it; freezing the heap is left to the caller. It does
 not decide what to preload, and it collects no random generators (`reseed.py`).
 
 It must end with exactly one thread: a fork copies only the thread that forks, and a lock another
@@ -53,8 +55,11 @@ class PreloadError(RuntimeError):
     """A template cannot be warmed up; the message names the module and the remedy."""
 
 
-def warm(modules: list[str]) -> dict[str, Any]:
-    """Import `modules`, prime what they need, run a cell and a program; returns what was done."""
+def warm(modules: list[str], environment: dict[str, str] | None = None) -> dict[str, Any]:
+    """Import `modules`, prime what they need, run a program; returns what was done.
+
+    Then change to the `environment` of the sandboxes, so that they need not do it each.
+    """
     started = time.perf_counter()
     with _single_threaded_libraries():
         for name in modules:
@@ -64,8 +69,11 @@ def warm(modules: list[str]) -> dict[str, Any]:
             _draw_once()
         if "pandas" in sys.modules:
             _format_once()
-        _run_once()
-        _require_one_thread("running a first cell")
+        _run_program()
+        _require_one_thread("running a first program")
+    if environment is not None:
+        os.environ.clear()
+        os.environ.update(environment)
     # Last, for they take note of the environment.
     context.prepare()
     rehearsal.rehearse_link()
@@ -73,6 +81,13 @@ def warm(modules: list[str]) -> dict[str, Any]:
     init.prepare()
     versions = {name: _version_of(name) for name in modules}
     return {"modules": versions, "seconds": round(time.perf_counter() - started, 3)}
+
+
+def warm_sessions() -> None:
+    """Build IPython's shell where it is installed, and run cells."""
+    with _single_threaded_libraries():
+        _run_cells()
+        _require_one_thread("running a first cell")
 
 
 @contextlib.contextmanager
@@ -169,9 +184,27 @@ class _Nowhere:
         """Nothing is open."""
 
 
-def _run_once() -> None:
-    """The exact paths of a cell and a program, so that their code is loaded and specialised."""
-    outbox = Outbox(_Nowhere())
+def _outbox() -> Outbox:
+    outbox = Outbox()
+    outbox.open(_Nowhere())
+    return outbox
+
+
+def _run_program() -> None:
+    """The exact paths of a program, so that their code is loaded and specialised."""
+    outbox = _outbox()
+    display = Display(outbox)
+    with _untouched_interpreter():
+        request = {"filename": "main.py", "display": True, "arguments": {}}
+        for header in (request, {}) * rehearsal.ROUNDS:
+            one = program.Program(header, _PROGRAM)
+            program.execute(one, program.prepare_main(one), outbox, display, _nothing)
+            display.begin()
+
+
+def _run_cells() -> None:
+    """The same for cells."""
+    outbox = _outbox()
     display = Display(outbox)
     with _untouched_interpreter():
         ipython = shell.build()
@@ -183,12 +216,6 @@ def _run_once() -> None:
             notebook.run(source, True, _nothing)
         if ipython is not None:
             ipython.reset()
-        request = {"filename": "main.py", "display": True, "arguments": {}}
-        for header in (request, {}) * rehearsal.ROUNDS:
-            one = program.Program(header, _PROGRAM)
-            program.execute(one, program.prepare_main(one), outbox, display, _nothing)
-            display.begin()
-            program.rehearse()
 
 
 def _nothing() -> None:

@@ -74,20 +74,12 @@ def run(
         ending = execute(program, module, outbox, display, before)
         code = _leave(ending, module, figures)
         ending = ending._replace(exit_code=code)
-        end = {"ev": "end", "raised": ending.is_raised, "exit_code": code}
-        outbox.post({**end, "display_cut": display.cut_bytes})
+        if ending.is_raised or display.cut_bytes:  # else the exit says it all
+            end = {"ev": "end", "raised": ending.is_raised, "exit_code": code}
+            outbox.post({**end, "display_cut": display.cut_bytes})
     finally:
         # Even an interrupt or a lack of memory in our own lines must not start a traceback here.
         os._exit(1 if ending.exit_code is None else ending.exit_code)
-
-
-def rehearse() -> None:
-    """Compile and run next to nothing, so that a parked context has its pages of Python already.
-
-    The first touch of each page after a fork costs a copy, and it is the caller who would wait.
-    """
-    program = Program({"display": True}, b"import sys\nstr(1)\n0\n")
-    _execute_source(program, {"__name__": "__main__", "__builtins__": builtins})
 
 
 def prepare_main(program: Program) -> ModuleType:
@@ -252,7 +244,9 @@ def _clear(module: ModuleType) -> None:
         for name in names:
             if (name.startswith("_") and not name.startswith("__")) is is_private:
                 namespace[name] = None
-    gc.collect()
+    # What a fork-server left is frozen. Until something of ours reached the oldest generation, the
+    # others are all there is; a full collection also empties every free list, a page each.
+    gc.collect(2 if gc.get_count()[2] else 1)
 
 
 def _flush_files() -> None:

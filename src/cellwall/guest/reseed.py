@@ -27,9 +27,7 @@ _numpy_bits: list[Any] = []
 
 
 def collect() -> int:
-    """Find every generator alive in this process; returns how many."""
-    for found in (_plain, _numpy_states, _numpy_bits):
-        found.clear()
+    """Find every generator made since the last `gc.freeze`; returns how many are known."""
     numpy_random = sys.modules.get("numpy.random")
     state_type = getattr(numpy_random, "RandomState", ())
     bits_type = getattr(numpy_random, "BitGenerator", ())
@@ -38,13 +36,19 @@ def collect() -> int:
         kind = type(thing)
         if issubclass(kind, random.Random):
             if not issubclass(kind, random.SystemRandom):
-                _plain.append(thing)
+                _add(_plain, thing)
         elif state_type and issubclass(kind, state_type):
-            _numpy_states.append(thing)
+            _add(_numpy_states, thing)
         elif bits_type and issubclass(kind, bits_type):
             # A Generator only borrows its bit generator, which is what holds the state.
-            _numpy_bits.append(thing)
+            _add(_numpy_bits, thing)
     return len(_plain) + len(_numpy_states) + len(_numpy_bits)
+
+
+def _add(found: list[Any], thing: object) -> None:
+    # By identity: what a generator makes of == is its own affair.
+    if not any(thing is each for each in found):
+        found.append(thing)
 
 
 def apply() -> None:

@@ -37,7 +37,10 @@ _built: list[Shell] = []
 
 
 def build() -> Shell | None:
-    """The shell of this process, made now if IPython is installed; None without IPython."""
+    """The shell of this process, made now if IPython is installed; None without IPython.
+
+    Its terminal half (15 MiB more) stays out: the shell is embedded, nobody types at it.
+    """
     if not _built:
         if importlib.util.find_spec("IPython") is None:
             return None

@@ -5,7 +5,8 @@ network, no secrets, one thread, no sockets but the control ones. Started by `bo
 so that nothing of the embedding process is in its memory. When it dies, the kernel kills every
 sandbox made from it. The steps, letter = process:
 
-    1b  first     preload; refuse if a thread or socket appeared; freeze; fork the workers
+    1b  first     preload; refuse if a thread or socket appeared; freeze; fork the workers for
+                  programs; the same once more with what sessions need, for the workers for those
     2b  first     wait: the control socket's end, or the embedding process's, is our end
     3c  worker    receive `spawn` with the sandbox's end of its channel
     4c  worker    clone3 into all namespaces; write the id maps; let it go; answer with its pidfd
@@ -21,7 +22,7 @@ import os
 import select
 import signal
 import socket
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Set, Tuple
 
 from cellwall.jail import apply, fds, inside, lockdown, plan
 from cellwall.jail.boot import read_config
@@ -61,6 +62,8 @@ class Worker(NamedTuple):
     last_capability: int
     guest_main: Callable[[int, Dict[str, Any]], Any]
     exec_python: str
+    environment: Dict[str, str]
+    """Of a sandbox for which the host names no other; this process has it already."""
 
 
 def main(arguments: List[str]) -> None:
@@ -74,31 +77,39 @@ def main(arguments: List[str]) -> None:
         process.do(process.prepare_no_new_privs())
         os.umask(0o022)
         worker = _worker(config)
-        report = _preload(config)
-        _refuse_dirt({control.fileno(), lifeline, *worker_fds})
+        guest = importlib.import_module(config["guest_preload"])
+        report = guest.warm(list(config["preload"]), config["environment"])
+        ours = {control.fileno(), lifeline, *worker_fds}
+        programs = config["program_workers"]
+        _fork_workers(config, worker, worker_fds[:programs], ours)
+        guest.warm_sessions()
+        _fork_workers(config, worker, worker_fds[programs:], ours)
     except BaseException as error:  # noqa: BLE001 - the host must hear of it
         step = f"fork-server: preload {', '.join(config['preload']) or 'nothing'}"
         message = f"{type(error).__name__}: {error}"[:2000]
         fds.send_message(control, {"event": "failed", "step": step, "error": message})
         os._exit(1)
-    gc.collect()
-    gc.freeze()
-    memory.collapse_anonymous()
-    for fd in worker_fds:
-        if os.fork() == 0:
-            _serve(worker, fd)
     fds.close_all(worker_fds)
     fds.send_message(control, {"event": "ready", "preload": report})
     _watch(control, lifeline)
 
 
-def _preload(config: Dict[str, Any]) -> Dict[str, Any]:
-    """Warm the interpreter through the guest's own entry, which knows its code paths."""
-    warm = importlib.import_module(config["guest_preload"]).warm
-    report: Dict[str, Any] = warm(list(config["preload"]))
+def _fork_workers(
+    config: Dict[str, Any], worker: Worker, worker_fds: List[int], ours: Set[int]
+) -> None:
+    """Freeze what has been warmed up to now and fork the workers that are to have it."""
     # What was seeded before the fork is found now; every context gives it a seed of its own.
     importlib.import_module(config["guest_reseed"]).collect()
-    return report
+    _refuse_dirt(ours)
+    gc.collect()
+    gc.freeze()
+    memory.collapse_anonymous()
+    for fd in worker_fds:
+        if os.fork() == 0:
+            try:
+                _serve(worker, fd)
+            finally:
+                os._exit(1)
 
 
 def _worker(config: Dict[str, Any]) -> Worker:
@@ -111,10 +122,11 @@ def _worker(config: Dict[str, Any]) -> Worker:
         program=bytes.fromhex(config["seccomp"]),
         guest_main=getattr(importlib.import_module(module), name),
         exec_python=config["python"],
+        environment=config["environment"],
     )
 
 
-def _refuse_dirt(ours: set[int]) -> None:
+def _refuse_dirt(ours: Set[int]) -> None:
     """SECURITY: a thread would vanish in forks holding locks; a socket would be shared by all."""
     threads = os.listdir("/proc/self/task")
     if len(threads) != 1:

@@ -45,9 +45,13 @@ def main(worker: Worker, ready: Ready, request: Dict[str, Any], channel: int, wa
     except Exception as error:  # noqa: BLE001 - the host must hear which step failed
         _report(channel, error)
         os._exit(1)
+    guest = request["guest"]
+    guest["is_environment_set"] = guest["env"] is None
+    if guest["env"] is None:
+        guest["env"] = worker.environment
     if request["start"] == "exec":
-        _exec_guest(worker, request["guest"], channel)
-    worker.guest_main(channel, request["guest"])
+        _exec_guest(worker, guest, channel)
+    worker.guest_main(channel, guest)
     os._exit(1)
 
 

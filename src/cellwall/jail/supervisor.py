@@ -40,10 +40,14 @@ class Settings:
     """Path of the template's interpreter inside the root."""
     preload: tuple[str, ...]
     environment: Mapping[str, str]
+    """What sandboxes have unless their spec says otherwise."""
+    preload_environment: Mapping[str, str]
+    """What is different while packages are imported."""
     uid_base: int
     uid_count: int
     rootless: bool
-    workers: int
+    workers: Mapping[str, int]
+    """How many processes clone sandboxes, by purpose: `program` and `session`, in this order."""
     seccomp: bytes
     guest_main: str
     guest_preload: str
@@ -93,6 +97,7 @@ class Worker:
     """One process of a fork-server that clones sandboxes, one after the other."""
 
     control: socket.socket
+    purpose: str
     pid: int
     """On the host."""
     started: int | None
@@ -169,7 +174,9 @@ class ForkServer:
         self.pid = 0
         self._boot: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._idle: asyncio.LifoQueue[Worker] = asyncio.LifoQueue()
+        self._idle: dict[str, asyncio.LifoQueue[Worker]] = {
+            purpose: asyncio.LifoQueue() for purpose in settings.workers
+        }
         self._sockets: list[socket.socket] = []
         self.workers: list[Worker] = []
         self._broken = ""
@@ -184,7 +191,7 @@ class ForkServer:
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pairs = [
             socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            for _ in range(self.settings.workers)
+            for _ in range(sum(self.settings.workers.values()))
         ]
         lifeline = os.pidfd_open(os.getpid())
         config = fds.as_document(json.dumps(self._config()))
@@ -209,7 +216,7 @@ class ForkServer:
             raise
         for worker in self.workers:
             worker.control.setblocking(False)
-            self._idle.put_nowait(worker)
+            self.give_back(worker)
 
     def _run_boot(self, inherited: list[int]) -> subprocess.Popen[bytes]:
         control, config, *kept = (str(fd) for fd in inherited)
@@ -236,10 +243,12 @@ class ForkServer:
             "python": settings.python,
             "uid_base": settings.uid_base,
             "uid_count": settings.uid_count,
-            "environment": dict(settings.environment),
+            "environment": {**settings.environment, **settings.preload_environment},
             "forkserver": {
                 "facts": facts,
                 "preload": list(settings.preload),
+                "environment": dict(settings.environment),
+                "program_workers": settings.workers["program"],
                 "seccomp": settings.seccomp.hex(),
                 "guest_main": settings.guest_main,
                 "guest_preload": settings.guest_preload,
@@ -290,22 +299,23 @@ class ForkServer:
             raise SandboxBroken(
                 f"fork-server: it has {len(pids)} processes instead of {len(self._sockets)}"
             )
+        purposes = [each for each, count in self.settings.workers.items() for _ in range(count)]
         return [
-            Worker(sock, pid, owner.start_time(pid))
-            for sock, pid in zip(self._sockets, pids, strict=True)
+            Worker(sock, purpose, pid, owner.start_time(pid))
+            for sock, purpose, pid in zip(self._sockets, purposes, pids, strict=True)
         ]
 
-    async def take_worker(self) -> Worker:
+    async def take_worker(self, purpose: str) -> Worker:
         """Wait for an idle worker; whoever takes it gives it back, whatever happens."""
-        worker = await self._idle.get()
+        worker = await self._idle[purpose].get()
         if self._broken:
-            self._idle.put_nowait(worker)  # whoever else waits must hear of it, too
+            self.give_back(worker)  # whoever else waits must hear of it, too
             raise SandboxBroken(f"fork-server: {self._broken}")
         return worker
 
     def give_back(self, worker: Worker) -> None:
         """Let another sandbox have the worker."""
-        self._idle.put_nowait(worker)
+        self._idle[worker.purpose].put_nowait(worker)
 
     def lose(self, why: str) -> None:
         """Fork nothing more from here: a worker is gone, or not where it should be."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Grade = Literal["PASS", "CAUTION", "FAIL"]
 Start = Literal["fork", "exec"]
+Purpose = Literal["program", "session"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class SandboxSpec:
     """Refuse to start where a limit could only be held softly."""
     start: Start = "fork"
     """`exec` gives an interpreter that shares no hash seed or layout with others; slower."""
+    purpose: Purpose = "session"
+    """`program` may leave out what only a session's cells use; a smaller image forks faster."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,7 @@ class JailRuntime:
 
     async def _fork(self, entry: Entry, spec: SandboxSpec, index: int) -> _Born:
         """Have a worker clone the sandbox, and go on to the next one's cgroups."""
-        worker = await entry.server.take_worker()
+        worker = await entry.server.take_worker(spec.purpose)
         try:
             groups = worker.groups
             if groups is None:
@@ -246,9 +246,10 @@ class JailRuntime:
     async def _spawn(
         self, entry: Entry, worker: supervisor.Worker, spec: SandboxSpec, index: int
     ) -> supervisor.Spawned:
+        environment = {**inside_environment(spec.template, spec.limits.cpus), **spec.env}
         guest = {
             "home": plan.HOME,
-            "env": {**inside_environment(spec.template, spec.limits.cpus), **spec.env},
+            "env": None if environment == entry.server.settings.environment else environment,
             "contexts": list(spec.contexts),
         }
         return await entry.server.spawn(

@@ -130,6 +130,7 @@ class JailSandbox:
         return (
             spec.template.digest == self._spec.template.digest
             and spec.contexts == self._spec.contexts
+            and spec.purpose == self._spec.purpose
             and spec.start == self._spec.start == "fork"
             and dict(spec.env) == dict(self._spec.env)
             and math.ceil(ours.cpus) == math.ceil(theirs.cpus)

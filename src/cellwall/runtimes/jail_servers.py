@@ -139,17 +139,19 @@ class ForkServers:
     async def _start(self, template: BuiltTemplate) -> Entry:
         bundle = build_bundle(self._state_dir, _BUNDLE, "cellwall.jail.entry:main")
         held = uids.single() if self._rootless else uids.acquire()
+        cpus = os.cpu_count() or 1
         settings = supervisor.Settings(
             guest_path=bundle,
             template_path=Path(template.path),
             base_mounts=template.base_mounts,
             python=_PYTHON_INSIDE,
             preload=template.template.preload,
-            environment={**inside_environment(template, 1), **_PRELOAD_ENVIRONMENT},
+            environment=inside_environment(template, 1),
+            preload_environment=_PRELOAD_ENVIRONMENT,
             uid_base=held.base,
             uid_count=held.count,
             rootless=self._rootless,
-            workers=max(2, os.cpu_count() or 1),
+            workers={"program": max(2, cpus), "session": max(1, cpus // 2)},
             seccomp=self._program,
             guest_main="cellwall.guest.init:main",
             guest_preload="cellwall.guest.preload",
