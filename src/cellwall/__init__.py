@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cellwall.engine.engine import Engine
     from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.engine.settings import EngineSettings
+    from cellwall.engine.terminals import Terminal
     from cellwall.model.errors import (
         CapacityError,
         CellwallError,
@@ -39,6 +40,7 @@ _HOMES = {
     "cellwall.engine.engine": ("Engine",),
     "cellwall.engine.sandbox": ("AsyncSandbox",),
     "cellwall.engine.settings": ("EngineSettings",),
+    "cellwall.engine.terminals": ("Terminal",),
     "cellwall.model.errors": (
         "CapacityError",
         "CellwallError",
@@ -78,6 +80,7 @@ __all__ = [
     "Sandbox",
     "SandboxBroken",
     "SandboxUnavailable",
+    "Terminal",
     "UsageError",
     "Verdict",
     "arun",

@@ -7,10 +7,10 @@ import contextlib
 import json
 import socket
 import struct
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from channel_pair import Pair, frame, with_pair
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +19,6 @@ from cellwall.runtimes.channel import (
     HEADER_CAP_BYTES,
     ChannelLost,
     FrameError,
-    GuestChannel,
     GuestRefused,
     strict_json,
 )
@@ -34,35 +33,6 @@ DONE: dict[str, Any] = {
     "cut": {"stdout": 0},
     "rusage": {"user_us": 1},
 }
-
-
-def frame(header: object, body: bytes = b"") -> bytes:
-    text = json.dumps(header).encode()
-    return struct.pack(">II", len(text), len(body)) + text + body
-
-
-class Pair:
-    """A channel and the hostile end of its socket."""
-
-    def __init__(self) -> None:
-        ours, self.guest = socket.socketpair()
-        self.violations: list[str] = []
-        self.channel = GuestChannel(ours, on_violation=self.violations.append)
-
-    def say(self, *frames: bytes) -> None:
-        self.guest.sendall(b"".join(frames))
-
-
-def with_pair(body: Callable[[Pair], Awaitable[None]]) -> None:
-    async def main() -> None:
-        pair = Pair()
-        try:
-            await body(pair)
-        finally:
-            pair.channel.close()
-            pair.guest.close()
-
-    asyncio.run(main())
 
 
 async def answer_to_a_request(pair: Pair, *frames: bytes) -> object:

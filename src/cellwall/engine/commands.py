@@ -10,7 +10,7 @@ import asyncio
 import signal as signals
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from cellwall.engine.execution import Attempt, OnEvent, Work
 from cellwall.engine.files import file_error
@@ -20,8 +20,10 @@ from cellwall.model.outcome import Outcome, Verdict
 from cellwall.runtimes.channel import GuestRefused
 
 if TYPE_CHECKING:
+    from cellwall.engine.execution import Recorder
     from cellwall.engine.live import Live
     from cellwall.engine.tasks import Tasks
+    from cellwall.engine.terminals import Terminal
     from cellwall.model.execution import Event
 
 OnText = Callable[[str], None]
@@ -120,10 +122,6 @@ class Command:
         """End its standard input."""
         self._live.channel.send({"op": "stdin_close", "id": self.id})
 
-    async def resize(self, rows: int, cols: int) -> None:
-        """Tell its terminal a new size."""
-        self._live.channel.send({"op": "resize", "id": self.id, "rows": rows, "cols": cols})
-
     async def kill(self, signal: int = signals.SIGKILL) -> None:
         """Signal its whole process tree."""
         self._live.channel.send({"op": "signal", "id": self.id, "signal": int(signal)})
@@ -162,35 +160,61 @@ class Commands:
             raise _refused(refusal, argv) from None
         return CommandResult(attempt.recorder.stdout.text, attempt.recorder.stderr.text, outcome)
 
+    @overload
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        pty: tuple[int, int],
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> Terminal: ...
+    @overload
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        pty: None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+        on_event: OnEvent | None = None,
+    ) -> Command: ...
     async def start(  # noqa: PLR0913 - each is a choice of the caller's
         self,
         command: str | Sequence[str],
         *,
+        pty: tuple[int, int] | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - a limit of the sandbox, not of the await
-        terminal: tuple[int, int] | None = None,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_event: OnEvent | None = None,
     ) -> Command:
-        """Start a command in the background; `terminal` is (rows, columns) of a pty."""
+        """Start a command in the background; with `pty`, (rows, columns), on a terminal.
+
+        A terminal's output is not text and has no limit: read it from the `Terminal` returned.
+        """
         argv, work = self._work(command, cwd, env, timeout or _BACKGROUND_S)
-        pty = None if terminal is None else {"rows": terminal[0], "cols": terminal[1]}
-        work = replace(work, fields={**work.fields, "stdin": "stream", "pty": pty})
-        attempt = Attempt(self._live, work, by_stream(on_stdout, on_stderr, on_event))
-        recorder = attempt.recorder
-        recorder.started = asyncio.get_running_loop().create_future()
-        command_object = Command(self._live, attempt, argv, self._tasks)
-        try:
-            await recorder.started
-        except asyncio.CancelledError:
-            if recorder.refused is not None:
-                raise _refused(recorder.refused, argv) from None
-            if not recorder.is_ended:
-                raise
-        self._background[command_object.id] = command_object
-        return command_object
+        work = replace(work, fields={**work.fields, "stdin": "stream"})
+        deliver = by_stream(on_stdout, on_stderr, on_event)
+        if pty is None:
+            attempt = Attempt(self._live, work, deliver)
+            started = Command(self._live, attempt, argv, self._tasks)
+        else:
+            from cellwall.engine.terminals import Terminal, on_terminal
+
+            if deliver is not None:
+                raise UsageError("pty: callbacks get text", remedy="read the terminal's bytes")
+            attempt = on_terminal(self._live, work, pty)
+            started = Terminal(self._live, attempt, argv, self._tasks)
+        await _started(attempt.recorder, argv)
+        self._background[started.id] = started
+        return started
 
     async def list(self) -> list[Command]:
         """Return the background commands that run."""
@@ -244,6 +268,18 @@ class Commands:
     def _stop(self, number: int) -> None:
         channel = self._live.channel
         channel.send({"op": "signal", "id": number, "signal": int(signals.SIGKILL)})
+
+
+async def _started(recorder: Recorder, argv: Sequence[str]) -> None:
+    """Return when it has started, or ended at once. Raises NotFound, FileError."""
+    recorder.started = asyncio.get_running_loop().create_future()
+    try:
+        await recorder.started
+    except asyncio.CancelledError:
+        if recorder.refused is not None:
+            raise _refused(recorder.refused, argv) from None
+        if not recorder.is_ended:
+            raise
 
 
 def _refused(refusal: GuestRefused, argv: Sequence[str]) -> Exception:

@@ -94,6 +94,9 @@ class Stream:
 class Recorder:
     """Listener of one request: bounded memory of what happened, and a future for its end."""
 
+    expected = RUN
+    """The events its request may cause."""
+
     def __init__(self, limits: Limits, on_event: OnEvent | None) -> None:
         """`on_event` is called on the loop, in order, and must not block."""
         self._on_event = on_event
@@ -233,15 +236,19 @@ _HANDLERS: dict[str, Callable[[Recorder, dict[str, Any], bytes], None]] = {
 class Attempt:
     """One piece of work under way in a live sandbox."""
 
-    def __init__(self, live: Live, work: Work, on_event: OnEvent | None) -> None:
-        """Hand the work over; the clocks start now."""
+    def __init__(
+        self, live: Live, work: Work, on_event: OnEvent | None, recorder: Recorder | None = None
+    ) -> None:
+        """Hand the work over; the clocks start now. `recorder` is for work of another kind."""
         self.live = live
         self.work = work
-        self.recorder = Recorder(work.limits, on_event)
+        self.recorder = recorder or Recorder(work.limits, on_event)
         self._before: KernelReadings = live.readings_before()
         self._began_s = time.perf_counter()
         channel = live.channel
-        self.recorder.number = channel.open(work.op, self.recorder, RUN, work.fields, work.body)
+        self.recorder.number = channel.open(
+            work.op, self.recorder, self.recorder.expected, work.fields, work.body
+        )
         self.recorder.context = work.fields.get("context")
         live.running.add(self.recorder)
         self._deadlines = Deadlines(

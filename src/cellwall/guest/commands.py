@@ -23,12 +23,14 @@ from cellwall.guest.pipes import Feed, Meter, Pump, Sinks
 from cellwall.guest.processes import Exit
 from cellwall.guest.refusals import Refusal, refusal_from
 from cellwall.guest.requests import Request
+from cellwall.guest.streams import MOST_GRANTED_BYTES, Stream
 
 MOST_COMMANDS = 64
 _DEFAULT_OUTPUT_BYTES = 1024 * 1024
 _MOST_OUTPUT_BYTES = 2**40
+_DEFAULT_WINDOW_BYTES = 256 * 1024
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
-_WINDOW = struct.Struct("HHHH")
+_SIZE = struct.Struct("HHHH")
 _END_OF_FILE_KEY = b"\x04"
 
 # Python ignores these two and init some more; an exec keeps what is ignored.
@@ -51,8 +53,9 @@ class Plan(NamedTuple):
     cwd: str
     env: dict[str, str]
     has_stdin: bool
-    window: tuple[int, int] | None
+    size: tuple[int, int] | None
     output_bytes: int
+    window_bytes: int
 
 
 class Command:
@@ -65,8 +68,8 @@ class Command:
         self.stdout = Meter(output_bytes)
         self.stderr = Meter(output_bytes)
         self.pumps: list[Pump] = []
-        self.feed: Feed | None = None
-        self.terminal: int | None = None
+        self.feed: Feed | Stream | None = None
+        self.terminal: Terminal | None = None
 
     def signal(self, number: int) -> None:
         """Signal everything in the command's session."""
@@ -74,17 +77,36 @@ class Command:
 
     def end_input(self) -> None:
         """End of file on its input."""
-        if self.feed is None:
-            return
-        if self.terminal is None:
+        if self.terminal is not None:
+            self.terminal.stream.write(_END_OF_FILE_KEY)
+        elif isinstance(self.feed, Feed):
             self.feed.end()
-        else:
-            self.feed.write(_END_OF_FILE_KEY)
 
     def resize(self, rows: int, columns: int) -> None:
         """Tell its terminal; without one there is nothing to tell."""
         if self.terminal is not None:
-            set_window(self.terminal, rows, columns)
+            set_size(self.terminal.fd, rows, columns)
+
+    def grant(self, count: int) -> None:
+        """The host can take more of a terminal's output; other output is metered instead."""
+        if self.terminal is not None:
+            self.terminal.stream.grant(count)
+
+    def end_output(self) -> int:
+        """Send what is left of a terminal's output and close it; how much input it never took."""
+        if self.terminal is None:
+            return 0
+        self.terminal.stream.drain()
+        self.terminal.stream.stop()
+        os.close(self.terminal.fd)  # a hang-up, as for any terminal that is closed
+        return self.terminal.stream.dropped
+
+
+class Terminal(NamedTuple):
+    """Our side of a pseudo-terminal, and the bytes that pass through it."""
+
+    fd: int
+    stream: Stream
 
 
 class Commands:
@@ -110,8 +132,8 @@ class Commands:
         if len(self._by_pid) >= MOST_COMMANDS:
             raise Refusal("busy", f"start: {MOST_COMMANDS} commands run; end one first")
         plan = self._plan(request)
-        if plan.window is not None:
-            command = self._start_on_terminal(request.id, plan, plan.window)
+        if plan.size is not None:
+            command = self._start_on_terminal(request.id, plan, plan.size)
         else:
             command = self._start_on_pipes(request.id, plan)
         self._by_pid[command.pid] = command
@@ -128,6 +150,7 @@ class Commands:
             request.choice("stdin", ("none", "stream")) == "stream",
             request.terminal("pty"),
             request.integer("output_bytes", _DEFAULT_OUTPUT_BYTES, high=_MOST_OUTPUT_BYTES),
+            request.integer("window", _DEFAULT_WINDOW_BYTES, high=MOST_GRANTED_BYTES),
         )
 
     def _start_on_pipes(self, number: int, plan: Plan) -> Command:
@@ -161,13 +184,13 @@ class Commands:
             command.feed = Feed(self._loop, ours[2])
         return command
 
-    def _start_on_terminal(self, number: int, plan: Plan, window: tuple[int, int]) -> Command:
+    def _start_on_terminal(self, number: int, plan: Plan, size: tuple[int, int]) -> Command:
         try:
             terminal, other_side = os.openpty()
         except OSError as error:
             raise refusal_from(error, "start: open a terminal") from None
         try:
-            set_window(terminal, *window)
+            set_size(terminal, *size)
             # The leader of a session gets the first terminal it opens as its controlling one.
             actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
                 (os.POSIX_SPAWN_OPEN, 0, os.ttyname(other_side), os.O_RDWR, 0),
@@ -180,10 +203,10 @@ class Commands:
             raise
         finally:
             os.close(other_side)
-        # Epoll keeps one entry per descriptor, so reading and writing need one each.
-        command.feed = Feed(self._loop, os.dup(terminal))
-        command.terminal = terminal
-        self._attach(command, terminal, "stdout", command.stdout)
+        stream = Stream(self._loop, self._channel, terminal, number, "stdout")
+        command.feed, command.terminal = stream, Terminal(terminal, stream)
+        stream.invite()
+        stream.begin_reading(plan.window_bytes)
         return command
 
     def _attach(self, command: Command, fd: int, event: str, meter: Meter) -> None:
@@ -198,14 +221,13 @@ class Commands:
             return False
         for pump in command.pumps:
             pump.drain()
-            if command.terminal is not None:
-                pump.close()  # a hang-up, as for any terminal that is closed
-            else:
-                self._sinks.add(pump)
+            self._sinks.add(pump)
         cut = {"stdout": command.stdout.cut, "stderr": command.stderr.cut, "display": 0, "stdin": 0}
-        if command.feed is not None:
+        if isinstance(command.feed, Feed):
             cut["stdin"] = command.feed.dropped
             command.feed.close()
+        else:
+            cut["stdin"] = command.end_output()
         self._channel.send(
             {
                 "ev": "done",
@@ -254,9 +276,9 @@ def find_program(name: str, path: str) -> str:
     raise Refusal("not_found", f"start {name!r}: no such program in PATH={path}")
 
 
-def set_window(terminal: int, rows: int, columns: int) -> None:
+def set_size(terminal: int, rows: int, columns: int) -> None:
     """Set a terminal's size; the kernel tells its foreground processes."""
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, _WINDOW.pack(rows, columns, 0, 0))
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, _SIZE.pack(rows, columns, 0, 0))
 
 
 def _close_all(fds: list[int]) -> None:

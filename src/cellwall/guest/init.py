@@ -32,6 +32,7 @@ from cellwall.guest.loop import READ, Loop
 from cellwall.guest.pipes import Sinks
 from cellwall.guest.refusals import Refusal, refusal_from
 from cellwall.guest.requests import Request
+from cellwall.guest.streams import MOST_GRANTED_BYTES
 from cellwall.guest.workers import Workers
 
 PROTOCOL = 1
@@ -72,6 +73,7 @@ class Init:
             "stdin": self._stdin,
             "stdin_close": self._stdin_close,
             "resize": self._resize,
+            "credit": self._credit,
             "signal": self._signal,
             "interrupt": self._interrupt,
             "context_create": self._context_create,
@@ -176,6 +178,12 @@ class Init:
         rows, columns = request.integer("rows", 24, 1, 65535), request.integer("cols", 80, 1, 65535)
         if job is not None:
             job.resize(rows, columns)
+
+    def _credit(self, request: Request) -> None:
+        count = request.integer("bytes", low=1, high=MOST_GRANTED_BYTES)
+        job = self._commands.job(request.id)
+        if job is not None:
+            job.grant(count)
 
     def _signal(self, request: Request) -> None:
         number = request.integer("signal", low=1, high=_MOST_SIGNAL)

@@ -38,6 +38,7 @@ _PREFIX = struct.Struct(">II")
 REPLY = frozenset({"reply", "fail"})
 REPLY_WITH_CHUNKS = frozenset({"reply", "fail", "chunk"})
 RUN = frozenset({"stdout", "stderr", "display", "error", "value", "started", "done", "fail"})
+TERMINAL = frozenset({"stdout", "credit", "started", "done", "fail"})
 _FINAL = frozenset({"reply", "fail", "done"})
 
 
@@ -153,6 +154,7 @@ _SCHEMA: dict[str, dict[str, Check]] = {
     "value": {},
     "started": {"pid": _is_count},
     "chunk": {},
+    "credit": {"bytes": _is_count},
     "reply": {},
     "fail": {"code": _is_text, "message": _is_text},
     "done": {
@@ -348,9 +350,9 @@ class GuestChannel:
             self._queue(head[sent:], memoryview(body)[max(0, sent - len(head)) :])
             self._loop.add_writer(self._fd, self._on_writable)
 
-    async def wait_writable(self) -> None:
-        """Return when the outgoing queue has room; for callers that send a lot."""
-        while self._out_bytes > _WRITE_HIGH_BYTES and self._lost is None:
+    async def wait_writable(self, most_queued_bytes: int = _WRITE_HIGH_BYTES) -> None:
+        """Return when no more than that is queued; for callers that send a lot."""
+        while self._out_bytes > most_queued_bytes and self._lost is None:
             future: asyncio.Future[None] = self._loop.create_future()
             self._room.append(future)
             await future

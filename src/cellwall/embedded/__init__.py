@@ -14,20 +14,14 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import (
-    AsyncIterator,
-    Callable,
-    Coroutine,
-    Generator,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from cellwall.embedded.commands import SyncCommands
+from cellwall.embedded.contexts import SyncContexts
+from cellwall.embedded.files import SyncFiles
 from cellwall.engine.commands import OnText, by_stream
 from cellwall.engine.engine import Engine
 from cellwall.model.errors import UsageError
@@ -36,10 +30,7 @@ from cellwall.runtimes import channel
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from cellwall.engine.commands import Command, CommandResult
     from cellwall.engine.execution import OnEvent
-    from cellwall.engine.files import FileEntry
-    from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.model.execution import Event, Execution
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation
@@ -266,170 +257,6 @@ async def arun(code: str, *, on_event: OnEvent | None = None, **options: Any) ->
 
 
 # -- sandboxes -------------------------------------------------------------------------------
-
-
-class _Part:
-    """A part of a sandbox whose calls are forwarded."""
-
-    def __init__(self, runner: Runner, sandbox: AsyncSandbox) -> None:
-        self._runner = runner
-        self._inner = sandbox
-
-    def _do(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return self._runner.call(lambda _engine, _put: work())
-
-
-class SyncContexts(_Part):
-    """The contexts of one sandbox."""
-
-    def create(self, name: str) -> None:
-        """Start another context."""
-        self._do(lambda: self._inner.contexts.create(name))
-
-    def list(self) -> list[str]:
-        """Return the names of the contexts that are alive."""
-        return self._do(self._inner.contexts.list)
-
-    def close(self, name: str) -> None:
-        """End a context."""
-        self._do(lambda: self._inner.contexts.close(name))
-
-    def restart(self, name: str = "main") -> None:
-        """End a context and start it afresh."""
-        self._do(lambda: self._inner.contexts.restart(name))
-
-
-class SyncCommand(_Part):
-    """A command in the background."""
-
-    def __init__(self, runner: Runner, sandbox: AsyncSandbox, command: Command) -> None:
-        """Made by `SyncCommands.start`."""
-        super().__init__(runner, sandbox)
-        self._command = command
-
-    @property
-    def id(self) -> int:
-        """Our number for it."""
-        return self._command.id
-
-    @property
-    def pid(self) -> int | None:
-        """Its pid inside, as the inside says."""
-        return self._command.pid
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it has not ended yet."""
-        return self._command.is_running
-
-    def wait(self) -> CommandResult:
-        """Return how it ended."""
-        return self._do(self._command.wait)
-
-    def send_stdin(self, data: str | bytes) -> None:
-        """Write to its standard input."""
-        self._do(lambda: self._command.send_stdin(data))
-
-    def close_stdin(self) -> None:
-        """End its standard input."""
-        self._do(self._command.close_stdin)
-
-    def kill(self, signal: int = 9) -> None:
-        """Signal its whole process tree."""
-        self._do(lambda: self._command.kill(signal))
-
-
-class SyncCommands(_Part):
-    """The commands of one sandbox."""
-
-    def run(
-        self,
-        command: str | Sequence[str],
-        *,
-        on_stdout: OnText | None = None,
-        on_stderr: OnText | None = None,
-        **options: Any,  # noqa: ANN401 - of Commands.run
-    ) -> CommandResult:
-        """Run a command (a string goes to a shell) and return how it ended."""
-        deliver = by_stream(on_stdout, on_stderr)
-        return self._runner.call(
-            lambda _engine, put: self._inner.commands.run(
-                command, on_event=None if deliver is None else put, **options
-            ),
-            deliver,
-        )
-
-    def start(self, command: str | Sequence[str], **options: Any) -> SyncCommand:  # noqa: ANN401 - of Commands.start
-        """Start a command in the background; its callbacks run on the engine's thread."""
-        started = self._do(partial(self._inner.commands.start, command, **options))
-        return SyncCommand(self._runner, self._inner, started)
-
-    def list(self) -> list[SyncCommand]:
-        """Return the background commands that run."""
-        found = self._do(self._inner.commands.list)
-        return [SyncCommand(self._runner, self._inner, command) for command in found]
-
-    def kill(self, command_id: int, signal: int = 9) -> None:
-        """Signal a background command's process tree."""
-        self._do(lambda: self._inner.commands.kill(command_id, signal))
-
-    def send_stdin(self, command_id: int, data: str | bytes) -> None:
-        """Write to a background command's standard input."""
-        self._do(lambda: self._inner.commands.send_stdin(command_id, data))
-
-
-class SyncFiles(_Part):
-    """File operations of one sandbox. Relative paths start at the working directory."""
-
-    def read(self, path: str) -> str:
-        """Return a file's content as text."""
-        return self._do(lambda: self._inner.files.read(path))
-
-    def read_bytes(self, path: str) -> bytes:
-        """Return a file's content."""
-        return self._do(lambda: self._inner.files.read_bytes(path))
-
-    def write(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
-        """Write a whole file, parents included; return its size."""
-        return self._do(lambda: self._inner.files.write(path, content, mode=mode))
-
-    def append(self, path: str, content: str | bytes) -> None:
-        """Append to a file, making it if need be."""
-        self._do(lambda: self._inner.files.append(path, content))
-
-    def stat(self, path: str) -> FileEntry:
-        """Describe one file."""
-        return self._do(lambda: self._inner.files.stat(path))
-
-    def exists(self, path: str) -> bool:
-        """Report whether there is something of that name."""
-        return self._do(lambda: self._inner.files.exists(path))
-
-    def list(self, path: str = ".", *, depth: int = 1, limit: int = 1000) -> list[FileEntry]:
-        """List a directory."""
-        return self._do(lambda: self._inner.files.list(path, depth=depth, limit=limit))
-
-    def mkdir(self, path: str, *, parents: bool = True) -> None:
-        """Make a directory."""
-        self._do(lambda: self._inner.files.mkdir(path, parents=parents))
-
-    def move(self, path: str, target: str) -> None:
-        """Rename or move."""
-        self._do(lambda: self._inner.files.move(path, target))
-
-    def remove(self, path: str, *, recursive: bool = False) -> None:
-        """Remove a file, an empty directory or a whole tree."""
-        self._do(lambda: self._inner.files.remove(path, recursive=recursive))
-
-    def upload_dir(self, local: str | Path, remote: str = ".") -> int:
-        """Copy a directory of the caller's into the sandbox."""
-        return self._do(lambda: self._inner.files.upload_dir(local, remote))
-
-    def download_dir(self, remote: str, local: str | Path, *, most_bytes: int = 1 << 30) -> int:
-        """Copy a directory out of the sandbox into a new or empty one."""
-        return self._do(
-            lambda: self._inner.files.download_dir(remote, local, most_bytes=most_bytes)
-        )
 
 
 class Sandbox:

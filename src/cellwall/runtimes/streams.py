@@ -1,0 +1,131 @@
+"""The host's end of one stream of bytes to and from the inside (design/0004).
+
+Terminals, connections to ports and watches are made of it; it knows frames neither of one nor of
+the other, and no transport: bytes and grants go in and out by the methods below. The invariant:
+the inside can send no more than was granted, and no more is granted than is held here, so an
+unread stream costs one window and stops its producer instead of its neighbours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from cellwall.runtimes.channel import FrameError
+
+if TYPE_CHECKING:
+    from cellwall.runtimes.channel import GuestChannel
+
+WINDOW_BYTES = 256 * 1024
+"""Most bytes of one stream that may wait here for their reader."""
+
+_STEP_BYTES = 64 * 1024
+_MOST_CREDIT_BYTES = 1 << 30
+
+
+class ByteStream:
+    """One stream. Any number of writers, one reader at a time."""
+
+    def __init__(self, channel: GuestChannel, *, slack_bytes: int = 0) -> None:
+        """`slack_bytes` may come beyond what was granted, once, at the end."""
+        self._channel = channel
+        self.number = 0
+        """The request it belongs to, as soon as there is one."""
+        self._buffer = bytearray()
+        self._expected_bytes = WINDOW_BYTES + slack_bytes
+        self._read_bytes = 0
+        self._credit_bytes = 0
+        self._has_ended = False
+        self._takes_input = True
+        self._error: Exception | None = None
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+        self._writing = asyncio.Lock()
+
+    # -- from the guest ------------------------------------------------------------------------
+
+    def feed(self, body: bytes) -> None:
+        """Take bytes the guest sent; `FrameError` if it may not send that many."""
+        if not body or len(body) > self._expected_bytes:
+            raise FrameError(f"stream: {len(body)} bytes where {self._expected_bytes} were granted")
+        self._expected_bytes -= len(body)
+        if not self._has_ended:
+            self._buffer += body
+            self._news.set()
+
+    def credit(self, count: int) -> None:
+        """Take the guest's word that it has room for `count` bytes more."""
+        self._credit_bytes = min(self._credit_bytes + count, _MOST_CREDIT_BYTES)
+        self._room.set()
+
+    def end(self, error: Exception | None = None) -> None:
+        """Note that nothing more comes; what is here can still be read. The first call counts."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._error = error
+            self._news.set()
+
+    def end_input(self) -> None:
+        """Note that nothing more is taken: writers learn it."""
+        self._takes_input = False
+        self._room.set()
+
+    # -- for the owner -------------------------------------------------------------------------
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the guest's side has ended; there may still be something to read."""
+        return self._has_ended
+
+    async def read(self, most_bytes: int = _STEP_BYTES) -> bytes:
+        """Return what is there, at least one byte; `b""` at the end, or the error of the end."""
+        while not self._buffer and not self._has_ended:
+            self._news.clear()
+            await self._news.wait()
+        if self._buffer:
+            return self._take(most_bytes)
+        if self._error is not None:
+            raise self._error
+        return b""
+
+    def read_nowait(self, most_bytes: int = _STEP_BYTES) -> bytes:
+        """Return what is there, possibly nothing."""
+        return self._take(most_bytes) if self._buffer else b""
+
+    def discard(self) -> None:
+        """Forget what is there and what comes; nothing is granted any more."""
+        self.end()
+        self._buffer.clear()
+        self._error = None
+
+    async def write(self, data: bytes) -> bool:
+        """Send bytes as the inside takes them; False if it took only a part and ended."""
+        async with self._writing:
+            position = 0
+            while position < len(data):
+                if not await self._wait_credit():
+                    return False
+                size = min(self._credit_bytes, _STEP_BYTES, len(data) - position)
+                self._credit_bytes -= size
+                step = bytes(data[position : position + size])
+                self._channel.send({"op": "stdin", "id": self.number}, step)
+                await self._channel.wait_writable(_STEP_BYTES)
+                position += size
+        return True
+
+    async def _wait_credit(self) -> bool:
+        while self._takes_input and not self._credit_bytes:
+            self._room.clear()
+            await self._room.wait()
+        return self._takes_input
+
+    def _take(self, most_bytes: int) -> bytes:
+        data = bytes(self._buffer[:most_bytes])
+        del self._buffer[:most_bytes]
+        self._read_bytes += len(data)
+        # In large steps: an answer of one line must not cost a frame back.
+        if self._read_bytes >= WINDOW_BYTES // 4 and not self._has_ended:
+            self._channel.send({"op": "credit", "id": self.number, "bytes": self._read_bytes})
+            self._expected_bytes += self._read_bytes
+            self._read_bytes = 0
+        return data
