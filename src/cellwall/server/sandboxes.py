@@ -30,18 +30,12 @@ _ENDED_COMMANDS = 256
 class CommandRecord(Tracked):
     """One command."""
 
-    def __init__(
-        self,
-        owner: str,
-        request_id: str,
-        spool_bytes: int,
-        argv: list[str],
-        terminal: Window | None,
-    ) -> None:
+    def __init__(self, owner: str, request_id: str, spool_bytes: int, argv: list[str]) -> None:
         """It has not been started."""
         super().__init__(new_id(), owner, request_id, spool_bytes)
         self.argv = argv
-        self.terminal = terminal
+        self.terminal: Window | None = None
+        """The size of the terminal it runs on, if it does."""
         self.command: Command | None = None
         self.result: CommandResult | None = None
 

@@ -183,7 +183,6 @@ class CommandBody(Closed):
     stdin_b64: Base64 | None = None
     timeout: Seconds | None = None
     background: bool = False
-    terminal: Window | None = None
     on_disconnect: OnDisconnect | None = None
 
     @model_validator(mode="after")

@@ -28,7 +28,6 @@ from cellwall.server.schemas import (
     SignalBody,
     StdinQuery,
     WaitQuery,
-    Window,
 )
 from cellwall.server.streams import MEDIA, chosen, resume_from, send_spool
 
@@ -78,42 +77,40 @@ async def start(call: Call) -> None:
 
 async def started(call: Call, owner: SandboxRecord, body: CommandBody) -> CommandRecord:
     """Start a command and return its record; `NotFound` if there is no such program."""
-    limits = owner.sandbox.limits
     timeout, _ = asked.clipped_seconds(body.timeout, call.settings.most.life_s)
-    if timeout is None and not body.background and body.terminal is None:
-        timeout = limits.wall_s
+    if timeout is None and not body.background:
+        timeout = owner.sandbox.limits.wall_s
     stdin = asked.stdin(body)
-    window = None if body.terminal is None else (body.terminal.rows, body.terminal.cols)
     argv = body.argv if body.argv is not None else ["/bin/bash", "-c", body.command or ""]
-    record = CommandRecord(
-        call.owner, call.request_id, call.settings.spool_bytes, argv, body.terminal
-    )
+    record = CommandRecord(call.owner, call.request_id, call.settings.spool_bytes, argv)
     made = await owner.sandbox.commands.start(
-        argv,
-        cwd=body.cwd,
-        env=body.env,
-        timeout=timeout,
-        terminal=window,
-        on_event=record.spool.append,
+        argv, cwd=body.cwd, env=body.env, timeout=timeout, on_event=record.spool.append
     )
+    follow(call, owner, record, made)
+    if stdin is not None:
+        await made.send_stdin(stdin)
+    if stdin is not None or not body.background:
+        await made.close_stdin()
+    return record
+
+
+def follow(call: Call, owner: SandboxRecord, record: CommandRecord, made: Command) -> None:
+    """Know a command that was started, and write down how it ends."""
     record.command = made
     record.on_start(made.attempt)
     owner.add_command(record)
     owner.log("command started", command=record.id)
     record.task = call.state.tasks.spawn(_follow(owner, record, made))
-    if stdin is not None:
-        await made.send_stdin(stdin)
-    if stdin is not None or not (body.background or body.terminal):
-        await made.close_stdin()
-    return record
 
 
 async def _follow(owner: SandboxRecord, record: CommandRecord, made: Command) -> None:
     """Write down how it ended."""
     try:
         record.result = await made.wait()
-        verdict = record.result.outcome.verdict.value
-        owner.log("command ended", command=record.id, verdict=verdict)
+        outcome = record.result.outcome.as_json()
+        owner.log("command ended", command=record.id, verdict=outcome["verdict"])
+        # A terminal's output is no events; its end is one.
+        record.spool.finish({"type": "end", "verdict": outcome["verdict"], "outcome": outcome})
     except Exception as error:  # noqa: BLE001 - it belongs to whoever asks
         record.fail(error)
     finally:
@@ -168,17 +165,6 @@ def signal_number(wanted: int | str) -> int:
         return int(signals.Signals[name])
     except KeyError:
         raise UsageError(f"signal: {wanted!r} is none", remedy="say TERM, INT, KILL…") from None
-
-
-async def resize(call: Call) -> None:
-    """`POST /sandboxes/{id}/commands/{cid}/resize`."""
-    body = await body_of(call, Window)
-    record = command(call)
-    if record.terminal is None:
-        raise UsageError("resize: the command has no terminal", remedy="start it with `terminal`")
-    await _running(record).resize(body.rows, body.cols)
-    record.terminal = body
-    await call.answer({"message": "resized", "id": record.id})
 
 
 async def kill(call: Call) -> None:
@@ -258,15 +244,6 @@ ENDPOINTS = (
         "Signal a command's process tree",
         _DONE,
         body=SignalBody,
-        tags=("commands",),
-    ),
-    Endpoint(
-        "POST",
-        f"{_ONE}/resize",
-        resize,
-        "Tell a command's terminal its new size",
-        _DONE,
-        body=Window,
         tags=("commands",),
     ),
 )

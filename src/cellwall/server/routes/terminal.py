@@ -1,7 +1,7 @@
 """A terminal in a sandbox over a WebSocket: a real pty, a command like any other.
 
-The invariant: output waits for the browser (the sandbox's channel is paused meanwhile), and the
-command gets a hang-up when the WebSocket is gone.
+The invariant: output waits for the browser inside the sandbox, not here, and the command gets a
+hang-up when the WebSocket is gone.
 """
 
 from __future__ import annotations
@@ -9,21 +9,20 @@ from __future__ import annotations
 import asyncio
 import json
 import signal as signals
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
-from cellwall.model.errors import CellwallError, UsageError
+from cellwall.model.errors import UsageError
 from cellwall.server.call import ClientGone
 from cellwall.server.endpoint import Answer, Endpoint, query_of, sandbox
-from cellwall.server.routes.commands import signal_number, started
-from cellwall.server.schemas import CommandBody, TerminalQuery, Window
+from cellwall.server.routes.commands import follow, signal_number
+from cellwall.server.sandboxes import CommandRecord
+from cellwall.server.schemas import TerminalQuery, Window
 from cellwall.server.sockets import BAD_MESSAGE, Socket, wanted_subprotocol
 
 if TYPE_CHECKING:
-    from cellwall.engine.commands import Command
+    from cellwall.engine.tasks import Tasks
+    from cellwall.engine.terminals import Terminal
     from cellwall.server.call import Call
-    from cellwall.server.sandboxes import CommandRecord
 
 _SHELL = ["/bin/bash", "-l"]
 
@@ -32,103 +31,89 @@ async def terminal(call: Call) -> None:
     """`WS /sandboxes/{id}/terminal`."""
     query = query_of(call, TerminalQuery)
     owner = sandbox(call)
-    body = CommandBody(
-        argv=_SHELL if query.command is None else ["/bin/bash", "-c", query.command],
-        command=None,
-        cwd=query.cwd,
-        env={"TERM": "xterm-256color"},
-        terminal=Window(rows=query.rows, cols=query.cols),
-        background=True,
-    )
-    record = await started(call, owner, body)
+    argv = _SHELL if query.command is None else ["/bin/bash", "-c", query.command]
+    made = await owner.sandbox.commands.start(argv, pty=(query.rows, query.cols), cwd=query.cwd)
+    record = CommandRecord(call.owner, call.request_id, call.settings.spool_bytes, argv)
+    record.terminal = Window(rows=query.rows, cols=query.cols)
+    follow(call, owner, record, made)
     socket = Socket(call)
     try:
         await socket.accept(wanted_subprotocol(call))
         async with asyncio.timeout(call.settings.socket_s):
-            await _talk(call, socket, record)
+            await _Session(socket, record, made).talk(call.state.tasks)
     except TimeoutError:
         await socket.close(1001, "its whole life is over")
     finally:
-        if record.command is not None and not record.ended.done():
-            await record.command.kill(signals.SIGHUP)
+        if made.is_running:
+            await made.kill(signals.SIGHUP)
+        await made.close()
 
 
-async def _talk(call: Call, socket: Socket, record: CommandRecord) -> None:
-    await socket.send_json(
-        {
-            "type": "started",
-            "command_id": record.id,
-            **(record.terminal.model_dump() if record.terminal else {}),
-        }
-    )
-    listening = call.state.tasks.spawn(_listen(socket, record))
-    try:
-        await _send_output(call, socket, record, listening)
-        if listening.done():
-            listening.result()
-    except UsageError as error:
-        await socket.close(BAD_MESSAGE, error.message)
-    finally:
-        listening.cancel()
+class _Session:
+    """One terminal and the one who looks at it."""
 
+    def __init__(self, socket: Socket, record: CommandRecord, made: Terminal) -> None:
+        self._socket = socket
+        self._record = record
+        self._terminal = made
 
-async def _send_output(
-    call: Call, socket: Socket, record: CommandRecord, listening: asyncio.Task[None]
-) -> None:
-    reader = record.spool.reader(0)
-    try:
-        while not listening.done():
-            for line in reader.take():
-                await _send_event(socket, json.loads(line.text))
-            reader.passed()
-            if reader.is_over:
-                await socket.close()
-                return
-            await asyncio.wait((reader.arrival(), listening), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        reader.close()
+    async def talk(self, tasks: Tasks) -> None:
+        """Carry both ways until either side ends. Raises `ClientGone`."""
+        window = self._record.terminal
+        size = {} if window is None else window.model_dump()
+        await self._socket.send_json({"type": "started", "command_id": self._record.id, **size})
+        speaking = tasks.spawn(self._speak())
+        listening = tasks.spawn(self._listen())
+        try:
+            done, _ = await asyncio.wait((speaking, listening), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except UsageError as error:
+            await self._socket.close(BAD_MESSAGE, error.message)
+        finally:
+            speaking.cancel()
+            listening.cancel()
 
+    async def _speak(self) -> None:
+        try:
+            async for data in self._terminal:
+                await self._socket.send(data)
+            outcome = (await self._terminal.wait()).outcome.as_json()
+            await self._socket.send_json(
+                {"type": "end", "verdict": outcome["verdict"], "outcome": outcome}
+            )
+            await self._socket.close()
+        except ClientGone:
+            pass
 
-async def _send_event(socket: Socket, event: dict[str, Any]) -> None:
-    if event["type"] == "end":
-        await socket.send_json(
-            {"type": "end", "verdict": event["verdict"], "outcome": event["outcome"]}
-        )
-    elif "text" in event:
-        await socket.send(str(event["text"]).encode())
+    async def _listen(self) -> None:
+        """Take what the client says until it goes; `UsageError` on nonsense."""
+        try:
+            while True:
+                message = await self._socket.receive()
+                if isinstance(message, bytes):
+                    await self._terminal.write(message)
+                else:
+                    await self._obey(message)
+        except ClientGone:
+            pass
 
-
-async def _listen(socket: Socket, record: CommandRecord) -> None:
-    """Take what the client says until it goes; `UsageError` on nonsense."""
-    assert record.command is not None  # noqa: S101 - `started` sets it
-    try:
-        while True:
-            message = await socket.receive()
-            if isinstance(message, bytes):
-                await record.command.send_stdin(message)
+    async def _obey(self, message: str) -> None:
+        try:
+            value = json.loads(message)
+            kind = value["type"]
+            if kind == "input":
+                await self._terminal.write(str(value["text"]))
+            elif kind == "resize":
+                window = Window(rows=value["rows"], cols=value["cols"])
+                await self._terminal.resize(window.rows, window.cols)
+                self._record.terminal = window
+            elif kind == "signal":
+                await self._terminal.kill(signal_number(value["signal"]))
             else:
-                await _obey(record.command, record, message)
-    except (ClientGone, CellwallError) as error:
-        if isinstance(error, UsageError):
-            raise
-
-
-async def _obey(command: Command, record: CommandRecord, message: str) -> None:
-    try:
-        value = json.loads(message)
-        kind = value["type"]
-        if kind == "input":
-            await command.send_stdin(str(value["text"]))
-        elif kind == "resize":
-            window = Window(rows=value["rows"], cols=value["cols"])
-            await command.resize(window.rows, window.cols)
-            record.terminal = window
-        elif kind == "signal":
-            await command.kill(signal_number(value["signal"]))
-        else:
-            raise UsageError("terminal: an unknown kind of message")
-    except (ValueError, KeyError, TypeError, RecursionError, ValidationError):
-        raise UsageError("terminal: a message that cannot be read") from None
+                raise UsageError("terminal: an unknown kind of message")
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise UsageError("terminal: a message that cannot be read") from None
 
 
 ENDPOINTS = (
