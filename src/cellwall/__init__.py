@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cellwall.embedded import Sandbox, arun, run
     from cellwall.engine.commands import Command, CommandResult
     from cellwall.engine.engine import Engine
+    from cellwall.engine.ports import Connection
     from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.engine.settings import EngineSettings
     from cellwall.engine.terminals import Terminal
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         FileError,
         HostUnsupported,
         NotFound,
+        PortError,
         SandboxBroken,
         SandboxUnavailable,
         UsageError,
@@ -38,6 +40,7 @@ _HOMES = {
     "cellwall.embedded": ("Sandbox", "arun", "run"),
     "cellwall.engine.commands": ("Command", "CommandResult"),
     "cellwall.engine.engine": ("Engine",),
+    "cellwall.engine.ports": ("Connection",),
     "cellwall.engine.sandbox": ("AsyncSandbox",),
     "cellwall.engine.settings": ("EngineSettings",),
     "cellwall.engine.terminals": ("Terminal",),
@@ -48,6 +51,7 @@ _HOMES = {
         "FileError",
         "HostUnsupported",
         "NotFound",
+        "PortError",
         "SandboxBroken",
         "SandboxUnavailable",
         "UsageError",
@@ -65,6 +69,7 @@ __all__ = [
     "Command",
     "CommandResult",
     "Conflict",
+    "Connection",
     "Engine",
     "EngineSettings",
     "Event",
@@ -77,6 +82,7 @@ __all__ = [
     "Limits",
     "NotFound",
     "Outcome",
+    "PortError",
     "Sandbox",
     "SandboxBroken",
     "SandboxUnavailable",

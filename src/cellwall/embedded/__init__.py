@@ -15,7 +15,7 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping
-from functools import partial
+from functools import cached_property, partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -30,6 +30,7 @@ from cellwall.runtimes import channel
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from cellwall.embedded.ports import SyncPorts
     from cellwall.engine.execution import OnEvent
     from cellwall.model.execution import Event, Execution
     from cellwall.model.limits import Limits
@@ -281,6 +282,13 @@ class Sandbox:
         self.contexts = SyncContexts(self._runner, self._inner)
         self.commands = SyncCommands(self._runner, self._inner)
         self.files = SyncFiles(self._runner, self._inner)
+
+    @cached_property
+    def ports(self) -> SyncPorts:
+        """Connections to servers inside."""
+        from cellwall.embedded.ports import SyncPorts
+
+        return SyncPorts(self._runner, self._inner)
 
     @property
     def id(self) -> str:

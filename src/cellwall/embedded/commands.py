@@ -6,15 +6,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 from cellwall.embedded.part import Part
-from cellwall.engine.commands import OnText, by_stream
-from cellwall.engine.terminals import Terminal
-from cellwall.runtimes.streams import WINDOW_BYTES
+from cellwall.engine.commands import Command, OnText, by_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from cellwall.embedded import Runner
-    from cellwall.engine.commands import Command, CommandResult
+    from cellwall.embedded.terminals import SyncTerminal
+    from cellwall.engine.commands import CommandResult
     from cellwall.engine.sandbox import AsyncSandbox
 
 
@@ -56,36 +55,6 @@ class SyncCommand(Part):
     def kill(self, signal: int = 9) -> None:
         """Signal its whole process tree."""
         self._do(lambda: self._command.kill(signal))
-
-
-class SyncTerminal(SyncCommand):
-    """A command on a terminal: bytes out by `read` or iteration, bytes in by `write`."""
-
-    def __init__(self, runner: Runner, sandbox: AsyncSandbox, terminal: Terminal) -> None:
-        """Made by `SyncCommands.start` with `pty`."""
-        super().__init__(runner, sandbox, terminal)
-        self._terminal = terminal
-
-    def read(self, most_bytes: int = WINDOW_BYTES) -> bytes:
-        """Return what it printed since, at least one byte; `b""` after its end."""
-        return self._do(lambda: self._terminal.read(most_bytes))
-
-    def __iter__(self) -> Iterator[bytes]:
-        """Yield what it prints until it ends."""
-        while data := self.read():
-            yield data
-
-    def write(self, data: str | bytes) -> None:
-        """Type `data`; waits while the program takes no input. Ignored after its end."""
-        self._do(lambda: self._terminal.write(data))
-
-    def resize(self, rows: int, cols: int) -> None:
-        """Give it another size; the program learns it by SIGWINCH."""
-        self._do(lambda: self._terminal.resize(rows, cols))
-
-    def close(self) -> None:
-        """Hang up: kill its processes and forget what was not read."""
-        self._do(self._terminal.close)
 
 
 class SyncCommands(Part):
@@ -140,9 +109,11 @@ class SyncCommands(Part):
         return self._wrap(self._do(partial(self._inner.commands.start, command, **options)))
 
     def _wrap(self, command: Command) -> SyncCommand:
-        if isinstance(command, Terminal):
-            return SyncTerminal(self._runner, self._inner, command)
-        return SyncCommand(self._runner, self._inner, command)
+        if type(command) is Command:
+            return SyncCommand(self._runner, self._inner, command)
+        from cellwall.embedded.terminals import wrapped
+
+        return wrapped(self._runner, self._inner, command)
 
     def list(self) -> list[SyncCommand]:
         """Return the background commands that run."""

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from cellwall.engine.commands import Commands, OnText, by_stream
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from cellwall.engine.live import Live
+    from cellwall.engine.ports import Ports
     from cellwall.engine.tasks import Tasks
     from cellwall.languages.language import Language
     from cellwall.model.execution import Event, Execution
@@ -53,6 +55,7 @@ class AsyncSandbox:
     def __init__(self, live: Live, tasks: Tasks, on_closed: Callable[[], None]) -> None:
         """Made by the engine; callers use `Engine.create_sandbox` or `AsyncSandbox.create`."""
         self.live = live
+        self._tasks = tasks
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self.created_at = time.time()
@@ -113,6 +116,13 @@ class AsyncSandbox:
             callback(self.live.ended_because)
         else:
             self._listeners.append(callback)
+
+    @cached_property
+    def ports(self) -> Ports:
+        """Connections to servers inside."""
+        from cellwall.engine.ports import Ports
+
+        return Ports(self.live, self._tasks)
 
     # -- running code ----------------------------------------------------------------------
 

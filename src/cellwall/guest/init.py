@@ -30,6 +30,7 @@ from cellwall.guest.frames import FrameError, Header
 from cellwall.guest.link import Link
 from cellwall.guest.loop import READ, Loop
 from cellwall.guest.pipes import Sinks
+from cellwall.guest.ports import Connection, Ports
 from cellwall.guest.refusals import Refusal, refusal_from
 from cellwall.guest.requests import Request
 from cellwall.guest.streams import MOST_GRANTED_BYTES
@@ -61,6 +62,7 @@ class Init:
         self._commands = Commands(self._loop, self._channel, sinks, self._config)
         self._workers = Workers(self._loop, self._channel)
         self._files = Files(self._config)
+        self._ports: Ports | None = None
         self._awaited: list[str] = []
         self._operations = self._table()
 
@@ -88,6 +90,9 @@ class Init:
             "file_remove": self._remove,
             "tree_put": self._tree_put,
             "tree_get": self._tree_get,
+            "port_connect": self._port_connect,
+            "port_list": self._port_list,
+            "close": self._close,
             "chunk": self._chunk,
             "chunk_end": self._chunk_end,
             "shutdown": self._shutdown,
@@ -160,8 +165,18 @@ class Init:
             }
         )
 
-    def _job(self, request: Request) -> Command | ContextJob | None:
-        return self._contexts.job(request.id) or self._commands.job(request.id)
+    def _job(self, request: Request) -> Command | ContextJob | Connection | None:
+        job = self._contexts.job(request.id) or self._commands.job(request.id)
+        return job or self._connection(request)
+
+    def _connection(self, request: Request) -> Connection | None:
+        return None if self._ports is None else self._ports.job(request.id)
+
+    def _opened_ports(self) -> Ports:
+        # On first use: most sandboxes never have one.
+        if self._ports is None:
+            self._ports = Ports(self._loop, self._channel)
+        return self._ports
 
     def _stdin(self, request: Request) -> None:
         job = self._job(request)
@@ -181,7 +196,7 @@ class Init:
 
     def _credit(self, request: Request) -> None:
         count = request.integer("bytes", low=1, high=MOST_GRANTED_BYTES)
-        job = self._commands.job(request.id)
+        job = self._commands.job(request.id) or self._connection(request)
         if job is not None:
             job.grant(count)
 
@@ -227,6 +242,17 @@ class Init:
 
     def _tree_get(self, request: Request) -> None:
         self._workers.start(request.id, trees.departure(self._files.resolve(request)))
+
+    def _port_connect(self, request: Request) -> None:
+        self._opened_ports().connect(request)
+
+    def _port_list(self, request: Request) -> tuple[Header, bytes]:
+        return self._opened_ports().listing(request)
+
+    def _close(self, request: Request) -> None:
+        connection = self._connection(request)
+        if connection is not None:
+            connection.close()
 
     def _chunk(self, request: Request) -> None:
         self._workers.chunk(request.id, request.body)

@@ -25,6 +25,7 @@ CODES = frozenset(
         "no_context",
         "busy",
         "cancelled",
+        "refused",
         "internal",
     )
 )
@@ -50,6 +51,7 @@ _CODE_OF_ERRNO = {
     errno.ENOTEMPTY: "invalid",
     errno.ENXIO: "invalid",
     errno.EXDEV: "invalid",
+    errno.ECONNREFUSED: "refused",
     errno.EAGAIN: "busy",
     errno.EBUSY: "busy",
     errno.ETXTBSY: "busy",
@@ -61,6 +63,7 @@ _REMEDY_OF_ERRNO = {
     errno.ENOTEMPTY: "remove it recursively",
     errno.EAGAIN: "the limit of processes is reached; end some or raise it",
     errno.EMFILE: "the limit of open files is reached; end commands or raise it",
+    errno.ECONNREFUSED: "nobody listens there; start the server first",
     errno.EFBIG: "the limit of one file's size is reached",
     errno.ENOSPC: "the work area is full; remove files or raise the disk limit",
     errno.EXDEV: "source and target lie on different file systems",

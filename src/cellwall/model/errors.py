@@ -10,6 +10,7 @@ callers' mistakes. Every message names the step, the object and the remedy.
     ├── CapacityError         full; try again after `retry_after_s` (429 or 503)
     ├── SandboxUnavailable    the sandbox has ended; the message says why (410)
     ├── FileError             a file operation inside the sandbox was refused by its kernel
+    ├── PortError             a connection to a port inside was refused, reset or not answered
     ├── HostUnsupported       this machine cannot give what was asked for (start-up, 503)
     └── SandboxBroken         our fault: please file a bug; the sandbox was destroyed (500)
 """
@@ -71,6 +72,21 @@ class FileError(CellwallError):
     """
 
     code = "file"
+
+    def __init__(self, message: str, *, reason: str, remedy: str | None = None) -> None:
+        """`reason` is one word of the list above."""
+        super().__init__(message, remedy=remedy)
+        self.reason = reason
+
+
+class PortError(CellwallError):
+    """A connection to a port inside a sandbox failed.
+
+    Reasons: `refused` (nobody listens), `reset` (the server broke it off), `timeout` (it did not
+    accept in time), `closed` (by us, before).
+    """
+
+    code = "port"
 
     def __init__(self, message: str, *, reason: str, remedy: str | None = None) -> None:
         """`reason` is one word of the list above."""

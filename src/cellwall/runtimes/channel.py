@@ -39,7 +39,8 @@ REPLY = frozenset({"reply", "fail"})
 REPLY_WITH_CHUNKS = frozenset({"reply", "fail", "chunk"})
 RUN = frozenset({"stdout", "stderr", "display", "error", "value", "started", "done", "fail"})
 TERMINAL = frozenset({"stdout", "credit", "started", "done", "fail"})
-_FINAL = frozenset({"reply", "fail", "done"})
+CONNECTION = frozenset({"connected", "data", "credit", "end", "closed", "fail"})
+_FINAL = frozenset({"reply", "fail", "done", "closed"})
 
 
 class FrameError(ValueError):
@@ -155,6 +156,10 @@ _SCHEMA: dict[str, dict[str, Check]] = {
     "started": {"pid": _is_count},
     "chunk": {},
     "credit": {"bytes": _is_count},
+    "connected": {},
+    "data": {},
+    "end": {},
+    "closed": {"reset": _is_bool},
     "reply": {},
     "fail": {"code": _is_text, "message": _is_text},
     "done": {

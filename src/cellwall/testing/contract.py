@@ -21,7 +21,6 @@ from typing import Any, ClassVar
 import pytest
 
 from cellwall.embedded import Runner, Sandbox
-from cellwall.embedded.commands import SyncTerminal
 from cellwall.engine.engine import Engine
 from cellwall.engine.execution import OnEvent
 from cellwall.engine.settings import EngineSettings
@@ -29,18 +28,7 @@ from cellwall.model.errors import FileError, NotFound, SandboxUnavailable
 from cellwall.model.execution import Event, Execution
 from cellwall.model.outcome import Verdict
 from cellwall.testing.bare import BareTemplates
-
-_JOB = """
-import os, signal
-def show(word): print(word, *os.get_terminal_size(), flush=True)
-signal.signal(signal.SIGWINCH, lambda *_: show("resized"))
-signal.signal(signal.SIGCONT, lambda *_: show("again"))
-show("on")
-try:
-    while True: signal.pause()
-except KeyboardInterrupt:
-    print("interrupted")
-"""
+from cellwall.testing.contract_streams import StreamsContract
 
 
 class Subject:
@@ -79,7 +67,7 @@ class Subject:
         self.runner.close()
 
 
-class RuntimeContract:
+class RuntimeContract(StreamsContract):
     """Subclass it; see the module."""
 
     runtime_name: ClassVar[str]
@@ -388,46 +376,6 @@ while True: pass"""
         assert result.outcome.verdict is Verdict.WALL_TIME
         assert sandbox.run("1").verdict is Verdict.OK
 
-    # -- terminals ---------------------------------------------------------------------------
-
-    def test_terminal_is_a_terminal(self, sandbox: Sandbox) -> None:
-        """With a size that can change, keys that interrupt and jobs that stop and go on."""
-        sandbox.files.write("job.py", _JOB)
-        terminal = sandbox.commands.start(["/bin/bash", "--norc"], pty=(33, 101))
-        assert [c.id for c in sandbox.commands.list()] == [terminal.id]
-        terminal.write("python3 job.py\n")
-        _read_until(terminal, b"on 101 33")
-        terminal.write("\x1a")
-        _read_until(terminal, b"Stopped")
-        terminal.write("fg\n")
-        _read_until(terminal, b"again")
-        terminal.resize(44, 55)
-        _read_until(terminal, b"resized 55 44")
-        terminal.write("\x03")
-        _read_until(terminal, b"interrupted")
-        terminal.write("exit 7\n")
-        assert b"".join(terminal)
-        assert terminal.wait().exit_code == 7
-
-    def test_terminal_passes_bytes_and_cuts_nothing(self, sandbox: Sandbox) -> None:
-        """More than any limit on output, each byte as it was."""
-        script = "stty raw -echo; echo go; head -c 65536 | tee copy; cat big big big"
-        sandbox.files.write("big", bytes(range(256)) * 8192)
-        terminal = sandbox.commands.start(["/bin/bash", "-c", script], pty=(24, 80))
-        _read_until(terminal, b"go\n")
-        terminal.write(bytes(range(256)) * 256)
-        assert b"".join(terminal) == bytes(range(256)) * (256 + 3 * 8192)
-        result = terminal.wait()
-        assert (result.exit_code, result.outcome.truncated.stdout) == (0, 0)
-
-    def test_unread_terminal_stops_its_program_only(self, sandbox: Sandbox) -> None:
-        """The sandbox answers meanwhile; what was stopped can be ended."""
-        terminal = sandbox.commands.start("cat /dev/zero", pty=(24, 80))
-        assert sandbox.run("1").verdict is Verdict.OK
-        assert terminal.is_running
-        terminal.close()
-        assert terminal.wait().outcome.signal == 9
-
     # -- files -------------------------------------------------------------------------------
 
     def test_files_round_trip(self, sandbox: Sandbox) -> None:
@@ -508,16 +456,6 @@ while True: pass"""
         assert statistics().runtimes[self.runtime_name].live == 0
         assert statistics().pool.parked == 0
         _wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before)
-
-
-def _read_until(terminal: SyncTerminal, expected: bytes) -> bytes:
-    """Read up to the piece that completes `expected`; the test's own timeout is the deadline."""
-    seen = b""
-    while expected not in seen:
-        piece = terminal.read()
-        assert piece, f"the terminal ended after {seen!r}"
-        seen += piece
-    return seen
 
 
 def _wait_until(holds: Callable[[], bool], within_s: float = 10.0) -> None:

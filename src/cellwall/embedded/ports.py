@@ -1,0 +1,101 @@
+"""The ports of a synchronous sandbox; the engine's `ports` say what each call does.
+
+A connection looks like a socket as far as one is needed to talk: `recv`, `sendall`, `shutdown`.
+Programs that want a real one connect to a `forward`.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from cellwall.embedded.part import Part
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from cellwall.embedded import Runner
+    from cellwall.engine.forwards import Forward
+    from cellwall.engine.ports import Connection, ListeningPort
+    from cellwall.engine.sandbox import AsyncSandbox
+
+
+class SyncConnection(Part):
+    """One connection to a server inside."""
+
+    def __init__(self, runner: Runner, sandbox: AsyncSandbox, connection: Connection) -> None:
+        """Made by `SyncPorts.connect`."""
+        super().__init__(runner, sandbox)
+        self._connection = connection
+
+    def recv(self, most_bytes: int = 65_536) -> bytes:
+        """Return what has come, at least one byte; `b""` after the server's last."""
+        return self._do(lambda: self._connection.read(most_bytes))
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield what comes until the server has said its last."""
+        while data := self.recv():
+            yield data
+
+    def sendall(self, data: bytes) -> None:
+        """Send `data`; waits while the server takes none."""
+        self._do(lambda: self._connection.write(data))
+
+    def shutdown(self) -> None:
+        """Say that no more will be sent; receiving goes on."""
+        self._do(self._connection.write_eof)
+
+    def close(self) -> None:
+        """Close it: what was sent still arrives, what was not received is lost."""
+        self._do(self._connection.aclose)
+
+    def abort(self) -> None:
+        """Break it off; the server sees a reset."""
+
+        async def work() -> None:
+            self._connection.abort()
+
+        self._do(work)
+
+    def __enter__(self) -> SyncConnection:
+        """Use it as a context manager that closes it."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+
+class SyncPorts(Part):
+    """The ports of one sandbox."""
+
+    def connect(self, port: int, *, timeout: float = 10.0) -> SyncConnection:
+        """Connect to a TCP server that listens on loopback inside."""
+        connection = self._do(lambda: self._inner.ports.connect(port, timeout=timeout))
+        return SyncConnection(self._runner, self._inner, connection)
+
+    def list(self) -> list[ListeningPort]:
+        """Return the TCP ports that are listened on inside, as the inside says."""
+        return self._do(self._inner.ports.list)
+
+    @contextmanager
+    def forward(self, port: int, local_port: int = 0) -> Iterator[Forward]:
+        """Listen on this machine's loopback; what connects there reaches `port` inside.
+
+        `as` gives an object with `port` and `address`. Every process of this machine can connect.
+        """
+        forward = self._do(lambda: _opened(self._inner, port, local_port))
+        try:
+            yield forward
+        finally:
+            self._do(forward.aclose)
+
+
+async def _opened(sandbox: AsyncSandbox, port: int, local_port: int) -> Forward:
+    return await sandbox.ports.forward(port, local_port)

@@ -1,0 +1,52 @@
+"""The terminals of a synchronous sandbox; the engine's `terminals` say what each call does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cellwall.embedded.commands import SyncCommand
+from cellwall.engine.terminals import Terminal
+from cellwall.runtimes.streams import WINDOW_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cellwall.embedded import Runner
+    from cellwall.engine.commands import Command
+    from cellwall.engine.sandbox import AsyncSandbox
+
+
+class SyncTerminal(SyncCommand):
+    """A command on a terminal: bytes out by `read` or iteration, bytes in by `write`."""
+
+    def __init__(self, runner: Runner, sandbox: AsyncSandbox, terminal: Terminal) -> None:
+        """Made by `SyncCommands.start` with `pty`."""
+        super().__init__(runner, sandbox, terminal)
+        self._terminal = terminal
+
+    def read(self, most_bytes: int = WINDOW_BYTES) -> bytes:
+        """Return what it printed since, at least one byte; `b""` after its end."""
+        return self._do(lambda: self._terminal.read(most_bytes))
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield what it prints until it ends."""
+        while data := self.read():
+            yield data
+
+    def write(self, data: str | bytes) -> None:
+        """Type `data`; waits while the program takes no input. Ignored after its end."""
+        self._do(lambda: self._terminal.write(data))
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Give it another size; the program learns it by SIGWINCH."""
+        self._do(lambda: self._terminal.resize(rows, cols))
+
+    def close(self) -> None:
+        """Hang up: kill its processes and forget what was not read."""
+        self._do(self._terminal.close)
+
+
+def wrapped(runner: Runner, sandbox: AsyncSandbox, command: Command) -> SyncTerminal:
+    """Return the synchronous twin of a command that is a terminal."""
+    assert isinstance(command, Terminal)  # noqa: S101 - there is no third kind
+    return SyncTerminal(runner, sandbox, command)

@@ -1,0 +1,182 @@
+"""The part of the contract about what flows: terminals, ports.
+
+`contract.RuntimeContract` includes it; subclass that. Every test leaves the class's one sandbox
+usable for the others.
+"""
+
+# ruff: noqa: S101 - a test suite, shipped so that third parties can run it
+
+from __future__ import annotations
+
+import queue
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from cellwall.embedded import Sandbox
+from cellwall.embedded.terminals import SyncTerminal
+from cellwall.model.errors import PortError
+from cellwall.model.outcome import Verdict
+
+_JOB = """
+import os, signal, time
+def show(word): print(word, *os.get_terminal_size(), flush=True)
+signal.signal(signal.SIGWINCH, lambda *_: show("resized"))
+signal.signal(signal.SIGCONT, lambda *_: show("again"))
+show("on")
+try:
+    while True: time.sleep(0.01)  # a pause could begin just after its signal
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+_WEB = """
+import http.server
+class Server(http.server.ThreadingHTTPServer): request_queue_size = 128
+class Handler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *words): pass
+server = Server(("127.0.0.1", 0), Handler)
+print(server.server_address[1], flush=True)
+server.serve_forever()
+"""
+
+_ECHO = """
+import socket
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    with server.accept()[0] as line:
+        while data := line.recv(65536): line.sendall(data)
+        line.sendall(b"end")
+"""
+
+_NOBODY = """
+import socket
+with socket.create_server(("127.0.0.1", 0)) as server: print(server.getsockname()[1])
+"""
+
+
+class StreamsContract:
+    """See the module."""
+
+    # -- terminals ---------------------------------------------------------------------------
+
+    def test_terminal_is_a_terminal(self, sandbox: Sandbox) -> None:
+        """With a size that can change, keys that interrupt and jobs that stop and go on."""
+        sandbox.files.write("job.py", _JOB)
+        terminal = sandbox.commands.start(["/bin/bash", "--norc"], pty=(33, 101))
+        assert [c.id for c in sandbox.commands.list()] == [terminal.id]
+        terminal.write("python3 job.py\n")
+        _read_until(terminal, b"on 101 33")
+        terminal.write("\x1a")
+        _read_until(terminal, b"Stopped")
+        terminal.write("fg\n")
+        _read_until(terminal, b"again")
+        terminal.resize(44, 55)
+        _read_until(terminal, b"resized 55 44")
+        terminal.write("\x03")
+        _read_until(terminal, b"interrupted")
+        terminal.write("exit 7\n")
+        assert b"".join(terminal)
+        assert terminal.wait().exit_code == 7
+
+    def test_terminal_passes_bytes_and_cuts_nothing(self, sandbox: Sandbox) -> None:
+        """More than any limit on output, each byte as it was."""
+        script = "stty raw -echo; echo go; head -c 65536 | tee copy; cat big big big"
+        sandbox.files.write("big", bytes(range(256)) * 8192)
+        terminal = sandbox.commands.start(["/bin/bash", "-c", script], pty=(24, 80))
+        _read_until(terminal, b"go\n")
+        terminal.write(bytes(range(256)) * 256)
+        assert b"".join(terminal) == bytes(range(256)) * (256 + 3 * 8192)
+        result = terminal.wait()
+        assert (result.exit_code, result.outcome.truncated.stdout) == (0, 0)
+
+    def test_unread_terminal_stops_its_program_only(self, sandbox: Sandbox) -> None:
+        """The sandbox answers meanwhile; what was stopped can be ended."""
+        terminal = sandbox.commands.start("cat /dev/zero", pty=(24, 80))
+        assert sandbox.run("1").verdict is Verdict.OK
+        assert terminal.is_running
+        terminal.close()
+        assert terminal.wait().outcome.signal == 9
+
+    # -- ports -------------------------------------------------------------------------------
+
+    def test_server_inside_is_reached_by_ordinary_clients(self, sandbox: Sandbox) -> None:
+        """Through a forwarded port; fifty of them at once."""
+        content = bytes(range(256)) * 4096
+        sandbox.files.write("page.bin", content)
+        with _served(sandbox, _WEB) as port, sandbox.ports.forward(port) as forward:
+            url = f"http://127.0.0.1:{forward.port}/page.bin"
+            with ThreadPoolExecutor(50) as threads:
+                answers = list(threads.map(_fetch, [url] * 50))
+        assert all(answer == content for answer in answers)
+
+    def test_connection_carries_bytes_both_ways(self, sandbox: Sandbox) -> None:
+        """More than any window, and each direction ends by itself."""
+        content = bytes(range(256)) * 8192
+        with (
+            _served(sandbox, _ECHO) as port,
+            sandbox.ports.connect(port) as line,
+            ThreadPoolExecutor(1) as threads,
+        ):
+            answer = threads.submit(lambda: b"".join(line))
+            line.sendall(content)
+            line.shutdown()
+            assert answer.result() == content + b"end"
+
+    def test_port_of_nobody_is_refused(self, sandbox: Sandbox) -> None:
+        """An error with a reason; the forwarded port breaks its clients off."""
+        port = int(sandbox.commands.run(["python3", "-c", _NOBODY]).stdout)
+        with pytest.raises(PortError) as caught:
+            sandbox.ports.connect(port)
+        assert caught.value.reason == "refused"
+        with sandbox.ports.forward(port) as forward, pytest.raises(OSError, match=r"."):
+            _fetch(f"http://127.0.0.1:{forward.port}/")
+
+    def test_server_that_is_killed_resets_its_connections(self, sandbox: Sandbox) -> None:
+        """What is read afterwards ends or fails; it does not hang."""
+        with _served(sandbox, _ECHO) as port:
+            line = sandbox.ports.connect(port)
+            line.sendall(b"x")
+            assert line.recv() == b"x"
+        assert line.recv() == b""
+        with pytest.raises(PortError) as caught:
+            line.sendall(bytes(1 << 20))
+        assert caught.value.reason == "reset"
+        line.close()
+
+    def test_listening_ports_are_listed(self, sandbox: Sandbox) -> None:
+        """As the inside says."""
+        with _served(sandbox, _ECHO) as port:
+            assert port in [found.port for found in sandbox.ports.list()]
+        assert port not in [found.port for found in sandbox.ports.list()]
+
+
+@contextmanager
+def _served(sandbox: Sandbox, code: str) -> Iterator[int]:
+    """Run a server inside; the port it says it listens on."""
+    said: queue.SimpleQueue[str] = queue.SimpleQueue()
+    server = sandbox.commands.start(["python3", "-c", code], on_stdout=said.put)
+    try:
+        yield int(said.get(timeout=20))
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _fetch(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=20) as answer:  # noqa: S310 - a URL of our own
+        return bytes(answer.read())
+
+
+def _read_until(terminal: SyncTerminal, expected: bytes) -> bytes:
+    """Read up to the piece that completes `expected`; the test's own timeout is the deadline."""
+    seen = b""
+    while expected not in seen:
+        piece = terminal.read()
+        assert piece, f"the terminal ended after {seen!r}"
+        seen += piece
+    return seen
