@@ -226,6 +226,7 @@ class SignBody(Closed):
 class PortSignBody(Closed):
     """A port somebody without a key may reach."""
 
+    port: Annotated[int, Field(ge=1, le=65_535)]
     expires_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0
 
 
