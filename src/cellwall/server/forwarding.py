@@ -44,7 +44,7 @@ def to_inside(raw: Iterable[tuple[bytes, bytes]], port: int, *, has_our_bearer: 
 
 
 def from_inside(raw: Iterable[tuple[bytes, bytes]], port: int, prefix: str) -> Headers:
-    """Return the answer headers a client gets, without framing."""
+    """Return the answer headers a client gets, without framing; `raw` in lower case."""
     headers: Headers = []
     named = _named_hops(raw)
     for name, value in raw:

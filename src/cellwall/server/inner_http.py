@@ -98,17 +98,15 @@ class Exchange:
 
     async def _start(self, response: h11.Response) -> None:
         call = self._call
-        headers = from_inside(response.headers.raw_items(), self._connection.port, self._prefix)
-        lowered = [(name.lower(), value) for name, value in headers]
-        for name, value in response.headers:
-            if name == b"content-length":
-                lowered.append((name, value))
+        # Iterated, h11's headers have lower-case names.
+        headers = from_inside(list(response.headers), self._connection.port, self._prefix)
+        headers += [each for each in response.headers if each[0] == b"content-length"]
         call.has_answered = True
         await call.send(
             {
                 "type": "http.response.start",
                 "status": response.status_code,
-                "headers": lowered,
+                "headers": headers,
             }
         )
 
