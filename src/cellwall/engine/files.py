@@ -216,11 +216,14 @@ class Files:
         with _translated(f"file_read {path!r}"):
             return await transfers.read_piece(self._live, check_path(path), offset, length)
 
-    async def read_stream(self, path: str, offset: int, length: int) -> AsyncIterator[bytes]:
-        """Yield exactly `length` bytes from `offset`, or raise when the file became shorter."""
+    async def read_stream(
+        self, path: str, offset: int, length: int, inode: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """Yield exactly `length` bytes from `offset` of one file (that of `inode`), or raise."""
         self._live.check_alive()
         with _translated(f"file_read {path!r}"):
-            async for data in transfers.read_stream(self._live, check_path(path), offset, length):
+            name = check_path(path)
+            async for data in transfers.read_stream(self._live, name, offset, length, inode):
                 self._live.touch()
                 yield data
 

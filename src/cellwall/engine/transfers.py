@@ -29,28 +29,39 @@ class Piece:
     size: int
     """Bytes of the whole file; 0 also for files of /proc that are not empty."""
     is_end: bool
+    inode: int | None = None
+    """Which file it was; another one may take its name between two pieces."""
 
 
 async def read_piece(live: Live, path: str, offset: int, length: int = PIECE_BYTES) -> Piece:
     """Read up to `length` bytes from `offset`."""
     length = min(length, PIECE_BYTES)
     reply = await live.channel.request("file_read", path=path, offset=offset, length=length)
-    size = reply.header.get("size")
+    size, inode = reply.header.get("size"), reply.header.get("inode")
     return Piece(
         # A guest that sends more than was asked for gets no more said than that.
         reply.body[:length],
         size if type(size) is int and size >= 0 else 0,
         bool(reply.header.get("eof")) or not reply.body,
+        inode if type(inode) is int else None,
     )
 
 
-async def read_stream(live: Live, path: str, offset: int, length: int) -> AsyncIterator[bytes]:
-    """Yield exactly `length` bytes from `offset`; `GuestRefused` if the file has fewer by then."""
+async def read_stream(
+    live: Live, path: str, offset: int, length: int, inode: int | None = None
+) -> AsyncIterator[bytes]:
+    """Yield exactly `length` bytes from `offset` of one file, the one of `inode` if given.
+
+    `GuestRefused` if it has fewer by then, or another file has taken its name.
+    """
     end = offset + length
     while offset < end:
         piece = await read_piece(live, path, offset, end - offset)
         if not piece.data:
             raise GuestRefused("invalid", f"{path}: it became shorter while it was read")
+        if inode not in {None, piece.inode}:
+            raise GuestRefused("invalid", f"{path}: it was replaced while it was read")
+        inode = piece.inode
         offset += len(piece.data)
         yield piece.data
 

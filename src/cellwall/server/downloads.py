@@ -50,7 +50,7 @@ async def send_file(call: Call, files: Files, path: str) -> None:
         headers["content-range"] = f"bytes {begin}-{end - 1}/{size}"
         headers["content-length"] = str(end - begin)
         await call.start(206, _BYTES, headers)
-        await _send(call, files.read_stream(path, begin, end - begin))
+        await _send(call, files.read_stream(path, begin, end - begin, probe.inode))
         return
     _check_size(size, most, path)
     if wanted is not None:
@@ -60,7 +60,8 @@ async def send_file(call: Call, files: Files, path: str) -> None:
     first = probe.data[:size]
     if call.scope["method"] != "HEAD":
         await call.write(first)
-        await _send(call, files.read_stream(path, len(first), size - len(first)))
+        rest = size - len(first)
+        await _send(call, files.read_stream(path, len(first), rest, probe.inode))
     else:
         await call.end()
 

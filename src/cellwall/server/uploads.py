@@ -68,9 +68,11 @@ class Form:
                 "on_headers_finished": self._on_headers,
                 "on_part_data": self._on_data,
                 "on_part_end": self._on_end,
+                "on_end": self._on_last,
             },
         )
         self._count = 0
+        self._is_whole = False
 
     def feed(self, data: bytes) -> None:
         """Take the next piece of the body."""
@@ -80,11 +82,12 @@ class Form:
             raise UsageError(f"form: {error}", remedy="send proper multipart") from None
 
     def finish(self) -> None:
-        """Check that it was whole."""
-        try:
-            self._parser.finalize()
-        except ValueError as error:
-            raise UsageError(f"form: it ends too early: {error}", remedy="send all of it") from None
+        """Raise `UsageError` unless its last boundary was seen."""
+        if not self._is_whole:
+            raise UsageError("form: it ends too early", remedy="send all of it")
+
+    def _on_last(self) -> None:
+        self._is_whole = True
 
     def _on_begin(self) -> None:
         self._count += 1
