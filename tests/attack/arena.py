@@ -179,7 +179,7 @@ class Arena:
 
     def close(self) -> None:
         runtime = self.do(self.engine.runtime())
-        name = runtime._engine_groups().name  # type: ignore[attr-defined]
+        name = runtime._groups.name  # type: ignore[attr-defined]
         self.do(self.engine.aclose())
         self._runner.close()
         left = [path for path in control_groups(os.getpid()) if name in path]

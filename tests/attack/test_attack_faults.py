@@ -238,7 +238,10 @@ _BROKEN = [
         "jail/boot.py", 'process.set_hostname("cellwall")', "template's root", id="boot-uts"
     ),
     pytest.param("jail/boot.py", "os.setresuid(0, 0, 0)", "user namespace", id="boot-user"),
-    pytest.param("jail/forkserver.py", "report = _preload(config)", "preload", id="preload"),
+    pytest.param("jail/forkserver.py", "report = guest.warm(", "preload", id="preload"),
+    pytest.param(
+        "jail/forkserver.py", "guest.warm_sessions(", "preload", id="preload-for-sessions"
+    ),
     pytest.param("jail/forkserver.py", "cloned = process.clone3(", "clone", id="N16-clone"),
     pytest.param("jail/forkserver.py", "_write_maps(cloned.pid", "id map", id="id-maps"),
     pytest.param("jail/inside.py", "do_all(lock.become_user)", "_lock", id="become-user"),
@@ -312,16 +315,23 @@ _DIRT = [
 ]
 
 
+_STAGES = [
+    pytest.param("_fork_workers(config, worker, worker_fds[:programs]", id="programs"),
+    pytest.param("_fork_workers(config, worker, worker_fds[programs:]", id="sessions"),
+]
+
+
 @pytest.mark.parametrize(("dirt", "said"), _DIRT)
+@pytest.mark.parametrize("stage", _STAGES)
 def test_dirty_preload_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dirt: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, dirt: str, said: str
 ) -> None:
     real, file = guest_bundle.build_bundle, "jail/forkserver.py"
     target = tmp_path / "dirty.pyz"
     monkeypatch.setattr(
         jail_servers,
         "build_bundle",
-        lambda *given: _changed(real(*given), file, "_refuse_dirt({", dirt, target),
+        lambda *given: _changed(real(*given), file, stage, dirt, target),
     )
     before = Traces.now()
     error = asyncio.run(_refused("print('the nonce that nobody may see')"))

@@ -52,6 +52,8 @@ class StandInSandbox:
     async def apply_limits(self, limits: Limits) -> None:
         self.limits = limits
 
+    fresh = KernelReadings()
+
     def readings(self) -> KernelReadings:
         return KernelReadings()
 

@@ -246,7 +246,9 @@ def test_v2_counters_are_read(tmp_path: Path) -> None:
     (tmp_path / "pids.peak").write_text("12\n")
     assert groups.memory() == (1000, 4000, 3)
     assert (groups.cpu_s(), groups.processes_peak()) == (2.5, 12)
-    assert groups.processes_refused() == 9
+    assert groups.processes_refused(12) == 9
+    groups.applied[str(tmp_path / "pids.max")] = "13"
+    assert groups.processes_refused(12) == 0
 
 
 @pytest.mark.parametrize(("before", "after"), [(64, 32), (32, 64)])

@@ -152,7 +152,7 @@ class Pool:
             self._claims_started += 1
             async with self._gate.passing(is_claim=True):
                 sandbox = await runtime.start(spec)
-            return Live(sandbox, spec, sandbox.readings())
+            return Live(sandbox, spec, sandbox.fresh)
         except BaseException:
             shelf.in_use -= 1
             raise
@@ -291,7 +291,7 @@ class Pool:
         if not self._is_open:
             self.bury(sandbox)
             return
-        parked = _Parked(sandbox, spec, sandbox.readings())
+        parked = _Parked(sandbox, spec, sandbox.fresh)
         sandbox.channel.on_end(lambda: self._on_parked_ended(shelf, parked))
         while shelf.waiting:
             future = shelf.waiting.popleft()

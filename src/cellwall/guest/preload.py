@@ -55,32 +55,48 @@ class PreloadError(RuntimeError):
     """A template cannot be warmed up; the message names the module and the remedy."""
 
 
-def warm(modules: list[str], environment: dict[str, str] | None = None) -> dict[str, Any]:
-    """Import `modules`, prime what they need, run a program; returns what was done.
+def warm(
+    modules: list[str],
+    environment: dict[str, str] | None = None,
+    for_imports: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """Make ready for programs, import `modules` and prime what they need; returns what was done.
 
-    Then change to the `environment` of the sandboxes, so that they need not do it each.
+    What forks will touch comes first, so that it lies together and the rest stays unwritten; a
+    huge page that a fork writes to falls apart into 512 small ones. The process takes on the
+    `environment` of the sandboxes; `for_imports` is added to it while modules are imported.
     """
     started = time.perf_counter()
-    with _single_threaded_libraries():
+    if environment is not None:
+        os.environ.clear()
+        os.environ.update(environment)
+    _restore_site_names()
+    context.prepare()
+    _rehearse()
+    init.prepare()
+    with _environment(for_imports or {}), _single_threaded_libraries():
         for name in modules:
             _import_one(name)
-        _restore_site_names()
         if "matplotlib" in sys.modules:
             _draw_once()
         if "pandas" in sys.modules:
             _format_once()
-        _run_program()
         _require_one_thread("running a first program")
-    if environment is not None:
-        os.environ.clear()
-        os.environ.update(environment)
-    # Last, for they take note of the environment.
-    context.prepare()
-    rehearsal.rehearse_link()
-    rehearsal.rehearse(lambda: init.Init(context.main))
-    init.prepare()
+    _rehearse()
     versions = {name: _version_of(name) for name in modules}
     return {"modules": versions, "seconds": round(time.perf_counter() - started, 3)}
+
+
+def _rehearse() -> None:
+    """Do what forks will do, so that CPython knows it by heart.
+
+    First of all CPython's cache of attribute lookups is emptied: it holds the names that imports
+    looked up last, all over the heap, and each fork would let go of them one by one.
+    """
+    sys._clear_type_cache()
+    _run_program()
+    rehearsal.rehearse_link()
+    rehearsal.rehearse(lambda: init.Init(context.main))
 
 
 def warm_sessions() -> None:
@@ -88,17 +104,26 @@ def warm_sessions() -> None:
     with _single_threaded_libraries():
         _run_cells()
         _require_one_thread("running a first cell")
+    _rehearse()
+
+
+def _single_threaded_libraries() -> contextlib.AbstractContextManager[None]:
+    missing = [name for name in _ONE_THREAD_EACH if name not in os.environ]
+    return _environment(dict.fromkeys(missing, "1"))
 
 
 @contextlib.contextmanager
-def _single_threaded_libraries() -> Iterator[None]:
-    added = [name for name in _ONE_THREAD_EACH if name not in os.environ]
-    os.environ.update(dict.fromkeys(added, "1"))
+def _environment(added: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in added}
+    os.environ.update(added)
     try:
         yield
     finally:
-        for name in added:
-            os.environ.pop(name, None)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _import_one(name: str) -> None:

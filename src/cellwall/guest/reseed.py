@@ -10,20 +10,34 @@ predict another's.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import random
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any, NamedTuple
 
 _SEED_BYTES = 32
+
+_MT19937_KEY_BYTES = 624 * 4
+"""numpy's mt19937_state: 624 words of 32 bits, then the position as a C int."""
+_MT19937_SPENT = ctypes.c_int(624)
+"""The position at which the next number makes the generator stir its words first."""
+
+
+class _Key(NamedTuple):
+    """A generator that must stay alive, and where its words and its position lie."""
+
+    bits: Any
+    words: ctypes.c_void_p
+    position: ctypes.c_void_p
+
 
 _plain: list[random.Random] = []
 _numpy_states: list[Any] = []
 _numpy_bits: list[Any] = []
+_numpy_keys: dict[int, _Key] = {}
+"""By address: generators whose words are renewed without numpy's help."""
 
 
 def collect() -> int:
@@ -42,7 +56,38 @@ def collect() -> int:
         elif bits_type and issubclass(kind, bits_type):
             # A Generator only borrows its bit generator, which is what holds the state.
             _add(_numpy_bits, thing)
-    return len(_plain) + len(_numpy_states) + len(_numpy_bits)
+    _split_off_keys()
+    return len(_plain) + len(_numpy_states) + len(_numpy_bits) + len(_numpy_keys)
+
+
+def _split_off_keys() -> None:
+    """Note where the words of MT19937 generators lie; numpy's own seeding touches thirty pages."""
+    if "numpy.random" not in sys.modules:
+        return
+    global_state: Any = sys.modules["numpy.random"].mtrand._rand
+    _add(_numpy_states, global_state)
+    for found in (_numpy_states, _numpy_bits):
+        for thing in found[:]:
+            bits = getattr(thing, "_bit_generator", thing)
+            address = _mt19937_address(bits)
+            if address is None:
+                continue
+            if thing is not bits:
+                # Forget the half of a Gaussian pair that is kept for the next call.
+                thing.set_state({**thing.get_state(legacy=False), "has_gauss": 0, "gauss": 0.0})
+            found.remove(thing)
+            position = ctypes.c_void_p(address + _MT19937_KEY_BYTES)
+            _numpy_keys[address] = _Key(bits, ctypes.c_void_p(address), position)
+
+
+def _mt19937_address(bits: Any) -> int | None:  # noqa: ANN401  numpy's, which this file never imports
+    """Where the words lie, if that is really what lies there."""
+    if type(bits).__name__ != "MT19937":
+        return None
+    address = int(bits.ctypes.state_address)
+    state = bits.state["state"]
+    expected = state["key"].tobytes() + int(state["pos"]).to_bytes(4, sys.byteorder)
+    return address if ctypes.string_at(address, len(expected)) == expected else None
 
 
 def _add(found: list[Any], thing: object) -> None:
@@ -57,13 +102,12 @@ def apply() -> None:
     for generator in [global_one, *(g for g in _plain if g is not global_one)]:
         # Not generator.seed: a subclass may make of it what it likes.
         random.Random.seed(generator, int.from_bytes(os.urandom(_SEED_BYTES), "little"))
-    if "numpy.random" not in sys.modules:
-        return
-    numpy_random: Any = sys.modules["numpy.random"]
+    for _bits, words, position in _numpy_keys.values():
+        ctypes.memmove(words, os.urandom(_MT19937_KEY_BYTES), _MT19937_KEY_BYTES)
+        ctypes.memmove(position, ctypes.byref(_MT19937_SPENT), 4)
     for bits in _numpy_bits:
         _renew_bits(bits)
-    global_state = numpy_random.mtrand._rand
-    for state in [global_state, *(s for s in _numpy_states if s is not global_state)]:
+    for state in _numpy_states:
         _renew_state(state)
 
 
@@ -73,10 +117,6 @@ def _renew_bits(bits: Any) -> None:  # noqa: ANN401  numpy's, which this file ne
 
 def _renew_state(state: Any) -> None:  # noqa: ANN401  likewise
     bits = state._bit_generator
-    if type(bits).__name__ == "MT19937":
-        # Also forgets the half of a Gaussian pair that is kept for the next call.
-        state.seed(list(os.urandom(_SEED_BYTES)))
-        return
     fresh = type(bits)(int.from_bytes(os.urandom(_SEED_BYTES), "little"))
     renewed = dict(fresh.state, has_gauss=0, gauss=0.0)
     state.set_state(renewed)

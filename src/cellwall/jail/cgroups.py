@@ -492,17 +492,20 @@ class Groups:
         peak = _number(path + "/memory.max_usage_in_bytes")
         return now, peak, _counter(path + "/memory.oom_control", b"oom_kill")
 
-    def processes_refused(self) -> int:
+    def processes_refused(self, peak: int | None) -> int:
         """Forks refused because of pids.max; at least 1 once all that it allows existed at once.
+
+        `peak` is what `processes_peak` says.
 
         Why not the counter alone: on cgroup v1 the kernel (6.11 and later) leaves it at 0.
         """
         found = self._path("pids")
         if found is None:
             return 0
+        if peak is not None and peak < int(self.applied.get(found[1] + "/pids.max", "0")):
+            return 0  # the limit was never reached
         counted = _counter(found[1] + "/pids.events", b"max")
-        peak, most = self.processes_peak() or 0, _number(found[1] + "/pids.max")
-        return max(counted, int(peak > self.peak_before and 0 < most <= peak))
+        return max(counted, int((peak or 0) > self.peak_before))
 
     def processes_peak(self) -> int | None:
         """Most processes at once, ours included; None where the kernel does not say."""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import sys
 
-_ARENAS = 24
-
 
 def main() -> None:
     """Hand over to the stage named by the first argument; none of them returns."""
@@ -21,11 +19,10 @@ def main() -> None:
         from cellwall.jail.linux import memory
 
         # First of all: what is imported next, and what every fork touches, lies together.
-        kept = memory.reserve_arenas(_ARENAS)
+        arenas = memory.Arenas(memory.USUAL_ARENAS)
         from cellwall.jail import forkserver
 
-        forkserver.main(arguments)
-        del kept
+        forkserver.main(arguments, arenas)
     else:
         from cellwall.guest import init
         from cellwall.jail.boot import read_config

@@ -66,7 +66,7 @@ class Worker(NamedTuple):
     """Of a sandbox for which the host names no other; this process has it already."""
 
 
-def main(arguments: List[str]) -> None:
+def main(arguments: List[str], arenas: memory.Arenas) -> None:
     """`forkserver CONFIG_FD CONTROL_FD LIFELINE_FD WORKER_FD…`; never returns."""
     config = read_config(int(arguments[0]))
     control = socket.socket(fileno=int(arguments[1]))
@@ -78,11 +78,16 @@ def main(arguments: List[str]) -> None:
         os.umask(0o022)
         worker = _worker(config)
         guest = importlib.import_module(config["guest_preload"])
-        report = guest.warm(list(config["preload"]), config["environment"])
+        report = guest.warm(
+            list(config["preload"]), config["environment"], config["preload_environment"]
+        )
         ours = {control.fileno(), lifeline, *worker_fds}
         programs = config["program_workers"]
+        arenas.give_back()
         _fork_workers(config, worker, worker_fds[:programs], ours)
+        arenas = memory.Arenas(memory.USUAL_ARENAS)
         guest.warm_sessions()
+        arenas.give_back()
         _fork_workers(config, worker, worker_fds[programs:], ours)
     except BaseException as error:  # noqa: BLE001 - the host must hear of it
         step = f"fork-server: preload {', '.join(config['preload']) or 'nothing'}"
@@ -102,6 +107,7 @@ def _fork_workers(
     importlib.import_module(config["guest_reseed"]).collect()
     _refuse_dirt(ours)
     gc.collect()
+    memory.Fillers()
     gc.freeze()
     memory.collapse_anonymous()
     for fd in worker_fds:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,11 +63,13 @@ class Spawned:
     pidfd: int
     channel: socket.socket
     _ended: asyncio.Future[None] | None = field(default=None, repr=False)
+    _is_killed: bool = False
 
     def kill(self) -> None:
         """SIGKILL the pid namespace's init: the kernel kills the rest; nothing once closed."""
-        if self.pidfd < 0:
+        if self.pidfd < 0 or self._is_killed:
             return
+        self._is_killed = True
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
@@ -145,13 +148,15 @@ async def _wait_readable(fd: int, timeout_s: float) -> None:
         loop.remove_reader(fd)
 
 
+@lru_cache(maxsize=256)
+def _fields(shape: plan.Shape) -> Mapping[str, Any]:
+    return asdict(shape)
+
+
 def pid_of(pidfd: int) -> int:
     """The host's pid of a pidfd, from /proc/self/fdinfo (pidfd_open(2)); -1 when it is gone."""
-    text = Path(f"/proc/self/fdinfo/{pidfd}").read_text(encoding="ascii")
-    for line in text.splitlines():
-        if line.startswith("Pid:"):
-            return int(line[4:])
-    return -1
+    _, found, rest = posture.read_text(f"/proc/self/fdinfo/{pidfd}").partition("\nPid:")
+    return int(rest.split(None, 1)[0]) if found else -1
 
 
 def _is_in_other_pid_namespace(pid: int) -> bool:
@@ -248,6 +253,7 @@ class ForkServer:
                 "facts": facts,
                 "preload": list(settings.preload),
                 "environment": dict(settings.environment),
+                "preload_environment": dict(settings.preload_environment),
                 "program_workers": settings.workers["program"],
                 "seccomp": settings.seccomp.hex(),
                 "guest_main": settings.guest_main,
@@ -332,7 +338,7 @@ class ForkServer:
     ) -> Spawned:
         """Have a worker clone a child into new namespaces and into the cgroups it is in itself."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        request = {"shape": asdict(shape), "uid": uid, "guest": dict(guest), "start": start}
+        request = {"shape": _fields(shape), "uid": uid, "guest": dict(guest), "start": start}
         try:
             message, received = await self._ask(worker.control, request, [theirs.fileno()])
         except BaseException as error:

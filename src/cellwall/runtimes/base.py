@@ -89,6 +89,10 @@ class RuntimeSandbox(Protocol):
     def fits(self, spec: SandboxSpec) -> bool:
         """Report whether `apply_limits` can turn this parked sandbox into one of `spec`."""
 
+    @property
+    def fresh(self) -> KernelReadings:
+        """What `readings` says before any code of a caller runs; asked for once, before that."""
+
     def readings(self) -> KernelReadings:
         """Read the counters; cheap, never blocks."""
 

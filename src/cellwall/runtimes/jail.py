@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import math
 import os
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -24,11 +23,11 @@ from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.model.template import BuiltTemplate
 from cellwall.runtimes.base import Finding, RuntimeStatistics, SandboxSpec, SweepReport
 from cellwall.runtimes.channel import GuestChannel
+from cellwall.runtimes.jail_groups import GroupKeeper
 from cellwall.runtimes.jail_sandbox import Cpus, JailSandbox, Made
 from cellwall.runtimes.jail_servers import Entry, ForkServers, inside_environment
 
 _READY_TIMEOUT_S = 30.0
-_REMOVE_TRIES = 100
 _WATCH_S = 0.05
 _SHAPES_KEPT = 256
 
@@ -74,11 +73,6 @@ class _Born(NamedTuple):
     """Done when the worker that cloned it has left its cgroups."""
 
 
-def _move_on(groups: cgroups.EngineGroups, worker: supervisor.Worker) -> None:
-    """Put a worker into the directories of a sandbox to come, with room for one process more."""
-    worker.move(groups.create(Limits(), guests=1))
-
-
 class JailRuntime:
     """See the module."""
 
@@ -88,11 +82,9 @@ class JailRuntime:
     def __init__(self, state_dir: Path) -> None:
         """Touch nothing yet."""
         self._state_dir = state_dir
-        self._groups: cgroups.EngineGroups | None = None
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="cellwall-cgroup")
         self._live: set[JailSandbox] = set()
         self._moves: set[asyncio.Task[None]] = set()
-        self._started = self._failed = self._leaked = 0
+        self._started = self._failed = 0
         self._is_swept = False
         self._watchdog: asyncio.Task[None] | None = None
         self._verifier = posture.Verifier()
@@ -124,13 +116,16 @@ class JailRuntime:
     def _servers(self) -> ForkServers:
         return ForkServers(self._state_dir, self.host_facts, self, rootless=self.rootless)
 
+    @cached_property
+    def _groups(self) -> GroupKeeper:
+        return GroupKeeper(self.layout)
+
     def _shape(self, limits: Limits) -> plan.Shape:
         return shape_of(limits, self.layout, rootless=self.rootless)
 
     async def probe(self) -> list[Finding]:
         """Check each host feature in throw-away processes."""
-        loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._threads, probe.run)
+        found = await asyncio.to_thread(probe.run)
         return [Finding(f.feature, f.grade, f.detail, f.remedy) for f in found]
 
     async def warm(self, template: BuiltTemplate) -> None:
@@ -182,7 +177,7 @@ class JailRuntime:
             born.child.discard()
             with contextlib.suppress(CellwallError):
                 await born.leaving
-            await self._remove_groups(born.groups)
+            await self._groups.remove(born.groups)
             entry.uids.give_back(index)
             if isinstance(error, posture.PostureMismatch):
                 raise SandboxBroken(f"sandbox {spec.sandbox_id}: {error}") from error
@@ -210,7 +205,7 @@ class JailRuntime:
         """Remove the cgroups of sandboxes that an ended fork-server did not come to clone."""
         for worker in entry.server.workers:
             if worker.groups is not None:
-                await self._remove_groups(worker.groups)
+                await self._groups.remove(worker.groups)
                 worker.groups = None
 
     def _start_move(self, entry: Entry, worker: supervisor.Worker) -> asyncio.Task[None]:
@@ -231,17 +226,11 @@ class JailRuntime:
             entry.server.give_back(worker)
 
     async def _move(self, entry: Entry, worker: supervisor.Worker) -> None:
-        loop, groups = asyncio.get_running_loop(), self._engine_groups()
         try:
-            await loop.run_in_executor(self._threads, _move_on, groups, worker)
+            await self._groups.move_on(worker)
         except BaseException as error:
             entry.server.lose(f"a worker could not be moved: {error}")
             raise
-
-    def _engine_groups(self) -> cgroups.EngineGroups:
-        if self._groups is None:
-            self._groups = cgroups.EngineGroups(self.layout, owner.new_label())
-        return self._groups
 
     async def _spawn(
         self, entry: Entry, worker: supervisor.Worker, spec: SandboxSpec, index: int
@@ -270,8 +259,8 @@ class JailRuntime:
             self._namespaces,
             entry.namespaces,
         )
-        self._verifier.verify(child.pid, want)
-        self._verifier.verify_mounts(child.pid)
+        namespaces = self._verifier.verify(child.pid, want)
+        self._verifier.verify_mounts(child.pid, want)
         work_fd = os.open(f"/proc/{child.pid}/root/tmp", os.O_PATH | os.O_CLOEXEC)
         supervisor.say(child, b"G")
         channel = GuestChannel(child.channel, on_violation=lambda _: child.kill())
@@ -279,7 +268,7 @@ class JailRuntime:
             await channel.wait_ready(_READY_TIMEOUT_S)
             contexts = posture.children(child.pid)
             for pid in contexts:
-                self._verifier.verify(pid, want)
+                self._verifier.verify_beside(pid, want, namespaces)
             # SECURITY: nothing of ours is in the sandbox's cgroups when caller code comes.
             await born.leaving
             groups.begin()
@@ -306,20 +295,11 @@ class JailRuntime:
     async def remove(self, sandbox: JailSandbox, made: Made) -> None:
         """Take down what a dead sandbox had on the host."""
         made.close_descriptors()
-        await self._remove_groups(made.groups)
+        await self._groups.remove(made.groups)
         self._live.discard(sandbox)
         made.entry.live -= 1
         made.entry.uids.give_back(made.uid_index)
         await self._servers.close_unused()
-
-    async def _remove_groups(self, groups: cgroups.Groups) -> None:
-        """rmdir says EBUSY until the kernel has let go of the last task; try for a second."""
-        loop, engine_groups = asyncio.get_running_loop(), self._engine_groups()
-        for _ in range(_REMOVE_TRIES):
-            if not await loop.run_in_executor(self._threads, engine_groups.take_back, groups):
-                return
-            await asyncio.sleep(0.01)
-        self._leaked += 1
 
     async def _watch_softly(self) -> None:
         """Where no memory cgroup holds them: sum and kill, twenty times a second."""
@@ -336,16 +316,13 @@ class JailRuntime:
         detail = {
             "fork_servers": len(self._servers.entries),
             "forks": sum(entry.server.forks for entry in self._servers.entries),
-            "cgroups_not_removed": self._leaked,
+            "cgroups_not_removed": self._groups.leaked if "_groups" in vars(self) else 0,
         }
         return RuntimeStatistics(len(self._live), self._started, self._failed, detail)
 
     async def sweep(self) -> SweepReport:
         """Remove cgroups, and what still runs in them, of engines that are gone."""
-        loop = asyncio.get_running_loop()
-        removed, kept = await loop.run_in_executor(
-            self._threads, cgroups.sweep, self.layout, owner.is_dead
-        )
+        removed, kept = await asyncio.to_thread(cgroups.sweep, self.layout, owner.is_dead)
         return SweepReport({"cgroups": removed}, tuple(kept))
 
     async def aclose(self) -> None:
@@ -358,9 +335,8 @@ class JailRuntime:
             self._watchdog.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watchdog
-        if self._groups is not None:
-            self._groups.remove()
-        self._threads.shutdown(wait=False)
+        if "_groups" in vars(self):
+            self._groups.close()
 
     def abandon(self) -> None:
         """In a forked child: let go of the parent's descriptors, end nothing."""

@@ -162,6 +162,11 @@ class JailSandbox:
         for pid in self._made.pids if self._cpus else ():
             os.sched_setaffinity(pid, self._cpus)
 
+    @property
+    def fresh(self) -> KernelReadings:
+        """Zero: `Groups.begin` set the counters back, or what they are counted from."""
+        return KernelReadings() if self._made.groups.holds("memory") else self.readings()
+
     def readings(self) -> KernelReadings:
         """Counters of the cgroup, or sums over the tree where there is none."""
         if not self._made.groups.holds("memory"):
@@ -177,13 +182,14 @@ class JailSandbox:
             )
         groups = self._made.groups
         now, peak, kills = groups.memory()
+        processes = groups.processes_peak()
         return KernelReadings(
             cpu_s=groups.cpu_s(),
             memory_bytes=now,
             memory_peak_bytes=peak,
             oom_kills=kills,
-            processes_refused=groups.processes_refused(),
-            processes_peak=groups.processes_peak(),
+            processes_refused=groups.processes_refused(processes),
+            processes_peak=processes,
             disk_full=self._disk_full(),
         )
 

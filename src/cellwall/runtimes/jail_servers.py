@@ -40,7 +40,7 @@ _BUNDLE = (
 _MAX_FORKS = 10_000
 _MAX_AGE_S = 1800.0
 """A fork-server's address layout and hash seed are shared by its forks; this bounds how long."""
-_PRELOAD_ENVIRONMENT = {"HOME": "/tmp", "MPLCONFIGDIR": "/tmp/matplotlib"}
+_PRELOAD_ENVIRONMENT = {"HOME": "/tmp", "MPLCONFIGDIR": "/tmp/matplotlib", "LD_BIND_NOW": "1"}
 """Only the preload sees these: its own /tmp, which every sandbox covers with one of its own."""
 _PYTHON_INSIDE = f"{plan.TEMPLATE_ROOT}/bin/python"
 

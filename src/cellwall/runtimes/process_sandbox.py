@@ -165,6 +165,11 @@ class ProcessSandbox:
             self._tick.cancel()
         self._tick = self._loop.call_later(_TICK_S, self._watch)
 
+    @property
+    def fresh(self) -> KernelReadings:
+        """What starting the interpreter used."""
+        return self.readings()
+
     def readings(self) -> KernelReadings:
         """Sum the tree's counters out of /proc; never lower than before."""
         pids = descendants(self._child.pid)

@@ -1,0 +1,103 @@
+"""The cgroup work of one jail runtime, on a thread of its own because the kernel makes it wait.
+
+Called by `jail`. Not which files are written (`jail.cgroups`). Each hop to a thread and back costs
+as much as the work itself, so what ended sandboxes left is removed along with the next move; when
+nothing moves, soon after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
+
+from cellwall.jail import cgroups, owner, supervisor
+from cellwall.model.limits import Limits
+
+_REMOVE_TRIES = 100
+_RETRY_S = 0.01
+_LINGER_S = 0.005
+"""How long an ended sandbox's directories wait for a move to go along with."""
+
+
+class _Ended(NamedTuple):
+    groups: cgroups.Groups
+    removed: asyncio.Future[bool]
+
+
+class GroupKeeper:
+    """Makes, hands out and removes the directories of one runtime's sandboxes."""
+
+    def __init__(self, layout: cgroups.Layout) -> None:
+        """Make no directory yet."""
+        self._groups = cgroups.EngineGroups(layout, owner.new_label())
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="cellwall-cgroup")
+        self._ended: list[_Ended] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self.leaked = 0
+
+    @property
+    def name(self) -> str:
+        """Of the engine's directory in each hierarchy."""
+        return self._groups.name
+
+    async def move_on(self, worker: supervisor.Worker) -> None:
+        """Put a worker into the directories of a sandbox to come."""
+        await asyncio.wrap_future(self._submit(worker))
+
+    async def remove(self, groups: cgroups.Groups) -> None:
+        """Take an ended sandbox's directories back.
+
+        rmdir says EBUSY until the kernel has let go of the last task; try for a second.
+        """
+        for _ in range(_REMOVE_TRIES):
+            if await self._try_to_remove(groups):
+                return
+            await asyncio.sleep(_RETRY_S)
+        self.leaked += 1
+
+    def close(self) -> None:
+        """Remove the engine's own directories; no sandbox may be left."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._groups.remove()
+        self._threads.shutdown(wait=False)
+
+    def _try_to_remove(self, groups: cgroups.Groups) -> asyncio.Future[bool]:
+        loop = asyncio.get_running_loop()
+        ended = _Ended(groups, loop.create_future())
+        self._ended.append(ended)
+        if self._timer is None:
+            self._timer = loop.call_later(_LINGER_S, self._submit, None)
+        return ended.removed
+
+    def _submit(self, worker: supervisor.Worker | None) -> Future[None]:
+        ended, self._ended = self._ended, []
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        loop = asyncio.get_running_loop()
+        return self._threads.submit(self._work, loop, worker, ended)
+
+    def _work(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        worker: supervisor.Worker | None,
+        ended: list[_Ended],
+    ) -> None:
+        """On a thread: the move, for which somebody waits, then the removals."""
+        try:
+            if worker is not None:
+                # Room for the worker itself, while it is there.
+                worker.move(self._groups.create(Limits(), guests=1))
+        finally:
+            results = [not self._groups.take_back(each.groups) for each in ended]
+            if ended:
+                loop.call_soon_threadsafe(partial(_answer, ended, results))
+
+
+def _answer(ended: list[_Ended], results: list[bool]) -> None:
+    for each, is_removed in zip(ended, results, strict=True):
+        if not each.removed.done():
+            each.removed.set_result(is_removed)
