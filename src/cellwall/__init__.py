@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.engine.settings import EngineSettings
     from cellwall.engine.terminals import Terminal
+    from cellwall.engine.watches import Change
     from cellwall.model.errors import (
         CapacityError,
         CellwallError,
@@ -44,6 +45,7 @@ _HOMES = {
     "cellwall.engine.sandbox": ("AsyncSandbox",),
     "cellwall.engine.settings": ("EngineSettings",),
     "cellwall.engine.terminals": ("Terminal",),
+    "cellwall.engine.watches": ("Change",),
     "cellwall.model.errors": (
         "CapacityError",
         "CellwallError",
@@ -66,6 +68,7 @@ __all__ = [
     "AsyncSandbox",
     "CapacityError",
     "CellwallError",
+    "Change",
     "Command",
     "CommandResult",
     "Conflict",

@@ -132,6 +132,7 @@ def _every_error() -> list[errors.CellwallError]:
     extra: dict[str, dict[str, object]] = {
         "CapacityError": {"retry_after_s": 1.0},
         "FileError": {"reason": "not_found"},
+        "PortError": {"reason": "refused"},
     }
     made: list[errors.CellwallError] = []
     for kind in vars(errors).values():

@@ -9,7 +9,9 @@ from cellwall.embedded.part import Part
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from cellwall.embedded.watches import SyncWatch
     from cellwall.engine.files import FileEntry
+    from cellwall.engine.watches import Watch
 
 
 class SyncFiles(Part):
@@ -64,3 +66,16 @@ class SyncFiles(Part):
         return self._do(
             lambda: self._inner.files.download_dir(remote, local, most_bytes=most_bytes)
         )
+
+    def watch(self, path: str = ".", *, recursive: bool = True) -> SyncWatch:
+        """Return an iterator over the changes in a directory from now on; close it."""
+        from cellwall.embedded.watches import SyncWatch
+
+        return SyncWatch(
+            self._runner, self._inner, self._do(lambda: self._watching(path, recursive))
+        )
+
+    async def _watching(self, path: str, recursive: bool) -> Watch:
+        watch = self._inner.files.watch(path, recursive=recursive)
+        await watch.start()
+        return watch

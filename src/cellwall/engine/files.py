@@ -27,6 +27,7 @@ from cellwall.runtimes.channel import FrameError, GuestRefused, Reply, strict_js
 if TYPE_CHECKING:
     from cellwall.engine.live import Live
     from cellwall.engine.transfers import Piece
+    from cellwall.engine.watches import Watch
 
 _STEP_BYTES = 1024 * 1024
 _REASONS = frozenset(
@@ -120,6 +121,7 @@ class Files:
     def __init__(self, live: Live) -> None:
         """Belongs to one `AsyncSandbox`."""
         self._live = live
+        self._watches: set[Watch] = set()
 
     async def _ask(self, op: str, path: str, body: bytes = b"", **fields: object) -> Reply:
         self._live.check_alive()
@@ -246,6 +248,14 @@ class Files:
         self._live.check_alive()
         with _translated(f"tree_put {path!r}"):
             return await transfers.put_tree(self._live, check_path(path), pieces)
+    def watch(self, path: str = ".", *, recursive: bool = True) -> Watch:
+        """Return the changes in a directory as they come: `async for change in …`.
+
+        `async with` it to have it watch before the block begins.
+        """
+        from cellwall.engine.watches import Watch
+
+        return Watch(self._live, check_path(path), recursive, self._watches)
 
     # -- trees -----------------------------------------------------------------------------
 

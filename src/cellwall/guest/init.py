@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from cellwall.guest import processes, trees
+from cellwall.guest import processes, trees, watching
 from cellwall.guest.channel import Channel, HostGone
 from cellwall.guest.commands import Command, Commands
 from cellwall.guest.contexts import ContextJob, Contexts
@@ -93,6 +93,7 @@ class Init:
             "port_connect": self._port_connect,
             "port_list": self._port_list,
             "close": self._close,
+            "watch": self._watch,
             "chunk": self._chunk,
             "chunk_end": self._chunk_end,
             "shutdown": self._shutdown,
@@ -199,6 +200,8 @@ class Init:
         job = self._commands.job(request.id) or self._connection(request)
         if job is not None:
             job.grant(count)
+        else:
+            self._workers.grant(request.id, count)
 
     def _signal(self, request: Request) -> None:
         number = request.integer("signal", low=1, high=_MOST_SIGNAL)
@@ -253,6 +256,11 @@ class Init:
         connection = self._connection(request)
         if connection is not None:
             connection.close()
+
+    def _watch(self, request: Request) -> None:
+        task = watching.watching(self._files.resolve(request), request.flag("recursive"))
+        window_bytes = request.integer("window", low=0, high=MOST_GRANTED_BYTES)
+        self._workers.watch(request.id, task, window_bytes)
 
     def _chunk(self, request: Request) -> None:
         self._workers.chunk(request.id, request.body)

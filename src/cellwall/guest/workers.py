@@ -23,6 +23,7 @@ from cellwall.guest.loop import Loop
 from cellwall.guest.pipes import Feed, Meter, Pump
 from cellwall.guest.processes import Exit
 from cellwall.guest.refusals import CODES, Refusal, refusal_from
+from cellwall.guest.streams import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     """Called in the child with descriptors for input and output; returns the reply's fields."""
 
 MOST_WORKERS = 16
+MOST_WATCHES = 8
+"""Apart from the others: they last, and transfers must not have to wait for them."""
+
 PATIENCE_S = 20.0
 """How long a worker may leave the host's channel paused; only something hostile stops one."""
 
@@ -40,15 +44,42 @@ _MOST_MESSAGE_CHARACTERS = 600
 _REPORT_FD = 3
 
 
+class GrantedOutput:
+    """A worker's output that comes as the host asks for it; a pump's comes at once."""
+
+    def __init__(self, loop: Loop, channel: Channel, fd: int, number: int) -> None:
+        """Own `fd`."""
+        self._fd = fd
+        self.stream = Stream(loop, channel, fd, number, "data")
+        self.stream.on_end = lambda _error: self.close()
+        self.on_end: Callable[[], None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """False after the end of the output."""
+        return self._fd >= 0
+
+    def close(self) -> None:
+        """Give up the descriptor; what was not asked for is lost."""
+        if self._fd >= 0:
+            self.stream.stop()
+            os.close(self._fd)
+            self._fd = -1
+            if self.on_end is not None:
+                self.on_end()
+
+
 class Worker:
     """One child at work for one request."""
 
-    def __init__(self, number: int, pid: int, feed: Feed, pump: Pump, report_r: int) -> None:
+    def __init__(
+        self, number: int, pid: int, feed: Feed, output: Pump | GrantedOutput, report_r: int
+    ) -> None:
         """Own the parent's ends of its three pipes."""
         self.id = number
         self.pid = pid
         self.feed = feed
-        self.pump = pump
+        self.output = output
         self.report_r = report_r
         self.has_exited = False
         self.is_cancelled = False
@@ -66,8 +97,31 @@ class Workers:
 
     def start(self, number: int, task: Task) -> None:
         """Fork a worker; its `reply` or `fail` follows."""
-        if len(self._by_pid) >= MOST_WORKERS:
+        at_work = sum(isinstance(worker.output, Pump) for worker in self._by_pid.values())
+        if at_work >= MOST_WORKERS:
             raise Refusal("busy", f"worker: {MOST_WORKERS} are at work; wait for one")
+        worker = self._fork(number, task, self._pump)
+        assert isinstance(worker.output, Pump)  # noqa: S101  for the type checker only
+        worker.output.begin(number, Meter(2**62))
+
+    def watch(self, number: int, task: Task, window_bytes: int) -> None:
+        """Fork a worker whose output comes as `data`, as fast as it is granted."""
+        watches = sum(isinstance(worker.output, GrantedOutput) for worker in self._by_pid.values())
+        if watches >= MOST_WATCHES:
+            raise Refusal("busy", f"watch: {MOST_WATCHES} watches are open; close one")
+        worker = self._fork(number, task, self._granted)
+        assert isinstance(worker.output, GrantedOutput)  # noqa: S101  for the type checker only
+        worker.output.stream.begin_reading(window_bytes)
+
+    def _pump(self, fd: int, _number: int) -> Pump:
+        return Pump(self._loop, self._channel, fd, "chunk")
+
+    def _granted(self, fd: int, number: int) -> GrantedOutput:
+        return GrantedOutput(self._loop, self._channel, fd, number)
+
+    def _fork(
+        self, number: int, task: Task, make_output: Callable[[int, int], Pump | GrantedOutput]
+    ) -> Worker:
         pipes: list[int] = []
         try:
             for _ in range(3):
@@ -82,11 +136,17 @@ class Workers:
             _become_worker(task, (input_r, output_w, report_w))
         for fd in (input_r, output_w, report_w):
             os.close(fd)
-        pump = Pump(self._loop, self._channel, output_r, "chunk")
-        worker = Worker(number, pid, Feed(self._loop, input_w), pump, report_r)
-        pump.begin(number, Meter(2**62))
-        pump.on_end = lambda: self._finish(worker)
+        output = make_output(output_r, number)
+        worker = Worker(number, pid, Feed(self._loop, input_w), output, report_r)
+        output.on_end = lambda: self._finish(worker)
         self._by_pid[pid] = worker
+        return worker
+
+    def grant(self, number: int, count: int) -> None:
+        """The host can take more of a watch's output."""
+        worker = self._find(number)
+        if worker is not None and isinstance(worker.output, GrantedOutput):
+            worker.output.stream.grant(count)
 
     def chunk(self, number: int, data: bytes) -> None:
         """Input for a worker; for one that has ended already, it is dropped."""
@@ -122,6 +182,8 @@ class Workers:
         worker.has_exited = True
         worker.feed.close()
         self._forgive(worker)
+        if worker.is_cancelled and isinstance(worker.output, GrantedOutput):
+            worker.output.close()  # nobody asks for the rest
         self._finish(worker)
         return True
 
@@ -148,7 +210,7 @@ class Workers:
 
     def _finish(self, worker: Worker) -> None:
         # Both its exit and the end of its output: the last chunks may still be on their way.
-        if not worker.has_exited or worker.pump.is_open or worker.pid not in self._by_pid:
+        if not worker.has_exited or worker.output.is_open or worker.pid not in self._by_pid:
             return
         del self._by_pid[worker.pid]
         os.set_blocking(worker.report_r, False)

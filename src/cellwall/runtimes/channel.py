@@ -40,6 +40,7 @@ REPLY_WITH_CHUNKS = frozenset({"reply", "fail", "chunk"})
 RUN = frozenset({"stdout", "stderr", "display", "error", "value", "started", "done", "fail"})
 TERMINAL = frozenset({"stdout", "credit", "started", "done", "fail"})
 CONNECTION = frozenset({"connected", "data", "credit", "end", "closed", "fail"})
+WATCH = frozenset({"data", "reply", "fail"})
 _FINAL = frozenset({"reply", "fail", "done", "closed"})
 
 

@@ -1,4 +1,4 @@
-"""The part of the contract about what flows: terminals, ports.
+"""The part of the contract about what flows: terminals, ports, watches.
 
 `contract.RuntimeContract` includes it; subclass that. Every test leaves the class's one sandbox
 usable for the others.
@@ -18,7 +18,7 @@ import pytest
 
 from cellwall.embedded import Sandbox
 from cellwall.embedded.terminals import SyncTerminal
-from cellwall.model.errors import PortError
+from cellwall.model.errors import FileError, PortError
 from cellwall.model.outcome import Verdict
 
 _JOB = """
@@ -153,6 +153,38 @@ class StreamsContract:
         with _served(sandbox, _ECHO) as port:
             assert port in [found.port for found in sandbox.ports.list()]
         assert port not in [found.port for found in sandbox.ports.list()]
+
+    # -- watches -----------------------------------------------------------------------------
+
+    def test_watch_tells_what_changes_below(self, sandbox: Sandbox) -> None:
+        """In order, relative, from the moment it is there."""
+        sandbox.files.write("watched/old", "x")
+        with sandbox.files.watch("watched") as watch:
+            sandbox.files.write("watched/deep/new", "x")
+            sandbox.run("open('watched/old', 'a').write('y')")
+            sandbox.files.move("watched/deep", "watched/moved")
+            sandbox.files.write("watched/moved/later", "x")
+            sandbox.files.remove("watched", recursive=True)
+            changes = [(c.kind, c.path, c.target) for c in watch]
+        assert changes[:5] == [
+            ("created", "deep", None),
+            ("created", "deep/new", None),
+            ("modified", "old", None),
+            ("moved", "deep", "moved"),
+            ("created", "moved/later", None),
+        ]
+        assert changes[-1] == ("removed", ".", None)
+
+    def test_closed_watch_wakes_who_waits(self, sandbox: Sandbox) -> None:
+        """And what cannot be watched is an error by reason."""
+        watch = sandbox.files.watch()
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(next, watch, None)
+            watch.close()
+            assert waiting.result(20) is None
+        with pytest.raises(FileError) as caught:
+            sandbox.files.watch("missing")
+        assert caught.value.reason == "not_found"
 
 
 @contextmanager

@@ -1,0 +1,54 @@
+"""The watches of a synchronous sandbox; the engine's `watches` say what each call does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cellwall.embedded.part import Part
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from cellwall.embedded import Runner
+    from cellwall.engine.sandbox import AsyncSandbox
+    from cellwall.engine.watches import Change, Watch
+
+
+class SyncWatch(Part):
+    """Changes as they come; it ends when it is closed, and with the directory or the sandbox."""
+
+    def __init__(self, runner: Runner, sandbox: AsyncSandbox, watch: Watch) -> None:
+        """Made by `SyncFiles.watch`, started."""
+        super().__init__(runner, sandbox)
+        self._watch = watch
+
+    def __iter__(self) -> SyncWatch:
+        """Yield changes."""
+        return self
+
+    def __next__(self) -> Change:
+        """Return the next change; waits for it."""
+        change = self._do(self._next)
+        if change is None:
+            raise StopIteration
+        return change
+
+    async def _next(self) -> Change | None:
+        return await anext(self._watch, None)
+
+    def close(self) -> None:
+        """Watch no more; a thread that waits for a change learns it. Idempotent."""
+        self._do(self._watch.aclose)
+
+    def __enter__(self) -> SyncWatch:
+        """Use it as a context manager that closes it."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
