@@ -6,7 +6,6 @@ from typing import Any
 
 import httpx
 import pytest
-
 from servers import Server, error_of, new_sandbox
 
 EXECUTE: list[tuple[str, Any, int]] = [
@@ -63,7 +62,7 @@ def client(server: Server) -> httpx.Client:
 
 @pytest.mark.parametrize(("body", "status"), [e[1:] for e in EXECUTE], ids=[e[0] for e in EXECUTE])
 @pytest.mark.parametrize("accept", ["application/json", "application/x-ndjson"])
-def test_execute_refuses(client: httpx.Client, body: Any, status: int, accept: str) -> None:  # noqa: ANN401
+def test_execute_refuses(client: httpx.Client, body: Any, status: int, accept: str) -> None:
     answer = client.post("/execute", json=body, headers={"Accept": accept})
     assert answer.status_code == status, answer.text
     error = error_of(answer)
@@ -72,7 +71,8 @@ def test_execute_refuses(client: httpx.Client, body: Any, status: int, accept: s
 
 @pytest.mark.parametrize(
     "text",
-    [b"", b"{", b"null", b"\xff\xfe", b'{"code": "\\ud800"}', b'{"code": NaN}', b'{"timeout": 1e999}',
+    [b"", b"{", b"null",
+     b"\xff\xfe", b'{"code": "\\ud800"}', b'{"code": NaN}', b'{"timeout": 1e999}',
      b'{"code":"1","timeout":Infinity}', b"[" * 5000, b'{"code":"1"}{"code":"2"}'],
 )  # fmt: skip
 def test_what_is_not_json_is_refused(client: httpx.Client, text: bytes) -> None:

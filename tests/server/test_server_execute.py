@@ -7,7 +7,6 @@ import json
 
 import httpx
 import pytest
-
 from servers import ADMIN, Server, error_of, lines_of, running
 
 KEYS = {

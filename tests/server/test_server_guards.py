@@ -11,10 +11,10 @@ import time
 
 import httpx
 import pytest
+from servers import ALICE, Server, error_of, new_sandbox, read_all, running
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
-
-from servers import ALICE, Server, error_of, new_sandbox, read_all, running
+from websockets.typing import Origin
 
 KEY = f"X-API-Key: {ALICE}\r\n".encode()
 
@@ -83,7 +83,7 @@ def test_foreign_page_gets_no_terminal(server: Server) -> None:
     path = f"ws://127.0.0.1:{server.port}/sandboxes/{new_sandbox(server.client())}/terminal"
     headers = {"X-API-Key": ALICE}
     with pytest.raises(InvalidStatus) as refused:
-        connect(path, additional_headers=headers, origin="https://attacker.example")  # type: ignore[arg-type]
+        connect(path, additional_headers=headers, origin=Origin("https://attacker.example"))
     assert refused.value.response.status_code == 403
     with connect(path, additional_headers=headers) as control:
         assert json.loads(control.recv())["type"] == "started"

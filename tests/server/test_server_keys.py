@@ -12,13 +12,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from servers import ADMIN, ALICE, configuration, start
 
 from cellwall.apps.key_file import first_key
 from cellwall.apps.serve import check_exposure
 from cellwall.model.errors import UsageError
 from cellwall.server.keys import KeyRecord, KeyRing, digest_of, new_key
 from cellwall.server.settings import ServerSettings
-from servers import ADMIN, ALICE, configuration, start
 
 OWN = "own-key-0123456789abcdef0123456789abcdef"
 
@@ -51,7 +51,7 @@ def test_start_matrix(settings: dict[str, object], has_keys: bool, fault: str | 
 
 def test_open_bind_without_keys_does_not_start(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "cellwall.apps.cli.main", "serve", "--host", "0.0.0.0", "--port", "0"],
+        [sys.executable, "-m", "cellwall.apps.cli.main", "serve", "--host", "0.0.0.0"],
         env={k: v for k, v in os.environ.items() if k != "CELLWALL_API_KEY"},
         capture_output=True, text=True, check=False, timeout=30, cwd=tmp_path,
     )  # fmt: skip

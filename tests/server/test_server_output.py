@@ -8,9 +8,9 @@ import time
 
 import httpx
 import pytest
+from servers import Server, lines_of, new_sandbox
 
 from cellwall.server.logs import escaped
-from servers import Server, lines_of, new_sandbox
 
 MIB = 1024 * 1024
 STREAM = {"Accept": "application/x-ndjson"}
@@ -209,7 +209,7 @@ def test_display_data_is_inert_text(client: httpx.Client) -> None:
 
 def test_numbers_json_does_not_have_become_null(client: httpx.Client) -> None:
     answer = client.post("/execute", json={"code": "result = [float('nan'), 1.5]"})
-    assert json.loads(answer.text, parse_constant=lambda name: pytest.fail(name))
+    assert json.loads(answer.text, parse_constant=pytest.fail)
 
 
 # -- API-37 --------------------------------------------------------------------------------------

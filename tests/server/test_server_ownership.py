@@ -8,15 +8,14 @@ from __future__ import annotations
 import re
 import statistics
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+from servers import ADMIN, ALICE, BOB, Server, error_of, new_sandbox
 
 from cellwall.server.app import ENDPOINTS
 from cellwall.server.endpoint import Endpoint
-from servers import ADMIN, ALICE, BOB, Server, error_of, new_sandbox
 
 _NAMED = re.compile(r"\{(\w+)(?::\w+)?\}")
 OWNED = {"sandbox_id", "execution_id", "command_id"}
@@ -42,7 +41,7 @@ NAMING = [each for each in ENDPOINTS if names_of(each) & OWNED and each.method !
 
 
 @pytest.fixture(scope="module")
-def alices(server: Server) -> Iterator[dict[str, str]]:
+def alices(server: Server) -> dict[str, str]:
     """Return ids of things of Alice's."""
     client = server.client(ALICE)
     sandbox = new_sandbox(client, name="hers", metadata={"secret": "of-alice"})
@@ -50,7 +49,7 @@ def alices(server: Server) -> Iterator[dict[str, str]]:
         f"/sandboxes/{sandbox}/commands", json={"argv": ["cat"], "background": True}
     ).json()["id"]
     execution = client.post("/execute", json={"code": "print('of-alice')"}).json()["execution_id"]
-    yield {
+    return {
         "sandbox_id": sandbox, "command_id": command, "execution_id": execution,
         "context": "main", "port": "8000", "path": "x",
     }  # fmt: skip

@@ -7,9 +7,8 @@ import time
 
 import httpx
 import pytest
-from websockets.sync.client import connect
-
 from servers import ALICE, BOB, Server, error_of, new_sandbox
+from websockets.sync.client import connect
 
 ECHO = """
 import base64, hashlib, http.server, json, os, socketserver
@@ -32,7 +31,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self.wfile.write(b"2\\r\\n%d\\n\\r\\n" % n); self.wfile.flush()
             self.wfile.write(b"0\\r\\n\\r\\n"); return
         if self.path == "/split":
-            self.wfile.write(b"HTTP/1.1 200 OK\\r\\nX-A: b\\x01c\\r\\nContent-Length: 0\\r\\n\\r\\n")
+            self.wfile.write(b"HTTP/1.1 200 OK\\r\\nX-A: b\\x01c\\r\\n"
+                             b"Content-Length: 0\\r\\n\\r\\n")
             return
         if self.path == "/nonsense":
             self.wfile.write(b"SSH-2.0-nothing\\r\\n\\r\\n"); self.close_connection = True; return

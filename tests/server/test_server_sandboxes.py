@@ -7,7 +7,6 @@ import time
 
 import httpx
 import pytest
-
 from servers import Server, error_of, lines_of, new_sandbox
 
 OBJECT = {

@@ -15,22 +15,23 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from servers import Server, new_sandbox
 
 from cellwall.server import answers
 from cellwall.server.app import ENDPOINTS
 from cellwall.server.openapi import document
 from cellwall.server.routes.pages import _page
-from servers import Server, new_sandbox
 
 
-@schemathesis.serializer("application/x-tar")  # type: ignore[untyped-decorator]
-def as_bytes(_context: Any, value: Any) -> bytes:  # noqa: ANN401 - schemathesis' own
+@schemathesis.serializer("application/x-tar")
+def as_bytes(_context: Any, value: Any) -> bytes:
     """Send what was made up as it is."""
     return value if isinstance(value, bytes) else str(value).encode("utf-8", "replace")
 
 
 DOCUMENT = document(ENDPOINTS)
 schema = schemathesis.openapi.from_dict(DOCUMENT)
+Case = schemathesis.Case[Any]
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -49,7 +50,7 @@ SKIPPED = {"/executions/{execution_id}/events", "/sandboxes/{sandbox_id}/files/w
     suppress_health_check=list(HealthCheck),
     derandomize=True,
 )
-def test_made_up_requests_break_nothing(case: schemathesis.Case, server: Server) -> None:
+def test_made_up_requests_break_nothing(case: Case, server: Server) -> None:
     _make_likely(case, server)
     response = case.call(
         base_url=server.address, headers={**_plain(case.headers), "X-API-Key": _key()}, timeout=30
@@ -66,12 +67,12 @@ def _key() -> str:
     return ALICE
 
 
-def _plain(headers: Any) -> dict[str, str]:  # noqa: ANN401 - schemathesis' own
+def _plain(headers: Any) -> dict[str, str]:
     found = {name: str(value) for name, value in (headers or {}).items()}
     return {name: value for name, value in found.items() if value.isascii() and value.isprintable()}
 
 
-def _make_likely(case: schemathesis.Case, server: Server) -> None:
+def _make_likely(case: Case, server: Server) -> None:
     """Put things that exist into the path, and keep programs from running long."""
     names = set(case.path_parameters or {})
     if "sandbox_id" in names:
@@ -80,13 +81,14 @@ def _make_likely(case: schemathesis.Case, server: Server) -> None:
         case.path_parameters["sandbox_id"] = _ids["sandbox_id"]
     if isinstance(case.body, dict):
         for name in ("timeout", "wait"):
-            if isinstance(case.body.get(name), float):
-                case.body[name] = min(case.body[name], 1.0)
+            wanted = case.body.get(name)
+            if isinstance(wanted, float):
+                case.body[name] = min(wanted, 1.0)
     if isinstance(case.query, dict) and "wait" in case.query:
         case.query["wait"] = 0
 
 
-def walk(model: type[BaseModel], value: Any) -> None:  # noqa: ANN401 - JSON
+def walk(model: type[BaseModel], value: Any) -> None:
     model.model_validate(value)
 
 

@@ -248,6 +248,7 @@ class Files:
         self._live.check_alive()
         with _translated(f"tree_put {path!r}"):
             return await transfers.put_tree(self._live, check_path(path), pieces)
+
     def watch(self, path: str = ".", *, recursive: bool = True) -> Watch:
         """Return the changes in a directory as they come: `async for change in …`.
 

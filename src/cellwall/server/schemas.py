@@ -305,7 +305,7 @@ class FilesQuery(FolderQuery):
 class WatchQuery(FolderQuery):
     """A directory to watch."""
 
-    recursive: bool = False
+    recursive: bool = True
 
 
 class StdinQuery(Query):

@@ -8,14 +8,17 @@ JSON escapes every line end.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from cellwall.server.errors import HttpError
+from cellwall.server.spool import Line
+from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
     from cellwall.server.call import Call
-    from cellwall.server.spool import Line, Spool
+    from cellwall.server.spool import Spool
 
 Format = Literal["json", "ndjson", "sse"]
 MEDIA: Mapping[Format, str] = {
@@ -42,6 +45,31 @@ def chosen(call: Call, offered: tuple[Format, ...]) -> Format:
         "accept: nothing of that is offered here",
         remedy="accept one of " + ", ".join(MEDIA[each] for each in offered),
     )
+
+
+async def send_items(
+    call: Call, form: Format, items: AsyncIterator[Mapping[str, Any]], headers: Mapping[str, str]
+) -> None:
+    """Send objects as they come, numbered from 1; nothing is kept of them."""
+    await call.start(200, MEDIA[form], {"cache-control": "no-store", **headers})
+    number = 0
+    while True:
+        following = asyncio.ensure_future(anext(items, None))
+        try:
+            while not await call.wait(following, _ALIVE_S):
+                if form == "sse":
+                    await call.write(b": alive\n\n")
+        except BaseException:
+            following.cancel()
+            raise
+        item = following.result()
+        if item is None:
+            break
+        number += 1
+        value = {"seq": number, **item}
+        line = Line(number, str(value["type"]), one_line(value))
+        await call.write(encode(line, form).encode())
+    await call.end()
 
 
 def encode(line: Line, form: Format) -> str:

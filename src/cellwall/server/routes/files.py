@@ -16,8 +16,10 @@ from cellwall.server.schemas import (
     MoveBody,
     PathQuery,
     RemoveQuery,
+    WatchQuery,
     WriteQuery,
 )
+from cellwall.server.streams import MEDIA, chosen, send_items
 from cellwall.server.uploads import receive_form
 
 if TYPE_CHECKING:
@@ -121,6 +123,15 @@ async def unpack(call: Call) -> None:
     await call.answer({"files": files, "bytes": size})
 
 
+async def watch(call: Call) -> None:
+    """`GET /sandboxes/{id}/files/watch`."""
+    form = chosen(call, ("ndjson", "sse"))
+    query = query_of(call, WatchQuery)
+    async with _files(call).watch(check_name(query.path), recursive=query.recursive) as watching:
+        changes = ({"type": "change", **asdict(change)} async for change in watching)
+        await send_items(call, form, changes, {})
+
+
 _BASE = "/sandboxes/{sandbox_id}/files"
 _DONE = {200: Answer("Done.", answers.PathDone)}
 ENDPOINTS = (
@@ -189,6 +200,15 @@ ENDPOINTS = (
     ),
     Endpoint(
         "POST", f"{_BASE}/move", move, "Move or rename", _DONE, body=MoveBody, tags=("files",)
+    ),
+    Endpoint(
+        "GET",
+        f"{_BASE}/watch",
+        watch,
+        "Changes in a directory, as they come",
+        {200: Answer("Changes.", None, (MEDIA["ndjson"], MEDIA["sse"]))},
+        query=WatchQuery,
+        tags=("files",),
     ),
     Endpoint(
         "GET",
