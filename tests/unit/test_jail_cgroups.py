@@ -298,3 +298,22 @@ def test_sweep_finds_a_dead_engine_in_a_cgroup_that_is_not_ours(tmp_path: Path) 
     (tmp_path / "another" / "cellwall.dead" / "cgroup.procs").write_text("")
     found = [path.name for path in cgroups._engines_in(hierarchy)]
     assert sorted(found) == ["cellwall.alive", "cellwall.dead"]
+
+
+def test_sweep_looks_past_what_another_engine_removes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vanishing = tmp_path / "vanishing"
+    for folder in (vanishing, tmp_path / f"{cgroups._PREFIX}gone"):
+        folder.mkdir()
+    scandir = os.scandir
+
+    def scan(path: str | Path) -> object:
+        if Path(path) == vanishing and vanishing.exists():
+            vanishing.rmdir()  # between being listed and being looked into
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    hierarchy = cgroups.Hierarchy(1, frozenset({"memory"}), tmp_path, tmp_path)
+    assert [path.name for path in cgroups._engines_in(hierarchy)] == [f"{cgroups._PREFIX}gone"]
+    assert not vanishing.exists()

@@ -556,7 +556,13 @@ def sweep(layout: Layout, is_dead: object) -> tuple[int, list[str]]:
 def _engines_in(hierarchy: Hierarchy) -> list[Path]:
     """Engine directories anywhere in the hierarchy: a dead engine's cgroup need not be ours."""
     below = hierarchy.root if hierarchy.root is not None else hierarchy.base
-    return list(below.rglob(_PREFIX + "*"))
+    # Not rglob: it raises when another engine removes what it is about to look into.
+    return [
+        Path(folder, name)
+        for folder, names, _ in os.walk(below)
+        for name in names
+        if name.startswith(_PREFIX)
+    ]
 
 
 def _groups_in(engine: Path) -> list[Path]:
