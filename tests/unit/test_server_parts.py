@@ -161,7 +161,7 @@ def _every_error() -> list[CellwallError]:
         if not issubclass(kind, CellwallError):
             continue
         names = inspect.signature(kind).parameters
-        extra: dict[str, Any] = {}
+        extra: dict[str, Any] = {"remedy": "r"}
         if "retry_after_s" in names:
             extra["retry_after_s"] = 2.5
         if "reason" in names:
@@ -169,7 +169,7 @@ def _every_error() -> list[CellwallError]:
         if "feature" in names:
             made.append(kind("thing", "m", remedy="r"))
         else:
-            made.append(kind("m", **{"remedy": "r", **extra}))
+            made.append(kind("m", **extra))
     return made
 
 
