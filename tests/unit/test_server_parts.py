@@ -166,10 +166,8 @@ def _every_error() -> list[CellwallError]:
             extra["retry_after_s"] = 2.5
         if "reason" in names:
             extra["reason"] = "not_found"
-        if "feature" in names:
-            made.append(kind("thing", "m", remedy="r"))
-        else:
-            made.append(kind("m", **extra))
+        words = ("thing", "m") if "feature" in names else ("m",)
+        made.append(kind(*words, **extra))
     return made
 
 
