@@ -129,6 +129,26 @@ def test_socket_messages_have_a_cap(server: Server) -> None:
         assert socket.close_code == 1009
 
 
+def test_sockets_that_ended_do_not_count_for_their_address() -> None:
+    with running(most_connections_per_address=6) as server:
+        path = f"ws://127.0.0.1:{server.port}/sandboxes/{new_sandbox(server.client())}/terminal"
+        for _ in range(10):
+            with connect(path, additional_headers={"X-API-Key": ALICE}) as socket:
+                socket.recv()
+        assert server.client().get("/health").status_code == 200
+
+
+def test_socket_of_a_sandbox_that_ends_is_closed(server: Server, client: httpx.Client) -> None:
+    sandbox = new_sandbox(client)
+    path = f"ws://127.0.0.1:{server.port}/sandboxes/{sandbox}/terminal"
+    with connect(path, additional_headers={"X-API-Key": ALICE}) as socket:
+        socket.recv()
+        client.delete(f"/sandboxes/{sandbox}")
+        texts = [message for message in socket if isinstance(message, str)]
+        assert json.loads(texts[-1])["verdict"] == "cancelled"
+        assert socket.close_code == 1000
+
+
 def test_sockets_end_after_their_whole_life() -> None:
     with running(socket_s=1) as server:
         path = f"ws://127.0.0.1:{server.port}/sandboxes/{new_sandbox(server.client())}/terminal"
