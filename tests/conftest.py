@@ -14,6 +14,7 @@ import pytest
 
 if TYPE_CHECKING:
     from arena import Arena
+    from servers import Server
 
 Require = Callable[[str, bool, str], None]
 
@@ -46,6 +47,15 @@ def arena() -> Iterator[Arena]:
     made = Arena()
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """A real server with the keys of two tenants."""
+    from servers import running
+
+    with running() as made:
+        yield made
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -74,7 +74,7 @@ class Command:
     def __init__(self, live: Live, attempt: Attempt, argv: Sequence[str], tasks: Tasks) -> None:
         """Made by `Commands`; supervised by the engine from now on."""
         self._live = live
-        self._attempt = attempt
+        self.attempt = attempt
         self.argv = tuple(argv)
         self.id = attempt.recorder.number
         self._result: asyncio.Future[CommandResult] = asyncio.get_running_loop().create_future()
@@ -82,7 +82,7 @@ class Command:
 
     async def _supervise(self) -> None:
         try:
-            outcome = await self._attempt.wait()
+            outcome = await self.attempt.wait()
         except GuestRefused as refusal:
             self._result.set_exception(file_error(refusal, f"start {self.argv[0]!r}"))
             self._result.exception()  # `wait` raises it; nobody has to
@@ -90,7 +90,7 @@ class Command:
             self._result.cancel()
             raise
         else:
-            recorder = self._attempt.recorder
+            recorder = self.attempt.recorder
             self._result.set_result(
                 CommandResult(recorder.stdout.text, recorder.stderr.text, outcome)
             )
@@ -98,7 +98,7 @@ class Command:
     @property
     def pid(self) -> int | None:
         """Its pid inside, as the inside says."""
-        return self._attempt.recorder.pid
+        return self.attempt.recorder.pid
 
     @property
     def is_running(self) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cellwall.engine.execution import Attempt, OnEvent, Work, finish
+from cellwall.engine.execution import Attempt, OnEvent, OnStart, Work, finish
 from cellwall.engine.files import file_error, read_file
 from cellwall.engine.pool import Pool, PoolStatistics
 from cellwall.engine.requests import Plan, Request, check_env, check_limits, check_start, plan
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from cellwall.engine.live import Live
     from cellwall.model.limits import Limits
     from cellwall.model.template import BuiltTemplate, Template
-    from cellwall.runtimes.base import Runtime
+    from cellwall.runtimes.base import Finding, Runtime
 
 
 class Templates(Protocol):
@@ -99,6 +99,11 @@ class Engine:
         """Return the runtime that would serve such a request."""
         return await self._runtimes.choose(isolation, name)
 
+    async def probe(self, name: str) -> tuple[Runtime, list[Finding]]:
+        """Return the runtime called `name` and what it finds on this host."""
+        runtime = self._runtimes.get(name)
+        return runtime, await runtime.probe()
+
     async def template(self, name: str) -> BuiltTemplate:
         """Return a built template; the first use builds it, which takes a while."""
         built = self._built.get(name)
@@ -134,12 +139,19 @@ class Engine:
         """Run `code` once in a fresh sandbox; options are the fields of `requests.Request`."""
         return await self.execute(Request(code, **options), on_event)
 
-    async def execute(self, request: Request, on_event: OnEvent | None = None) -> Execution:
+    async def execute(
+        self,
+        request: Request,
+        on_event: OnEvent | None = None,
+        on_start: OnStart | None = None,
+    ) -> Execution:
         """Do one request; the sandbox is destroyed after the answer."""
         with self._calling():
-            return await self._execute(request, on_event)
+            return await self._execute(request, on_event, on_start)
 
-    async def _execute(self, request: Request, on_event: OnEvent | None) -> Execution:
+    async def _execute(
+        self, request: Request, on_event: OnEvent | None, on_start: OnStart | None
+    ) -> Execution:
         work = plan(request, self.settings.limits)
         template = self._built.get(request.template) or await self.template(request.template)
         runtime = await self._runtimes.choose(request.isolation, request.runtime)
@@ -157,17 +169,21 @@ class Engine:
         self._runs += 1
         try:
             self._check_open()  # it may have been closed while we waited for the sandbox
-            return await self._run_in(live, work, on_event)
+            return await self._run_in(live, work, on_event, on_start)
         finally:
             self._under_way.discard(live)
             live.kill("its one program has ended")
             self._pool.release(live, runtime)
 
-    async def _run_in(self, live: Live, work: Plan, on_event: OnEvent | None) -> Execution:
+    async def _run_in(
+        self, live: Live, work: Plan, on_event: OnEvent | None, on_start: OnStart | None
+    ) -> Execution:
         started_at = time.time()
         try:
             await _write_files(live, work)
             attempt = Attempt(live, _one_shot(work), on_event)
+            if on_start is not None:
+                on_start(attempt)
             outcome = await attempt.wait()
         except GuestRefused as refusal:
             raise _explain(refusal, work) from None

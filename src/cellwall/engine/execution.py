@@ -39,6 +39,8 @@ _GRACE_S = 1.0
 _STDIN_STEP_BYTES = 1024 * 1024
 
 OnEvent = Callable[[Event], None]
+OnStart = Callable[["Attempt"], None]
+"""Called once, when the code has been handed over; the attempt is the caller's handle on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +255,7 @@ class Attempt:
             work.limits, live.read_cpu_s, self._before.cpu_s, self._on_breach
         )
         self._grace: asyncio.TimerHandle | None = None
+        self._is_paused = False
         if work.stdin is not None:
             self._feed(work.stdin)
 
@@ -280,6 +283,23 @@ class Attempt:
         self.recorder.settle(self.recorder.cause, "it did not stop when asked")
         self.live.kill("a program did not stop at its limit")
 
+    def cancel(self) -> None:
+        """End it on its caller's wish: `wait` returns the verdict `cancelled`. Idempotent."""
+        if not self.recorder.is_ended:
+            self._on_breach(Cause.CANCEL)
+
+    def pause(self) -> None:
+        """Stop taking in what its sandbox says, until `resume` or its end; idempotent."""
+        if not self._is_paused and not self.recorder.is_ended:
+            self._is_paused = True
+            self.live.channel.pause()
+
+    def resume(self) -> None:
+        """Undo `pause`; idempotent."""
+        if self._is_paused:
+            self._is_paused = False
+            self.live.channel.resume()
+
     async def wait(self) -> Outcome:
         """Return the outcome; on cancellation stop the program first."""
         try:
@@ -291,6 +311,7 @@ class Attempt:
             self._deadlines.stop()
             if self._grace is not None:
                 self._grace.cancel()
+            self.resume()
             self.live.channel.forget(self.recorder.number)
             self.live.running.discard(self.recorder)
         if self.recorder.refused is not None:

@@ -8,15 +8,17 @@ ever opened by the host (`security` calls that the most common way out). What co
 from __future__ import annotations
 
 import asyncio
+import builtins
 import contextlib
 import io
 import os
 import tarfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from cellwall.engine import transfers
 from cellwall.engine.arrivals import Arrival
 from cellwall.engine.requests import FILE_CAP_BYTES, check_path
 from cellwall.model.errors import FileError, SandboxBroken, UsageError
@@ -24,6 +26,7 @@ from cellwall.runtimes.channel import FrameError, GuestRefused, Reply, strict_js
 
 if TYPE_CHECKING:
     from cellwall.engine.live import Live
+    from cellwall.engine.transfers import Piece
     from cellwall.engine.watches import Watch
 
 _STEP_BYTES = 1024 * 1024
@@ -76,6 +79,15 @@ class FileEntry:
             float(numbers[2]),
             target if isinstance(target, str) else None,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a directory holds."""
+
+    entries: list[FileEntry]
+    is_truncated: bool
+    """There were more entries than asked for, or than fit one answer."""
 
 
 def file_error(refusal: GuestRefused, step: str) -> FileError | SandboxBroken:
@@ -173,12 +185,17 @@ class Files:
 
     async def list(self, path: str = ".", *, depth: int = 1, limit: int = 1000) -> list[FileEntry]:
         """List a directory, `depth` levels down, at most `limit` entries."""
+        return (await self.listing(path, depth=depth, limit=limit)).entries
+
+    async def listing(self, path: str = ".", *, depth: int = 1, limit: int = 1000) -> Listing:
+        """Do what `list` does, and say whether there were more entries."""
         reply = await self._ask("file_list", path, depth=depth, limit=limit)
         with _translated(f"file_list {path!r}"):
             entries = strict_json(reply.body)
-            if not isinstance(entries, list):
+            if not isinstance(entries, builtins.list):
                 raise FrameError("file_list: not a list")
-            return [FileEntry.parse(entry) for entry in entries]
+            found = [FileEntry.parse(entry) for entry in entries]
+        return Listing(found, bool(reply.header.get("truncated")))
 
     async def mkdir(self, path: str, *, parents: bool = True) -> None:
         """Make a directory."""
@@ -191,6 +208,46 @@ class Files:
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file, an empty directory or, if `recursive`, a whole tree."""
         await self._ask("file_remove", path, recursive=recursive)
+
+    # -- streams ---------------------------------------------------------------------------
+
+    async def read_piece(self, path: str, offset: int = 0, length: int = 1024 * 1024) -> Piece:
+        """Return up to `length` bytes (at most 1 MiB) from `offset`."""
+        self._live.check_alive()
+        self._live.touch()
+        with _translated(f"file_read {path!r}"):
+            return await transfers.read_piece(self._live, check_path(path), offset, length)
+
+    async def read_stream(
+        self, path: str, offset: int, length: int, inode: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """Yield exactly `length` bytes from `offset` of one file (that of `inode`), or raise."""
+        self._live.check_alive()
+        with _translated(f"file_read {path!r}"):
+            name = check_path(path)
+            async for data in transfers.read_stream(self._live, name, offset, length, inode):
+                self._live.touch()
+                yield data
+
+    async def write_stream(
+        self, path: str, pieces: AsyncIterable[bytes], *, mode: int | None = None
+    ) -> int:
+        """Write a file of any size, parents included; it appears at once. Return its size."""
+        self._live.check_alive()
+        with _translated(f"file_write {path!r}"):
+            return await transfers.write_stream(self._live, check_path(path), pieces, mode)
+
+    async def append_stream(self, path: str, pieces: AsyncIterable[bytes]) -> int:
+        """Append to a file, making it if need be; return the number of bytes."""
+        self._live.check_alive()
+        with _translated(f"file_write {path!r}"):
+            return await transfers.append_stream(self._live, check_path(path), pieces)
+
+    async def put_tree(self, path: str, pieces: AsyncIterable[bytes]) -> tuple[int, int]:
+        """Unpack a tar stream below `path`; return the numbers of files and bytes."""
+        self._live.check_alive()
+        with _translated(f"tree_put {path!r}"):
+            return await transfers.put_tree(self._live, check_path(path), pieces)
 
     def watch(self, path: str = ".", *, recursive: bool = True) -> Watch:
         """Return the changes in a directory as they come: `async for change in …`.
@@ -241,7 +298,7 @@ class Files:
         finally:
             await asyncio.to_thread(arrival.close)
 
-    async def stream_dir(self, remote: str) -> AsyncIterator[bytes]:
+    async def stream_dir(self, remote: str) -> AsyncGenerator[bytes, None]:
         """Yield a directory as a tar stream. Hostile bytes: do not extract them carelessly."""
         self._live.check_alive()
         self._live.touch()

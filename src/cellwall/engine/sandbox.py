@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from cellwall.engine.commands import Commands, OnText, by_stream
 from cellwall.engine.contexts import Contexts
-from cellwall.engine.execution import Attempt, OnEvent, Work, finish
+from cellwall.engine.execution import Attempt, OnEvent, OnStart, Work, finish
 from cellwall.engine.files import Files, file_error
 from cellwall.engine.requests import check_source, check_stdin
 from cellwall.languages import registry
@@ -41,6 +41,14 @@ _DEADLY = frozenset({Verdict.MEMORY, Verdict.SANDBOX_ERROR})
 _STREAM_HIGH = 256
 
 
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """What a caller wants to hear of one execution."""
+
+    on_event: OnEvent | None
+    on_start: OnStart | None
+
+
 class AsyncSandbox:
     """One live sandbox."""
 
@@ -53,6 +61,7 @@ class AsyncSandbox:
         self.created_at = time.time()
         self._ends_s = self._loop.time() + live.spec.limits.life_s
         self._closed = False
+        self._listeners: list[Callable[[str], None]] = []
         self.contexts = Contexts(live)
         self.commands = Commands(live, tasks)
         self.files = Files(live)
@@ -96,6 +105,18 @@ class AsyncSandbox:
         """The name of its template."""
         return self.live.spec.template.template.name
 
+    @property
+    def ends_at(self) -> float:
+        """When its whole life ends, in seconds since the epoch."""
+        return time.time() + self._ends_s - self._loop.time()
+
+    def on_ended(self, callback: Callable[[str], None]) -> None:
+        """Call `callback` once with the reason when it ends; at once if it has."""
+        if self._closed:
+            callback(self.live.ended_because)
+        else:
+            self._listeners.append(callback)
+
     @cached_property
     def ports(self) -> Ports:
         """Connections to servers inside."""
@@ -113,26 +134,31 @@ class AsyncSandbox:
         *,
         stdin: str | bytes | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - a limit of the sandbox, not of the await
+        output_kb: int | None = None,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_event: OnEvent | None = None,
+        on_start: OnStart | None = None,
     ) -> Execution:
-        """Run a cell in a context, or a program of another language beside it."""
+        """Run a cell in a context, or a program of another language beside it.
+
+        `output_kb` is kept of each stream instead of the sandbox's own limit.
+        """
         self.live.check_alive()
         source, data = check_source(code), check_stdin(stdin)
         chosen = registry.find(language or "python")
         limits = self.limits
-        if timeout is not None:
-            limits = limits.with_changes({"wall_s": timeout})
-        deliver = by_stream(on_stdout, on_stderr, on_event)
+        if timeout is not None or output_kb is not None:
+            limits = limits.with_changes({"wall_s": timeout, "output_kb": output_kb})
+        watch = _Watch(by_stream(on_stdout, on_stderr, on_event), on_start)
         if chosen.context != "python":
-            return await self._run_file(chosen, source, data, limits, deliver)
+            return await self._run_file(chosen, source, data, limits, watch)
         async with self.contexts.lock(context):
             self.live.check_alive()
             try:
                 is_new = await self.contexts.ensure(context)
                 work = self._cell(context, source, data, limits)
-                execution = await self._attempt(work, "python", deliver)
+                execution = await self._attempt(work, "python", watch)
             except GuestRefused as refusal:
                 if refusal.reason == "no_context":  # its process ended between two cells
                     self.contexts.mark_ended(context)
@@ -162,9 +188,11 @@ class AsyncSandbox:
 
         return Work("execute", fields, limits, source, stdin, stop)
 
-    async def _attempt(self, work: Work, language: str, deliver: OnEvent | None) -> Execution:
+    async def _attempt(self, work: Work, language: str, watch: _Watch) -> Execution:
         started_at = time.time()
-        attempt = Attempt(self.live, work, deliver)
+        attempt = Attempt(self.live, work, watch.on_event)
+        if watch.on_start is not None:
+            watch.on_start(attempt)
         outcome = await attempt.wait()
         self.live.touch()
         is_cell = work.fields.get("mode") == "cell"
@@ -180,7 +208,7 @@ class AsyncSandbox:
         source: bytes,
         stdin: bytes | None,
         limits: Limits,
-        deliver: OnEvent | None,
+        watch: _Watch,
     ) -> Execution:
         directory = f".cellwall/{new_id()}"
         path = f"{directory}/{language.file_name}"
@@ -198,7 +226,7 @@ class AsyncSandbox:
 
         try:
             work = Work("start", fields, limits, b"", stdin, stop)
-            return await self._attempt(work, language.name, deliver)
+            return await self._attempt(work, language.name, watch)
         except GuestRefused as refusal:
             if refusal.reason == "not_found":
                 raise UsageError(
@@ -288,6 +316,9 @@ class AsyncSandbox:
         self._reaper.cancel()
         self.live.stop_all(reason)
         self._on_closed()
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener(self.live.ended_because)
 
     async def close(self) -> None:
         """Destroy it; what runs in it ends as cancelled. Idempotent."""

@@ -8,7 +8,7 @@ callers' mistakes. Every message names the step, the object and the remedy.
     ├── NotFound              no such sandbox, context, file, template, language (404)
     ├── Conflict              the object is in a state that forbids this (409)
     ├── CapacityError         full; try again after `retry_after_s` (429 or 503)
-    ├── SandboxUnavailable    the sandbox has ended; its outcome says why (503)
+    ├── SandboxUnavailable    the sandbox has ended; the message says why (410)
     ├── FileError             a file operation inside the sandbox was refused by its kernel
     ├── PortError             a connection to a port inside was refused, reset or not answered
     ├── HostUnsupported       this machine cannot give what was asked for (start-up, 503)

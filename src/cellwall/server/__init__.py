@@ -1,4 +1,6 @@
-"""HTTP and WebSocket doors: routes, authentication, streaming, errors to envelopes.
+"""HTTP: the ASGI application over one engine (design/0003-http.md).
 
-Imported by `apps` only; `client` and `server` never import each other, they meet in `wire`.
+Not a second engine and not the composition root (`apps.serve`): it knows owners, connections and
+records of what ran; everything that happens in a sandbox is asked of `engine`. Needs the extra
+`cellwall[server]`.
 """

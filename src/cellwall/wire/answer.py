@@ -12,10 +12,11 @@ import base64
 import json
 import math
 import mimetypes
-from dataclasses import asdict
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import CellwallError
+from cellwall.model.limits import Limits
 from cellwall.model.outcome import Verdict
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from cellwall.model.execution import Event, Execution, ExecutionError
     from cellwall.model.outcome import Outcome
 
+_LIMITS = tuple(field.name for field in fields(Limits))
 _TIMEOUTS = frozenset({Verdict.WALL_TIME, Verdict.CPU_TIME})
 
 
@@ -60,7 +62,7 @@ def answer(execution: Execution) -> dict[str, Any]:
         "truncated": ended["truncated"],
         "usage": ended["usage"],
         "isolation": ended["isolation"],
-        "limits": asdict(execution.limits),
+        "limits": {name: getattr(execution.limits, name) for name in _LIMITS},
         "notes": ended["notes"],
     }
 

@@ -58,6 +58,14 @@ TARGETS: tuple[Target, ...] = (
     Target("live_500", "p50 of a fresh run beside 500 live idle sandboxes, against beside 10", "x",
            1.5, 1.1),
     Target("soak", "things left behind after a row of fresh runs", "things", 0, 0),
+    Target("http_python", "HTTP, keep-alive, fresh sandbox, `print(1)`, p50", "F", 1.0, 0.5),
+    Target("http_data", "HTTP, fresh sandbox, `import numpy, pandas`, template data, p50", "F",
+           1.3, 0.5),
+    Target("http_context", "HTTP, next cell of a session, p50", "F", 0.4, 0.2),
+    Target("http_sustained", "HTTP, fresh sandboxes, 32 clients, against 32 bare `python3 -c`", "x",
+           1.2, 2.0, higher_is_better=True),
+    Target("http_held", "the server's memory beside idle sandboxes and open streams", "MiB",
+           400, 200),
     Target("flood", "growth of our memory while a program writes 10 GB", "MiB", 8, 8),
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from cellwall.apps.bench import bare, endurance, latency, throughput
+from cellwall.apps.bench import bare, endurance, http, latency, throughput
 from cellwall.apps.bench.figures import TARGETS, Figure
 from cellwall.apps.bench.latency import PLAIN, WITH_PACKAGES, BenchError
 from cellwall.apps.bench.machine import describe
@@ -39,10 +39,31 @@ class Effort:
     live: int
     soak: int
     flood_gb: float
+    http_stretch_s: float
+    held: int
+    """Idle sandboxes beside which the server's memory is measured; a fifth as many streams."""
 
 
-FULL = Effort(samples=200, stretch_s=4.0, idle=20, live=500, soak=20_000, flood_gb=10.0)
-QUICK = Effort(samples=30, stretch_s=1.5, idle=8, live=50, soak=400, flood_gb=1.0)
+FULL = Effort(
+    samples=200,
+    stretch_s=4.0,
+    idle=20,
+    live=500,
+    soak=20_000,
+    flood_gb=10.0,
+    http_stretch_s=20.0,
+    held=1000,
+)
+QUICK = Effort(
+    samples=30,
+    stretch_s=1.5,
+    idle=8,
+    live=50,
+    soak=400,
+    flood_gb=1.0,
+    http_stretch_s=3.0,
+    held=50,
+)
 
 Measure = Callable[["Engine"], Awaitable[Figure]]
 
@@ -96,7 +117,21 @@ class Bench:
             lambda e: endurance.beside_many(e, python, effort.live, max(30, n // 4)),
         )
         yield "soak", _PARK, lambda e: endurance.soak(e, python, effort.soak, state())
+        yield from self._http_rows()
         yield "flood", 0, lambda e: endurance.flood(e, python, effort.flood_gb)
+
+    def _http_rows(self) -> Iterator[tuple[str, int, Measure]]:
+        """Yield the rows whose server is a process of its own; the engine here stays unused."""
+        n, effort = self.effort.samples, self.effort
+        yield "http_python", 0, lambda _: http.fresh("http_python", PLAIN, "python", n)
+        yield "http_data", 0, lambda _: http.fresh("http_data", WITH_PACKAGES, "data", n)
+        yield "http_context", 0, lambda _: http.live_context("http_context", n)
+        yield (
+            "http_sustained",
+            0,
+            lambda _: http.sustained("http_sustained", effort.http_stretch_s),
+        )
+        yield "http_held", 0, lambda _: http.held("http_held", effort.held, effort.held // 5)
 
     async def run(self, progress: Callable[[str], None]) -> Result:
         """Take every row and return the result."""

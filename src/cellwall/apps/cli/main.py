@@ -21,6 +21,7 @@ from cellwall.apps.cli import (
     jail_explain,
     languages,
     run,
+    serve,
     shell,
     sweep,
     templates,
@@ -38,7 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for module in (run, shell, languages, doctor, sweep, demo, bench):
+for module in (run, serve, shell, languages, doctor, sweep, demo, bench):
     module.register(app)
 app.add_typer(templates.app, name="templates")
 app.add_typer(jail_explain.app, name="jail")

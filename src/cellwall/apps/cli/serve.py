@@ -1,0 +1,92 @@
+"""`cellwall serve`: the server, from flags.
+
+Not the server (`apps.serve`). Called by `main`. Invariant: stdout carries the key, once, when it
+was made, and one line `listening on …`; the log goes to stderr.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cellwall.model.errors import HostUnsupported
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("serve", short_help="Serve sandboxes over HTTP.")(serve)
+
+
+def serve(  # noqa: PLR0913, PLR0917 - one parameter per option
+    host: Annotated[
+        str | None, typer.Option(help="Address to bind; default 127.0.0.1, this machine only.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="TCP port; default 8080, 0 for any.")] = None,
+    unix: Annotated[
+        str | None, typer.Option(metavar="PATH", help="A unix socket instead of TCP.")
+    ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="Where templates and the key's digest lie.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(envvar="CELLWALL_CONFIG", help="Settings as TOML.")
+    ] = None,
+    tls_cert: Annotated[str | None, typer.Option(help="PEM file of the certificate.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="PEM file of its private key.")] = None,
+    allow_plain: Annotated[
+        bool, typer.Option("--allow-plain", help="Keys may travel in plain text off this host.")
+    ] = False,
+    new_key: Annotated[
+        bool, typer.Option("--new-key", help="Make and print a new key; the old one is void.")
+    ] = False,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Serve sandboxes over HTTP until stopped.
+
+    Without a configuration it listens on this machine only, with a key it makes and prints once;
+    CELLWALL_API_KEY brings one of your own. See docs/server.md.
+    """
+    from cellwall.engine.templates import state_dir as default_state_dir
+
+    _check_extra()
+    from cellwall.apps.key_file import first_key
+    from cellwall.apps.serve import check_exposure, run
+    from cellwall.apps.settings_loader import load
+    from cellwall.server.keys import KeyRing
+    from cellwall.server.logs import set_up
+
+    _set_state_dir(state_dir)
+    set_up(log_level)
+    flags = {"host": host, "port": port, "unix": unix, "tls_cert": tls_cert, "tls_key": tls_key}
+    loaded = load(config, {**flags, "allow_plain": allow_plain or None})
+    check_exposure(loaded.server, has_own_keys=bool(loaded.keys))
+    keys = KeyRing(loaded.keys)
+    if not loaded.keys:
+        record, key = first_key(default_state_dir(), afresh=new_key)
+        keys.add(record)
+        typer.echo(f"key: {key}" if key else "key: the one printed at the first start (--new-key)")
+    run(loaded, keys, lambda address: typer.echo(f"listening on {address}"))
+
+
+def _check_extra() -> None:
+    try:
+        import uvloop  # noqa: F401
+
+        import cellwall.server.app  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("cellwall"):
+            raise
+        raise HostUnsupported(
+            "server",
+            f"serve: the package {error.name!r} is not installed",
+            remedy="run: pip install 'cellwall[server]'",
+        ) from None
+
+
+def _set_state_dir(path: Path | None) -> None:
+    import os
+
+    if path is not None:
+        os.environ["CELLWALL_STATE_DIR"] = str(path.absolute())

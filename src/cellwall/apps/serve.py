@@ -1,0 +1,221 @@
+"""The server process: the only place that wires settings, keys, engine, application and socket.
+
+Not the application (`server.app`) and not the flags (`cli.serve`). The invariant: whatever ends
+it, the engine is closed, so no sandbox outlives the server; and nothing listens before the
+checks of `check_exposure`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+import stat
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvicorn
+import uvloop
+
+from cellwall.engine.engine import Engine
+from cellwall.engine.templates import TemplateStore, state_dir
+from cellwall.model.errors import UsageError
+from cellwall.server.app import create_app
+from cellwall.server.keys import KeyRing
+from cellwall.server.protocol import Connection, SocketConnection
+from cellwall.server.state import State
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from cellwall.apps.settings_loader import Loaded
+    from cellwall.server.guards import Guard
+    from cellwall.server.settings import ServerSettings
+
+_MESSAGE_BYTES = 1024 * 1024
+_BACKLOG = 2048
+
+
+def check_exposure(settings: ServerSettings, *, has_own_keys: bool) -> None:
+    """Refuse to be reachable from elsewhere without keys of the operator's, or in plain text."""
+    if settings.is_local:
+        return
+    if not has_own_keys:
+        raise UsageError(
+            f"serve: {settings.host} can be reached from elsewhere, and there is no key for it",
+            remedy="set CELLWALL_API_KEY, or give keys in the configuration",
+        )
+    if not settings.is_tls and not settings.allow_plain:
+        raise UsageError(
+            f"serve: keys would travel to {settings.host} in plain text",
+            remedy="give --tls-cert and --tls-key, use --unix behind a proxy, or say --allow-plain",
+        )
+
+
+def bound(settings: ServerSettings) -> socket.socket:
+    """Return the socket, bound; a unix socket is its owner's alone."""
+    if settings.unix is not None:
+        return _bound_unix(settings.unix)
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((settings.host, settings.port))
+    except OSError as error:
+        sock.close()
+        raise UsageError(
+            f"serve: bind {settings.host}:{settings.port}: {error.strerror}",
+            remedy="give another --port or --host",
+        ) from None
+    return sock
+
+
+def _bound_unix(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise UsageError(f"serve: {path} is not a socket", remedy="name another path")
+        if _is_answered(path):
+            raise UsageError(f"serve: somebody listens at {path}", remedy="stop it first")
+        os.unlink(path)
+    before = os.umask(0o177)
+    try:
+        sock.bind(path)
+    except OSError as error:
+        raise UsageError(
+            f"serve: bind {path}: {error.strerror}", remedy="name a path you may write"
+        ) from None
+    finally:
+        os.umask(before)
+    return sock
+
+
+def _is_answered(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+    return True
+
+
+def address_of(settings: ServerSettings, sock: socket.socket) -> str:
+    """Return what a client needs to know: an address, or the path of the socket."""
+    if settings.unix is not None:
+        return f"unix:{settings.unix}"
+    host, port = sock.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'https' if settings.is_tls else 'http'}://{shown}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with a word when it listens and an end for what would keep it."""
+
+    def __init__(self, config: uvicorn.Config, state: State, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._state = state
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Streams end when their executions do; otherwise they would hold the server until `stop_s`.
+        await self._state.aclose()
+        await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # As uvicorn, but the signal is not raised again afterwards: a wish to stop is no failure.
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True
+
+
+def config_of(settings: ServerSettings, app: Guard) -> uvicorn.Config:
+    """Return uvicorn's configuration."""
+    Connection.header_s = settings.header_s
+    Connection.most_per_address = settings.most_connections_per_address
+    return uvicorn.Config(
+        app,
+        loop="none",
+        http=Connection,
+        ws=SocketConnection,
+        ws_max_size=_MESSAGE_BYTES,
+        ws_ping_interval=20.0,
+        ws_ping_timeout=20.0,
+        ws_per_message_deflate=False,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        limit_concurrency=settings.most_connections,
+        backlog=_BACKLOG,
+        timeout_keep_alive=int(settings.keep_alive_s),
+        timeout_graceful_shutdown=int(settings.stop_s),
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+    )
+
+
+@contextlib.asynccontextmanager
+async def opened(loaded: Loaded, keys: KeyRing, directory: Path) -> AsyncIterator[State]:
+    """Open an engine and the state over it; both are closed at the end."""
+    engine = Engine(directory, loaded.engine)
+    state = State(engine, loaded.server, keys)
+    try:
+        state.open()
+        yield state
+    finally:
+        await state.aclose()
+        await engine.aclose()
+
+
+async def _warm(state: State) -> None:
+    """Start fork-servers and park sandboxes of the templates that are built."""
+    store = TemplateStore(state.engine.state_dir)
+    for name in state.settings.warm:
+        if await asyncio.to_thread(store.find, name) is not None:
+            await state.engine.run("0", template=name)
+    await state.engine.pool.wait_full()
+
+
+async def serve(
+    loaded: Loaded, keys: KeyRing, on_ready: Callable[[str], None], directory: Path | None = None
+) -> None:
+    """Listen until a signal says otherwise."""
+    _raise_descriptor_limit()
+    settings = loaded.server
+    sock = bound(settings)
+    try:
+        async with opened(loaded, keys, directory or state_dir()) as state:
+            await _warm(state)
+            server = _Server(
+                config_of(settings, create_app(state)),
+                state,
+                lambda: on_ready(address_of(settings, sock)),
+            )
+            await server.serve(sockets=[sock])
+    finally:
+        sock.close()
+        if settings.unix is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(settings.unix)
+
+
+def run(loaded: Loaded, keys: KeyRing, on_ready: Callable[[str], None]) -> None:
+    """Serve on an event loop of its own."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(loaded, keys, on_ready))
+
+
+def _raise_descriptor_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,160 @@
+"""Reads the server's settings: a TOML file, then `CELLWALL_*`, then flags; the later one wins.
+
+The only place that reads them. Not what they mean (`server.settings`, `engine.settings`). The
+invariant: an unknown name is an error, never silently ignored, and no key is ever echoed.
+
+    [server]  fields of ServerSettings      [most]  ceilings of limits
+    [engine]  fields of EngineSettings      [limits]  limits of a request that names none
+    [[keys]]  sha256, tenant, scope, expires_at
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from cellwall.engine.settings import EngineSettings
+from cellwall.model.errors import UsageError
+from cellwall.server.keys import KeyRecord, check_key, digest_of
+from cellwall.server.settings import ServerSettings
+
+_SECTIONS = frozenset({"server", "engine", "limits", "most", "keys"})
+_NOT_ENGINE = frozenset({"limits"})
+_NOT_SERVER = frozenset({"most"})
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Everything `apps.serve` needs to know."""
+
+    server: ServerSettings
+    engine: EngineSettings
+    keys: tuple[KeyRecord, ...]
+    """Keys the operator brought: from the file and from `CELLWALL_API_KEY`."""
+
+
+def load(
+    path: Path | None, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None
+) -> Loaded:
+    """Read everything; `UsageError` names the setting that cannot be."""
+    source = os.environ if environ is None else environ
+    document = _document(path)
+    server = ServerSettings()
+    server = replace(server, most=server.most.with_changes(_section(document, "most")))
+    server = _changed(server, _section(document, "server"), _NOT_SERVER, "server")
+    server = _changed(server, _from_environment(source), _NOT_SERVER, "environment")
+    given = {name: value for name, value in flags.items() if value is not None}
+    server = _changed(server, given, _NOT_SERVER, "flags")
+    engine = EngineSettings.from_environment(source)
+    engine = replace(engine, limits=engine.limits.with_changes(_section(document, "limits")))
+    engine = _changed(engine, _section(document, "engine"), _NOT_ENGINE, "engine")
+    return Loaded(server, engine, _keys(document, source))
+
+
+def _document(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"settings: read {path}: {error.strerror}", remedy="name a readable file"
+        ) from None
+    except ValueError as error:
+        raise UsageError(f"settings: {path}: {error}", remedy="write it as TOML") from None
+    unknown = sorted(set(document) - _SECTIONS)
+    if unknown:
+        raise UsageError(
+            f"settings: {path}: unknown section {unknown[0]!r}",
+            remedy=f"known sections: {', '.join(sorted(_SECTIONS))}",
+        )
+    return document
+
+
+def _section(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    section = document.get(name, {})
+    if not isinstance(section, dict):
+        raise UsageError(f"settings: {name} is not a section", remedy=f"write [{name}]")
+    return section
+
+
+def _changed(settings: Any, changes: Mapping[str, Any], hidden: frozenset[str], where: str) -> Any:  # noqa: ANN401 - either dataclass
+    known = {each.name: each for each in fields(settings) if each.name not in hidden}
+    values = {}
+    for name, value in changes.items():
+        if name not in known:
+            raise UsageError(
+                f"settings: {where}: unknown name {name!r}",
+                remedy=f"known names: {', '.join(known)}",
+            )
+        values[name] = _fitting(name, value, str(known[name].type))
+    return replace(settings, **values)
+
+
+def _fitting(name: str, value: Any, kind: str) -> Any:  # noqa: ANN401 - of TOML
+    if kind.startswith("tuple"):
+        if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
+            raise UsageError(f"settings: {name} is not a list of texts", remedy='write ["a", "b"]')
+        return tuple(value)
+    if kind == "float" and type(value) is int:
+        return float(value)
+    wanted = {"int": int, "float": float, "bool": bool}.get(kind, str)
+    if type(value) is not wanted:
+        raise UsageError(f"settings: {name} = {value!r} is not {kind}", remedy="see docs/server.md")
+    return value
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of the server's settings that `CELLWALL_<FIELD>` names."""
+    found: dict[str, Any] = {}
+    for each in fields(ServerSettings):
+        text = environ.get(f"CELLWALL_{each.name.upper()}")
+        if text is not None and each.name not in _NOT_SERVER:
+            found[each.name] = _read(each.name, text, str(each.type))
+    return found
+
+
+def _read(name: str, text: str, kind: str) -> Any:  # noqa: ANN401 - of a setting
+    try:
+        if kind == "int":
+            return int(text)
+        if kind == "float":
+            return float(text)
+    except ValueError:
+        raise UsageError(
+            f"settings: CELLWALL_{name.upper()}={text!r} is not a number", remedy="give a number"
+        ) from None
+    if kind == "bool":
+        return text == "1"
+    if kind.startswith("tuple"):
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    return text
+
+
+def _keys(document: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[KeyRecord, ...]:
+    records = []
+    for entry in document.get("keys", []):
+        unknown = sorted(set(entry) - {"sha256", "tenant", "scope", "expires_at"})
+        if unknown or "sha256" not in entry:
+            raise UsageError(
+                f"settings: keys: {unknown[0]!r} is not known"
+                if unknown
+                else "settings: keys: one has no sha256",
+                remedy="give sha256, and tenant, scope, expires_at if wanted",
+            )
+        records.append(
+            KeyRecord(
+                entry["sha256"],
+                entry.get("tenant", "default"),
+                entry.get("scope", "run"),
+                entry.get("expires_at"),
+            )
+        )
+    key = environ.get("CELLWALL_API_KEY")
+    if key:
+        records.append(KeyRecord(digest_of(check_key(key)), scope="admin"))
+    return tuple(records)

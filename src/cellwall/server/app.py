@@ -1,0 +1,107 @@
+"""Puts the ASGI application together: guards around a router around the table of routes.
+
+Called by `apps.serve` and by tests. Not the process, the socket or the settings. The invariant:
+there is no route outside the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from starlette.routing import compile_path
+
+from cellwall.server.endpoint import Endpoint, serve
+from cellwall.server.errors import HttpError
+from cellwall.server.guards import Guard
+from cellwall.server.routes import (
+    batch,
+    commands,
+    contexts,
+    execute,
+    executions,
+    files,
+    health,
+    info,
+    pages,
+    ports,
+    sandboxes,
+    signed,
+    terminal,
+)
+
+if TYPE_CHECKING:
+    import re
+    from typing import Any
+
+    from cellwall.server.call import Call
+    from cellwall.server.state import State
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    *execute.ENDPOINTS,
+    *batch.ENDPOINTS,
+    *executions.ENDPOINTS,
+    *sandboxes.ENDPOINTS,
+    *contexts.ENDPOINTS,
+    *commands.ENDPOINTS,
+    *files.ENDPOINTS,
+    *signed.ENDPOINTS,
+    *terminal.ENDPOINTS,
+    *ports.ENDPOINTS,
+    *info.ENDPOINTS,
+    *health.ENDPOINTS,
+    *pages.ENDPOINTS,
+)
+
+
+class Router:
+    """Finds the endpoint of a path and method: fixed paths by lookup, the others by pattern."""
+
+    def __init__(self, endpoints: tuple[Endpoint, ...]) -> None:
+        """Sort them."""
+        self._fixed: dict[str, dict[str, Endpoint]] = {}
+        patterns: dict[str, dict[str, Endpoint]] = {}
+        for endpoint in endpoints:
+            where = patterns if "{" in endpoint.path else self._fixed
+            where.setdefault(endpoint.path, {})[endpoint.method] = endpoint
+        self._patterns: list[tuple[re.Pattern[str], Mapping[str, Any], dict[str, Endpoint]]] = [
+            (*compile_path(path)[::2], methods) for path, methods in patterns.items()
+        ]
+
+    async def __call__(self, call: Call) -> None:
+        """Serve a call."""
+        methods = self._find(call)
+        method = "WS" if call.scope["type"] == "websocket" else call.scope["method"]
+        endpoint = methods.get(method) or methods.get("*")
+        if endpoint is None and method == "HEAD":
+            endpoint = methods.get("GET")
+        if endpoint is None:
+            allowed = ", ".join(sorted(methods))
+            raise HttpError(
+                405,
+                "method",
+                f"method: {method[:20]} is not for this path",
+                remedy=f"use {allowed}",
+                headers={"allow": allowed},
+            )
+        await serve(endpoint, call)
+
+    def _find(self, call: Call) -> Mapping[str, Endpoint]:
+        path: str = call.scope["path"]
+        fixed = self._fixed.get(path)
+        if fixed is not None:
+            return fixed
+        for pattern, convertors, methods in self._patterns:
+            found = pattern.match(path)
+            if found:
+                call.params = {
+                    name: convertors[name].convert(value)
+                    for name, value in found.groupdict().items()
+                }
+                return methods
+        raise HttpError(404, "not_found", "path: there is nothing", remedy="see /docs")
+
+
+def create_app(state: State) -> Guard:
+    """Return the application over `state`."""
+    return Guard(state, Router(ENDPOINTS))

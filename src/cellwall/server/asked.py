@@ -1,0 +1,130 @@
+"""From a checked body to what the engine is asked: decoded, clipped, the older names resolved.
+
+Pure. Not the schemas (`schemas`). The invariant: a limit is never higher than the operator's
+ceiling, and whoever asked for more is told.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import TYPE_CHECKING, Any
+
+from cellwall.engine.requests import Request
+from cellwall.languages import registry
+from cellwall.model.errors import UsageError
+from cellwall.model.limits import Limits
+from cellwall.server.schemas import CommandBody, ExecuteBody, SandboxBody
+
+if TYPE_CHECKING:
+    from cellwall.server.schemas import CellBody
+
+_UNITS = {"k": 1 / 1024, "m": 1, "g": 1024}
+
+
+def source(body: ExecuteBody | CellBody) -> str:
+    """Return the program's text."""
+    if body.code is not None:
+        return body.code
+    try:
+        text = _decoded(body.code_b64 or "", "code_b64").decode()
+    except UnicodeDecodeError:
+        raise UsageError("code_b64: not UTF-8", remedy="encode the program as UTF-8") from None
+    return text
+
+
+def stdin(body: ExecuteBody | CellBody | CommandBody) -> str | bytes | None:
+    """Return what the program reads."""
+    if body.stdin_b64 is not None:
+        return _decoded(body.stdin_b64, "stdin_b64")
+    return body.stdin
+
+
+def language(body: ExecuteBody | CellBody | SandboxBody, default: str = "python") -> str:
+    """Return the language's own name; `NotFound` if there is none."""
+    return registry.find(body.language or body.lang or default).name
+
+
+def _decoded(text: str, what: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise UsageError(f"{what}: not base64", remedy="use the standard alphabet") from None
+
+
+def limits(
+    body: ExecuteBody | SandboxBody, defaults: Limits, most: Limits
+) -> tuple[Limits, dict[str, float]]:
+    """Return the limits that apply, and what was asked for above them."""
+    wanted: dict[str, Any] = {} if body.limits is None else body.limits.model_dump()
+    wanted = {name: value for name, value in wanted.items() if value is not None}
+    if isinstance(body, ExecuteBody):
+        _once(wanted, "wall_s", body.timeout, "timeout")
+    else:
+        _once(wanted, "idle_s", body.idle_s, "idle_s")
+        _once(wanted, "life_s", body.life_s, "life_s")
+    if body.max_memory is not None:
+        _once(wanted, "memory_mb", max(16, _mebibytes(body.max_memory)), "max_memory")
+    if not wanted:
+        return defaults, {}
+    clipped = {name: value for name, value in wanted.items() if value > getattr(most, name)}
+    for name in clipped:
+        wanted[name] = getattr(most, name)
+    return defaults.with_changes(wanted), clipped
+
+
+def _once(wanted: dict[str, Any], name: str, value: float | None, older: str) -> None:
+    if value is None:
+        return
+    if name in wanted and wanted[name] != value:
+        raise UsageError(
+            f"{older}: limits.{name} says something else", remedy="give one of the two"
+        )
+    wanted[name] = value
+
+
+def _mebibytes(text: str) -> int:
+    unit = text[-1].lower()
+    if unit in _UNITS:
+        return int(int(text[:-1]) * _UNITS[unit])
+    return int(text) // (1024 * 1024)
+
+
+def clipped_seconds(wanted: float | None, most: float) -> tuple[float | None, dict[str, float]]:
+    """Return a wall time that is allowed, and what was asked for above it."""
+    if wanted is None or wanted <= most:
+        return wanted, {}
+    return most, {"wall_s": wanted}
+
+
+def runtime(body: ExecuteBody | SandboxBody) -> str | None:
+    """Return the runtime's name, None for the fastest that fits."""
+    name = body.runtime or body.mode
+    return None if name in {None, "auto"} else name
+
+
+def request(body: ExecuteBody, chosen: Limits) -> Request:
+    """Return the engine's request."""
+    files: dict[str, str | bytes] = {}
+    for path, content in (body.files or {}).items():
+        files[path] = (
+            content
+            if isinstance(content, str)
+            else _decoded(content.content_b64, f"files.{path[:40]}")
+        )
+    return Request(
+        source(body),
+        language=language(body),
+        stdin=stdin(body),
+        arguments=body.arguments,
+        files=files,
+        limits=chosen,
+        template=body.template,
+        runtime=runtime(body),
+        isolation=body.isolation,
+        demand_hard=body.demand_hard,
+        start=body.start,
+        env=body.env,
+        args=body.args,
+        collect=body.collect,
+    )

@@ -1,0 +1,286 @@
+"""One request on its way through the server: who, what, and how to read and answer it.
+
+Made by `guards` with what can be said before the body is read; handed to a handler by `endpoint`.
+Not a general request object. The invariant: `principal` comes from the key (or a token made by
+us) alone, and a handler reaches other things only through `ownership`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from cellwall.server.errors import HttpError
+from cellwall.wire.answer import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from cellwall.server.keys import Principal
+    from cellwall.server.settings import ServerSettings
+    from cellwall.server.state import State
+
+    Message = MutableMapping[str, Any]
+    Receive = Callable[[], Awaitable[Message]]
+    Send = Callable[[Message], Awaitable[None]]
+
+JSON_TYPE = "application/json"
+_DRAIN_S = 1.0
+_DRAIN_BYTES = 8 * 1024 * 1024
+
+
+class ClientGone(Exception):
+    """The client closed its connection, or takes nothing any more."""
+
+
+class Call:
+    """See the module."""
+
+    __slots__ = (
+        "_body_read",
+        "_gone",
+        "has_answered",
+        "headers",
+        "params",
+        "principal",
+        "receive",
+        "request_id",
+        "scope",
+        "send",
+        "state",
+    )
+
+    def __init__(
+        self,
+        scope: Message,
+        receive: Receive,
+        send: Send,
+        headers: Mapping[str, str],
+        request_id: str,
+        principal: Principal | None,
+    ) -> None:
+        """`headers` by lower-case name; of repeated ones the last."""
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.headers = headers
+        self.request_id = request_id
+        self.principal = principal
+        self.params: Mapping[str, str] = {}
+        self.state: State
+        self.has_answered = False
+        self._body_read = False
+        self._gone: asyncio.Task[None] | None = None
+
+    @property
+    def settings(self) -> ServerSettings:
+        """The server's settings."""
+        return self.state.settings
+
+    @property
+    def owner(self) -> str:
+        """The tenant that calls; 401 when nobody does."""
+        return self.caller.tenant
+
+    @property
+    def caller(self) -> Principal:
+        """Who calls; 401 when nobody does."""
+        if self.principal is None:
+            raise unauthorized()
+        return self.principal
+
+    # -- the body --------------------------------------------------------------------------
+
+    def check_type(self, wanted: str) -> None:
+        """Raise 415 unless the body says that it is of the media type `wanted`."""
+        given = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if given != wanted:
+            raise HttpError(
+                415,
+                "content_type",
+                f"body: Content-Type {given[:80]!r} where {wanted} is needed",
+                remedy=f"send Content-Type: {wanted}",
+            )
+        if self.headers.get("content-encoding", "identity").lower() != "identity":
+            raise HttpError(
+                415, "content_type", "body: compressed bodies are not taken", remedy="send it plain"
+            )
+
+    async def pieces(self, most_bytes: int) -> AsyncIterator[bytes]:
+        """Yield the body as it comes; 413 above `most_bytes`, whatever was announced."""
+        announced = self.headers.get("content-length")
+        if announced is not None and int(announced) > most_bytes:
+            raise too_large(most_bytes)
+        size = 0
+        while not self._body_read:
+            try:
+                async with asyncio.timeout(self.settings.body_s):
+                    message = await self.receive()
+            except TimeoutError:
+                raise HttpError(
+                    408, "timeout", "body: it comes too slowly", remedy="send it in one go"
+                ) from None
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            self._body_read = not message.get("more_body", False)
+            data: bytes = message.get("body", b"")
+            size += len(data)
+            if size > most_bytes:
+                raise too_large(most_bytes)
+            if data:
+                yield data
+
+    async def body(self, most_bytes: int) -> bytes:
+        """Return the whole body."""
+        return b"".join([piece async for piece in self.pieces(most_bytes)])
+
+    @property
+    def is_body_read(self) -> bool:
+        """Whether nothing of the body is left to come."""
+        return self._body_read
+
+    # -- the other end ---------------------------------------------------------------------
+
+    async def wait(self, future: asyncio.Future[Any], timeout_s: float | None = None) -> bool:
+        """Wait for `future`; False after `timeout_s`. Raises `ClientGone` if that comes first.
+
+        Only after the body was read: what comes then is the disconnect.
+        """
+        if future.done():
+            return True
+        if self._gone is None:
+            self._gone = self.state.tasks.spawn(self._wait_gone())
+        await asyncio.wait(
+            (future, self._gone), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not future.done() and self._gone.done():
+            raise ClientGone
+        return future.done()
+
+    async def _wait_gone(self) -> None:
+        while (await self.receive())["type"] not in {"http.disconnect", "websocket.disconnect"}:
+            pass
+
+    def close(self) -> None:
+        """Stop looking after the client."""
+        if self._gone is not None:
+            self._gone.cancel()
+
+    def abort(self) -> None:
+        """Cut the connection: what was announced cannot be sent."""
+        transport = self.scope.get("extensions", {}).get("cellwall.transport")
+        if transport is not None:
+            transport.abort()
+
+    # -- answering -------------------------------------------------------------------------
+
+    async def start(
+        self, status: int, media_type: str, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Send status and headers."""
+        self.has_answered = True
+        raw = [(b"content-type", media_type.encode())]
+        for name, value in (headers or {}).items():
+            raw.append((name.encode("latin-1"), value.encode("latin-1")))
+        await self.send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def write(self, data: bytes) -> None:
+        """Send a piece of the body; `ClientGone` if it is not taken for too long."""
+        try:
+            async with asyncio.timeout(self.settings.stall_s):
+                await self.send({"type": "http.response.body", "body": data, "more_body": True})
+        except TimeoutError:
+            self.abort()
+            raise ClientGone from None
+
+    async def end(self) -> None:
+        """End the body."""
+        await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def answer(
+        self,
+        value: Mapping[str, Any],
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Send one JSON object."""
+        await self.answer_bytes(one_line(value).encode(), JSON_TYPE, status, headers)
+
+    async def refuse(
+        self, value: Mapping[str, Any], status: int, headers: Mapping[str, str]
+    ) -> None:
+        """Answer although the body may not have been read.
+
+        A small rest of it is thrown away, so that the answer arrives instead of a reset.
+        """
+        if not self._has_rest:
+            await self.answer(value, status, headers)
+            return
+        data = one_line(value).encode()
+        closing = {**headers, "connection": "close", "content-length": str(len(data))}
+        await self.start(status, JSON_TYPE, closing)
+        await self.send({"type": "http.response.body", "body": data[:-1], "more_body": True})
+        await self._drain()
+        await self.send({"type": "http.response.body", "body": data[-1:], "more_body": False})
+
+    @property
+    def _has_rest(self) -> bool:
+        if self._body_read:
+            return False
+        return "transfer-encoding" in self.headers or self.headers.get("content-length", "0") != "0"
+
+    async def _drain(self) -> None:
+        size = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_S):
+                while size < _DRAIN_BYTES:
+                    message = await self.receive()
+                    size += len(message.get("body", b""))
+                    if not message.get("more_body", False):
+                        return
+
+    async def answer_bytes(
+        self,
+        data: bytes,
+        media_type: str,
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Send a whole body of any type."""
+        sized = {"content-length": str(len(data)), **(headers or {})}
+        await self.start(status, media_type, sized)
+        body = b"" if self.scope.get("method") == "HEAD" else data
+        await self.send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def unauthorized() -> HttpError:
+    """Return the 401."""
+    return HttpError(
+        401,
+        "unauthorized",
+        "key: there is none, or it is not known here",
+        remedy="send Authorization: Bearer KEY or X-API-Key: KEY",
+        headers={"www-authenticate": "Bearer"},
+    )
+
+
+def too_large(most_bytes: int) -> HttpError:
+    """Return the 413; the rest of the body is not read, so the connection ends."""
+    return HttpError(
+        413,
+        "too_large",
+        f"body: more than {most_bytes} bytes",
+        remedy="send less at once",
+        headers={"connection": "close"},
+    )
+
+
+def parse_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
+    """Decode a caller's JSON where no schema does it."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise HttpError(400, "usage", "body: not JSON", remedy="send one JSON object") from None

@@ -1,0 +1,112 @@
+"""From an exception to a status and the error envelope; the only place where that is decided.
+
+Not the exceptions of the engine (`model.errors`). Handlers raise, `guards` asks here. Invariant:
+the text of an exception that nobody here raised on purpose never leaves the server.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from cellwall.model.errors import (
+    CapacityError,
+    CellwallError,
+    Conflict,
+    FileError,
+    HostUnsupported,
+    NotFound,
+    PortError,
+    SandboxBroken,
+    SandboxUnavailable,
+    UsageError,
+)
+from cellwall.runtimes.channel import ChannelLost
+from cellwall.wire.answer import error_envelope
+
+
+class HttpError(CellwallError):
+    """A refusal that only HTTP knows."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        remedy: str | None = None,
+        headers: dict[str, str] | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> None:
+        """`extra` stands beside the envelope's own keys."""
+        super().__init__(message, remedy=remedy)
+        self.status = status
+        self.code = code
+        self.headers = headers or {}
+        self.extra = extra or {}
+
+
+_HOST_PATH = re.compile(r"(?<![\w/])/(?:[\w.+@-]+/)+[\w.+@-]*")
+_BROKEN = "a sandbox could not be built or spoken to; it was destroyed"
+
+_STATUS: dict[type[CellwallError], int] = {
+    UsageError: 400,
+    NotFound: 404,
+    Conflict: 409,
+    PortError: 502,
+    CapacityError: 503,
+    SandboxUnavailable: 410,
+    HostUnsupported: 503,
+    SandboxBroken: 500,
+    ChannelLost: 410,
+}
+_FILE_STATUS = {
+    "not_found": 404,
+    "exists": 409,
+    "permission": 403,
+    "too_large": 413,
+    "no_space": 507,
+}
+
+
+def status_of(error: BaseException) -> int:
+    """Return the HTTP status that stands for `error`."""
+    if isinstance(error, HttpError):
+        return error.status
+    if isinstance(error, FileError):
+        return _FILE_STATUS.get(error.reason, 400)
+    for kind in type(error).__mro__:
+        if kind in _STATUS:
+            return _STATUS[kind]
+    return 500
+
+
+def headers_of(error: BaseException) -> dict[str, str]:
+    """Return the headers that belong to it."""
+    if isinstance(error, CapacityError):
+        return {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
+    return error.headers if isinstance(error, HttpError) else {}
+
+
+def envelope(error: BaseException, request_id: str) -> dict[str, Any]:
+    """Return the body of an error answer."""
+    body = error_envelope(error, request_id)
+    if isinstance(error, SandboxBroken):
+        body["error"]["message"] = _BROKEN  # the whole story names paths of ours; the log has it
+        body["error"]["remedy"] = "quote the request id to the operator"
+    if isinstance(error, HostUnsupported):
+        body["error"]["message"] = _HOST_PATH.sub("…", error.message)
+    if isinstance(error, FileError):
+        body["error"]["reason"] = error.reason
+    if isinstance(error, ChannelLost):
+        body["error"]["code"] = SandboxUnavailable.code
+    if isinstance(error, HttpError):
+        body["error"].update(error.extra)
+    return body
+
+
+def failure(error: BaseException, request_id: str) -> dict[str, Any]:
+    """Return the error object alone, for the end of a stream that has begun."""
+    inner: dict[str, Any] = envelope(error, request_id)["error"]
+    return inner

@@ -1,0 +1,236 @@
+"""What every request meets first: strict headers, Host, Origin, key; and errors last.
+
+Plain ASGI around the application, for HTTP and WebSockets alike; called before any body is read.
+Not the ownership of things (`ownership`). The invariant: nothing behind it runs for a caller
+without a key, unless the path is one of `PUBLIC` or carries a token of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from typing import TYPE_CHECKING
+
+from cellwall.model.errors import CellwallError
+from cellwall.model.ids import new_id
+from cellwall.server.call import Call, ClientGone, unauthorized
+from cellwall.server.errors import HttpError, envelope, headers_of, status_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from cellwall.server.call import Message, Receive, Send
+    from cellwall.server.keys import Principal
+    from cellwall.server.settings import ServerSettings
+    from cellwall.server.state import State
+
+_log = logging.getLogger("cellwall.server")
+PUBLIC = frozenset({"/health", "/openapi.json", "/docs", "/docs/style.css"})
+_TOKEN_PATHS = re.compile(r"/signed/|/sandboxes/[a-z0-9]+/ports/")
+"""Paths where a token of ours may stand for a key; their handlers check it."""
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_ONCE = frozenset(
+    {b"host", b"content-length", b"content-type", b"transfer-encoding", b"authorization",
+     b"x-api-key", b"idempotency-key", b"range", b"x-request-id"}
+)  # fmt: skip
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+_MOST_HEADERS = 100
+
+
+class Guard:
+    """The outermost application."""
+
+    def __init__(self, state: State, app: Callable[[Call], Awaitable[None]]) -> None:
+        """`app` answers a call, or raises."""
+        self._state = state
+        self._app = app
+        self._hosts = allowed_hosts(state.settings)
+        self._origins = frozenset(state.settings.allowed_origins)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection."""
+        if scope["type"] not in {"http", "websocket"}:
+            raise RuntimeError(f"asgi: {scope['type']} is not served")
+        request_id = ""
+
+        async def send_named(message: Message) -> None:
+            if message["type"] in {
+                "http.response.start",
+                "websocket.http.response.start",
+                "websocket.accept",
+            }:
+                headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                message["headers"] = headers
+            await send(message)
+
+        headers, fault = read_headers(scope["headers"])
+        request_id = headers.get("x-request-id", "")
+        if not _REQUEST_ID.fullmatch(request_id):
+            request_id = new_id()
+        call = Call(scope, receive, send_named, headers, request_id, None)
+        call.state = self._state
+        began = time.monotonic()
+        try:
+            if fault is not None:
+                raise fault
+            self._check_host(call)
+            self._check_key(call)
+            await self._app(call)
+        except ClientGone:
+            await asyncio.sleep(0)  # lets uvicorn see that the connection is gone
+        except Exception as error:  # noqa: BLE001 - whatever it is becomes an answer
+            await _answer_error(call, error)
+        finally:
+            call.close()
+            self._state.count(time.monotonic() - began)
+
+    def _check_host(self, call: Call) -> None:
+        host = call.headers.get("host", "")
+        if "*" not in self._hosts and _name_of(host) not in self._hosts:
+            raise HttpError(
+                403,
+                "host_refused",
+                "host: this server does not answer to that name",
+                remedy="use its own address, or let the operator add the name to allowed_hosts",
+                headers={"connection": "close"},
+            )
+        origin = call.headers.get("origin")
+        if origin is None or origin in self._origins:
+            return
+        scheme = {"ws": "http", "wss": "https"}.get(call.scope["scheme"], call.scope["scheme"])
+        if origin != f"{scheme}://{host}":
+            raise HttpError(
+                403,
+                "origin_refused",
+                "origin: pages from there may not call this server",
+                remedy="let the operator add it to allowed_origins",
+                headers={"connection": "close"},
+            )
+
+    def _check_key(self, call: Call) -> None:
+        presented = presented_key(call)
+        path = call.scope["path"]
+        if presented is not None:
+            call.principal = self._find(presented, call)
+            if call.principal is not None:
+                return
+        if path in PUBLIC or (presented is None and _TOKEN_PATHS.match(path)):
+            return
+        client = call.scope.get("client")
+        wait_s = self._state.failures.wait_s(client[0] if client else "unix")
+        # The body is not read, so the connection cannot be used again.
+        if wait_s > 0:
+            raise HttpError(
+                429,
+                "rate_limited",
+                "key: too many refused keys from this address",
+                remedy="wait, and use a valid key",
+                headers={"retry-after": str(int(wait_s) + 1), "connection": "close"},
+            )
+        refusal = unauthorized()
+        refusal.headers["connection"] = "close"
+        raise refusal
+
+    def _find(self, presented: str, call: Call) -> Principal | None:
+        return self._state.keys.find(presented)
+
+
+def presented_key(call: Call) -> str | None:
+    """Return the key a request carries, or None."""
+    key = call.headers.get("x-api-key")
+    if key is not None:
+        return key
+    kind, _, key = call.headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer":
+        return key.strip()
+    if call.scope["type"] == "websocket":
+        for each in call.headers.get("sec-websocket-protocol", "").split(","):
+            if each.strip().startswith("key."):
+                return each.strip()[4:]
+    return None
+
+
+def read_headers(raw: list[tuple[bytes, bytes]]) -> tuple[dict[str, str], HttpError | None]:
+    """Return headers by name and what is wrong with them, if anything is."""
+    headers: dict[str, str] = {}
+    fault = "more than 100 of them" if len(raw) > _MOST_HEADERS else ""
+    for name, value in raw:
+        if name in _ONCE and name.decode("latin-1") in headers:
+            fault = f"{name.decode()} comes twice"
+        headers[name.decode("latin-1")] = value.decode("latin-1")
+    if "transfer-encoding" in headers:
+        if "content-length" in headers:
+            fault = "both content-length and transfer-encoding"
+        elif headers["transfer-encoding"].lower() != "chunked":
+            fault = "an unknown transfer-encoding"
+    length = headers.get("content-length")
+    if length is not None and not (length.isascii() and length.isdecimal() and len(length) < 19):
+        fault = "content-length is not a number"
+    if not fault:
+        return headers, None
+    refusal = HttpError(
+        400,
+        "usage",
+        f"headers: {fault}",
+        remedy="send each header once",
+        headers={"connection": "close"},
+    )
+    return headers, refusal
+
+
+def allowed_hosts(settings: ServerSettings) -> frozenset[str]:
+    """Return the names the server answers to, lower case, without port."""
+    names = [*settings.allowed_hosts]
+    if settings.unix is not None or settings.is_local:
+        names += _LOOPBACK_NAMES
+    if settings.unix is None:
+        names.append(f"[{settings.host}]" if ":" in settings.host else settings.host)
+    return frozenset(name.lower() for name in names)
+
+
+def _name_of(host: str) -> str:
+    """Return a Host header without its port."""
+    name, colon, port = host.rpartition(":")
+    is_port = colon and port.isascii() and port.isdecimal() and not name.endswith(":")
+    return (name if is_port else host).lower()
+
+
+async def _answer_error(call: Call, error: Exception) -> None:
+    status = status_of(error)
+    if status >= 500 and not isinstance(error, HttpError):
+        level = logging.ERROR if status == 500 else logging.WARNING
+        is_ours = isinstance(error, CellwallError)
+        _log.log(
+            level,
+            "request %s: %s: %s",
+            call.request_id,
+            type(error).__name__,
+            error,
+            exc_info=None if is_ours else error,
+        )
+    if call.has_answered and call.scope["type"] == "websocket":
+        await call.send({"type": "websocket.close", "code": 1011, "reason": "it failed"})
+        return
+    if call.has_answered:
+        call.abort()  # the only way to say that what was sent is not whole
+        return
+    body = envelope(error, call.request_id)
+    headers = headers_of(error)
+    if call.scope["type"] == "websocket":
+        await _refuse_socket(call, status, body, headers)
+    else:
+        await call.refuse(body, status, headers)
+
+
+async def _refuse_socket(
+    call: Call, status: int, body: dict[str, object], headers: dict[str, str]
+) -> None:
+    from cellwall.wire.answer import one_line
+
+    data = one_line(body).encode()
+    raw = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
+    raw += [(name.encode(), value.encode()) for name, value in headers.items()]
+    await call.send({"type": "websocket.http.response.start", "status": status, "headers": raw})
+    await call.send({"type": "websocket.http.response.body", "body": data})

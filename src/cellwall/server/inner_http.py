@@ -1,0 +1,141 @@
+"""One HTTP/1.1 exchange with a server inside, over a connection to its port.
+
+Not what may pass (`forwarding`). The other side is hostile: h11 parses it, with caps. The
+invariant: bodies pass in pieces, each waited for, so neither side fills our memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import h11
+
+from cellwall.model.errors import CellwallError
+from cellwall.server.call import ClientGone
+from cellwall.server.errors import HttpError
+from cellwall.server.forwarding import Headers, from_inside, to_inside
+
+if TYPE_CHECKING:
+    from cellwall.engine.ports import Connection
+    from cellwall.server.call import Call
+
+_STEP_BYTES = 64 * 1024
+_HEAD_BYTES = 64 * 1024
+
+
+class Exchange:
+    """One request and its answer."""
+
+    def __init__(self, call: Call, connection: Connection, prefix: str) -> None:
+        """`prefix` is what of the path was for us."""
+        self._call = call
+        self._connection = connection
+        self._prefix = prefix
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
+
+    async def run(self, target: bytes, *, has_our_bearer: bool) -> None:
+        """Pass it on and back. Raises `ClientGone`, 502."""
+        sending = asyncio.ensure_future(self._send(target, has_our_bearer=has_our_bearer))
+        try:
+            await self._answer(sending)
+        except h11.RemoteProtocolError as error:
+            raise HttpError(
+                502,
+                "port_protocol",
+                f"port {self._connection.port}: what answers there does not speak HTTP/1.1",
+                remedy="look at what the server inside sends",
+            ) from error
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+    async def _send(self, target: bytes, *, has_our_bearer: bool) -> None:
+        call = self._call
+        headers = to_inside(
+            call.scope["headers"], self._connection.port, has_our_bearer=has_our_bearer
+        )
+        headers += self._framing()
+        headers += [
+            (b"x-forwarded-prefix", self._prefix.encode()),
+            (b"x-forwarded-host", call.headers.get("host", "").encode("latin-1")),
+            (b"x-forwarded-proto", call.scope["scheme"].encode()),
+            (b"connection", b"close"),
+        ]
+        request = h11.Request(method=call.scope["method"], target=target, headers=headers)
+        await self._write(request)
+        async for piece in call.pieces(call.settings.upload_bytes):
+            await self._write(h11.Data(data=piece))
+        await self._write(h11.EndOfMessage())
+
+    def _framing(self) -> Headers:
+        length = self._call.headers.get("content-length")
+        if length is not None:
+            return [(b"content-length", length.encode())]
+        if "transfer-encoding" in self._call.headers:
+            return [(b"transfer-encoding", b"chunked")]
+        return []
+
+    async def _write(self, event: h11.Event) -> None:
+        data = self._http.send(event)
+        if data:
+            await self._connection.write(data)
+
+    async def _answer(self, sending: asyncio.Task[None]) -> None:
+        call = self._call
+        while True:
+            event = await self._next(sending)
+            if isinstance(event, h11.Response):
+                await self._start(event)
+            elif isinstance(event, h11.Data):
+                await call.write(bytes(event.data))
+            elif isinstance(event, (h11.EndOfMessage, h11.ConnectionClosed)):
+                if not call.has_answered:
+                    raise h11.RemoteProtocolError("it closed without an answer")
+                await call.end()
+                return
+
+    async def _start(self, response: h11.Response) -> None:
+        call = self._call
+        # Iterated, h11's headers have lower-case names.
+        headers = from_inside(list(response.headers), self._connection.port, self._prefix)
+        headers += [each for each in response.headers if each[0] == b"content-length"]
+        call.has_answered = True
+        await call.send(
+            {
+                "type": "http.response.start",
+                "status": response.status_code,
+                "headers": headers,
+            }
+        )
+
+    async def _next(self, sending: asyncio.Task[None]) -> h11.Event:
+        """Return the next event of the answer, reading as much as it needs."""
+        while True:
+            event = self._http.next_event()
+            if event is h11.PAUSED:
+                raise h11.RemoteProtocolError("it wants to change the protocol")
+            if event is not h11.NEED_DATA:
+                assert not isinstance(event, type)  # noqa: S101 - the two types there are
+                return event
+            self._http.receive_data(await self._read(sending))
+
+    async def _read(self, sending: asyncio.Task[None]) -> bytes:
+        reading = asyncio.ensure_future(self._connection.read(_STEP_BYTES))
+        try:
+            if not sending.done():
+                await asyncio.wait((reading, sending), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                self._check(sending)
+                await self._call.wait(reading)
+            return await reading
+        finally:
+            reading.cancel()
+
+    def _check(self, sending: asyncio.Task[None]) -> None:
+        error = None if sending.cancelled() else sending.exception()
+        if isinstance(error, ClientGone):
+            raise error
+        # A server may answer without having read the request: then its answer counts.
+        if error is not None and not isinstance(error, (CellwallError, h11.LocalProtocolError)):
+            raise error

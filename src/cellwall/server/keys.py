@@ -1,0 +1,142 @@
+"""API keys: who a caller is, from the key and from nothing else.
+
+Not what an owner may touch (`ownership`). Keys are kept as SHA-256 of at least 256 random bits,
+which needs no salt and no slow hash. The invariant: no key in clear is stored, logged or shown
+after it was made; comparing takes the same time whatever is presented.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from cellwall.model.errors import UsageError
+
+Scope = Literal["run", "manage", "admin"]
+SCOPES: tuple[Scope, ...] = ("run", "manage", "admin")
+"""Each contains the ones before it."""
+_SHORTEST = 32
+"""Characters of a key an operator brings; ours have 46."""
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who calls."""
+
+    tenant: str
+    key_id: str
+    """Names the key in logs; says nothing about it."""
+    scope: Scope
+
+    def may(self, scope: Scope) -> bool:
+        """Report whether the key's scope contains `scope`."""
+        return SCOPES.index(self.scope) >= SCOPES.index(scope)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """One key as it is kept."""
+
+    digest: str
+    """SHA-256 in hexadecimal."""
+    tenant: str = "default"
+    scope: Scope = "run"
+    expires_at: float | None = None
+    """Seconds since the epoch; None: when it is removed."""
+
+    def __post_init__(self) -> None:
+        """Raise `UsageError` on something that is no digest, scope or tenant."""
+        if len(self.digest) != 64 or set(self.digest) - set("0123456789abcdef"):
+            raise UsageError(
+                "keys: sha256 is not a SHA-256 in hexadecimal",
+                remedy="make it with: printf %s KEY | sha256sum",
+            )
+        if self.scope not in SCOPES:
+            raise UsageError(f"keys: unknown scope {self.scope!r}", remedy=f"one of {SCOPES}")
+        if not self.tenant or len(self.tenant) > 64 or not self.tenant.isprintable():
+            raise UsageError("keys: a tenant needs 1 to 64 printable characters", remedy="name it")
+
+    @property
+    def key_id(self) -> str:
+        """A short name for logs, from the digest."""
+        return self.digest[:12]
+
+
+def new_key() -> str:
+    """Return a fresh key: 258 random bits."""
+    return "cw_" + secrets.token_urlsafe(33)[:43]
+
+
+def digest_of(key: str) -> str:
+    """Return what is kept of a key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def check_key(key: str) -> str:
+    """Return a key an operator brought, or say why it will not do."""
+    if len(key) < _SHORTEST or not key.isascii() or not key.isprintable() or " " in key:
+        raise UsageError(
+            f"CELLWALL_API_KEY: a key needs at least {_SHORTEST} printable ASCII characters",
+            remedy="make one with: openssl rand -base64 33",
+        )
+    return key
+
+
+class KeyRing:
+    """The keys of one server."""
+
+    def __init__(self, records: Iterable[KeyRecord] = ()) -> None:
+        """Start with these."""
+        self._records = {record.digest: record for record in records}
+
+    def __len__(self) -> int:
+        """Return how many keys there are."""
+        return len(self._records)
+
+    def add(self, record: KeyRecord) -> None:
+        """Accept one more key."""
+        self._records[record.digest] = record
+
+    def remove(self, key_id: str) -> None:
+        """Stop accepting a key, at once."""
+        self._records = {d: r for d, r in self._records.items() if r.key_id != key_id}
+
+    def find(self, presented: str) -> Principal | None:
+        """Return whose key it is, or None."""
+        digest = digest_of(presented)
+        record = self._records.get(digest)
+        # A lookup by digest gives nothing away: nobody can choose the digest of a guess.
+        if record is None or not hmac.compare_digest(record.digest, digest):
+            return None
+        if record.expires_at is not None and record.expires_at <= time.time():
+            return None
+        return Principal(record.tenant, record.key_id, record.scope)
+
+
+class Failures:
+    """Counts refused keys per address: ten in a minute, then one in six seconds."""
+
+    _BURST = 10
+    _PER_S = 1 / 6
+    _ADDRESSES = 1024
+
+    def __init__(self) -> None:
+        """Nobody has failed yet."""
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def wait_s(self, address: str) -> float:
+        """Count one failure; return 0, or the seconds until the next one is looked at."""
+        now = time.monotonic()
+        left, at = self._buckets.pop(address, (float(self._BURST), now))
+        left = min(float(self._BURST), left + (now - at) * self._PER_S)
+        is_refused = left < 1
+        self._buckets[address] = (left if is_refused else left - 1, now)
+        if len(self._buckets) > self._ADDRESSES:
+            self._buckets.popitem(last=False)
+        return (1 - left) / self._PER_S if is_refused else 0.0

@@ -1,0 +1,34 @@
+"""Whose is it? The one function that every route asks.
+
+Not the keys (`keys`). Called by `endpoint` for every thing that a path names, before the handler
+runs. The invariant: a thing of another tenant and a thing that never existed give the same
+answer, by the same steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, TypeVar
+
+from cellwall.model.errors import NotFound
+
+
+class Owned(Protocol):
+    """Anything that belongs to a tenant."""
+
+    @property
+    def owner(self) -> str:
+        """The tenant."""
+
+
+T = TypeVar("T", bound=Owned)
+
+
+def owned(things: Mapping[str, T], owner: str, kind: str, name: str) -> T:
+    """Return the thing called `name` if it is `owner`'s, else `NotFound`."""
+    thing = things.get(name)
+    if thing is None or thing.owner != owner:
+        raise NotFound(
+            f"{kind} {name[:64]!r}: there is none", remedy="look at your own; it may have expired"
+        )
+    return thing

@@ -1,0 +1,249 @@
+"""Commands in a sandbox: started, listed, fed, signalled, read again after a lost connection.
+
+Not terminals over WebSockets (`terminal`), which start commands too, through `started`.
+"""
+
+from __future__ import annotations
+
+import signal as signals
+from typing import TYPE_CHECKING, Any
+
+from cellwall.model.errors import UsageError
+from cellwall.server import answers, asked
+from cellwall.server.call import ClientGone
+from cellwall.server.endpoint import (
+    Answer,
+    Endpoint,
+    body_of,
+    command,
+    query_of,
+    sandbox,
+    wait_ended,
+)
+from cellwall.server.routes.execute import leaving, raise_failure
+from cellwall.server.sandboxes import CommandRecord
+from cellwall.server.schemas import (
+    AfterQuery,
+    CommandBody,
+    SignalBody,
+    StdinQuery,
+    WaitQuery,
+)
+from cellwall.server.streams import MEDIA, chosen, resume_from, send_spool
+
+if TYPE_CHECKING:
+    from cellwall.engine.commands import Command
+    from cellwall.server.call import Call
+    from cellwall.server.sandboxes import SandboxRecord
+
+
+async def index(call: Call) -> None:
+    """`GET /sandboxes/{id}/commands`."""
+    commands = sandbox(call).commands.values()
+    await call.answer({"commands": [_without_output(record) for record in commands]})
+
+
+def _without_output(record: CommandRecord) -> dict[str, Any]:
+    return {**record.as_json(), "stdout": None, "stderr": None}
+
+
+async def start(call: Call) -> None:
+    """`POST /sandboxes/{id}/commands`."""
+    form = chosen(call, ("ndjson", "json", "sse"))
+    body = await body_of(call, CommandBody, call.settings.body_bytes)
+    record = call.state.replays.find(call)
+    is_replay = isinstance(record, CommandRecord)
+    if not isinstance(record, CommandRecord):
+        record = await started(call, sandbox(call), body)
+        call.state.replays.keep(call, record)
+    headers = {"x-command-id": record.id}
+    if is_replay:
+        headers["idempotent-replay"] = "true"
+    if body.background:
+        await call.answer(record.as_json(), 201, headers)
+        return
+    try:
+        if form == "json":
+            await call.wait(record.ended)
+            raise_failure(record)
+            await call.answer(record.as_json(), headers=headers)
+        else:
+            await send_spool(call, record.spool, form, 0, headers)
+    except ClientGone:
+        if leaving(call, body.on_disconnect, "detach") == "cancel" and not is_replay:
+            record.cancel()
+        raise
+
+
+async def started(call: Call, owner: SandboxRecord, body: CommandBody) -> CommandRecord:
+    """Start a command and return its record; `NotFound` if there is no such program."""
+    timeout, _ = asked.clipped_seconds(body.timeout, call.settings.most.life_s)
+    if timeout is None and not body.background:
+        timeout = owner.sandbox.limits.wall_s
+    stdin = asked.stdin(body)
+    argv = body.argv if body.argv is not None else ["/bin/bash", "-c", body.command or ""]
+    record = CommandRecord(call.owner, call.request_id, call.settings.spool_bytes, argv)
+    made = await owner.sandbox.commands.start(
+        argv, cwd=body.cwd, env=body.env, timeout=timeout, on_event=record.spool.append
+    )
+    follow(call, owner, record, made)
+    if stdin is not None:
+        await made.send_stdin(stdin)
+    if stdin is not None or not body.background:
+        await made.close_stdin()
+    return record
+
+
+def follow(call: Call, owner: SandboxRecord, record: CommandRecord, made: Command) -> None:
+    """Know a command that was started, and write down how it ends."""
+    record.command = made
+    record.on_start(made.attempt)
+    owner.add_command(record)
+    owner.log("command started", command=record.id)
+    record.task = call.state.tasks.spawn(_follow(owner, record, made))
+
+
+async def _follow(owner: SandboxRecord, record: CommandRecord, made: Command) -> None:
+    """Write down how it ended."""
+    try:
+        record.result = await made.wait()
+        outcome = record.result.outcome.as_json()
+        owner.log("command ended", command=record.id, verdict=outcome["verdict"])
+        # A terminal's output is no events; its end is one.
+        record.spool.finish({"type": "end", "verdict": outcome["verdict"], "outcome": outcome})
+    except Exception as error:  # noqa: BLE001 - it belongs to whoever asks
+        record.fail(error)
+    finally:
+        record.settle()
+
+
+async def get(call: Call) -> None:
+    """`GET /sandboxes/{id}/commands/{cid}`."""
+    query = query_of(call, WaitQuery)
+    record = command(call)
+    await wait_ended(call, record, query.wait)
+    await call.answer(record.as_json())
+
+
+async def events(call: Call) -> None:
+    """`GET /sandboxes/{id}/commands/{cid}/events`."""
+    form = chosen(call, ("ndjson", "sse"))
+    after = resume_from(call, query_of(call, AfterQuery).after)
+    record = command(call)
+    await send_spool(call, record.spool, form, after, {"x-command-id": record.id})
+
+
+async def stdin(call: Call) -> None:
+    """`POST /sandboxes/{id}/commands/{cid}/stdin`."""
+    query = query_of(call, StdinQuery)
+    made = _running(command(call))
+    written = 0
+    async for piece in call.pieces(call.settings.body_bytes):
+        await made.send_stdin(piece)
+        written += len(piece)
+    if query.close:
+        await made.close_stdin()
+    await call.answer({"written": written})
+
+
+async def signal(call: Call) -> None:
+    """`POST /sandboxes/{id}/commands/{cid}/signal`."""
+    body = await body_of(call, SignalBody)
+    record = command(call)
+    number = signal_number(body.signal)
+    if not record.ended.done():
+        await _running(record).kill(number)
+    await call.answer({"message": f"signal {number} sent", "id": record.id})
+
+
+def signal_number(wanted: int | str) -> int:
+    """Return a signal's number; `UsageError` for a name there is not."""
+    if isinstance(wanted, int):
+        return wanted
+    name = wanted if wanted.startswith("SIG") else f"SIG{wanted}"
+    try:
+        return int(signals.Signals[name])
+    except KeyError:
+        raise UsageError(f"signal: {wanted!r} is none", remedy="say TERM, INT, KILL…") from None
+
+
+async def kill(call: Call) -> None:
+    """`DELETE /sandboxes/{id}/commands/{cid}`."""
+    record = command(call)
+    has_ended = record.ended.done()
+    record.cancel()
+    await call.answer({"message": "it had ended" if has_ended else "killed", "id": record.id})
+
+
+def _running(record: CommandRecord) -> Command:
+    if record.command is None or record.ended.done():
+        from cellwall.model.errors import Conflict
+
+        raise Conflict(f"command {record.id}: it has ended", remedy="start another")
+    return record.command
+
+
+_ONE = "/sandboxes/{sandbox_id}/commands/{command_id}"
+_DONE = {200: Answer("Done.", answers.Done)}
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/sandboxes/{sandbox_id}/commands",
+        index,
+        "Commands that run or ended a while ago, without their output",
+        {200: Answer("The commands.", answers.CommandList)},
+        tags=("commands",),
+    ),
+    Endpoint(
+        "POST",
+        "/sandboxes/{sandbox_id}/commands",
+        start,
+        "Start a command",
+        {
+            200: Answer("Events, or how it ended.", answers.Command, tuple(MEDIA.values())),
+            201: Answer("It runs in the background.", answers.Command),
+        },
+        body=CommandBody,
+        headers=("Idempotency-Key",),
+        tags=("commands",),
+    ),
+    Endpoint(
+        "GET",
+        _ONE,
+        get,
+        "One command",
+        {200: Answer("The command.", answers.Command)},
+        query=WaitQuery,
+        tags=("commands",),
+    ),
+    Endpoint("DELETE", _ONE, kill, "Kill a command", _DONE, tags=("commands",)),
+    Endpoint(
+        "GET",
+        f"{_ONE}/events",
+        events,
+        "Events of a command, from any number on, live until its end",
+        {200: Answer("Events.", None, (MEDIA["ndjson"], MEDIA["sse"]))},
+        query=AfterQuery,
+        headers=("Last-Event-ID",),
+        tags=("commands",),
+    ),
+    Endpoint(
+        "POST",
+        f"{_ONE}/stdin",
+        stdin,
+        "Write to a command's standard input",
+        {200: Answer("What was taken.", answers.Written)},
+        body_media="application/octet-stream",
+        query=StdinQuery,
+        tags=("commands",),
+    ),
+    Endpoint(
+        "POST",
+        f"{_ONE}/signal",
+        signal,
+        "Signal a command's process tree",
+        _DONE,
+        body=SignalBody,
+        tags=("commands",),
+    ),
+)

@@ -1,0 +1,100 @@
+"""Contexts of a sandbox: stateful interpreters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cellwall.model.ids import new_id
+from cellwall.server import answers
+from cellwall.server.endpoint import Answer, Endpoint, body_of, sandbox
+from cellwall.server.schemas import ContextBody
+
+if TYPE_CHECKING:
+    from cellwall.server.call import Call
+
+
+async def index(call: Call) -> None:
+    """`GET /sandboxes/{id}/contexts`."""
+    names = await sandbox(call).sandbox.contexts.list()
+    await call.answer({"contexts": [{"name": name} for name in names]})
+
+
+async def create(call: Call) -> None:
+    """`POST /sandboxes/{id}/contexts`."""
+    body = await body_of(call, ContextBody)
+    record = sandbox(call)
+    name = body.name or new_id()
+    await record.sandbox.contexts.create(name)
+    record.log("context created", name=name)
+    await call.answer({"name": name}, 201)
+
+
+async def close(call: Call) -> None:
+    """`DELETE /sandboxes/{id}/contexts/{name}`."""
+    record, name = sandbox(call), call.params["context"]
+    record.sandbox.live.check_alive()
+    await record.sandbox.contexts.close(name)
+    record.log("context closed", name=name)
+    await call.answer({"message": "closed", "name": name})
+
+
+async def restart(call: Call) -> None:
+    """`POST /sandboxes/{id}/contexts/{name}/restart`."""
+    record, name = sandbox(call), call.params["context"]
+    record.sandbox.live.check_alive()
+    await record.sandbox.contexts.restart(name)
+    record.log("context restarted", name=name)
+    await call.answer({"message": "restarted", "name": name})
+
+
+async def interrupt(call: Call) -> None:
+    """`POST /sandboxes/{id}/contexts/{name}/interrupt`."""
+    name = call.params["context"]
+    await sandbox(call).sandbox.interrupt(name)
+    await call.answer({"message": "interrupted", "name": name})
+
+
+_DONE = {200: Answer("Done.", answers.NamedDone)}
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/sandboxes/{sandbox_id}/contexts",
+        index,
+        "The contexts that are alive",
+        {200: Answer("Their names.", answers.ContextList)},
+        tags=("contexts",),
+    ),
+    Endpoint(
+        "POST",
+        "/sandboxes/{sandbox_id}/contexts",
+        create,
+        "Start another context",
+        {201: Answer("It is there.", answers.Context)},
+        body=ContextBody,
+        tags=("contexts",),
+    ),
+    Endpoint(
+        "DELETE",
+        "/sandboxes/{sandbox_id}/contexts/{context}",
+        close,
+        "End a context; what runs in it is killed",
+        _DONE,
+        tags=("contexts",),
+    ),
+    Endpoint(
+        "POST",
+        "/sandboxes/{sandbox_id}/contexts/{context}/restart",
+        restart,
+        "End a context and start it afresh",
+        _DONE,
+        tags=("contexts",),
+    ),
+    Endpoint(
+        "POST",
+        "/sandboxes/{sandbox_id}/contexts/{context}/interrupt",
+        interrupt,
+        "Raise KeyboardInterrupt in what a context runs now",
+        _DONE,
+        tags=("contexts",),
+    ),
+)

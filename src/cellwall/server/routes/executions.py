@@ -1,0 +1,69 @@
+"""Executions that have begun: their answers, their events, their end on wish."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cellwall.server import answers
+from cellwall.server.endpoint import Answer, Endpoint, execution, query_of, wait_ended
+from cellwall.server.schemas import AfterQuery, WaitQuery
+from cellwall.server.streams import MEDIA, chosen, resume_from, send_spool
+
+if TYPE_CHECKING:
+    from cellwall.server.call import Call
+
+
+async def get(call: Call) -> None:
+    """`GET /executions/{id}`."""
+    query = query_of(call, WaitQuery)
+    record = execution(call)
+    await wait_ended(call, record, query.wait)
+    await call.answer(record.as_json())
+
+
+async def events(call: Call) -> None:
+    """`GET /executions/{id}/events`."""
+    form = chosen(call, ("ndjson", "sse"))
+    after = resume_from(call, query_of(call, AfterQuery).after)
+    record = execution(call)
+    await send_spool(call, record.spool, form, after, {"x-execution-id": record.id})
+
+
+async def cancel(call: Call) -> None:
+    """`DELETE /executions/{id}`."""
+    record = execution(call)
+    has_ended = record.ended.done()
+    record.cancel()
+    message = "it had ended" if has_ended else "cancelled"
+    await call.answer({"message": message, "id": record.id})
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/executions/{execution_id}",
+        get,
+        "How an execution ended, or how far it is",
+        {200: Answer("The execution.", answers.Execution)},
+        query=WaitQuery,
+        tags=("executions",),
+    ),
+    Endpoint(
+        "DELETE",
+        "/executions/{execution_id}",
+        cancel,
+        "Cancel an execution",
+        {200: Answer("It ends, or had ended.", answers.Done)},
+        tags=("executions",),
+    ),
+    Endpoint(
+        "GET",
+        "/executions/{execution_id}/events",
+        events,
+        "Events of an execution, from any number on, live until its end",
+        {200: Answer("Events.", None, (MEDIA["ndjson"], MEDIA["sse"]))},
+        query=AfterQuery,
+        headers=("Last-Event-ID",),
+        tags=("executions",),
+    ),
+)

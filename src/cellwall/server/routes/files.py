@@ -1,0 +1,232 @@
+"""Files of a sandbox. Every path is resolved inside, by the sandbox's own kernel and rights."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from cellwall.server import answers
+from cellwall.server.downloads import attachment, send_file
+from cellwall.server.endpoint import Answer, Endpoint, body_of, query_of, sandbox
+from cellwall.server.paths import check_name
+from cellwall.server.schemas import (
+    FilesQuery,
+    FolderQuery,
+    MkdirBody,
+    MoveBody,
+    PathQuery,
+    RemoveQuery,
+    WatchQuery,
+    WriteQuery,
+)
+from cellwall.server.streams import MEDIA, chosen, send_items
+from cellwall.server.uploads import receive_form
+
+if TYPE_CHECKING:
+    from cellwall.engine.files import Files
+    from cellwall.server.call import Call
+
+_TAR = "application/x-tar"
+
+
+def _files(call: Call) -> Files:
+    return sandbox(call).sandbox.files
+
+
+async def read(call: Call) -> None:
+    """`GET /sandboxes/{id}/files`."""
+    query = query_of(call, PathQuery)
+    await send_file(call, _files(call), check_name(query.path))
+
+
+async def write(call: Call) -> None:
+    """`PUT /sandboxes/{id}/files`."""
+    query = query_of(call, WriteQuery)
+    path, files = check_name(query.path), _files(call)
+    pieces = call.pieces(call.settings.upload_bytes)
+    if query.append:
+        await files.append_stream(path, pieces)
+        size = (await files.stat(path)).size
+    else:
+        mode = None if query.mode is None else int(query.mode, 8)
+        size = await files.write_stream(path, pieces, mode=mode)
+    await call.answer({"path": path, "size": size})
+
+
+async def receive(call: Call) -> None:
+    """`POST /sandboxes/{id}/files`, a form."""
+    query = query_of(call, FolderQuery)
+    written = await receive_form(call, _files(call), check_name(query.path))
+    await call.answer({"files": written})
+
+
+async def remove(call: Call) -> None:
+    """`DELETE /sandboxes/{id}/files`."""
+    query = query_of(call, RemoveQuery)
+    await _files(call).remove(check_name(query.path), recursive=query.recursive)
+    await call.answer({"message": "removed", "path": query.path})
+
+
+async def index(call: Call) -> None:
+    """`GET /sandboxes/{id}/files/list`."""
+    query = query_of(call, FilesQuery)
+    listing = await _files(call).listing(
+        check_name(query.path), depth=query.depth, limit=query.limit
+    )
+    entries = [asdict(entry) for entry in listing.entries]
+    await call.answer({"entries": entries, "truncated": listing.is_truncated})
+
+
+async def stat(call: Call) -> None:
+    """`GET /sandboxes/{id}/files/stat`."""
+    query = query_of(call, PathQuery)
+    await call.answer(asdict(await _files(call).stat(check_name(query.path))))
+
+
+async def mkdir(call: Call) -> None:
+    """`POST /sandboxes/{id}/files/mkdir`."""
+    body = await body_of(call, MkdirBody)
+    await _files(call).mkdir(check_name(body.path), parents=body.parents)
+    await call.answer({"message": "made", "path": body.path})
+
+
+async def move(call: Call) -> None:
+    """`POST /sandboxes/{id}/files/move`."""
+    body = await body_of(call, MoveBody)
+    await _files(call).move(check_name(body.path), check_name(body.target))
+    await call.answer({"message": "moved", "path": body.target})
+
+
+async def pack(call: Call) -> None:
+    """`GET /sandboxes/{id}/files/archive`."""
+    query = query_of(call, FolderQuery)
+    path = check_name(query.path)
+    pieces = _files(call).stream_dir(path)
+    try:
+        first = await anext(pieces, b"")  # what can be refused is refused before the headers
+        name = path.rstrip("/").rpartition("/")[2].strip(".") or "files"
+        await call.start(200, _TAR, attachment(f"{name}.tar"))
+        await call.write(first)
+        async for piece in pieces:
+            await call.write(piece)
+        await call.end()
+    finally:
+        await pieces.aclose()
+
+
+async def unpack(call: Call) -> None:
+    """`PUT /sandboxes/{id}/files/archive`."""
+    query = query_of(call, FolderQuery)
+    call.check_type(_TAR)
+    pieces = call.pieces(call.settings.upload_bytes)
+    files, size = await _files(call).put_tree(check_name(query.path), pieces)
+    await call.answer({"files": files, "bytes": size})
+
+
+async def watch(call: Call) -> None:
+    """`GET /sandboxes/{id}/files/watch`."""
+    form = chosen(call, ("ndjson", "sse"))
+    query = query_of(call, WatchQuery)
+    async with _files(call).watch(check_name(query.path), recursive=query.recursive) as watching:
+        changes = ({"type": "change", **asdict(change)} async for change in watching)
+        await send_items(call, form, changes, {})
+
+
+_BASE = "/sandboxes/{sandbox_id}/files"
+_DONE = {200: Answer("Done.", answers.PathDone)}
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        _BASE,
+        read,
+        "Read a file, or a range of it",
+        {
+            200: Answer("Its bytes.", None, ("application/octet-stream",)),
+            206: Answer("The range.", None, ("application/octet-stream",)),
+        },
+        query=PathQuery,
+        headers=("Range",),
+        tags=("files",),
+    ),
+    Endpoint(
+        "PUT",
+        _BASE,
+        write,
+        "Write a file; it appears at once and whole",
+        {200: Answer("It is there.", answers.File)},
+        body_media="application/octet-stream",
+        query=WriteQuery,
+        tags=("files",),
+    ),
+    Endpoint(
+        "POST",
+        _BASE,
+        receive,
+        "Write the files of a form",
+        {200: Answer("They are there.", answers.FileList)},
+        body_media="multipart/form-data",
+        query=FolderQuery,
+        tags=("files",),
+    ),
+    Endpoint(
+        "DELETE",
+        _BASE,
+        remove,
+        "Remove a file, an empty directory, or a tree",
+        _DONE,
+        query=RemoveQuery,
+        tags=("files",),
+    ),
+    Endpoint(
+        "GET",
+        f"{_BASE}/list",
+        index,
+        "List a directory",
+        {200: Answer("Its entries.", answers.Entries)},
+        query=FilesQuery,
+        tags=("files",),
+    ),
+    Endpoint(
+        "GET",
+        f"{_BASE}/stat",
+        stat,
+        "Describe a file; links are not followed",
+        {200: Answer("The file.", answers.Entry)},
+        query=PathQuery,
+        tags=("files",),
+    ),
+    Endpoint(
+        "POST", f"{_BASE}/mkdir", mkdir, "Make a directory", _DONE, body=MkdirBody, tags=("files",)
+    ),
+    Endpoint(
+        "POST", f"{_BASE}/move", move, "Move or rename", _DONE, body=MoveBody, tags=("files",)
+    ),
+    Endpoint(
+        "GET",
+        f"{_BASE}/watch",
+        watch,
+        "Changes in a directory, as they come",
+        {200: Answer("Changes.", None, (MEDIA["ndjson"], MEDIA["sse"]))},
+        query=WatchQuery,
+        tags=("files",),
+    ),
+    Endpoint(
+        "GET",
+        f"{_BASE}/archive",
+        pack,
+        "Take a directory as a tar stream",
+        {200: Answer("The archive.", None, (_TAR,))},
+        query=FolderQuery,
+        tags=("files",),
+    ),
+    Endpoint(
+        "PUT",
+        f"{_BASE}/archive",
+        unpack,
+        "Unpack a tar stream inside",
+        {200: Answer("It is unpacked.", answers.Unpacked)},
+        body_media=_TAR,
+        query=FolderQuery,
+        tags=("files",),
+    ),
+)

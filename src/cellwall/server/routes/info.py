@@ -1,0 +1,184 @@
+"""What the server can do, how it is, how a sandbox is: numbers, lists, logs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import cellwall
+from cellwall.engine.selection import SPEED_ORDER
+from cellwall.engine.templates import TemplateStore
+from cellwall.languages.registry import LANGUAGES
+from cellwall.model.errors import UsageError
+from cellwall.server import answers, answers_about
+from cellwall.server.endpoint import Answer, Endpoint, query_of, sandbox
+from cellwall.server.schemas import LogQuery
+
+if TYPE_CHECKING:
+    from cellwall.engine.engine import Engine
+    from cellwall.server.call import Call
+    from cellwall.server.state import State
+
+
+async def metrics(call: Call) -> None:
+    """`GET /sandboxes/{id}/metrics`."""
+    record = sandbox(call)
+    record.sandbox.live.check_alive()
+    now = record.sandbox.live.readings()
+    await call.answer(
+        {
+            "id": record.id,
+            "status": record.sandbox.status,
+            "cpu_s": round(now.cpu_s, 6),
+            "memory_bytes": now.memory_bytes,
+            "memory_peak_bytes": now.memory_peak_bytes,
+            "processes_peak": now.processes_peak,
+            "oom_kills": now.oom_kills,
+            "disk_full": now.disk_full,
+            "executions": record.executions,
+            "commands": record.started,
+        }
+    )
+
+
+async def logs(call: Call) -> None:
+    """`GET /sandboxes/{id}/logs`."""
+    query = query_of(call, LogQuery)
+    records, more = sandbox(call).logs(query.after or 0, query.limit)
+    await call.answer({"records": records, "next": more})
+
+
+async def templates(call: Call) -> None:
+    """`GET /templates`."""
+    found = await asyncio.to_thread(_templates, TemplateStore(call.state.engine.state_dir))
+    await call.answer({"templates": found})
+
+
+def _templates(store: TemplateStore) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": each.name,
+            "description": each.description,
+            "packages": list(each.packages),
+            "preload": list(each.preload),
+            "languages": list(each.languages),
+            "built": store.find(each.name) is not None,
+        }
+        for each in store.definitions().values()
+    ]
+
+
+async def languages(call: Call) -> None:
+    """`GET /languages`."""
+    found = [
+        {
+            "name": each.name,
+            "extensions": list(each.extensions),
+            "context": each.context is not None,
+        }
+        for each in LANGUAGES.values()
+    ]
+    await call.answer({"languages": found})
+
+
+async def runtimes(call: Call) -> None:
+    """`GET /runtimes`."""
+    engine = call.state.engine
+    found = [await _runtime(engine, name) for name in SPEED_ORDER]
+    await call.answer({"runtimes": [each for each in found if each is not None]})
+
+
+async def _runtime(engine: Engine, name: str) -> dict[str, Any] | None:
+    try:
+        found, findings = await engine.probe(name)
+    except UsageError:  # the operator has switched it off
+        return None
+    return {
+        "name": found.name,
+        "level": found.level.label,
+        "available": not any(each.grade == "FAIL" for each in findings),
+        "findings": [asdict(each) for each in findings],
+    }
+
+
+async def stats(call: Call) -> None:
+    """`GET /stats`."""
+    state, owner = call.state, call.owner
+    mine = [r for r in state.sandboxes.all.values() if r.owner == owner and r.ended_at is None]
+    await call.answer(
+        {
+            "version": cellwall.__version__,
+            "uptime_s": round(time.time() - state.began_at, 3),
+            "sandboxes": len(mine),
+            "executions": sum(r.owner == owner for r in state.executions.all.values()),
+            "server": _server(state) if call.caller.may("manage") else None,
+        }
+    )
+
+
+def _server(state: State) -> dict[str, Any]:
+    engine = state.engine.statistics()
+    return {
+        "requests": state.requests,
+        "runs": engine.runs,
+        "running": state.admission.running,
+        "queued": state.admission.queued,
+        "sandboxes": engine.sandboxes,
+        "background_failures": engine.background_failures + state.tasks.failed,
+        "pool": asdict(engine.pool),
+    }
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/sandboxes/{sandbox_id}/metrics",
+        metrics,
+        "A sandbox's counters, from the kernel",
+        {200: Answer("The counters.", answers.Metrics)},
+        tags=("sandboxes",),
+    ),
+    Endpoint(
+        "GET",
+        "/sandboxes/{sandbox_id}/logs",
+        logs,
+        "What happened to a sandbox",
+        {200: Answer("A part of its log.", answers.Logs)},
+        query=LogQuery,
+        tags=("sandboxes",),
+    ),
+    Endpoint(
+        "GET",
+        "/templates",
+        templates,
+        "The templates there are",
+        {200: Answer("All of them.", answers_about.Templates)},
+        tags=("server",),
+    ),
+    Endpoint(
+        "GET",
+        "/languages",
+        languages,
+        "The languages there are",
+        {200: Answer("All of them.", answers_about.Languages)},
+        tags=("server",),
+    ),
+    Endpoint(
+        "GET",
+        "/runtimes",
+        runtimes,
+        "The isolation technologies of this server",
+        {200: Answer("Those that are switched on.", answers_about.Runtimes)},
+        tags=("server",),
+    ),
+    Endpoint(
+        "GET",
+        "/stats",
+        stats,
+        "Numbers of the server and of your own things",
+        {200: Answer("Now.", answers_about.Stats)},
+        tags=("server",),
+    ),
+)

@@ -1,0 +1,123 @@
+"""HTTP and WebSockets to a server inside a sandbox, whose network stays off.
+
+A key of the owner's, or a token for this one port, opens it (API-7). The invariant: the inside
+never sees either.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cellwall.model.errors import PortError, UsageError
+from cellwall.server import answers, tokens
+from cellwall.server.call import unauthorized
+from cellwall.server.endpoint import Answer, Endpoint, body_of, sandbox
+from cellwall.server.errors import HttpError
+from cellwall.server.forwarding import query_for_inside, token_of
+from cellwall.server.inner_http import Exchange
+from cellwall.server.inner_socket import InnerSocket
+from cellwall.server.ownership import owned
+from cellwall.server.routes.signed import base_url
+from cellwall.server.schemas import PortSignBody
+from cellwall.server.times import rfc3339
+
+if TYPE_CHECKING:
+    from cellwall.engine.ports import Connection
+    from cellwall.server.call import Call
+    from cellwall.server.sandboxes import SandboxRecord
+
+
+async def sign(call: Call) -> None:
+    """`POST /sandboxes/{id}/ports/sign`."""
+    body = await body_of(call, PortSignBody)
+    record = sandbox(call)
+    claims = {"owner": call.owner, "sandbox": record.id, "port": body.port}
+    token, expires_at = tokens.sign(call.state.signing_key, "port", claims, body.expires_s)
+    record.log("port signed", port=body.port)
+    url = f"{base_url(call)}/sandboxes/{record.id}/ports/{body.port}/?cellwall_token={token}"
+    await call.answer({"token": token, "url": url, "expires_at": rfc3339(expires_at)})
+
+
+async def forward(call: Call) -> None:
+    """`ANY /sandboxes/{id}/ports/{port}/…`."""
+    port = _port(call.params["port"])
+    record = _opened(call, port)
+    prefix = f"/sandboxes/{record.id}/ports/{port}"
+    target = _target(call, prefix)
+    bearer = call.headers.get("authorization", "")
+    has_our_bearer = call.principal is not None and bool(bearer) and "x-api-key" not in call.headers
+    connection = await _connected(record, port)
+    try:
+        if call.scope["type"] == "websocket":
+            await InnerSocket(call, connection, target).run(has_our_bearer=has_our_bearer)
+        else:
+            await Exchange(call, connection, prefix).run(target, has_our_bearer=has_our_bearer)
+    except PortError as error:
+        raise _unreachable(error) from None
+    finally:
+        connection.abort()
+
+
+def _opened(call: Call, port: int) -> SandboxRecord:
+    """Return the sandbox if the caller's key or token opens this port of it."""
+    if call.principal is not None:
+        return sandbox(call)
+    token = call.headers.get("x-cellwall-token") or token_of(call.scope.get("query_string", b""))
+    if token is None:
+        raise unauthorized()
+    claims = tokens.opened(call.state.signing_key, "port", token)
+    wanted = call.params["sandbox_id"]
+    owner = claims["owner"] if (claims["sandbox"], claims["port"]) == (wanted, port) else ""
+    return owned(call.state.sandboxes.all, owner, "sandbox", wanted)
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 5 and 1 <= int(text) <= 65_535):
+        raise UsageError(f"port: {text[:20]!r} is none", remedy="give 1 to 65535")
+    return int(text)
+
+
+def _target(call: Call, prefix: str) -> bytes:
+    """Return path and query for the inside, as the client encoded them."""
+    raw: bytes = call.scope.get("raw_path") or call.scope["path"].encode()
+    path = raw.partition(b"?")[0][len(prefix) :] or b"/"
+    if not raw.startswith(prefix.encode()) or not path.startswith(b"/"):
+        raise UsageError("path: it is encoded where it must not be", remedy="send it plainly")
+    query = query_for_inside(call.scope.get("query_string", b""))
+    return path + (b"?" + query if query else b"")
+
+
+async def _connected(record: SandboxRecord, port: int) -> Connection:
+    try:
+        return await record.sandbox.ports.connect(port)
+    except PortError as error:
+        raise _unreachable(error) from None
+
+
+def _unreachable(error: PortError) -> HttpError:
+    return HttpError(502, "port_unreachable", error.message, remedy=error.remedy)
+
+
+_PATH = "/sandboxes/{sandbox_id}/ports/{port}"
+_PASSED = {200: Answer("Whatever the server inside answers.")}
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/sandboxes/{sandbox_id}/ports/sign",
+        sign,
+        "Sign a token that opens one port without a key",
+        {200: Answer("The token.", answers.PortSigned)},
+        body=PortSignBody,
+        tags=("ports",),
+    ),
+    Endpoint("*", _PATH, forward, "A server inside", _PASSED, access="token", tags=("ports",)),
+    Endpoint(
+        "*",
+        _PATH + "/{path:path}",
+        forward,
+        "A server inside",
+        _PASSED,
+        access="token",
+        tags=("ports",),
+    ),
+)

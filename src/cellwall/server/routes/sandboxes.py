@@ -1,0 +1,216 @@
+"""Sandboxes and the cells that run in them.
+
+Not their contexts, commands and files, which have modules of their own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cellwall.server import answers, asked
+from cellwall.server.endpoint import Answer, Endpoint, body_of, query_of, sandbox
+from cellwall.server.executions import ExecutionRecord
+from cellwall.server.routes.execute import give, leaving
+from cellwall.server.sandboxes import SandboxRecord
+from cellwall.server.scanning import look
+from cellwall.server.schemas import CellBody, ListQuery, SandboxBody, SandboxChange
+from cellwall.server.streams import MEDIA, chosen
+
+if TYPE_CHECKING:
+    from cellwall.engine.execution import OnEvent, OnStart
+    from cellwall.model.execution import Execution
+    from cellwall.server.call import Call
+
+
+async def create(call: Call) -> None:
+    """`POST /sandboxes`."""
+    body = await body_of(call, SandboxBody)
+    record = call.state.replays.find(call)
+    headers: dict[str, str] = {}
+    if isinstance(record, SandboxRecord):
+        headers["idempotent-replay"] = "true"
+    else:
+        record = await _created(call, body)
+        call.state.replays.keep(call, record)
+    headers["location"] = f"/sandboxes/{record.id}"
+    await call.answer(record.as_json(), 201, headers)
+
+
+async def _created(call: Call, body: SandboxBody) -> SandboxRecord:
+    state = call.state
+    limits, clipped = asked.limits(body, state.engine.settings.limits, state.settings.most)
+    language = asked.language(body)
+    state.room.check()
+    state.sandboxes.begin()
+    record: SandboxRecord | None = None
+    try:
+        made = await state.engine.create_sandbox(
+            body.template,
+            limits,
+            env=body.env,
+            runtime=asked.runtime(body),
+            isolation=body.isolation,
+            demand_hard=body.demand_hard,
+            start=body.start,
+        )
+        facts = {"name": body.name, "language": language, "metadata": body.metadata}
+        record = SandboxRecord(call.owner, made, facts, clipped)
+    finally:
+        state.sandboxes.begun(record)
+    return record
+
+
+async def index(call: Call) -> None:
+    """`GET /sandboxes`, newest first."""
+    query = query_of(call, ListQuery)
+    wanted = {k.removeprefix("metadata."): v for k, v in (query.model_extra or {}).items()}
+    newest = reversed(list(call.state.sandboxes.all.values()))
+    mine = [record for record in newest if record.owner == call.owner]
+    if query.after is not None:
+        ids = [record.id for record in mine]
+        mine = mine[ids.index(query.after) + 1 :] if query.after in ids else []
+    found = [
+        record
+        for record in mine
+        if (query.state is None or record.sandbox.status == query.state)
+        and all(record.metadata.get(key) == value for key, value in wanted.items())
+    ]
+    page = found[: query.limit]
+    more = page[-1].id if len(found) > query.limit else None
+    await call.answer({"sandboxes": [record.as_json() for record in page], "next": more})
+
+
+async def get(call: Call) -> None:
+    """`GET /sandboxes/{id}`."""
+    await call.answer(sandbox(call).as_json())
+
+
+async def change(call: Call) -> None:
+    """`PATCH /sandboxes/{id}`."""
+    body = await body_of(call, SandboxChange)
+    record = sandbox(call)
+    if body.life_s is not None:
+        most = call.settings.most.life_s
+        record.clipped = {"life_s": body.life_s} if body.life_s > most else {}
+        await record.sandbox.extend(min(body.life_s, most))
+        record.extend()
+    if body.name is not None:
+        record.name = body.name
+    if body.metadata is not None:
+        record.metadata = body.metadata
+    record.log("changed", fields=", ".join(sorted(body.model_fields_set)))
+    await call.answer(record.as_json())
+
+
+async def delete(call: Call) -> None:
+    """`DELETE /sandboxes/{id}`."""
+    record = sandbox(call)
+    has_ended = record.ended_at is not None
+    await record.sandbox.close()
+    await call.answer({"message": "it had ended" if has_ended else "deleted", "id": record.id})
+
+
+async def execute(call: Call) -> None:
+    """`POST /sandboxes/{id}/execute`."""
+    form = chosen(call, ("ndjson", "json", "sse"))
+    body = await body_of(call, CellBody, call.settings.body_bytes)
+    record = call.state.replays.find(call)
+    is_replay = isinstance(record, ExecutionRecord)
+    if not isinstance(record, ExecutionRecord):
+        record = _begin(call, body, is_streamed=form != "json")
+        call.state.replays.keep(call, record)
+    ends = leaving(call, body.on_disconnect, "detach")
+    await give(call, record, form, leaving=ends, is_replay=is_replay)
+
+
+def _begin(call: Call, body: CellBody, *, is_streamed: bool) -> ExecutionRecord:
+    state, owner = call.state, sandbox(call)
+    live = owner.sandbox
+    live.live.check_alive()
+    source, stdin = asked.source(body), asked.stdin(body)
+    language = asked.language(body, owner.language)
+    timeout, clipped = asked.clipped_seconds(body.timeout, state.settings.most.wall_s)
+    scan = look(source, language, body.scan)
+    output_kb = state.settings.stream_output_kb if is_streamed else None
+
+    async def work(on_event: OnEvent, on_start: OnStart) -> Execution:
+        execution = await live.run(
+            source,
+            language,
+            body.context,
+            stdin=stdin,
+            timeout=timeout,
+            output_kb=output_kb,
+            on_event=on_event,
+            on_start=on_start,
+        )
+        owner.log("executed", language=language, verdict=execution.verdict.value)
+        return execution
+
+    owner.executions += 1
+    shown: dict[str, Any] = {
+        "sandbox_id": owner.id,
+        "template": live.template,
+        "language": language,
+        "clipped": clipped,
+        "scan": scan,
+    }
+    return state.executions.start(call.owner, call.request_id, shown, work)
+
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/sandboxes/{sandbox_id}/execute",
+        execute,
+        "Run code in a context of a sandbox",
+        {200: Answer("Events, or how it ended.", answers.Execution, tuple(MEDIA.values()))},
+        body=CellBody,
+        headers=("Idempotency-Key",),
+        tags=("sandboxes",),
+    ),
+    Endpoint(
+        "GET",
+        "/sandboxes",
+        index,
+        "Your sandboxes, newest first",
+        {200: Answer("A page of them.", answers.SandboxList)},
+        query=ListQuery,
+        tags=("sandboxes",),
+    ),
+    Endpoint(
+        "POST",
+        "/sandboxes",
+        create,
+        "Create a sandbox",
+        {201: Answer("It runs.", answers.Sandbox)},
+        body=SandboxBody,
+        headers=("Idempotency-Key",),
+        tags=("sandboxes",),
+    ),
+    Endpoint(
+        "GET",
+        "/sandboxes/{sandbox_id}",
+        get,
+        "One sandbox, also when it has ended",
+        {200: Answer("The sandbox.", answers.Sandbox)},
+        tags=("sandboxes",),
+    ),
+    Endpoint(
+        "PATCH",
+        "/sandboxes/{sandbox_id}",
+        change,
+        "Extend its life, change its name or metadata",
+        {200: Answer("The sandbox.", answers.Sandbox)},
+        body=SandboxChange,
+        tags=("sandboxes",),
+    ),
+    Endpoint(
+        "DELETE",
+        "/sandboxes/{sandbox_id}",
+        delete,
+        "Destroy a sandbox",
+        {200: Answer("It is gone.", answers.Done)},
+        tags=("sandboxes",),
+    ),
+)

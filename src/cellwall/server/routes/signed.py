@@ -1,0 +1,109 @@
+"""Addresses that read or write one file without a key, for a while."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cellwall.server import answers, tokens
+from cellwall.server.downloads import send_file
+from cellwall.server.endpoint import Answer, Endpoint, body_of, sandbox
+from cellwall.server.errors import HttpError
+from cellwall.server.ownership import owned
+from cellwall.server.paths import check_name
+from cellwall.server.schemas import SignBody
+from cellwall.server.times import rfc3339
+
+if TYPE_CHECKING:
+    from cellwall.engine.files import Files
+    from cellwall.server.call import Call
+
+_METHODS = {"read": "GET", "write": "PUT"}
+
+
+async def sign(call: Call) -> None:
+    """`POST /sandboxes/{id}/files/sign`."""
+    body = await body_of(call, SignBody)
+    record = sandbox(call)
+    claims = {
+        "owner": call.owner,
+        "sandbox": record.id,
+        "path": check_name(body.path),
+        "operation": body.operation,
+        "max_bytes": body.max_bytes,
+    }
+    token, expires_at = tokens.sign(call.state.signing_key, "file", claims, body.expires_s)
+    record.log("address signed", operation=body.operation)
+    await call.answer(
+        {
+            "url": f"{base_url(call)}/signed/{token}",
+            "method": _METHODS[body.operation],
+            "expires_at": rfc3339(expires_at),
+        }
+    )
+
+
+def base_url(call: Call) -> str:
+    """Return the server's address as the client knows it."""
+    scheme = {"ws": "http", "wss": "https"}.get(call.scope["scheme"], call.scope["scheme"])
+    return f"{scheme}://{call.headers.get('host', '')}"
+
+
+async def read(call: Call) -> None:
+    """`GET /signed/{token}`."""
+    claims = _claims(call, "read")
+    await send_file(call, _files(call, claims), claims["path"])
+
+
+async def write(call: Call) -> None:
+    """`PUT /signed/{token}`."""
+    claims = _claims(call, "write")
+    most = call.settings.upload_bytes
+    if claims["max_bytes"] is not None:
+        most = min(most, claims["max_bytes"])
+    size = await _files(call, claims).write_stream(claims["path"], call.pieces(most))
+    await call.answer({"path": claims["path"], "size": size})
+
+
+def _claims(call: Call, operation: str) -> dict[str, Any]:
+    claims = tokens.opened(call.state.signing_key, "file", call.params["token"])
+    if claims["operation"] != operation:
+        raise HttpError(405, "method", f"token: it is not for {call.scope['method']}")
+    return claims
+
+
+def _files(call: Call, claims: dict[str, Any]) -> Files:
+    record = owned(call.state.sandboxes.all, claims["owner"], "sandbox", claims["sandbox"])
+    return record.sandbox.files
+
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/sandboxes/{sandbox_id}/files/sign",
+        sign,
+        "Sign an address that reads or writes one file without a key",
+        {200: Answer("The address.", answers.Signed)},
+        body=SignBody,
+        tags=("files",),
+    ),
+    Endpoint(
+        "GET",
+        "/signed/{token}",
+        read,
+        "Read the file a signed address stands for",
+        {200: Answer("Its bytes.", None, ("application/octet-stream",))},
+        access="token",
+        headers=("Range",),
+        tags=("files",),
+    ),
+    Endpoint(
+        "PUT",
+        "/signed/{token}",
+        write,
+        "Write the file a signed address stands for",
+        {200: Answer("It is there.", answers.File)},
+        body_media="application/octet-stream",
+        access="token",
+        tags=("files",),
+    ),
+)

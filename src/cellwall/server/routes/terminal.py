@@ -1,0 +1,130 @@
+"""A terminal in a sandbox over a WebSocket: a real pty, a command like any other.
+
+The invariant: output waits for the browser inside the sandbox, not here, and the command gets a
+hang-up when the WebSocket is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal as signals
+from typing import TYPE_CHECKING
+
+from cellwall.model.errors import UsageError
+from cellwall.server.call import ClientGone
+from cellwall.server.endpoint import Answer, Endpoint, query_of, sandbox
+from cellwall.server.routes.commands import follow, signal_number
+from cellwall.server.sandboxes import CommandRecord
+from cellwall.server.schemas import TerminalQuery, Window
+from cellwall.server.sockets import BAD_MESSAGE, Socket, wanted_subprotocol
+
+if TYPE_CHECKING:
+    from cellwall.engine.terminals import Terminal
+    from cellwall.server.call import Call
+
+_SHELL = ["/bin/bash", "-l"]
+
+
+async def terminal(call: Call) -> None:
+    """`WS /sandboxes/{id}/terminal`."""
+    query = query_of(call, TerminalQuery)
+    owner = sandbox(call)
+    argv = _SHELL if query.command is None else ["/bin/bash", "-c", query.command]
+    made = await owner.sandbox.commands.start(argv, pty=(query.rows, query.cols), cwd=query.cwd)
+    record = CommandRecord(call.owner, call.request_id, call.settings.spool_bytes, argv)
+    record.terminal = Window(rows=query.rows, cols=query.cols)
+    follow(call, owner, record, made)
+    socket = Socket(call)
+    try:
+        await socket.accept(wanted_subprotocol(call))
+        async with asyncio.timeout(call.settings.socket_s):
+            await _Session(socket, record, made).talk()
+    except TimeoutError:
+        await socket.close(1001, "its whole life is over")
+    finally:
+        if made.is_running:
+            await made.kill(signals.SIGHUP)
+        await made.close()
+
+
+class _Session:
+    """One terminal and the one who looks at it."""
+
+    def __init__(self, socket: Socket, record: CommandRecord, made: Terminal) -> None:
+        self._socket = socket
+        self._record = record
+        self._terminal = made
+
+    async def talk(self) -> None:
+        """Carry both ways until either side ends. Raises `ClientGone`."""
+        window = self._record.terminal
+        size = {} if window is None else window.model_dump()
+        await self._socket.send_json({"type": "started", "command_id": self._record.id, **size})
+        # Not in the server's group: their errors are the client's, and end here.
+        speaking = asyncio.ensure_future(self._speak())
+        listening = asyncio.ensure_future(self._listen())
+        try:
+            done, _ = await asyncio.wait((speaking, listening), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except UsageError as error:
+            await self._socket.close(BAD_MESSAGE, error.message)
+        finally:
+            speaking.cancel()
+            listening.cancel()
+            await asyncio.gather(speaking, listening, return_exceptions=True)
+
+    async def _speak(self) -> None:
+        try:
+            async for data in self._terminal:
+                await self._socket.send(data)
+            outcome = (await self._terminal.wait()).outcome.as_json()
+            await self._socket.send_json(
+                {"type": "end", "verdict": outcome["verdict"], "outcome": outcome}
+            )
+            await self._socket.close()
+        except ClientGone:
+            pass
+
+    async def _listen(self) -> None:
+        """Take what the client says until it goes; `UsageError` on nonsense."""
+        try:
+            while True:
+                message = await self._socket.receive()
+                if isinstance(message, bytes):
+                    await self._terminal.write(message)
+                else:
+                    await self._obey(message)
+        except ClientGone:
+            pass
+
+    async def _obey(self, message: str) -> None:
+        try:
+            value = json.loads(message)
+            kind = value["type"]
+            if kind == "input":
+                await self._terminal.write(str(value["text"]))
+            elif kind == "resize":
+                window = Window(rows=value["rows"], cols=value["cols"])
+                await self._terminal.resize(window.rows, window.cols)
+                self._record.terminal = window
+            elif kind == "signal":
+                await self._terminal.kill(signal_number(value["signal"]))
+            else:
+                raise UsageError("terminal: an unknown kind of message")
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise UsageError("terminal: a message that cannot be read") from None
+
+
+ENDPOINTS = (
+    Endpoint(
+        "WS",
+        "/sandboxes/{sandbox_id}/terminal",
+        terminal,
+        "A terminal",
+        {101: Answer("It is open.")},
+        query=TerminalQuery,
+        tags=("commands",),
+    ),
+)

@@ -1,0 +1,82 @@
+"""What runs for an owner, apart from any connection: the common half of executions and commands.
+
+Not their registries (`executions`, `sandboxes`). The engine's callbacks fill it; connections wait
+for it, read its spool, cancel it. The invariant: it ends exactly once, with an outcome, a failure
+of ours, or a cancellation before anything ran, and its spool then ends with `end`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from cellwall.model.outcome import Verdict
+from cellwall.server.errors import failure
+from cellwall.server.spool import Spool
+
+if TYPE_CHECKING:
+    from cellwall.engine.execution import Attempt
+
+
+class Tracked:
+    """One execution or command."""
+
+    def __init__(self, thing_id: str, owner: str, request_id: str, spool_bytes: int) -> None:
+        """It has not started."""
+        loop = asyncio.get_running_loop()
+        self.id = thing_id
+        self.owner = owner
+        self.request_id = request_id
+        self.spool = Spool(spool_bytes)
+        self.attempt: Attempt | None = None
+        self.failure: dict[str, Any] | None = None
+        self.error: Exception | None = None
+        self.started_at: float | None = None
+        self.ended_at: float | None = None
+        self.is_cancelled = False
+        self.started: asyncio.Future[None] = loop.create_future()
+        """Done when its code was handed over, or when it ended without that."""
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self.task: asyncio.Task[None] | None = None
+
+    def on_start(self, attempt: Attempt) -> None:
+        """Note that it runs; the engine calls this."""
+        self.attempt = attempt
+        self.started_at = time.time()
+        self.spool.on_pressure = self._on_pressure
+        if not self.started.done():
+            self.started.set_result(None)
+
+    def _on_pressure(self, should_wait: bool) -> None:
+        if self.attempt is not None:
+            if should_wait:
+                self.attempt.pause()
+            else:
+                self.attempt.resume()
+
+    def cancel(self) -> None:
+        """End it on its owner's wish; idempotent."""
+        if self.ended.done():
+            return
+        self.is_cancelled = True
+        if self.attempt is not None:
+            self.attempt.cancel()
+        elif self.task is not None:
+            self.task.cancel()
+
+    def fail(self, error: Exception) -> None:
+        """Note a failure of ours."""
+        self.error = error
+        self.failure = failure(error, self.request_id)
+
+    def settle(self) -> None:
+        """It is over: complete the spool and wake whoever waits."""
+        verdict = Verdict.SANDBOX_ERROR if self.failure is not None else Verdict.CANCELLED
+        self.spool.finish(
+            {"type": "end", "verdict": verdict.value, "outcome": None, "failure": self.failure}
+        )
+        self.ended_at = time.time()
+        for future in (self.started, self.ended):
+            if not future.done():
+                future.set_result(None)

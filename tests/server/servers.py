@@ -1,0 +1,184 @@
+"""A real `cellwall serve` in a process of its own, and clients of two tenants.
+
+Started once for a test session by the fixture `server`; tests that need other settings start
+their own. Traffic stays on loopback. What the server did to its host is read from outside, from
+/proc.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from cellwall.server.keys import digest_of
+
+ALICE = "alice-key-0123456789abcdef0123456789abcdef"
+BOB = "bob-key-0123456789abcdef0123456789abcdef01"
+ADMIN = "admin-key-0123456789abcdef0123456789abcdef"
+_START_S = 40
+
+
+def configuration(**server: object) -> str:
+    """Return a TOML with two tenants' keys, an admin's, and settings of the server."""
+    lines = ["[server]"]
+    lines += [f"{name} = {json.dumps(value)}" for name, value in server.items()]
+    for key, tenant, scope in (
+        (ALICE, "alice", "run"),
+        (BOB, "bob", "run"),
+        (ADMIN, "admin", "admin"),
+    ):
+        lines += ["[[keys]]", f'sha256 = "{digest_of(key)}"', f'tenant = "{tenant}"']
+        lines += [f'scope = "{scope}"']
+    return "\n".join(lines)
+
+
+@dataclass
+class Server:
+    """One running server."""
+
+    process: subprocess.Popen[str]
+    address: str
+    lines: list[str]
+    log: Path
+    unix: str | None = None
+    _clients: list[httpx.Client] = field(default_factory=list)
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    def client(self, key: str | None = ALICE, **headers: str) -> httpx.Client:
+        """Return a client; it is closed with the server."""
+        if key is not None:
+            headers["X-API-Key"] = key
+        transport = None if self.unix is None else httpx.HTTPTransport(uds=self.unix)
+        base = "http://localhost" if self.unix is not None else self.address
+        made = httpx.Client(base_url=base, headers=headers, timeout=40, transport=transport)
+        self._clients.append(made)
+        return made
+
+    def connect(self) -> socket.socket:
+        """Return a plain connection, for what no client would send."""
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+
+    def raw(self, data: bytes) -> bytes:
+        """Send bytes, return everything that comes until the server closes or is silent."""
+        with self.connect() as sock:
+            sock.settimeout(3)
+            sock.sendall(data)
+            return read_all(sock)
+
+    def rss_bytes(self) -> int:
+        """Return the server process's resident memory."""
+        text = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
+        line = next(line for line in text.splitlines() if line.startswith("VmRSS"))
+        return int(line.split()[1]) * 1024
+
+    def descriptors(self) -> int:
+        """Return how many descriptors the server process has open."""
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def stop(self) -> int:
+        """Stop it as an operator would; return its exit status."""
+        for client in self._clients:
+            client.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return self.process.returncode
+
+
+def read_all(sock: socket.socket) -> bytes:
+    """Read until the other side closes, or says nothing for the socket's timeout."""
+    found = b""
+    with contextlib.suppress(OSError):
+        while data := sock.recv(65_536):
+            found += data
+    return found
+
+
+def start(
+    folder: Path, *flags: str, environ: Mapping[str, str] | None = None, config: str | None = None
+) -> Server:
+    """Start a server and wait until it listens."""
+    argv = [sys.executable, "-m", "cellwall.apps.cli.main", "serve", *flags]
+    if config is not None:
+        path = folder / "cellwall.toml"
+        path.write_text(config, encoding="utf-8")
+        argv += ["--config", str(path)]
+    log = folder / "server.log"
+    env = {k: v for k, v in os.environ.items() if k not in {"CELLWALL_API_KEY", "CELLWALL_CONFIG"}}
+    with log.open("w", encoding="utf-8") as stderr:
+        process = subprocess.Popen(
+            argv,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env={**env, **(environ or {})},
+            text=True,
+        )
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line.rstrip("\n"))
+        if line.startswith("listening on "):
+            address = line.removeprefix("listening on ").strip()
+            unix = address.removeprefix("unix:") if address.startswith("unix:") else None
+            return Server(process, address, lines, log, unix)
+    process.wait(_START_S)
+    process.stdout.close()
+    raise AssertionError(f"the server did not start: {lines} {log.read_text(encoding='utf-8')}")
+
+
+@contextlib.contextmanager
+def running(**server: object) -> Iterator[Server]:
+    """Run a server of its own settings for the length of a block."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = start(Path(folder), "--port", "0", config=configuration(**server))
+        try:
+            yield made
+        finally:
+            made.stop()
+
+
+def lines_of(response: httpx.Response) -> list[dict[str, Any]]:
+    """Return the objects of an NDJSON answer."""
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+def new_sandbox(client: httpx.Client, **body: object) -> str:
+    """Create a sandbox and return its id."""
+    answer = client.post("/sandboxes", json=body)
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """Return the error object, checked for the one shape every error has."""
+    body = response.json()
+    assert set(body) == {"error"}, body
+    error: dict[str, Any] = body["error"]
+    assert {"code", "message", "remedy", "request_id"} <= set(error)
+    assert error["code"]
+    assert error["message"]
+    assert error["request_id"] == response.headers["x-request-id"]
+    return error

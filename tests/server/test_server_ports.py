@@ -1,0 +1,188 @@
+"""HTTP and WebSockets to a server inside: what passes, and what never does (API-7)."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+
+import httpx
+import pytest
+from servers import ALICE, BOB, Server, error_of, new_sandbox
+from websockets.sync.client import connect
+
+ECHO = """
+import base64, hashlib, http.server, json, os, socketserver
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def log_message(self, *_): pass
+    def answer(self):
+        if self.headers.get("Upgrade", "").lower() == "websocket":
+            return self.socket()
+        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(length)
+        if self.path.startswith("/redirect"):
+            self.send_response(302); self.send_header("Location", "/there?x=1")
+            self.send_header("Content-Length", "0"); self.end_headers(); return
+        if self.path == "/stream":
+            self.send_response(200); self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            for n in range(3):
+                self.wfile.write(b"2\\r\\n%d\\n\\r\\n" % n); self.wfile.flush()
+            self.wfile.write(b"0\\r\\n\\r\\n"); return
+        if self.path == "/split":
+            self.wfile.write(b"HTTP/1.1 200 OK\\r\\nX-A: b\\x01c\\r\\n"
+                             b"Content-Length: 0\\r\\n\\r\\n")
+            return
+        if self.path == "/nonsense":
+            self.wfile.write(b"SSH-2.0-nothing\\r\\n\\r\\n"); self.close_connection = True; return
+        text = json.dumps({"method": self.command, "path": self.path, "size": len(body),
+                           "headers": {k.lower(): v for k, v in self.headers.items()}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Set-Cookie", "a=b")
+        self.send_header("Access-Control-Allow-Origin", "*")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+    do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = answer
+    def socket(self):
+        key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
+        self.wfile.write((
+            "HTTP/1.1 101 Switching Protocols\\r\\nUpgrade: websocket\\r\\n"
+            f"Connection: Upgrade\\r\\nSec-WebSocket-Accept: {accept}\\r\\n\\r\\n").encode())
+        self.close_connection = True
+        while True:
+            head = self.rfile.read(2)
+            if len(head) < 2: return
+            size = head[1] & 127
+            if size == 126: size = int.from_bytes(self.rfile.read(2), "big")
+            mask = self.rfile.read(4)
+            data = bytes(b ^ mask[i % 4] for i, b in enumerate(self.rfile.read(size)))
+            if head[0] & 15 == 8:
+                self.wfile.write(bytes([0x88, len(data)]) + data); return
+            self.wfile.write(bytes([head[0], len(data)]) + data); self.wfile.flush()
+
+class Server(socketserver.ThreadingMixIn, http.server.HTTPServer): daemon_threads = True
+print(json.dumps(dict(os.environ)), flush=True)
+Server(("127.0.0.1", 8000), Handler).serve_forever()
+"""
+
+
+@pytest.fixture(scope="module")
+def inner(server: Server) -> tuple[str, str]:
+    """Return the path of a server inside, and its environment."""
+    client = server.client()
+    sandbox = f"/sandboxes/{new_sandbox(client)}"
+    source = textwrap.dedent(ECHO)
+    client.put(f"{sandbox}/files", params={"path": "echo.py"}, content=source).raise_for_status()
+    made = client.post(
+        f"{sandbox}/commands", json={"argv": ["python", "echo.py"], "background": True}
+    ).json()
+    deadline = time.monotonic() + 20
+    while client.get(f"{sandbox}/ports/8000/").status_code == 502:
+        assert time.monotonic() < deadline
+    with client.stream("GET", f"{sandbox}/commands/{made['id']}/events") as answer:
+        environment = next(answer.iter_lines())
+    return f"{sandbox}/ports/8000", environment
+
+
+@pytest.fixture
+def client(server: Server) -> httpx.Client:
+    return server.client()
+
+
+def test_request_arrives_as_it_was_sent_but_without_our_key(
+    client: httpx.Client, inner: tuple[str, str]
+) -> None:
+    path, _ = inner
+    seen = client.post(
+        f"{path}/a%20b/c?x=1&y=%2F", content=b"z" * 300_000, headers={"Authorization": "Basic eA=="}
+    ).json()
+    assert (seen["method"], seen["path"], seen["size"]) == ("POST", "/a%20b/c?x=1&y=%2F", 300_000)
+    assert "x-api-key" not in seen["headers"]
+    assert seen["headers"]["authorization"] == "Basic eA=="  # the inside's own
+    assert seen["headers"]["host"] == "localhost:8000"
+    assert seen["headers"]["x-forwarded-prefix"] == path
+
+
+def test_our_bearer_stays_outside(server: Server, inner: tuple[str, str]) -> None:
+    headers = {"Authorization": f"Bearer {ALICE}"}
+    seen = server.client(None).get(f"{inner[0]}/", headers=headers).json()
+    assert "authorization" not in seen["headers"]
+    assert ALICE not in str(seen)
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_every_method_passes(client: httpx.Client, inner: tuple[str, str], method: str) -> None:
+    assert client.request(method, f"{inner[0]}/").json()["method"] == method
+
+
+def test_answer_is_made_harmless_for_the_origin(
+    client: httpx.Client, inner: tuple[str, str]
+) -> None:
+    """K17: a page from inside has an origin of its own and sets nothing of ours."""
+    answer = client.get(f"{inner[0]}/")
+    assert answer.headers["content-type"] == "text/html"
+    assert answer.headers["content-security-policy"].startswith("sandbox ")
+    assert "allow-same-origin" not in answer.headers["content-security-policy"]
+    assert "set-cookie" not in answer.headers
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_redirects_stay_below_the_port(client: httpx.Client, inner: tuple[str, str]) -> None:
+    assert client.get(f"{inner[0]}/redirect").headers["location"] == f"{inner[0]}/there?x=1"
+
+
+def test_streams_pass(client: httpx.Client, inner: tuple[str, str]) -> None:
+    assert client.get(f"{inner[0]}/stream").text == "0\n1\n2\n"
+
+
+def test_bad_answers_are_502_or_cleaned(client: httpx.Client, inner: tuple[str, str]) -> None:
+    nonsense = client.get(f"{inner[0]}/nonsense")
+    assert (nonsense.status_code, error_of(nonsense)["code"]) == (502, "port_protocol")
+    split = client.get(f"{inner[0]}/split")
+    assert split.status_code in {200, 502}
+    assert "x-a" not in split.headers
+
+
+def test_nobody_there_is_502(client: httpx.Client, inner: tuple[str, str]) -> None:
+    answer = client.get(inner[0].replace("8000", "8001") + "/")
+    assert (answer.status_code, error_of(answer)["code"]) == (502, "port_unreachable")
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "x", "9" * 50, "-1"])
+def test_what_is_no_port_is_refused(
+    client: httpx.Client, inner: tuple[str, str], port: str
+) -> None:
+    assert client.get(inner[0].replace("8000", port) + "/").status_code == 400
+
+
+def test_websocket_passes_both_ways(server: Server, inner: tuple[str, str]) -> None:
+    address = f"ws://127.0.0.1:{server.port}{inner[0]}/socket"
+    with connect(address, additional_headers={"X-API-Key": ALICE}) as socket:
+        socket.send("text")
+        assert socket.recv(timeout=10) == "text"
+        socket.send(b"\x00\xff")
+        assert socket.recv(timeout=10) == b"\x00\xff"
+
+
+def test_port_needs_a_key_or_its_own_token(server: Server, inner: tuple[str, str]) -> None:
+    path, environment = inner
+    sandbox = path.partition("/ports/")[0]
+    stranger = server.client(None)
+    assert stranger.get(f"{path}/").status_code in {401, 429}
+    assert server.client(BOB).get(f"{path}/").status_code == 404
+    signed = server.client().post(f"{sandbox}/ports/sign", json={"port": 8000}).json()
+    token = signed["token"]
+    assert token not in environment
+    by_header = stranger.get(f"{path}/", headers={"X-Cellwall-Token": token}).json()
+    by_query = stranger.get(signed["url"] + "&a=b").json()
+    assert by_query["path"] == "/?a=b"
+    assert token not in str(by_header) + str(by_query)
+    other_port = path.replace("8000", "8001")
+    assert stranger.get(f"{other_port}/", headers={"X-Cellwall-Token": token}).status_code == 404
+    assert stranger.get(f"{sandbox}", headers={"X-Cellwall-Token": token}).status_code in {401, 429}
+    forged = token[:-6] + "AAAAAA"
+    assert stranger.get(f"{path}/", headers={"X-Cellwall-Token": forged}).status_code == 404
