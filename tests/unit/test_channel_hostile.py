@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from cellwall.runtimes.channel import (
     BODY_CAP_BYTES,
     HEADER_CAP_BYTES,
+    RUN,
     ChannelLost,
     FrameError,
     GuestRefused,
@@ -76,6 +77,36 @@ def test_violation_ends_the_channel_and_is_reported(case: str, data: bytes) -> N
         assert answer.is_hostile
         assert len(pair.violations) == 1
         assert not pair.channel.is_open
+
+    with_pair(body)
+
+
+class Doubting:
+    """A listener to which no content is right."""
+
+    def __init__(self) -> None:
+        self.lost: list[ChannelLost] = []
+
+    def on_frame(self, kind: str, header: dict[str, Any], body: bytes) -> None:
+        raise FrameError(f"{kind}: not what it claims")
+
+    def on_lost(self, error: ChannelLost) -> None:
+        self.lost.append(error)
+
+
+@pytest.mark.parametrize("event", [DONE, {"ev": "started", "id": 1, "pid": 7}])
+def test_listener_that_refuses_a_frame_learns_of_the_end(event: dict[str, Any]) -> None:
+    """Whoever waits for it would otherwise wait for ever, with a final frame too."""
+
+    async def body(pair: Pair) -> None:
+        listener = Doubting()
+        pair.channel.open("execute", listener, RUN, {})
+        pair.say(frame(event))
+        ended = asyncio.Event()
+        pair.channel.on_end(ended.set)
+        await asyncio.wait_for(ended.wait(), 5)
+        assert [error.is_hostile for error in listener.lost] == [True]
+        assert len(pair.violations) == 1
 
     with_pair(body)
 

@@ -482,7 +482,12 @@ class GuestChannel:
             raise FrameError(f"event {kind} does not belong to this request")
         if kind in _FINAL:
             del self._listeners[number]
-        listener.on_frame(kind, header, body)
+        try:
+            listener.on_frame(kind, header, body)
+        except FrameError:
+            # That was no end for who waits: `_end` has to tell them.
+            self._listeners[number] = entry
+            raise
 
     # -- ending ----------------------------------------------------------------------------
 
