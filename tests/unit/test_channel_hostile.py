@@ -174,6 +174,64 @@ def test_flood_of_stray_frames_is_hostile() -> None:
     with_pair(body)
 
 
+async def ask_and_give_up(pair: Pair) -> int:
+    """Return the id of a request that nobody waits for any more."""
+    number = pair.channel.open("execute", Doubting(), RUN, {})
+    pair.channel.forget(number)
+    return number
+
+
+async def send_late(pair: Pair, *, count: int, number: int) -> None:
+    """Send late frames, and return once the channel has read them or has ended."""
+    late = frame({"ev": "stdout", "id": number}, b"x") * count
+    await asyncio.get_running_loop().run_in_executor(None, _send_ignoring, pair, late)
+    asking = asyncio.ensure_future(pair.channel.request("file_stat", path="x"))
+    await asyncio.sleep(0)
+    last = frame({"ev": "reply", "id": number + 1})
+    await asyncio.get_running_loop().run_in_executor(None, _send_ignoring, pair, last)
+    await asyncio.wait_for(asking, 5)
+
+
+def test_late_frames_of_a_long_life_are_not_hostile() -> None:
+    """Each request that is given up may be followed by some; together they exceed any cap."""
+
+    async def body(pair: Pair) -> None:
+        for _ in range(4):
+            await send_late(pair, count=6000, number=await ask_and_give_up(pair))
+        assert pair.violations == []
+
+    with_pair(body)
+
+
+def test_refusals_of_a_long_life_are_not_hostile() -> None:
+    """Requests without an answer, an interrupt of an idle context say, may each be refused."""
+
+    async def body(pair: Pair) -> None:
+        pair.guest.setblocking(False)
+        for number in range(1, 10_003):
+            pair.channel.tell("interrupt", context="main")
+            pair.guest.recv(65536)
+            pair.say(frame({"ev": "fail", "id": number, "code": "no_context", "message": "m"}))
+            pair.channel.poll()
+        assert pair.violations == []
+
+    with_pair(body)
+
+
+def test_late_frames_without_end_are_hostile() -> None:
+    """Other requests that are answered in between do not excuse them."""
+
+    async def body(pair: Pair) -> None:
+        number = await ask_and_give_up(pair)
+        await send_late(pair, count=6000, number=number)
+        with pytest.raises(ChannelLost) as caught:
+            await send_late(pair, count=6000, number=number)
+        assert caught.value.is_hostile
+        assert len(pair.violations) == 1
+
+    with_pair(body)
+
+
 def _send_ignoring(pair: Pair, data: bytes) -> None:
     with contextlib.suppress(OSError):
         pair.guest.sendall(data)

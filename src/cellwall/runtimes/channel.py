@@ -31,7 +31,7 @@ SEND_BODY_CAP_BYTES = 32 * 1024 * 1024
 _RECEIVE_BYTES = 256 * 1024
 _WRITE_HIGH_BYTES = 1024 * 1024
 _STRAY_FRAMES_CAP = 10_000
-"""Frames for requests we gave up on. Normal after a cancel; a guest that keeps on is hostile."""
+"""Late frames that one request of ours may cause after we gave it up; more are hostile."""
 
 _PREFIX = struct.Struct(">II")
 
@@ -255,6 +255,8 @@ class GuestChannel:
         self._listeners: dict[int, tuple[Listener, frozenset[str]]] = {}
         self._last_id = 0
         self._stray = 0
+        """Late frames since we last gave a request up. Only we can set it back, so a guest that
+        keeps on by itself reaches the cap."""
         self._pauses = 0
         self._lost: ChannelLost | None = None
         self._on_end: list[Callable[[], None]] = []
@@ -309,7 +311,8 @@ class GuestChannel:
 
     def forget(self, number: int) -> None:
         """Drop what else comes for request `number`."""
-        self._listeners.pop(number, None)
+        if self._listeners.pop(number, None) is not None:
+            self._stray = 0
 
     async def request(self, op: str, body: bytes = b"", **fields: object) -> Reply:
         """Ask and wait for the one reply; `GuestRefused` if the guest says `fail`."""
@@ -331,6 +334,7 @@ class GuestChannel:
     def tell(self, op: str, **fields: object) -> None:
         """Send a request that has no answer; a `fail` of it is ignored."""
         self._last_id += 1
+        self._stray = 0
         self.send({**fields, "op": op, "id": self._last_id})
 
     def send(self, header: Mapping[str, Any], body: bytes | memoryview = b"") -> None:
