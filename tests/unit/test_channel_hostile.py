@@ -7,6 +7,7 @@ import contextlib
 import json
 import socket
 import struct
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -265,6 +266,57 @@ def test_large_body_arrives_whole_though_the_reader_is_slow() -> None:
         pair.guest.setblocking(True)
         pair.say(frame({"ev": "reply", "id": 1}))
         await asking
+
+    with_pair(body)
+
+
+def test_small_frames_to_a_guest_that_does_not_read_cost_their_size() -> None:
+    """Grants and keystrokes: as an object each they took ten and twenty times their bytes."""
+
+    async def body(pair: Pair) -> None:
+        frames = [
+            ({"op": "credit", "id": 1, "bytes": 65536}, b""),
+            ({"op": "stdin", "id": 1}, b"x"),
+        ]
+        expected = b"".join(frame_of_ours(*each) for each in frames) * 10_000
+        tracemalloc.start()
+        try:
+            for _ in range(10_000):
+                for header, content in frames:
+                    pair.channel.send(header, content)
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert held < 1.5 * len(expected)
+        assert await drained(pair, len(expected)) == expected
+
+    with_pair(body)
+
+
+def frame_of_ours(header: dict[str, Any], content: bytes) -> bytes:
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return struct.pack(">II", len(text), len(content)) + text + content
+
+
+async def drained(pair: Pair, size: int) -> bytes:
+    """Read what the host has to say, from the guest's end."""
+    received = bytearray()
+    pair.guest.setblocking(False)
+    while len(received) < size:
+        received += await asyncio.get_running_loop().sock_recv(pair.guest, 65536)
+    return bytes(received)
+
+
+@pytest.mark.parametrize("order", [(10, 70_000, 10), (70_000, 10, 70_000), (4096, 4097, 1)])
+def test_queued_bytes_keep_their_order(order: tuple[int, ...]) -> None:
+    async def body(pair: Pair) -> None:
+        expected = b""
+        for number in range(30):
+            for size in order:
+                content = bytes([number]) * size
+                pair.channel.send({"op": "stdin", "id": 1}, content)
+                expected += frame_of_ours({"op": "stdin", "id": 1}, content)
+        assert await drained(pair, len(expected)) == expected
 
     with_pair(body)
 

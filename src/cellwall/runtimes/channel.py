@@ -15,12 +15,12 @@ import json
 import os
 import struct
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cellwall.model.errors import CellwallError
+from cellwall.runtimes.backlog import Backlog
 
 if TYPE_CHECKING:
     import socket
@@ -249,8 +249,7 @@ class GuestChannel:
         self._loop = asyncio.get_running_loop()
         self._on_violation = on_violation
         self._in = bytearray()
-        self._out: deque[memoryview] = deque()
-        self._out_bytes = 0
+        self._out = Backlog()
         self._room: list[asyncio.Future[None]] = []
         self._listeners: dict[int, tuple[Listener, frozenset[str]]] = {}
         self._last_id = 0
@@ -345,8 +344,9 @@ class GuestChannel:
             raise FrameError(f"a body of {len(body)} bytes is above {SEND_BODY_CAP_BYTES}")
         text = json.dumps(header, separators=(",", ":")).encode()
         head = _PREFIX.pack(len(text), len(body)) + text
-        if self._out:
-            self._queue(head, body)
+        if self._out.nbytes:
+            self._out.add(head)
+            self._out.add(body)
             return
         try:
             sent = self._sock.sendmsg((head, body)) if body else self._sock.send(head)
@@ -357,41 +357,31 @@ class GuestChannel:
             self._loop.call_soon(self._on_write_failed, error)
             return
         if sent < len(head) + len(body):
-            self._queue(head[sent:], memoryview(body)[max(0, sent - len(head)) :])
+            self._out.add(head[sent:])
+            self._out.add(memoryview(body)[max(0, sent - len(head)) :])
             self._loop.add_writer(self._fd, self._on_writable)
 
     async def wait_writable(self, most_queued_bytes: int = _WRITE_HIGH_BYTES) -> None:
         """Return when no more than that is queued; for callers that send a lot."""
-        while self._out_bytes > most_queued_bytes and self._lost is None:
+        while self._out.nbytes > most_queued_bytes and self._lost is None:
             future: asyncio.Future[None] = self._loop.create_future()
             self._room.append(future)
             await future
         if self._lost is not None:
             raise self._lost
 
-    def _queue(self, head: bytes, body: bytes | memoryview) -> None:
-        for part in (memoryview(head), memoryview(body)):
-            if part.nbytes:
-                self._out.append(part)
-                self._out_bytes += part.nbytes
-
     def _on_writable(self) -> None:
         try:
-            while self._out:
-                sent = self._sock.send(self._out[0])
-                self._out_bytes -= sent
-                if sent < self._out[0].nbytes:
-                    self._out[0] = self._out[0][sent:]
-                else:
-                    self._out.popleft()
+            while self._out.nbytes:
+                self._out.drop(self._sock.send(self._out.first()))
         except BlockingIOError:
             pass
         except OSError as error:
             self._on_write_failed(error)
             return
-        if not self._out:
+        if not self._out.nbytes:
             self._loop.remove_writer(self._fd)
-        if self._out_bytes <= _WRITE_HIGH_BYTES:
+        if self._out.nbytes <= _WRITE_HIGH_BYTES:
             self._wake_writers()
 
     def _on_write_failed(self, error: OSError) -> None:
