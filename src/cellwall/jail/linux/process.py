@@ -28,6 +28,8 @@ CLONE_CHILD_SETTID = 0x01000000
 _MACHINE = os.uname().machine
 _SYS_CLONE3 = 435
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(_MACHINE, -1)
+_SYS_CAPGET = {"x86_64": 125, "aarch64": 90}.get(_MACHINE, -1)
+_CAPABILITIES_HEADER = struct.pack("=Ii", 0x20080522, 0)  # version 3, ourselves
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
@@ -162,8 +164,8 @@ def prepare_clear_ambient() -> Prepared:
 
 def prepare_drop_capabilities() -> Prepared:
     """Empty the effective, permitted and inheritable sets. capset(2)."""
-    header = struct.pack("=Ii", 0x20080522, 0)
-    return Prepared(LIBC.syscall, (ctypes.c_long(_SYS_CAPSET), header, b"\0" * 24), "capset")
+    words = (ctypes.c_long(_SYS_CAPSET), _CAPABILITIES_HEADER, b"\0" * 24)
+    return Prepared(LIBC.syscall, words, "capset")
 
 
 def prepare_no_groups() -> Prepared:
@@ -240,6 +242,33 @@ def prepare_new_file(path: str, content: bytes, mode: int, free_fd: int) -> Tupl
         Prepared(LIBC.write, (fd, content, size), f"write {path}", 0, len(content)),
         prepare_close(free_fd),
     )
+
+
+def prepare_setting(path: str, value: str, free_fd: int) -> Tuple[Prepared, ...]:
+    """Write a setting of the kernel's. open(2), write(2)."""
+    content = value.encode("ascii")
+    flags, fd = ctypes.c_int(os.O_WRONLY | os.O_CLOEXEC), ctypes.c_int(free_fd)
+    written = (fd, content, ctypes.c_size_t(len(content)))
+    return (
+        Prepared(LIBC.open, (os.fsencode(path), flags), f"open {path}", 0, free_fd),
+        Prepared(LIBC.write, written, f"write {value} to {path}", 0, len(content)),
+        prepare_close(free_fd),
+    )
+
+
+def set_effective_uid(uid: int) -> None:
+    """Act as `uid` on files and as an owner, and stay as capable as before. capabilities(7).
+
+    The kernel empties the effective set when the effective id stops being 0; the permitted set
+    stays, because the real id does, and fills it again.
+    """
+    os.seteuid(uid)
+    header = ctypes.create_string_buffer(_CAPABILITIES_HEADER)
+    data = ctypes.create_string_buffer(24)  # two of (effective, permitted, inheritable)
+    check(int(LIBC.syscall(ctypes.c_long(_SYS_CAPGET), header, data)), "capget")
+    _, low, low_kept, _, high, high_kept = struct.unpack("=6I", data.raw)
+    raised = struct.pack("=6I", low, low, low_kept, high, high, high_kept)
+    check(int(LIBC.syscall(ctypes.c_long(_SYS_CAPSET), header, raised)), "capset")
 
 
 def set_hostname(name: str) -> None:
