@@ -56,11 +56,6 @@ def test_call_is_denied(tried: controls.Both, case: str, words: str) -> None:
     tried.denied(case, words, poisoned=True, optional=True)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="E12: MFD_HUGETLB and MAP_HUGETLB pass the filter; where the host keeps a pool of huge "
-    "pages, a sandbox takes all of it and no memory limit counts it",
-)
 @pytest.mark.parametrize("case", ["E12-huge"])
 def test_huge_pages_of_the_host_are_denied(tried: controls.Both, case: str) -> None:
     tried.denied(case, "EPERM ENOMEM ENOSYS", poisoned=True)

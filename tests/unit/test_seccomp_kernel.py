@@ -258,7 +258,8 @@ def test_core_limit_stays_and_setting_it_seems_to_work() -> None:
 
     refused = errno.EPERM
     assert forked.answer(filtered) == [[1, 1], 0, 0, refused, 0, refused, 0, 0]
-    control = forked.answer(naked)
+    # In a fork of a fork: one of the ways is to the parent's limit.
+    control = forked.answer(lambda: forked.answer(naked))
     assert control[0] == [0, 0]
     assert control[1:7] == [0] * 6
 

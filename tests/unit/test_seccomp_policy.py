@@ -28,6 +28,8 @@ HEADERS = [
     "sys/resource.h",
     "linux/seccomp.h",
     "sys/stat.h",
+    "sys/mman.h",
+    "sys/shm.h",
 ]
 NEWER_THAN_THE_HEADERS = {"PR_SET_MDWE", "PR_GET_MDWE", "PR_GET_AUXV"}
 OUR_OWN = {
