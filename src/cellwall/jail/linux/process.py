@@ -10,7 +10,7 @@ import ctypes
 import os
 import socket
 import struct
-from typing import NamedTuple, Tuple
+from typing import Tuple
 
 from cellwall.jail.linux.libc import LIBC, Prepared, check, do_all
 
@@ -67,13 +67,6 @@ class _CloneArgs(ctypes.Structure):
     ]
 
 
-class Cloned(NamedTuple):
-    """What the parent gets: `pid` in its own pid namespace, and a pidfd (close-on-exec)."""
-
-    pid: int
-    pidfd: int
-
-
 def _tid_address() -> int:
     """Where glibc keeps this thread's id, so that a raw clone updates it as fork(3) would.
 
@@ -86,28 +79,37 @@ def _tid_address() -> int:
     return int(address.value)
 
 
-def clone3(flags: int, *, exit_signal: int) -> Cloned | None:
-    """Fork into new namespaces; None in the child, a `Cloned` in the parent. clone3(2).
+class Cloner:
+    """clone3(2) into new namespaces, again and again with arguments that are made once.
 
     Why not os.fork + unshare: one call creates the process inside its pid namespace, with a pidfd.
     Only for single-threaded processes. CPython's fork hooks do not run: with one thread, which
     holds every lock it will ever see held, there is nothing for them to mend, and they touch
     hundreds of pages. What the child forks with os.fork gets them as usual.
     """
-    pidfd = ctypes.c_int(-1)
-    args = _CloneArgs()
-    args.flags = flags | CLONE_PIDFD
-    args.pidfd = ctypes.addressof(pidfd)
-    args.exit_signal = exit_signal
-    tid = _tid_address()
-    if tid:
-        args.flags |= CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID
-        args.child_tid = tid
-    result = int(LIBC.syscall(_SYS_CLONE3, ctypes.byref(args), ctypes.sizeof(args)))
-    if result == 0:
-        return None
-    check(result, f"clone3 flags={flags:#x}")
-    return Cloned(result, pidfd.value)
+
+    def __init__(self, flags: int, *, exit_signal: int) -> None:
+        """Prepare the arguments; nothing is cloned."""
+        self._step = f"clone3 flags={flags:#x}"
+        self._pidfd = ctypes.c_int(-1)
+        self._args = args = _CloneArgs()
+        args.flags = flags | CLONE_PIDFD
+        args.pidfd = ctypes.addressof(self._pidfd)
+        args.exit_signal = exit_signal
+        tid = _tid_address()
+        if tid:
+            args.flags |= CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID
+            args.child_tid = tid
+        self._words = (_SYS_CLONE3, ctypes.byref(args), ctypes.c_size_t(ctypes.sizeof(args)))
+
+    def clone(self) -> int:
+        """The child's pid in the caller's pid namespace, 0 in the child; raises SyscallError."""
+        return check(int(LIBC.syscall(*self._words)), self._step)
+
+    @property
+    def pidfd(self) -> int:
+        """The latest child's, close-on-exec; the caller owns it."""
+        return self._pidfd.value
 
 
 def unshare(flags: int) -> None:
