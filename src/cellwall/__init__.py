@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cellwall.embedded import Sandbox, arun, run
-    from cellwall.engine.commands import Command, CommandResult
+    from cellwall.engine.commands import Command
     from cellwall.engine.engine import Engine
     from cellwall.engine.ports import Connection
     from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.engine.settings import EngineSettings
     from cellwall.engine.terminals import Terminal
-    from cellwall.engine.watches import Change
     from cellwall.model.errors import (
         CapacityError,
         CellwallError,
@@ -31,7 +30,8 @@ if TYPE_CHECKING:
         SandboxUnavailable,
         UsageError,
     )
-    from cellwall.model.execution import Event, Execution, ExecutionError
+    from cellwall.model.execution import CommandResult, Event, Execution, ExecutionError
+    from cellwall.model.files import Change, FileEntry
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation, IsolationLevel, Outcome, Verdict
 
@@ -39,13 +39,12 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "cellwall.embedded": ("Sandbox", "arun", "run"),
-    "cellwall.engine.commands": ("Command", "CommandResult"),
+    "cellwall.engine.commands": ("Command",),
     "cellwall.engine.engine": ("Engine",),
     "cellwall.engine.ports": ("Connection",),
     "cellwall.engine.sandbox": ("AsyncSandbox",),
     "cellwall.engine.settings": ("EngineSettings",),
     "cellwall.engine.terminals": ("Terminal",),
-    "cellwall.engine.watches": ("Change",),
     "cellwall.model.errors": (
         "CapacityError",
         "CellwallError",
@@ -58,7 +57,8 @@ _HOMES = {
         "SandboxUnavailable",
         "UsageError",
     ),
-    "cellwall.model.execution": ("Event", "Execution", "ExecutionError"),
+    "cellwall.model.execution": ("CommandResult", "Event", "Execution", "ExecutionError"),
+    "cellwall.model.files": ("Change", "FileEntry"),
     "cellwall.model.limits": ("Limits",),
     "cellwall.model.outcome": ("Isolation", "IsolationLevel", "Outcome", "Verdict"),
 }
@@ -78,6 +78,7 @@ __all__ = [
     "Event",
     "Execution",
     "ExecutionError",
+    "FileEntry",
     "FileError",
     "HostUnsupported",
     "Isolation",
