@@ -1,6 +1,7 @@
 """cellwall: run code that nobody has reviewed.
 
-The library's front page: `run`, `arun`, `Sandbox`, `AsyncSandbox` and the types they speak. Not
+The library's front page: `run`, `arun`, `Sandbox`, `AsyncSandbox`, `connect`, `aconnect` and the
+types they speak. Not
 the place where anything happens. Names are imported on first use: `import cellwall` itself must
 stay free, because command lines and forks pay for it.
 """
@@ -11,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cellwall.client import aconnect, connect
     from cellwall.embedded import Sandbox, arun, run
     from cellwall.engine.commands import Command
     from cellwall.engine.engine import Engine
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from cellwall.engine.settings import EngineSettings
     from cellwall.engine.terminals import Terminal
     from cellwall.model.errors import (
+        AccessDenied,
         CapacityError,
         CellwallError,
         Conflict,
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
         PortError,
         SandboxBroken,
         SandboxUnavailable,
+        ServerUnreachable,
         UsageError,
     )
     from cellwall.model.execution import CommandResult, Event, Execution, ExecutionError
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "cellwall.client": ("aconnect", "connect"),
     "cellwall.embedded": ("Sandbox", "arun", "run"),
     "cellwall.engine.commands": ("Command",),
     "cellwall.engine.engine": ("Engine",),
@@ -46,6 +51,7 @@ _HOMES = {
     "cellwall.engine.settings": ("EngineSettings",),
     "cellwall.engine.terminals": ("Terminal",),
     "cellwall.model.errors": (
+        "AccessDenied",
         "CapacityError",
         "CellwallError",
         "Conflict",
@@ -55,6 +61,7 @@ _HOMES = {
         "PortError",
         "SandboxBroken",
         "SandboxUnavailable",
+        "ServerUnreachable",
         "UsageError",
     ),
     "cellwall.model.execution": ("CommandResult", "Event", "Execution", "ExecutionError"),
@@ -65,6 +72,7 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AccessDenied",
     "AsyncSandbox",
     "CapacityError",
     "CellwallError",
@@ -90,10 +98,13 @@ __all__ = [
     "Sandbox",
     "SandboxBroken",
     "SandboxUnavailable",
+    "ServerUnreachable",
     "Terminal",
     "UsageError",
     "Verdict",
+    "aconnect",
     "arun",
+    "connect",
     "run",
 ]
 
