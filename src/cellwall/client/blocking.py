@@ -43,6 +43,11 @@ class RemoteSandbox(SyncSandbox):
         return self._remote.status
 
     @property
+    def facts(self) -> Json:
+        """The server's object of it, as last seen."""
+        return self._remote.facts
+
+    @property
     def name(self) -> str | None:
         """What its owner called it."""
         return self._remote.name

@@ -69,6 +69,11 @@ class AsyncSandbox:
         return self._live.limits
 
     @property
+    def facts(self) -> Json:
+        """The server's object of it, as last seen."""
+        return self._live.facts
+
+    @property
     def clipped(self) -> Mapping[str, float]:
         """What was asked for above the operator's ceilings."""
         return dict(self._live.facts["clipped"])
