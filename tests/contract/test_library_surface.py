@@ -229,7 +229,7 @@ def test_leaving_a_stream_early_stops_the_cell(shared: SyncSandbox) -> None:
     shared.run("kept = 1")
     stream = shared.stream("print('up', flush=True)\nwhile True: pass")
     assert next(stream).text == "up\n"
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     began = time.monotonic()
     assert shared.run("kept").text == "1"
     assert time.monotonic() - began < 15
@@ -280,14 +280,15 @@ def test_closed_sandbox_says_so(library: Library) -> None:
     sandbox.close()
     sandbox.close()
     assert sandbox.status == "stopped"
-    for call in (
+    calls: tuple[Callable[[], object], ...] = (
         lambda: sandbox.run("1"),
         lambda: sandbox.files.read("x"),
         lambda: sandbox.commands.run("true"),
         lambda: sandbox.contexts.create("x"),
         lambda: sandbox.extend(5),
         lambda: sandbox.ports.connect(80),
-    ):
+    )
+    for call in calls:
         with pytest.raises(SandboxUnavailable, match="it was closed"):
             call()
 
@@ -345,7 +346,7 @@ def test_command_in_the_background_is_fed_and_waited_for(shared: SyncSandbox) ->
     shared.commands.send_stdin(command.id, b"two")
     command.close_stdin()
     assert command.wait().stdout == "one two" == "".join(seen)
-    assert not command.is_running
+    assert not bool(command.is_running)
     assert command.id not in [each.id for each in shared.commands.list()]
 
 
@@ -558,7 +559,12 @@ def test_connection_carries_bytes_and_both_ends(echo: SyncSandbox) -> None:
 def test_much_passes_a_connection_unchanged(echo: SyncSandbox) -> None:
     data = bytes(range(256)) * 8192  # 2 MiB
     with echo.ports.connect(7000) as line:
-        writer = threading.Thread(target=lambda: (line.sendall(data), line.shutdown()))
+
+        def send() -> None:
+            line.sendall(data)
+            line.shutdown()
+
+        writer = threading.Thread(target=send)
         writer.start()
         assert b"".join(line) == data + b"bye"
         writer.join()

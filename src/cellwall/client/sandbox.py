@@ -7,7 +7,7 @@ that this object or its connection is lost does not end it, its idle and whole l
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncGenerator, Generator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -159,7 +159,7 @@ class AsyncSandbox:
         *,
         stdin: str | bytes | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - a limit of the sandbox, not of the await
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         """Yield the events of `run(code, …)` as they come; the last one is `end`.
 
         A slow reader pauses the sandbox; one that takes nothing for a minute loses its connection,

@@ -7,7 +7,7 @@ one is made.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
@@ -107,8 +107,11 @@ class SyncSandbox:
             deliver,
         )
 
-    def stream(self, code: str, **options: Any) -> Iterator[Event]:  # noqa: ANN401 - of run
-        """Yield the events of `run(code, …)` as they come; the last one is `end`."""
+    def stream(self, code: str, **options: Any) -> Generator[Event, None, None]:  # noqa: ANN401 - of run
+        """Yield the events of `run(code, …)` as they come; the last one is `end`.
+
+        Closing it early cancels the run.
+        """
         with contextlib.closing(
             self._thread.iterate(
                 lambda _subject, put: self._inner.run(code, on_event=put, **options)

@@ -18,6 +18,9 @@ from cellwall.model.errors import NotFound, UsageError
 if TYPE_CHECKING:
     from cellwall.client.blocking import Client, RemoteSandbox
 
+_LEAST = 6
+"""Characters of an id that stand for it."""
+
 Url = Annotated[
     str | None,
     typer.Option(
@@ -39,7 +42,9 @@ Key = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Which = Annotated[str, typer.Argument(metavar="SANDBOX", help="Its id, or its name.")]
+Which = Annotated[
+    str, typer.Argument(metavar="SANDBOX", help="Its id, its name, or the id's beginning.")
+]
 
 
 @contextmanager
@@ -52,18 +57,23 @@ def connected(url: str | None, key: str | None) -> Iterator[Client]:
 
 
 def found(client: Client, word: str) -> RemoteSandbox:
-    """Return the sandbox of that id, or the running one of that name."""
+    """Return the sandbox of that id, or the running one of that name or beginning of its id."""
     try:
         return client.attach(word)
     except NotFound:
-        named = [each for each in client.sandboxes(state="running") if each.name == word]
+        running = client.sandboxes(state="running")
+        named = [each for each in running if each.name == word or _begins(each.id, word)]
         if len(named) == 1:
             return named[0]
         if not named:
             raise
     raise UsageError(
-        f"sandbox {word}: {len(named)} have that name", remedy="say the id, from `sandbox ls`"
+        f"sandbox {word}: {len(named)} are called that", remedy="say the id, from `sandbox ls`"
     )
+
+
+def _begins(sandbox_id: str, word: str) -> bool:
+    return len(word) >= _LEAST and sandbox_id.startswith(word)
 
 
 def pairs(given: list[str] | None, option: str) -> dict[str, str]:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from cellwall.client.asynchronous import AsyncClient
     from cellwall.client.sandbox import AsyncSandbox
 
+SHOWN = 12
+"""Characters of an id; every command takes so much of it, too."""
 _MOST_ASKED = 200
 """Sandboxes whose counters are read for one picture, the newest ones."""
 
@@ -168,10 +170,11 @@ def drawn(picture: Picture) -> RenderableType:
     from rich.text import Text
 
     table = Table(box=box.SIMPLE, pad_edge=False)
-    for column in ("ID", "NAME", "TEMPLATE"):
-        table.add_column(column, overflow="fold")
-    for column in ("CPU", "CPU TIME", "MEMORY", "OF", "PEAK PIDS", "CELLS", "COMMANDS", "ENDS IN"):
-        table.add_column(column, justify="right")
+    table.add_column("ID", no_wrap=True, min_width=SHOWN)
+    for column in ("NAME", "TEMPLATE"):
+        table.add_column(column, no_wrap=True)
+    for column in ("CPU", "TIME", "MEMORY", "PIDS", "CELLS", "CMDS", "ENDS"):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in picture.rows:
         table.add_row(*(Text(visible(cell)) for cell in _cells(row)))
     return Group(*(Text(line) for line in _head(picture)), table)
@@ -179,13 +182,12 @@ def drawn(picture: Picture) -> RenderableType:
 
 def _cells(row: Row) -> tuple[str, ...]:
     return (
-        row.id,
+        row.id[:SHOWN],
         row.name,
         row.template,
         "" if row.cpus is None else f"{row.cpus * 100:.0f}%",
         f"{row.cpu_s:.1f}s",
-        mebibytes(row.memory_bytes),
-        mebibytes(row.memory_limit_bytes),
+        f"{mebibytes(row.memory_bytes)}/{mebibytes(row.memory_limit_bytes)}",
         "" if row.processes_peak is None else str(row.processes_peak),
         str(row.executions),
         str(row.commands),
