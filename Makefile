@@ -20,7 +20,7 @@ check: dev
 	$(BIN)/mypy
 	$(BIN)/pytest tests/unit tests/meta
 
-bench: environment templates
+bench: dev templates
 	$(BIN)/cellwall bench --write bench/RESULTS.md
 
 environment:

@@ -1,4 +1,4 @@
-"""Fill in the generated blocks of the documentation: command help and snippets.
+"""Fill in the generated blocks of the documentation: command help, snippets, tables.
 
 Not a site builder. Run by hand (`python docs/generate.py`) after a change of a command or of a
 snippet; `--check` only compares, which is what the tests do. Invariant: what stands between a
@@ -7,13 +7,16 @@ marker and the end of its block comes from the program itself, never from a keyb
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
+_TABLE = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->\n", re.DOTALL)
 _BLOCK = re.compile(r"<!-- (help|snippet): ?([^>]*?) -->\n```(\w+)\n.*?```\n", re.DOTALL)
 
 
@@ -39,9 +42,45 @@ def _filled(match: re.Match[str]) -> str:
     return f"<!-- {kind}: {name} -->\n```{language}\n{text.rstrip()}\n```\n"
 
 
+def _settings() -> str:
+    """Return the server's settings from their docstrings."""
+    from cellwall.server import settings
+
+    tree = ast.parse(Path(settings.__file__).read_text(encoding="utf-8"))
+    made = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "ServerSettings")
+    rows = ["| Setting | Default | Meaning |", "|---|---|---|"]
+    for field, words in pairwise(made.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(words, ast.Expr):
+            name, value = ast.unparse(field.target), ast.unparse(field.value or ast.Constant(None))
+            if "field(" not in value:
+                text = ast.literal_eval(words.value)
+                rows.append(f"| `{name}` | `{value.replace(chr(39), chr(34))}` | {text} |")
+    return "\n".join(rows)
+
+
+def _routes() -> str:
+    """Return the table of routes."""
+    from cellwall.server.app import ENDPOINTS
+
+    rows = ["| Method | Path | |", "|---|---|---|"]
+    for each in ENDPOINTS:
+        method = "any" if each.method == "*" else each.method
+        path = re.sub(r":\w+}", "}", each.path)
+        rows.append(f"| {method} | `{path}` | {each.summary} |")
+    return "\n".join(rows)
+
+
+_TABLES = {"settings": _settings, "routes": _routes}
+
+
+def _tabled(match: re.Match[str]) -> str:
+    return f"<!-- table: {match[1]} -->\n{_TABLES[match[1]]()}\n<!-- end -->\n"
+
+
 def generated(page: Path) -> str:
     """Return `page` as it should be."""
-    return _BLOCK.sub(_filled, page.read_text(encoding="utf-8"))
+    text = _BLOCK.sub(_filled, page.read_text(encoding="utf-8"))
+    return _TABLE.sub(_tabled, text)
 
 
 def _words(text: str) -> list[str]:
@@ -52,7 +91,7 @@ def _words(text: str) -> list[str]:
 def main() -> int:
     """Rewrite the pages, or with `--check` name those that are out of date."""
     stale = 0
-    for name in ("cli.md", "library.md"):
+    for name in ("cli.md", "library.md", "server.md"):
         page = DOCS / name
         present, wanted = page.read_text(encoding="utf-8"), generated(page)
         if "--check" in sys.argv[1:]:

@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from servers import Server, new_sandbox
 
-from cellwall.server import answers
+from cellwall.server import answers, answers_about
 from cellwall.server.app import ENDPOINTS
 from cellwall.server.openapi import document
 from cellwall.server.routes.pages import _page
@@ -115,10 +115,10 @@ def test_answers_fit_their_closed_schemas(client: httpx.Client) -> None:
         (answers.Metrics, client.get(f"{path}/metrics").json()),
         (answers.Logs, client.get(f"{path}/logs").json()),
         (answers.Entries, client.get(f"{path}/files/list").json()),
-        (answers.Templates, client.get("/templates").json()),
-        (answers.Languages, client.get("/languages").json()),
-        (answers.Runtimes, client.get("/runtimes").json()),
-        (answers.Stats, client.get("/stats").json()),
+        (answers_about.Templates, client.get("/templates").json()),
+        (answers_about.Languages, client.get("/languages").json()),
+        (answers_about.Runtimes, client.get("/runtimes").json()),
+        (answers_about.Stats, client.get("/stats").json()),
         (answers.Error, client.get("/sandboxes/nope").json()),
     ]
     for model, value in held:

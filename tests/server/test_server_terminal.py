@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import ALICE, BOB, Server, new_sandbox
+from servers import ADMIN, ALICE, BOB, Server, new_sandbox
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
@@ -106,6 +106,8 @@ def test_nonsense_closes_with_a_reason(server: Server, sandbox: str, message: st
         with pytest.raises(ConnectionClosed):
             list(socket)
         assert socket.close_code == 1008
+    failures = server.client(ADMIN).get("/stats").json()["server"]["background_failures"]
+    assert failures == 0  # a client's nonsense is no failure of ours
 
 
 def test_browser_may_carry_its_key_in_the_protocol(server: Server, sandbox: str) -> None:

@@ -93,12 +93,6 @@ def test_a_garbled_report_is_still_our_own_error(child: Child, said: bytes) -> N
         _hear(child, b"L")
 
 
-def test_a_word_to_a_child_that_is_gone_is_our_own_error(child: Child) -> None:
-    child.far.close()
-    with pytest.raises(SandboxBroken, match="the child is gone before b'G'"):
-        supervisor.say(child.spawned, b"G")
-
-
 def test_kill_ends_the_child_and_the_watch_says_so(child: Child) -> None:
     async def scenario() -> None:
         watch = child.spawned.watch()

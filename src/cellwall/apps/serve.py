@@ -25,7 +25,7 @@ from cellwall.engine.templates import TemplateStore, state_dir
 from cellwall.model.errors import UsageError
 from cellwall.server.app import create_app
 from cellwall.server.keys import KeyRing
-from cellwall.server.protocol import Connection
+from cellwall.server.protocol import Connection, SocketConnection
 from cellwall.server.state import State
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def config_of(settings: ServerSettings, app: Guard) -> uvicorn.Config:
         app,
         loop="none",
         http=Connection,
-        ws="websockets-sansio",
+        ws=SocketConnection,
         ws_max_size=_MESSAGE_BYTES,
         ws_ping_interval=20.0,
         ws_ping_timeout=20.0,

@@ -58,10 +58,7 @@ _USUAL_MODULES = (
     "csv",
     "dataclasses",
     "datetime",
-    "decimal",
-    "fractions",
     "functools",
-    "hashlib",
     "heapq",
     "itertools",
     "json",
@@ -69,7 +66,6 @@ _USUAL_MODULES = (
     "pathlib",
     "random",
     "re",
-    "statistics",
     "string",
     "typing",
 )

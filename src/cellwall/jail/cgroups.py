@@ -554,12 +554,14 @@ def sweep(layout: Layout, is_dead: object) -> tuple[int, list[str]]:
 
 
 def _engines_in(hierarchy: Hierarchy) -> list[Path]:
-    """Engine directories anywhere in the hierarchy: a dead engine's cgroup need not be ours."""
+    """Engine directories anywhere in the hierarchy: a dead engine's cgroup need not be ours.
+
+    Others make and remove directories meanwhile; what is gone when we look is nobody's leftover.
+    """
     below = hierarchy.root if hierarchy.root is not None else hierarchy.base
-    # Not rglob: it raises when another engine removes what it is about to look into.
     return [
-        Path(folder, name)
-        for folder, names, _ in os.walk(below)
+        Path(parent, name)
+        for parent, names, _ in os.walk(below)  # passes over what it cannot read
         for name in names
         if name.startswith(_PREFIX)
     ]

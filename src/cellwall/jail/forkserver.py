@@ -18,6 +18,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import importlib
+import json
 import os
 import select
 import signal
@@ -173,7 +174,7 @@ def _serve(worker: Worker, fd: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     process.do(process.prepare_parent_death_signal(signal.SIGKILL))
     _raise_oom_score()
-    plans: Dict[plan.Shape, Ready] = {}
+    plans: Dict[str, Ready] = {}
     while True:
         try:
             request, received = fds.receive_message(control)
@@ -191,13 +192,13 @@ def _raise_oom_score() -> None:
 def _spawn(
     worker: Worker,
     control: socket.socket,
-    plans: Dict[plan.Shape, Ready],
+    plans: Dict[str, Ready],
     request: Dict[str, Any],
     received: List[int],
 ) -> None:
-    shape = plan.Shape(**request["shape"])
+    shape = request["shape"]
     if shape not in plans:
-        decided = plan.sandbox_plan(worker.facts, shape)
+        decided = plan.sandbox_plan(worker.facts, plan.Shape(**json.loads(shape)))
         plans[shape] = Ready(
             apply.prepare(decided.steps, inside.FREE_FD),
             lockdown.prepare(

@@ -1,13 +1,14 @@
 """Stage C: from a fresh clone to a locked-down init, then the guest.
 
 Called by `forkserver` in the child; never returns to it. Between the clone and the last line here
-only our own bytes are read: one from the worker, one from the host. SECURITY: whoever moves a call
-below `"L"` gives caller code a weaker jail. The steps:
+only our own bytes are read: one from the worker. SECURITY: whoever moves a call below `"L"` gives
+caller code a weaker jail. The steps:
 
     5d.1  close every descriptor but the channel     5d.5  lock down (`lockdown`, in its order)
     5d.2  wait until the worker has written our ids   5d.6  say "L"; the host reads our posture
-    5d.3  become the user; private mounts             5d.7  hear "G"; only now the guest starts
-    5d.4  own cgroup namespace: the worker was in our cgroups when it cloned us
+    5d.3  become the user; private mounts             5d.7  start the guest; the host sends it
+    5d.4  own cgroup namespace: the worker was in             nothing before it has compared
+          our cgroups when it cloned us
 """
 
 from __future__ import annotations
@@ -69,12 +70,6 @@ def _lock(worker: Worker, ready: Ready, channel: int, wait_r: int) -> None:
     do_all(lock.files)
     do_all(lock.filter)
     os.write(channel, b"L")
-    _expect(channel, b"G")
-
-
-def _expect(channel: int, word: bytes) -> None:
-    if os.read(channel, 1) != word:
-        raise Abandoned
 
 
 def _report(channel: int, error: Exception) -> None:

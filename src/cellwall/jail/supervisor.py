@@ -149,8 +149,9 @@ async def _wait_readable(fd: int, timeout_s: float) -> None:
 
 
 @lru_cache(maxsize=256)
-def _fields(shape: plan.Shape) -> Mapping[str, Any]:
-    return asdict(shape)
+def _shape_text(shape: plan.Shape) -> str:
+    """What a worker knows a shape by, and reads when it does not know it yet."""
+    return json.dumps(asdict(shape))
 
 
 def pid_of(pidfd: int) -> int:
@@ -338,7 +339,7 @@ class ForkServer:
     ) -> Spawned:
         """Have a worker clone a child into new namespaces and into the cgroups it is in itself."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        request = {"shape": _fields(shape), "uid": uid, "guest": dict(guest), "start": start}
+        request = {"shape": _shape_text(shape), "uid": uid, "guest": dict(guest), "start": start}
         try:
             message, received = await self._ask(worker.control, request, [theirs.fileno()])
         except BaseException as error:
@@ -413,11 +414,3 @@ async def hear(child: Spawned, word: bytes) -> None:
     except (BlockingIOError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise SandboxBroken("sandbox set-up: the child's report was cut short") from error
     raise HostUnsupported("jail", f"sandbox set-up, {step}: {problem}", remedy=_REMEDY, errno=errno)
-
-
-def say(child: Spawned, word: bytes) -> None:
-    """Let a child go on with its next step."""
-    try:
-        child.channel.send(word)
-    except OSError as error:
-        raise SandboxBroken(f"sandbox set-up: the child is gone before {word!r}") from error

@@ -248,23 +248,20 @@ class JailRuntime:
     async def _confine(
         self, entry: Entry, spec: SandboxSpec, hardness: dict[str, str], born: _Born
     ) -> JailSandbox:
-        """Hear "L", compare, say "G", hear `ready`, compare the contexts, set the limits."""
+        """Hear "L", compare, hear `ready`, compare the contexts, set the limits.
+
+        SECURITY: until this returns nobody can send the guest anything.
+        """
         child, groups = born.child, born.groups
         await supervisor.hear(child, b"L")
-        lockdown, digest = self._decided(self._shape(spec.limits))
-        want = posture.expected(
-            lockdown,
-            (entry.uids.host_uid(born.uid_index), entry.uids.host_gid(born.uid_index)),
-            groups.expected_lines(),
-            self._namespaces,
-            entry.namespaces,
-        )
-        namespaces = self._verifier.verify(child.pid, want)
-        self._verifier.verify_mounts(child.pid, want)
-        work_fd = os.open(f"/proc/{child.pid}/root/tmp", os.O_PATH | os.O_CLOEXEC)
-        supervisor.say(child, b"G")
         channel = GuestChannel(child.channel, on_violation=lambda _: child.kill())
+        work_fd = -1
         try:
+            lockdown, digest = self._decided(self._shape(spec.limits))
+            want = self._expectation(entry, born, lockdown)
+            namespaces = self._verifier.verify(child.pid, want)
+            self._verifier.verify_mounts(child.pid, want)
+            work_fd = os.open(f"/proc/{child.pid}/root/tmp", os.O_PATH | os.O_CLOEXEC)
             await channel.wait_ready(_READY_TIMEOUT_S)
             contexts = posture.children(child.pid)
             for pid in contexts:
@@ -275,12 +272,22 @@ class JailRuntime:
             groups.apply(spec.limits)
         except BaseException:
             channel.close()
-            os.close(work_fd)
+            if work_fd >= 0:
+                os.close(work_fd)
             raise
         isolation = Isolation(self.name, self.level, digest, hardness)
         pids = (child.pid, *contexts)
         made = Made(child, channel, groups, born.uid_index, pids, isolation, work_fd, entry)
         return JailSandbox(self, spec, made)
+
+    def _expectation(self, entry: Entry, born: _Born, lockdown: Lockdown) -> posture.Expectation:
+        return posture.expected(
+            lockdown,
+            (entry.uids.host_uid(born.uid_index), entry.uids.host_gid(born.uid_index)),
+            born.groups.expected_lines(),
+            self._namespaces,
+            entry.namespaces,
+        )
 
     def _decided(self, shape: plan.Shape) -> tuple[Lockdown, str]:
         """The lockdown a shape must show, and the posture's digest; computed once for each."""

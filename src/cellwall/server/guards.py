@@ -210,6 +210,9 @@ async def _answer_error(call: Call, error: Exception) -> None:
             error,
             exc_info=None if is_ours else error,
         )
+    if call.has_answered and call.scope["type"] == "websocket":
+        await call.send({"type": "websocket.close", "code": 1011, "reason": "it failed"})
+        return
     if call.has_answered:
         call.abort()  # the only way to say that what was sent is not whole
         return

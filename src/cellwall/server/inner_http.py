@@ -36,8 +36,7 @@ class Exchange:
 
     async def run(self, target: bytes, *, has_our_bearer: bool) -> None:
         """Pass it on and back. Raises `ClientGone`, 502."""
-        call = self._call
-        sending = call.state.tasks.spawn(self._send(target, has_our_bearer=has_our_bearer))
+        sending = asyncio.ensure_future(self._send(target, has_our_bearer=has_our_bearer))
         try:
             await self._answer(sending)
         except h11.RemoteProtocolError as error:

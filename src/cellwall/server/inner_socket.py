@@ -60,8 +60,8 @@ class InnerSocket:
         """Shake hands on both sides, then pass messages until one side ends."""
         await self._shake_hands(has_our_bearer=has_our_bearer)
         await self._outer.accept(self._inner.subprotocol)
-        tasks = self._call.state.tasks
-        outward, inward = tasks.spawn(self._pass_out()), tasks.spawn(self._pass_in())
+        outward = asyncio.ensure_future(self._pass_out())
+        inward = asyncio.ensure_future(self._pass_in())
         try:
             async with asyncio.timeout(self._call.settings.socket_s):
                 done, _ = await asyncio.wait((outward, inward), return_when=asyncio.FIRST_COMPLETED)
@@ -72,6 +72,7 @@ class InnerSocket:
         finally:
             outward.cancel()
             inward.cancel()
+            await asyncio.gather(outward, inward, return_exceptions=True)
 
     async def _shake_hands(self, *, has_our_bearer: bool) -> None:
         request = self._inner.connect()

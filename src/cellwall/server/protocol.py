@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 _HEADER_BYTES = 64 * 1024
 _URL_BYTES = 16 * 1024
@@ -42,8 +43,7 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         self._slow: asyncio.TimerHandle | None = None
         self._address = self.client[0] if self.client else ""
-        self._counts = bool(self._address)
-        if self._counts:
+        if self._address:
             self.per_address[self._address] += 1
             if self.per_address[self._address] > self.most_per_address:
                 transport.abort()
@@ -56,11 +56,16 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget it."""
         self._stop_clock()
-        if self._counts:
-            self.per_address[self._address] -= 1
-            if self.per_address[self._address] <= 0:
-                del self.per_address[self._address]
+        self.forget(self._address)
         super().connection_lost(exc)
+
+    @classmethod
+    def forget(cls, address: str) -> None:
+        """One connection of `address` is gone."""
+        if address:
+            cls.per_address[address] -= 1
+            if cls.per_address[address] <= 0:
+                del cls.per_address[address]
 
     def _start_clock(self) -> None:
         if self._slow is None:
@@ -106,3 +111,19 @@ class Connection(HttpToolsProtocol):
         """Refuse what is not HTTP, or too much of it, in our envelope."""
         self.transport.write(_REFUSED)
         self.transport.close()
+
+
+class SocketConnection(WebSocketsSansIOProtocol):
+    """The same connection after its upgrade; still counted, still to be cut if need be."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
+        Connection.forget(self.client[0] if self.client else "")
+        super().connection_lost(exc)
+
+    async def run_asgi(self) -> None:
+        """Hand the application a way to cut the connection."""
+        extensions: dict[str, Any] = {**(self.scope.get("extensions") or {})}
+        extensions["cellwall.transport"] = self.transport
+        self.scope["extensions"] = extensions
+        await super().run_asgi()

@@ -64,6 +64,8 @@ class ServerSettings:
     """One-shots that hold a sandbox at once; more only compete for the processors."""
     most_queued: int = 2000
     """One-shots that wait for one of those places; above it callers get 503 at once."""
+    least_free_mb: int = 256
+    """MiB of memory the host must have available before anything new is accepted; 0: not asked."""
     most_connections: int = 4096
     """Open connections of all clients."""
     most_connections_per_address: int = 1024

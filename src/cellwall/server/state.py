@@ -17,6 +17,7 @@ from cellwall.server.admission import Admission
 from cellwall.server.executions import ExecutionRecord, Executions
 from cellwall.server.idempotency import Replays
 from cellwall.server.keys import Failures, KeyRing
+from cellwall.server.room import Room
 from cellwall.server.sandboxes import CommandRecord, Sandboxes, SandboxRecord
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class State:
         self.failures = Failures()
         self.tasks = Tasks()
         self.admission = Admission(settings.most_running, settings.most_queued)
+        self.room = Room(settings.least_free_mb)
         self.executions = Executions(settings, self.tasks)
         self.sandboxes = Sandboxes(settings)
         self.replays: Replays[ExecutionRecord | SandboxRecord | CommandRecord] = Replays()
@@ -59,7 +61,8 @@ class State:
         self.executions.expire()
         self.sandboxes.expire()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(_EXPIRE_EVERY_S, self._on_timer)
+        pause_s = min(_EXPIRE_EVERY_S, self.settings.retention_s / 2 + 0.1)
+        self._timer = loop.call_later(pause_s, self._on_timer)
 
     async def aclose(self) -> None:
         """End everything that runs; the engine is its owner's to close."""

@@ -125,11 +125,12 @@ async def per_second(target: Target, duration_s: float) -> tuple[float, list[flo
 
 async def held(key: str, idle: int, streams: int) -> Figure:
     """Measure the server's memory beside idle sandboxes and open streams, and `/health` then."""
-    async with serving() as target, Client(target) as client:
+    times = []
+    async with serving() as target:
         made = await _many_sandboxes(target, idle)
-        async with _Streams(target, made[: max(1, streams)]) as opened:
+        streaming = _Streams(target, made[: max(1, streams)])
+        async with streaming as opened, Client(target) as client:
             rss = target.rss_bytes() / 2**20
-            times = []
             for _ in range(300):
                 begun = time.perf_counter()
                 await client.ask("GET", "/health")

@@ -47,6 +47,7 @@ def begin(call: Call, body: ExecuteBody, *, is_streamed: bool) -> ExecutionRecor
     request = asked.request(body, limits)
     scan = look(request.code, request.language, body.scan)
     state.admission.check()
+    state.room.check()
 
     async def work(on_event: OnEvent, on_start: OnStart) -> Execution:
         async with state.admission.place():

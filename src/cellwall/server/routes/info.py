@@ -12,7 +12,7 @@ from cellwall.engine.selection import SPEED_ORDER
 from cellwall.engine.templates import TemplateStore
 from cellwall.languages.registry import LANGUAGES
 from cellwall.model.errors import UsageError
-from cellwall.server import answers
+from cellwall.server import answers, answers_about
 from cellwall.server.endpoint import Answer, Endpoint, query_of, sandbox
 from cellwall.server.schemas import LogQuery
 
@@ -154,7 +154,7 @@ ENDPOINTS = (
         "/templates",
         templates,
         "The templates there are",
-        {200: Answer("All of them.", answers.Templates)},
+        {200: Answer("All of them.", answers_about.Templates)},
         tags=("server",),
     ),
     Endpoint(
@@ -162,7 +162,7 @@ ENDPOINTS = (
         "/languages",
         languages,
         "The languages there are",
-        {200: Answer("All of them.", answers.Languages)},
+        {200: Answer("All of them.", answers_about.Languages)},
         tags=("server",),
     ),
     Endpoint(
@@ -170,7 +170,7 @@ ENDPOINTS = (
         "/runtimes",
         runtimes,
         "The isolation technologies of this server",
-        {200: Answer("Those that are switched on.", answers.Runtimes)},
+        {200: Answer("Those that are switched on.", answers_about.Runtimes)},
         tags=("server",),
     ),
     Endpoint(
@@ -178,7 +178,7 @@ ENDPOINTS = (
         "/stats",
         stats,
         "Numbers of the server and of your own things",
-        {200: Answer("Now.", answers.Stats)},
+        {200: Answer("Now.", answers_about.Stats)},
         tags=("server",),
     ),
 )

@@ -40,6 +40,7 @@ async def _created(call: Call, body: SandboxBody) -> SandboxRecord:
     state = call.state
     limits, clipped = asked.limits(body, state.engine.settings.limits, state.settings.most)
     language = asked.language(body)
+    state.room.check()
     state.sandboxes.begin()
     record: SandboxRecord | None = None
     try:

@@ -20,7 +20,6 @@ from cellwall.server.schemas import TerminalQuery, Window
 from cellwall.server.sockets import BAD_MESSAGE, Socket, wanted_subprotocol
 
 if TYPE_CHECKING:
-    from cellwall.engine.tasks import Tasks
     from cellwall.engine.terminals import Terminal
     from cellwall.server.call import Call
 
@@ -40,7 +39,7 @@ async def terminal(call: Call) -> None:
     try:
         await socket.accept(wanted_subprotocol(call))
         async with asyncio.timeout(call.settings.socket_s):
-            await _Session(socket, record, made).talk(call.state.tasks)
+            await _Session(socket, record, made).talk()
     except TimeoutError:
         await socket.close(1001, "its whole life is over")
     finally:
@@ -57,13 +56,14 @@ class _Session:
         self._record = record
         self._terminal = made
 
-    async def talk(self, tasks: Tasks) -> None:
+    async def talk(self) -> None:
         """Carry both ways until either side ends. Raises `ClientGone`."""
         window = self._record.terminal
         size = {} if window is None else window.model_dump()
         await self._socket.send_json({"type": "started", "command_id": self._record.id, **size})
-        speaking = tasks.spawn(self._speak())
-        listening = tasks.spawn(self._listen())
+        # Not in the server's group: their errors are the client's, and end here.
+        speaking = asyncio.ensure_future(self._speak())
+        listening = asyncio.ensure_future(self._listen())
         try:
             done, _ = await asyncio.wait((speaking, listening), return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -73,6 +73,7 @@ class _Session:
         finally:
             speaking.cancel()
             listening.cancel()
+            await asyncio.gather(speaking, listening, return_exceptions=True)
 
     async def _speak(self) -> None:
         try:

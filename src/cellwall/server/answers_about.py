@@ -1,0 +1,98 @@
+"""Schemas of what the server says about itself: templates, languages, runtimes, numbers.
+
+The rest of its answers is in `answers`; what is said there of all of them holds here, too.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from cellwall.server.answers import Shown
+
+
+class Template(Shown):
+    """A template."""
+
+    name: str
+    description: str
+    packages: list[str]
+    preload: list[str]
+    languages: list[str]
+    built: bool
+
+
+class Templates(Shown):
+    """The templates there are."""
+
+    templates: list[Template]
+
+
+class Language(Shown):
+    """A language; with a context it keeps state between cells."""
+
+    name: str
+    extensions: list[str]
+    context: bool
+
+
+class Languages(Shown):
+    """The languages there are."""
+
+    languages: list[Language]
+
+
+class HostFinding(Shown):
+    """One feature of this host."""
+
+    feature: str
+    grade: Literal["PASS", "CAUTION", "FAIL"]
+    detail: str
+    remedy: str
+
+
+class Runtime(Shown):
+    """An isolation technology."""
+
+    name: str
+    level: Literal["process", "namespace", "kernel", "vm"]
+    available: bool
+    findings: list[HostFinding]
+
+
+class Runtimes(Shown):
+    """The runtimes this server may use."""
+
+    runtimes: list[Runtime]
+
+
+class Pool(Shown):
+    """Parked sandboxes."""
+
+    parked: int
+    starting: int
+    destroying: int
+    claims_parked: int
+    claims_started: int
+    failed: int
+
+
+class ServerStats(Shown):
+    """Numbers of the whole server."""
+
+    requests: int
+    runs: int
+    running: int
+    queued: int
+    sandboxes: int
+    background_failures: int
+    pool: Pool
+
+
+class Stats(Shown):
+    """Numbers of the caller's own things; of the whole server for keys that may manage it."""
+
+    version: str
+    uptime_s: float
+    sandboxes: int
+    executions: int
+    server: ServerStats | None

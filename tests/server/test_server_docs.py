@@ -1,0 +1,59 @@
+"""What docs/server.md and the README show over curl is what happens."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from servers import ALICE, Server
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
+BLOCKS = dict(re.findall(r"<!-- runs: (\w+) -->\n```sh\n(.*?)```", PAGE, re.DOTALL))
+
+
+def shell(text: str, server: Server, folder: Path) -> str:
+    text = text.replace("http://127.0.0.1:8080", server.address)
+    text = text.replace("cw_the_key_it_printed", ALICE)
+    done = subprocess.run(
+        ["/bin/bash", "-ec", text],
+        env={**os.environ, "CELLWALL_API_KEY": ALICE},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(autouse=True)
+def _curl() -> None:
+    from conftest import require_capability
+
+    require_capability("curl", shutil.which("curl") is not None, "apt-get install curl")
+
+
+def test_chart_comes_back(server: Server, tmp_path: Path) -> None:
+    printed = shell(BLOCKS["chart"], server, tmp_path).splitlines()
+    assert printed[0].startswith("stdout 42")
+    assert printed[-1] == "end ok"
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_readme_shows_the_same() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert BLOCKS["chart"] in readme
+
+
+def test_one_program_and_a_session(server: Server, tmp_path: Path) -> None:
+    assert '"stdout":"42\\n"' in shell(BLOCKS["one"], server, tmp_path)
+    printed = shell(BLOCKS["session"], server, tmp_path)
+    assert '"text":"42"' in printed
+    assert '"text":"remember"' in printed
+    assert '"message":"deleted"' in printed

@@ -1,0 +1,310 @@
+"""The server's pure parts: tokens, ranges, forwarding, paths, limits, errors, admission, keys."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cellwall.apps.settings_loader import load
+from cellwall.model import errors as model_errors
+from cellwall.model.errors import CapacityError, CellwallError, NotFound, UsageError
+from cellwall.model.limits import Limits
+from cellwall.server import asked, tokens
+from cellwall.server.admission import Admission
+from cellwall.server.downloads import _span, attachment
+from cellwall.server.endpoint import parsed
+from cellwall.server.errors import HttpError, envelope, headers_of, status_of
+from cellwall.server.forwarding import from_inside, query_for_inside, to_inside, token_of
+from cellwall.server.guards import allowed_hosts, read_headers
+from cellwall.server.keys import Failures
+from cellwall.server.paths import check_name
+from cellwall.server.room import Room
+from cellwall.server.schemas import ExecuteBody, SandboxBody
+from cellwall.server.settings import ServerSettings
+
+KEY = b"k" * 32
+
+# -- tokens --------------------------------------------------------------------------------------
+
+
+def test_token_opens_what_it_was_signed_for_and_nothing_else() -> None:
+    token, _ = tokens.sign(KEY, "file", {"path": "a"}, 60)
+    assert tokens.opened(KEY, "file", token)["path"] == "a"
+    expired, _ = tokens.sign(KEY, "file", {}, -1)
+    for key, kind, text in (
+        (b"x" * 32, "file", token), (KEY, "port", token), (KEY, "file", expired),
+        (KEY, "file", token[:-1]), (KEY, "file", ""), (KEY, "file", "A" * 20_000),
+    ):  # fmt: skip
+        with pytest.raises(NotFound):
+            tokens.opened(key, kind, text)
+
+
+@given(st.binary(max_size=200))
+def test_no_other_bytes_are_a_token(raw: bytes) -> None:
+    with pytest.raises(NotFound):
+        tokens.opened(KEY, "file", raw.decode("latin-1"))
+
+
+# -- ranges and names ----------------------------------------------------------------------------
+
+
+@given(size=st.integers(1, 10**6), first=st.integers(0, 10**6), last=st.integers(0, 10**6))
+def test_range_stays_inside_the_file(size: int, first: int, last: int) -> None:
+    wanted = f"bytes={first}-{last}"
+    if first >= size or last < first:
+        with pytest.raises(HttpError) as refused:
+            _span(wanted, size)
+        assert refused.value.status == 416
+    else:
+        span = _span(wanted, size)
+        assert span is not None
+        assert 0 <= span[0] < span[1] <= size
+
+
+@given(st.text(max_size=300))
+def test_attachment_headers_are_plain_ascii(name: str) -> None:
+    for value in attachment(name).values():
+        assert value.isascii()
+        assert value.isprintable()
+
+
+@given(st.text(max_size=50))
+def test_a_name_that_passes_has_nothing_odd(name: str) -> None:
+    try:
+        checked = check_name(name)
+    except UsageError:
+        return
+    assert ".." not in checked.split("/")
+    assert "\\" not in checked
+    assert "\0" not in checked
+    assert check_name(checked) == checked
+
+
+# -- forwarding ----------------------------------------------------------------------------------
+
+
+def test_nothing_of_ours_goes_in() -> None:
+    raw = [
+        (b"host", b"public"), (b"x-api-key", b"k"), (b"authorization", b"Bearer k"),
+        (b"x-cellwall-token", b"t"), (b"connection", b"close, x-hop"), (b"x-hop", b"1"),
+        (b"x-forwarded-for", b"1.2.3.4"), (b"transfer-encoding", b"chunked"), (b"x-app", b"yes"),
+    ]  # fmt: skip
+    assert to_inside(raw, 80, has_our_bearer=True) == [
+        (b"host", b"localhost:80"),
+        (b"x-app", b"yes"),
+    ]
+    assert (b"authorization", b"Bearer k") in to_inside(raw, 80, has_our_bearer=False)
+
+
+def test_nothing_dangerous_comes_out() -> None:
+    raw = [
+        (b"set-cookie", b"a=b"), (b"access-control-allow-origin", b"*"), (b"x-bad", b"a\x01b"),
+        (b"connection", b"x-hop"), (b"x-hop", b"1"), (b"content-length", b"5"),
+        (b"location", b"http://localhost:80/a"), (b"content-type", b"text/html"),
+    ]  # fmt: skip
+    headers = dict(from_inside(raw, 80, "/p"))
+    assert headers.pop(b"content-security-policy").startswith(b"sandbox")
+    assert headers == {
+        b"location": b"/p/a", b"content-type": b"text/html", b"x-content-type-options": b"nosniff",
+    }  # fmt: skip
+
+
+def test_our_token_is_taken_out_of_the_query() -> None:
+    assert query_for_inside(b"a=1&cellwall_token=t&b=%2F") == b"a=1&b=%2F"
+    assert query_for_inside(b"a=%zz&&b") == b"a=%zz&&b"
+    assert token_of(b"a=1&cellwall_token=t") == "t"
+    assert token_of(b"") is None
+
+
+# -- requests ------------------------------------------------------------------------------------
+
+
+@given(st.dictionaries(st.sampled_from(["memory_mb", "processes"]), st.integers(16, 10**15)))
+def test_limits_never_pass_the_ceiling(wanted: dict[str, int]) -> None:
+    most = Limits(memory_mb=1024, processes=200)
+    body = parsed(ExecuteBody, json.dumps({"code": "1", "limits": wanted}).encode())
+    limits, clipped = asked.limits(body, Limits(), most)
+    for name, value in wanted.items():
+        assert getattr(limits, name) == min(value, getattr(most, name))
+        assert (name in clipped) == (value > getattr(most, name))
+
+
+@pytest.mark.parametrize(
+    ("text", "mebibytes"), [("256m", 256), ("1g", 1024), ("65536k", 64), ("134217728", 128)]
+)
+def test_older_names_are_understood(text: str, mebibytes: int) -> None:
+    body = parsed(ExecuteBody, json.dumps({"code": "1", "max_memory": text}).encode())
+    assert asked.limits(body, Limits(), ServerSettings().most)[0].memory_mb == mebibytes
+    body = parsed(ExecuteBody, b'{"code":"1","lang":"bash","mode":"auto"}')
+    assert (asked.language(body), asked.runtime(body)) == ("bash", None)
+
+
+def test_sandbox_lives_are_limits() -> None:
+    body = parsed(SandboxBody, b'{"idle_s": 5, "life_s": 7}')
+    limits, clipped = asked.limits(body, Limits(), ServerSettings().most)
+    assert (limits.idle_s, limits.life_s, clipped) == (5, 7, {})
+
+
+# -- errors --------------------------------------------------------------------------------------
+
+
+def _every_error() -> list[CellwallError]:
+    made: list[CellwallError] = []
+    for _, kind in inspect.getmembers(model_errors, inspect.isclass):
+        if not issubclass(kind, CellwallError):
+            continue
+        names = inspect.signature(kind).parameters
+        extra: dict[str, Any] = {"remedy": "r"}
+        if "retry_after_s" in names:
+            extra["retry_after_s"] = 2.5
+        if "reason" in names:
+            extra["reason"] = "not_found"
+        words = ("thing", "m") if "feature" in names else ("m",)
+        made.append(kind(*words, **extra))
+    return made
+
+
+@pytest.mark.parametrize("error", _every_error(), ids=lambda e: type(e).__name__)
+def test_every_error_has_the_one_shape(error: CellwallError) -> None:
+    body = envelope(error, "id")
+    assert set(body) == {"error"}
+    assert {"code", "message", "remedy", "request_id"} <= set(body["error"])
+    assert 400 <= status_of(error) < 600
+    if type(error) is not CellwallError and status_of(error) == 500:
+        assert error.code == "sandbox_broken"
+    if isinstance(error, CapacityError):
+        assert headers_of(error) == {"retry-after": "3"}
+
+
+def test_unexpected_errors_keep_their_words() -> None:
+    body = envelope(RuntimeError("/root/secret"), "id")
+    assert "secret" not in str(body)
+    assert body["error"]["code"] == "internal"
+    broken = envelope(model_errors.SandboxBroken("mount /var/lib/x: EPERM"), "id")
+    assert "/var/lib" not in str(broken)
+    host = model_errors.HostUnsupported("f", "no /sys/fs/cgroup/memory here", remedy="r")
+    assert "/sys" not in envelope(host, "id")["error"]["message"]
+
+
+# -- guards, admission, keys, room ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("raw", "is_fine"),
+    [
+        ([(b"host", b"a"), (b"x", b"1"), (b"x", b"2")], True),
+        ([(b"host", b"a"), (b"host", b"a")], False),
+        ([(b"content-length", b"1"), (b"transfer-encoding", b"chunked")], False),
+        ([(b"content-length", b"-1")], False),
+        ([(b"content-length", b"1" * 19)], False),
+        ([(b"transfer-encoding", b"identity")], False),
+        ([(b"x-%d" % n, b"") for n in range(101)], False),
+    ],
+)
+def test_headers_are_read_strictly(raw: list[tuple[bytes, bytes]], is_fine: bool) -> None:
+    assert (read_headers(raw)[1] is None) is is_fine
+
+
+def test_hosts_are_what_was_bound_and_what_was_allowed() -> None:
+    assert "localhost" in allowed_hosts(ServerSettings())
+    remote = allowed_hosts(ServerSettings(host="10.0.0.1", allowed_hosts=("Box.Example",)))
+    assert remote == {"10.0.0.1", "box.example"}
+
+
+def test_places_go_round_in_order_and_come_back() -> None:
+    async def scene() -> list[int]:
+        admission = Admission(1, 2)
+        order: list[int] = []
+        gate = asyncio.Event()
+
+        async def work(number: int) -> None:
+            async with admission.place():
+                order.append(number)
+                await gate.wait()
+
+        tasks = [asyncio.ensure_future(work(n)) for n in range(3)]
+        await asyncio.sleep(0)
+        assert (admission.running, admission.queued) == (1, 2)
+        with pytest.raises(CapacityError):
+            admission.check()
+        tasks[1].cancel()
+        await asyncio.sleep(0)
+        assert admission.queued == 1
+        gate.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert (admission.running, admission.queued) == (0, 0)
+        async with admission.place():
+            pass
+        return order
+
+    assert asyncio.run(scene()) == [0, 2]
+
+
+def test_failures_are_counted_per_address_in_bounded_memory() -> None:
+    failures = Failures()
+    assert all(failures.wait_s("a") == 0 for _ in range(10))
+    assert failures.wait_s("a") > 0
+    assert failures.wait_s("b") == 0
+    for n in range(5000):
+        failures.wait_s(f"address {n}")
+    assert len(failures._buckets) <= 1024
+
+
+@pytest.mark.parametrize(
+    ("text", "least", "is_full"),
+    [("MemAvailable: 2048000 kB\n", 256, False), ("MemAvailable: 1024 kB\n", 256, True),
+     ("nonsense", 256, False), ("MemAvailable: 1024 kB\n", 0, False)],
+)  # fmt: skip
+def test_room_is_what_the_kernel_says(tmp_path: Path, text: str, least: int, is_full: bool) -> None:
+    source = tmp_path / "meminfo"
+    source.write_text(text)
+    room = Room(least, source)
+    if is_full:
+        with pytest.raises(CapacityError):
+            room.check()
+    else:
+        room.check()
+
+
+# -- settings ------------------------------------------------------------------------------------
+
+
+def test_later_settings_win(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(
+        '[server]\nport = 1\nhost = "127.0.0.1"\nstall_s = 5\nwarm = []\n'
+        "[most]\nmemory_mb = 128\n[limits]\nwall_s = 3\n[engine]\npool_max = 4\n"
+    )
+    loaded = load(path, {"port": 3, "host": None}, {"CELLWALL_PORT": "2", "CELLWALL_STALL_S": "6"})
+    assert (loaded.server.port, loaded.server.stall_s, loaded.server.warm) == (3, 6.0, ())
+    assert loaded.server.most.memory_mb == 128
+    assert (loaded.engine.limits.wall_s, loaded.engine.pool_max) == (3, 4)
+    assert loaded.keys == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[server]\nporte = 1", "[server]\nport = '1'", "[server]\nport = true", "[server]\nwarm = 'a'",
+     "[server]\nport = -1", "[odd]", "server = 1", "[most]\nmemory_mb = 1", "[limits]\nx = 1",
+     "[[keys]]\nsha256 = 'short'", "[[keys]]\ntenant = 'a'", "[[keys]]\nsha256 = 'a'\nkey = 'b'",
+     "not toml ="],
+)  # fmt: skip
+def test_wrong_settings_are_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError):
+        load(path, {}, {})
+
+
+def test_own_key_is_the_first_admin() -> None:
+    (record,) = load(None, {}, {"CELLWALL_API_KEY": "k" * 40}).keys
+    assert record.scope == "admin"
+    with pytest.raises(UsageError, match="CELLWALL_PORT"):
+        load(None, {}, {"CELLWALL_PORT": "x"})
