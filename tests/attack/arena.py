@@ -16,7 +16,7 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,19 +59,33 @@ def descendants(pid: int) -> set[int]:
 
 
 def control_groups(pid: int) -> set[str]:
-    """The sandboxes' cgroup directories, in every hierarchy, whose owner label names `pid`."""
+    """The sandboxes' cgroup directories, in every hierarchy, whose owner label names `pid`.
+
+    At any depth: in each hierarchy they lie below the cgroup that their engine runs in.
+    """
     points = re.findall(r" (/\S+) \S+ (?:\S+ )*- cgroup2? ", _mountinfo())
-    pattern = f"cellwall.*-{pid}-*/*/"
-    return {str(path) for point in points for path in Path(point).glob(pattern)}
+    engine = re.compile(rf"cellwall\.[^-]+-[^-]+-{pid}-.*")
+    return {
+        os.path.join(folder, name)
+        for point in points
+        for folder, names, _ in os.walk(point)
+        if engine.fullmatch(os.path.basename(folder))
+        for name in names
+    }
 
 
-def _is_in_use(group: str) -> bool:
+def is_left(group: str) -> bool:
     """Empty directories without a memory controller are kept as spares until the engine closes."""
     has_memory = any(
         os.path.exists(f"{group}/{name}") for name in ("memory.max", "memory.limit_in_bytes")
     )
+    return has_memory or is_occupied(group)
+
+
+def is_occupied(group: str) -> bool:
+    """Whether any process is in a cgroup directory."""
     with contextlib.suppress(FileNotFoundError):
-        return has_memory or bool(Path(group, "cgroup.procs").read_text(encoding="ascii"))
+        return bool(Path(group, "cgroup.procs").read_text(encoding="ascii"))
     return False
 
 
@@ -96,10 +110,11 @@ class Traces:
     state_files: int
 
     @classmethod
-    def now(cls) -> Traces:
+    def now(cls, counted: Callable[[str], bool] = is_left) -> Traces:
+        """`counted` says which cgroup directories are traces."""
         return cls(
             len(descendants(os.getpid())),
-            len([path for path in control_groups(os.getpid()) if _is_in_use(path)]),
+            len([path for path in control_groups(os.getpid()) if counted(path)]),
             len(_mountinfo().splitlines()),
             len(os.listdir("/proc/self/fd")),
             len(_state_files()),
@@ -168,14 +183,20 @@ class Arena:
         self.do(self.engine.pool.wait_buried())
 
     @contextlib.contextmanager
-    def leaving_nothing(self) -> Iterator[None]:
+    def leaving_nothing(self, counted: Callable[[str], bool] = is_left) -> Iterator[None]:
         """Hold what happens inside to leave the host as it was."""
         self.settle()
-        before = Traces.now()
+        before = Traces.now(counted)
         yield
         self.settle()
-        after = Traces.now()
+        after = Traces.now(counted)
         assert after == before, f"{before} became {after}"
+
+    async def fork_server(self) -> tuple[int, int]:
+        """The host's pids of the boot process and of the one fork-server."""
+        runtime = await self.engine.runtime()
+        (entry,) = runtime._servers.entries  # type: ignore[attr-defined]
+        return entry.server._boot.pid, entry.server.pid
 
     def close(self) -> None:
         runtime = self.do(self.engine.runtime())

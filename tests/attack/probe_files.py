@@ -5,6 +5,7 @@ where the things are that this test made; only those are touched in a control.
 """
 
 import ctypes
+import mmap
 import os
 import stat
 import struct
@@ -82,6 +83,35 @@ each("A09", "user", SECRETS, lambda name: read(os.path.expanduser("~/" + name)))
 NODES = ["mem", "kmsg", "vda", "loop-control", "net/tun", "fuse", "kvm", "port", "hpet", "rtc0"]
 NODES += ["loop0", "ttyS0", "console", "vcs", "snapshot", "vhost-net", "userfaultfd", "ram0"]
 each("A11", "root", NODES, lambda name: os.close(os.open("/dev/" + name, os.O_PATH)))
+
+
+def mapped() -> "tuple[mmap.mmap, list[str]]":
+    """Map a file; return it with every link of /proc that leads to a file of this process."""
+    with open(SETTING["mapped"], "rb") as file:
+        held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    links = [f"/proc/self/{name}" for name in ("exe", "cwd", "root")]
+    for folder in ("fd", "map_files"):
+        links += [f"/proc/self/{folder}/{name}" for name in os.listdir(f"/proc/self/{folder}")]
+    return held, [link for link in links if os.path.islink(link)]
+
+
+@attempt("A12", "root")
+def file_behind_a_mapping() -> str:
+    held, links = mapped()
+    (link,) = [n for n in links if "map_files" in n and os.readlink(n) == SETTING["mapped"]]
+    return read(link) + str(held.closed)  # mapped until here
+
+
+@attempt("A12", "user")
+def host_path_behind_a_link() -> str:
+    _, links = mapped()
+    named = [os.readlink(link) for link in links]
+    if SETTING["mapped"] not in named:
+        raise AssertionError("what was mapped is not listed")
+    found = [name for name in named if name.startswith(tuple(SETTING["host"].split(":")))]
+    if not found:
+        raise OSError(2, "only paths of our own root")
+    return repr(found)
 
 
 @attempt("A14", "user")

@@ -47,6 +47,26 @@ def unshare_command() -> None:
         raise OSError(1, "unshare")
 
 
+def join(where: str) -> None:
+    who, name = where.split("/")
+    pid = SETTING["pid"] if who == "another" else "self"
+    call("setns", os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY), 0)
+
+
+KINDS = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+each("D05", "root", [f"{who}/{name}" for who in ("another", "own") for name in KINDS], join)
+
+
+@attempt("D05", "root")
+def join_all_of_a_process() -> None:
+    call("setns", os.pidfd_open(int(SETTING["pid"])), NAMESPACES["net"] | NAMESPACES["uts"])
+
+
+@attempt("D05", "space")
+def climb_to_the_owner() -> None:
+    call("ioctl", os.open("/proc/self/ns/net", os.O_RDONLY), 0xB701, 0)  # NS_GET_USERNS
+
+
 def poisoned(case: str, control: str, calls: "dict[str, tuple[int | bytes | None, ...]]") -> None:
     for name, arguments in calls.items():
         attempt(case, control, name)(partial(call, name, *arguments))
@@ -142,6 +162,14 @@ def oom(value: str) -> None:
 
 each("D15", "root", ["-1000", "-1", "999"], oom)
 
+
+@attempt("D15", "space")
+def below_where_it_was_raised_to() -> None:
+    """What a fork-server does without the capability, and what a program may do then."""
+    oom("500")
+    oom("0")
+
+
 attempt("D16", "root", "fifo")(lambda: call("sched_setscheduler", 0, 1, struct.pack("=i", 1)))
 attempt("D16", "root", "round robin")(
     lambda: call("sched_setscheduler", 0, 2, struct.pack("=i", 1))
@@ -172,5 +200,30 @@ poisoned(
         "setdomainname": (BAD, 5),
     },
 )
+
+
+# The clock, with arguments that would change nothing: what is set was read just before.
+@attempt("G25", "root")
+def frequency_of_the_clock() -> None:
+    timex = ctypes.create_string_buffer(208)
+    call("adjtimex", timex)
+    struct.pack_into("=I", timex, 0, 2)  # ADJ_FREQUENCY
+    call("adjtimex", timex)
+
+
+@attempt("G25", "root")
+def time_zone_of_the_kernel() -> None:
+    zone = ctypes.create_string_buffer(8)
+    call("gettimeofday", None, zone)
+    call("settimeofday", None, zone)
+
+
+@attempt("G25", "space")
+def time_namespace_with_another_clock() -> None:
+    unshare("time")
+    with open("/proc/self/timens_offsets", "w") as file:
+        file.write("monotonic 86400 0")
+
+
 if os.uname().machine == "x86_64":
     poisoned("D18", "root", {"iopl": (4,), "ioperm": (1 << 20, 1, 1), "modify_ldt": (0, HERE, 0)})

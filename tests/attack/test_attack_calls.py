@@ -56,6 +56,11 @@ def test_call_is_denied(tried: controls.Both, case: str, words: str) -> None:
     tried.denied(case, words, poisoned=True, optional=True)
 
 
+@pytest.mark.parametrize("case", ["E12-huge"])
+def test_huge_pages_of_the_host_are_denied(tried: controls.Both, case: str) -> None:
+    tried.denied(case, "EPERM ENOMEM ENOSYS", poisoned=True)
+
+
 SWEEP = r"""
 #include <errno.h>
 #include <signal.h>
@@ -123,15 +128,14 @@ def test_set_of_answering_calls_is_the_golden_one(arena: Arena, tmp_path: Path) 
     assert {"unshare", "clone3", "ptrace", "keyctl", "io_uring_setup"} & reached
 
 
-def _unfiltered(program: bytes) -> str:
+def _unfiltered(program: bytes, *arguments: str) -> str:
     with tempfile.TemporaryDirectory(prefix="bait-") as work:
         Path(work).chmod(0o755)
-        path = Path(work, "sweep")
+        path = Path(work, "program")
         path.write_bytes(program)
         path.chmod(0o755)
-        code = (
-            f"import subprocess; print(subprocess.run([{str(path)!r}], stdout=-1).stdout.decode())"
-        )
+        argv = [str(path), *arguments]
+        code = f"import subprocess; print(subprocess.run({argv!r}, stdout=-1).stdout.decode())"
         return controls.run_in("user", code)
 
 
@@ -166,6 +170,141 @@ def test_ipc_objects_are_gone_with_the_sandbox(arena: Arena, tmp_path: Path) -> 
         run = arena.run("chmod +x queues; ./queues", "bash", files={"queues": program})
     assert run.stdout.splitlines()[1:] == ["150"]
     assert _host_objects() == before
+
+
+CLOCK = r"""
+#include <time.h>
+static long passed_ms(void) {
+    static struct timespec first;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (!first.tv_sec) first = now;
+    return (now.tv_sec - first.tv_sec) * 1000 + (now.tv_nsec - first.tv_nsec) / 1000000;
+}
+"""
+RACE = r"""
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+/* The paths are of one length: what is copied in the middle of a change is a mixture of both. */
+static char path[4096], own[4096], wanted[4096];
+static volatile int done;
+static void *flip(void *unused) {
+    size_t size = strlen(own);
+    while (!done) {
+        memcpy(path, wanted, size);
+        memcpy(path, own, size);
+    }
+    return unused;
+}
+static int opened(long turn) {
+    unsigned long how[3] = {O_RDONLY, 0, 0};
+    return turn & 1 ? (int)syscall(437, AT_FDCWD, path, how, sizeof how) : open(path, O_RDONLY);
+}
+int main(int count, char **words) {
+    long mine = 0, refused = 0, reached = 0;
+    if (count < 3 || strlen(words[1]) != strlen(words[2])) return 7;
+    strcpy(own, words[1]);
+    strcpy(wanted, words[2]);
+    strcpy(path, own);
+    pthread_t thread;
+    if (pthread_create(&thread, 0, flip, 0)) return 8;
+    long *other = count > 3 ? &reached : &refused; /* a third word: it is expected to be reached */
+    for (long turn = 0, ms = 0; ms < 500 || (ms < 8000 && !(mine && *other)); turn++) {
+        char text[4] = "";
+        int fd = opened(turn);
+        ssize_t size = fd < 0 ? -1 : read(fd, text, 3);
+        if (fd >= 0) close(fd);
+        mine += size > 0 && !strncmp(text, "own", 3);
+        reached += size > 0 && strncmp(text, "own", 3);
+        refused += size < 0;
+        ms = passed_ms();
+    }
+    done = 1;
+    pthread_join(thread, 0);
+    printf("%ld %ld %ld\n", mine, refused, reached);
+    return 0;
+}
+"""
+
+
+def test_path_rewritten_during_the_call_leads_nowhere(arena: Arena, tmp_path: Path) -> None:
+    """F06: the filter decides nothing by what a pointer leads to, so there is nothing to race."""
+    program = compiled(CLOCK + RACE, tmp_path)
+    with tempfile.TemporaryDirectory(prefix="bait-") as work:
+        Path(work).chmod(0o755)
+        canary, own = Path(work, "canary"), Path(work, "owners")
+        canary.write_text("a token")
+        own.write_text("own")
+        # Inside, a file of our own whose path is as long as the canary's.
+        inside = f"/tmp/{'x' * (len(str(canary)) - len('/tmp/'))}"
+        code = f"chmod +x race; echo own > {inside}; ./race {inside} {canary}"
+        run = arena.run(code, "bash", files={"race": program}, timeout=20)
+        mine, refused, reached = map(int, run.stdout.split()[1:])
+        assert mine, "the race was not run"
+        assert refused, "the other path was never there"
+        assert reached == 0
+        assert canary.read_text() == "a token"
+        outside = _unfiltered(program, str(own), str(canary), "reached").split()[1:]
+        assert all(int(count) for count in (outside[0], outside[2])), outside
+
+
+SPLICES = r"""
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
+enum { SIZE = 65536 };
+static long counts[4];
+/* Pages of ours into one pipe, doubled into a second, both emptied; then pages of a shared file. */
+static void *flood(void *shared) {
+    int a[2], b[2], sink = open("/dev/null", O_WRONLY), file = open(shared, O_RDONLY);
+    if (pipe(a) || pipe(b) || sink < 0 || file < 0) return 0;
+    fcntl(a[1], F_SETPIPE_SZ, 1 << 20);
+    while (passed_ms() < 500) {
+        char *page = mmap(0, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        memset(page, 1, SIZE);
+        struct iovec pages = {page, SIZE};
+        long got[4] = {vmsplice(a[1], &pages, 1, SPLICE_F_GIFT | SPLICE_F_NONBLOCK)};
+        munmap(page, SIZE);
+        got[1] = tee(a[0], b[1], SIZE, SPLICE_F_NONBLOCK);
+        got[2] = splice(a[0], 0, sink, 0, SIZE, SPLICE_F_NONBLOCK);
+        splice(b[0], 0, sink, 0, SIZE, SPLICE_F_NONBLOCK);
+        loff_t from = 0;
+        got[3] = splice(file, &from, b[1], 0, SIZE, SPLICE_F_NONBLOCK);
+        splice(b[0], 0, sink, 0, SIZE, SPLICE_F_NONBLOCK);
+        for (int i = 0; i < 4; i++) __atomic_fetch_add(&counts[i], got[i] > 0, __ATOMIC_RELAXED);
+    }
+    return 0;
+}
+int main(int count, char **words) {
+    pthread_t threads[4];
+    passed_ms();
+    for (int i = 0; i < 4; i++) if (pthread_create(&threads[i], 0, flood, words[1])) return 7;
+    for (int i = 0; i < 4; i++) pthread_join(threads[i], 0);
+    printf("%ld %ld %ld %ld\n", counts[0], counts[1], counts[2], counts[3]);
+    return count != 2;
+}
+"""
+
+
+def test_flood_of_splices_stays_in_its_sandbox(arena: Arena, tmp_path: Path) -> None:
+    """E23: pages moved by reference, some of them of a file that every sandbox shares."""
+    shared = Path("/usr/bin/env")
+    before = shared.read_bytes()
+    code = f"chmod +x splices; ./splices {shared}"
+    files = {"splices": compiled("#define _GNU_SOURCE\n" + CLOCK + SPLICES, tmp_path)}
+    with arena.leaving_nothing():
+        ended = arena.beside(code, "bash", files=files, limits={"memory_mb": 64}, timeout=10)
+    assert ended.ok, ended
+    assert all(int(count) for count in ended.stdout.split()[1:]), ended
+    assert shared.read_bytes() == before
 
 
 TWIN = """

@@ -65,6 +65,7 @@ def tried(arena: Arena, bait: Bait) -> controls.Both:
         "state": f"{state}:{state}/templates:{state}/guest",
         "installation": ":".join((sys.prefix, str(Path(__file__).resolve().parents[2]))),
         "linked": "/usr/bin/env",
+        "host": f"{state}:{bait.path}:{Path(__file__).resolve().parents[2]}",
     }
     library = f"{plan.TEMPLATE_ROOT}/lib"
     inside = {
@@ -75,6 +76,7 @@ def tried(arena: Arena, bait: Bait) -> controls.Both:
         "packages": f"{library}:{library}/python3.11/site-packages:/usr/lib/python3",
         "agent": plan.GUEST_PATH,
         "devices": "/dev",
+        "mapped": f"{plan.TEMPLATE_ROOT}/pyvenv.cfg",  # lies in the host's state directory
     }
     outside = {
         **common,
@@ -85,6 +87,7 @@ def tried(arena: Arena, bait: Bait) -> controls.Both:
         "agent": str(next((state / "guest").glob("*.pyz"))),
         "devices": str(bait.path / "devices"),
         "linked": str(bait.canary),
+        "mapped": str(bait.canary),
     }
     held = os.open(bait.path / "work", os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -111,6 +114,7 @@ def tried(arena: Arena, bait: Bait) -> controls.Both:
         pytest.param("A07", DENIED, id="A07-state-directory"),
         pytest.param("A08", DENIED, id="A08-installation"),
         pytest.param("A09", "ENOENT", id="A09-secrets-at-home"),
+        pytest.param("A12", DENIED, id="A12-links-to-mapped-files"),
         pytest.param("A14", DENIED, id="A14-planted-link"),
     ],
 )
@@ -358,9 +362,25 @@ def test_crash_leaves_no_core(arena: Arena, bait: Bait) -> None:
     assert controls.run_in("user", CRASH % (work, work)).splitlines()[-1] != "[]"
 
 
-CORE_LIMIT = "import resource\nprint(); print(resource.getrlimit(resource.RLIMIT_CORE))"
+CORE_LIMIT = """
+import resource, subprocess, sys
+print()
+for code in (
+    "pass",
+    "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))",
+):
+    tell = "\\nprint([l.split()[4:6] for l in open('/proc/self/limits') if 'core' in l])"
+    done = subprocess.run([sys.executable, "-c", code + tell], capture_output=True, text=True)
+    print(done.stdout)
+"""
+
+
+def _told_limits(said: str) -> list[str]:
+    return [line for line in said.splitlines() if line.startswith("[[")]
 
 
 def test_core_limit_also_stops_the_host_s_handler(arena: Arena) -> None:
     """A16: where core_pattern is a pipe, 0 would hand the crash to a handler of the host's."""
-    assert arena.run(CORE_LIMIT).stdout.splitlines()[-1] == "(1, 1)"
+    assert _told_limits(arena.run(CORE_LIMIT).stdout) == ["[['1', '1']]"] * 2
+    outside = _told_limits(controls.run_in("user", CORE_LIMIT))
+    assert outside[1] == "[['0', '0']]"

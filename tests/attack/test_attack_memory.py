@@ -5,12 +5,15 @@ The control of each case is the same program under a limit that it fits into.
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
-from arena import Arena, compiled
+from arena import Arena, compiled, unconfined
 
-from cellwall import Verdict
+from cellwall import Execution, Verdict
+from conftest import Require
 
 pytestmark = pytest.mark.attack
 
@@ -36,6 +39,40 @@ for _ in range(2):
     for _ in range(60): os.write(fd, bytes(1 << 20))
 print("REACHED", flush=True)
 """
+_MEMFD_MAPPED = """
+import mmap, os
+held = []
+for _ in range(3):
+    fd = os.memfd_create("hoard")
+    os.ftruncate(fd, 60 << 20)
+    held.append(mmap.mmap(fd, 60 << 20))
+    os.close(fd)
+    for at in range(0, 60 << 20, 4096): held[-1][at] = 1
+print("REACHED", flush=True)
+"""
+_MEMFD_RESERVED = """
+import os
+for _ in range(3): os.posix_fallocate(os.memfd_create("hoard"), 0, 60 << 20)
+print("REACHED", flush=True)
+"""
+# A pipe keeps a page that was spliced into it, whoever unmaps it; one account's pipes hold 64 MiB.
+_PIPES = """
+import ctypes, fcntl, mmap, os
+libc = ctypes.CDLL(None, use_errno=True)
+class Vector(ctypes.Structure): _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]
+own = bytearray(24 << 20)  # so that what is in the pipes decides
+kept = []
+for _ in range(52):
+    kept.append(os.pipe())
+    size = fcntl.fcntl(kept[-1][1], 1031, 1 << 20)  # F_SETPIPE_SZ
+    page = mmap.mmap(-1, size)
+    for at in range(0, size, 4096): page[at] = 1
+    start = ctypes.c_char.from_buffer(page)
+    assert libc.vmsplice(kept[-1][1], ctypes.byref(Vector(ctypes.addressof(start), size)), 1, 0) > 0
+    del start
+    page.close()
+print("REACHED", flush=True)
+"""
 _SHARED = """
 import mmap
 held = mmap.mmap(-1, 160 << 20, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
@@ -54,6 +91,9 @@ _HOGS = [
     pytest.param("held = b'\\x01' * (160 << 20)\nprint('REACHED')", id="I01"),
     pytest.param(_CHILDREN, id="I02"),
     pytest.param(_MEMFD, id="I03"),
+    pytest.param(_MEMFD_MAPPED, id="E12-mapped"),
+    pytest.param(_MEMFD_RESERVED, id="E12-reserved"),
+    pytest.param(_PIPES, id="E23"),
     pytest.param(_SHARED, id="I05"),
     pytest.param(_ZIP_BOMB, id="I14"),
 ]
@@ -72,6 +112,26 @@ def test_memory_hog_is_ended_by_the_memory_limit(arena: Arena, hog: str) -> None
 def test_memory_hog_fits_under_a_raised_limit(arena: Arena, hog: str) -> None:
     reached = arena.run(hog, limits={"memory_mb": 512}, timeout=10)
     assert (reached.verdict, "REACHED" in reached.stdout) == (Verdict.OK, True), reached
+
+
+_SECRET = """
+import ctypes, mmap, os
+libc = ctypes.CDLL(None, use_errno=True)
+fd = libc.syscall(447, 0)  # memfd_secret
+if fd < 0:
+    print("refused", ctypes.get_errno(), flush=True)
+else:
+    os.ftruncate(fd, 1 << 20)
+    mmap.mmap(fd, 1 << 20)[:] = b"x" * (1 << 20)
+    print("REACHED", flush=True)
+"""
+
+
+@pytest.mark.parametrize("case", ["E12-secret"])
+def test_secret_memory_can_not_be_filled(arena: Arena, require: Require, case: str) -> None:
+    outside = unconfined(_SECRET).stdout
+    require("memfd_secret", "REACHED" in outside, "boot with secretmem.enable=1")
+    assert arena.run(_SECRET).stdout.splitlines()[1:] == ["refused 38"]
 
 
 _FILL = """
@@ -181,6 +241,59 @@ for size in sizes():
     if total > 160 << 20: break
 print("REACHED", total > 128 << 20, flush=True)
 """
+
+
+_JAVA_HOARD = """
+import java.util.ArrayList;
+class Hoard {
+    public static void main(String[] words) {
+        ArrayList<byte[]> held = new ArrayList<>();
+        while (held.size() < 384) {
+            byte[] block = new byte[1 << 20];
+            for (int at = 0; at < block.length; at += 4096) block[at] = 1;
+            held.add(block);
+        }
+        System.out.println("REACHED");
+    }
+}
+"""
+_NODE_HOARD = """
+const held = [];
+while (held.length < 384) held.push(new Float64Array(1 << 17).fill(held.length));
+console.log("REACHED");
+"""
+
+
+@pytest.mark.parametrize("case", ["I15-java"])
+def test_java_heap_above_the_limit_is_ended_by_it(
+    arena: Arena, tmp_path: Path, require: Require, case: str
+) -> None:
+    found = all(shutil.which(tool, path="/usr/bin:/bin") for tool in ("java", "javac"))
+    require("java", found, "run: apt-get install default-jdk-headless")
+    (tmp_path / "Hoard.java").write_text(_JAVA_HOARD)
+    subprocess.run(["javac", "Hoard.java"], check=True, timeout=60, cwd=tmp_path)
+    files = {"Hoard.class": (tmp_path / "Hoard.class").read_bytes()}
+    java = "java -Xmx768m -XX:+UseSerialGC -Xshare:auto Hoard"
+
+    def run(memory_mb: int) -> Execution:
+        limits = {"memory_mb": memory_mb, "processes": 80, "file_mb": 256}
+        return arena.run(java, "bash", files=files, limits=limits, timeout=30)
+
+    ended, reached = run(256), run(1024)
+    assert (ended.verdict, "REACHED" in ended.stdout) == (Verdict.MEMORY, False), ended
+    assert (reached.verdict, "REACHED" in reached.stdout) == (Verdict.OK, True), reached
+
+
+@pytest.mark.node
+@pytest.mark.parametrize("case", ["I15-node"])
+def test_node_heap_above_the_limit_is_ended_by_it(arena: Arena, case: str) -> None:
+    def run(memory_mb: int) -> Execution:
+        limits = {"memory_mb": memory_mb, "processes": 80}
+        return arena.run(_NODE_HOARD, "javascript", limits=limits, timeout=30)
+
+    ended, reached = run(256), run(1024)
+    assert (ended.verdict, "REACHED" in ended.stdout) == (Verdict.MEMORY, False), ended
+    assert (reached.verdict, "REACHED" in reached.stdout) == (Verdict.OK, True), reached
 
 
 @pytest.mark.parametrize("case", ["I17"])

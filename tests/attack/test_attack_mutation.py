@@ -1,56 +1,32 @@
 """H8 in miniature: each guard dropped in turn, and something has to notice.
 
-The guard is dropped in a copy of the guest bundle in a temporary directory, by code appended to
-one of its modules; the product has no such switch. The host's half stays as it is: what it
-expects is computed from the real plan. A mutation nobody notices means a guard without a test.
+How a guard is dropped is in `mutations`. A mutation nobody notices means a guard without a test.
 """
 
 from __future__ import annotations
 
 import asyncio
-import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from arena import Traces
+from arena import Arena, Traces
+from mutations import Drop, dropping
 
 from cellwall import CellwallError, Engine, EngineSettings, Execution
-from cellwall.runtimes import guest_bundle, jail_servers
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
-Drop = Callable[..., None]
 
 
-def _mutated(original: Path, changes: dict[str, str], target: Path) -> Path:
-    """Copy a bundle, appending code to the modules named and dropping their compiled form."""
-    wanted = {f"cellwall/jail/{name}.py": code for name, code in changes.items()}
-    with zipfile.ZipFile(original) as source, zipfile.ZipFile(target, "w") as copy:
-        names = source.namelist()
-        assert set(wanted) <= set(names)
-        for name in names:
-            if name.removesuffix("c") in wanted and name.endswith(".pyc"):
-                continue
-            appended = f"\n\n{wanted[name]}\n".encode() if name in wanted else b""
-            copy.writestr(name, source.read(name) + appended)
-    target.chmod(0o644)
-    return target
+@pytest.fixture(autouse=True)
+def _settled(arena: Arena) -> None:
+    """What the test before left to the background would be counted as a trace of this one's."""
+    arena.settle()
 
 
 @pytest.fixture
 def drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Drop:
     """`drop(module=code, …)`: from now on fork-servers start from the mutated bundle."""
-    real = guest_bundle.build_bundle
-
-    def apply(**changes: str) -> None:
-        target = tmp_path / "mutated.pyz"
-        monkeypatch.setattr(
-            jail_servers,
-            "build_bundle",
-            lambda *given: _mutated(real(*given), changes, target),
-        )
-
-    return apply
+    return dropping(tmp_path, monkeypatch)
 
 
 def _run(code: str) -> Execution:

@@ -44,8 +44,9 @@ for _ in range(60):
 print("REACHED", flush=True)
 os._exit(0)
 """
+# The leaves outlive the attack's wall clock: what a shell tries again finds no place either.
 _SHELL = """
-f() { if [ "$1" -gt 0 ]; then f $(($1 - 1)) & f $(($1 - 1)) & fi; wait; }
+f() { if [ "$1" -gt 0 ]; then f $(($1 - 1)) & f $(($1 - 1)) & else sleep 2.5; fi; wait; }
 f 5 && echo REACHED
 """
 _BOMBS = [
@@ -77,7 +78,7 @@ def test_shell_fork_bomb_is_ended_and_the_process_limit_named(arena: Arena, case
         ended = arena.beside(_SHELL, "bash", timeout=2)
     assert ended.verdict in {Verdict.PROCESSES, Verdict.WALL_TIME}
     assert "limit of 30 processes" in " ".join(ended.outcome.notes), ended
-    reached = arena.run(_SHELL, "bash", limits={"processes": 100})
+    reached = arena.run(_SHELL, "bash", limits={"processes": 200}, timeout=20)
     assert (reached.verdict, "REACHED" in reached.stdout) == (Verdict.OK, True), reached
 
 
@@ -331,7 +332,10 @@ def test_busy_threads_get_no_more_than_their_share(arena: Arena, tmp_path: Path,
         usage = arena.run(code, files=files, limits=limits, timeout=2).outcome.usage
         return usage.cpu_s / usage.wall_s
 
-    assert share(0.2) < 0.3 < share(1.0) < 1.1
+    assert share(0.2) < 0.3
+    # The control again if need be: on a busy machine it may not get what it may use.
+    whole = next((found for found in (share(1.0) for _ in range(3)) if found > 0.3), 0)
+    assert 0.3 < whole < 1.1
 
 
 @pytest.mark.parametrize("code", [1, 3, 124, 137, 143, 255])

@@ -73,6 +73,13 @@ for _ in range(60):
     file.write(b'x' * (1 << 20))
 signal.pause()
 """
+_INSTANCES = """
+import ctypes
+libc, taken = ctypes.CDLL(None, use_errno=True), 0
+while taken < 60 and libc.inotify_init1(0o2000000) >= 0:
+    taken += 1
+print("took", taken)
+"""
 _MEMORY = {"memory_mb": 128, "processes": 30}
 
 
@@ -132,6 +139,7 @@ class Rootless:
             ("full", _FILL, {"limits": {"memory_mb": 40, "disk_mb": 80}, "timeout": 10}),
             ("loop", "while True: pass", {"timeout": 1}),
             ("burn", "while True: pass", {"limits": {"cpu_s": 0.3}, "timeout": 10}),
+            ("instances", _INSTANCES, {}),
             ("demanding", "print(45)", {"demand_hard": True}),
         ]
 
@@ -229,6 +237,12 @@ def test_rootless_fork_bomb_is_held_by_the_kernel(rootless: Rootless) -> None:
     made = re.match(r"made (\d+)\n", held)
     assert made is not None
     assert 20 <= int(made[1]) <= 30
+
+
+def test_rootless_inotify_instances_are_bounded(rootless: Rootless) -> None:
+    """They are charged to the user too, who would have none left; control: without a jail."""
+    assert rootless.user.run(_INSTANCES).stdout == "took 60\n"
+    assert rootless.said("instances")["stdout"] == "took 32\n"
 
 
 @pytest.mark.parametrize("case", ["hog", "hiding-hog", "full"])

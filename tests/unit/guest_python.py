@@ -263,9 +263,10 @@ def _drive(line: socket.socket, modules: list[str]) -> None:
 
 
 def _become_context(request: dict[str, Any], descriptors: list[int]) -> None:
-    from cellwall.guest import context
+    from cellwall.guest import context, processes
     from cellwall.guest.link import Link
 
+    processes.reset_signals()
     nothing = os.open(os.devnull, os.O_RDONLY)
     for target, source in enumerate([nothing, *descriptors]):
         os.dup2(source, target)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[2] / "src" / "cellwall" / "jail"
 _CONDITION = re.compile(
-    r"\s*low32\(arg(?P<arg>[0-5])\)"
+    r"\s*(?P<half>low|high)32\(arg(?P<arg>[0-5])\)"
     r"(?:\s*&\s*(?P<mask>\w+))?"
     r"\s*(?:==\s*(?P<one>\w+)|in\s*\{(?P<many>[^}]*)\})\s*"
 )
@@ -23,19 +23,34 @@ ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
 @dataclass(frozen=True)
+class Test:
+    """One condition; `shift` is 0 for the lower half of its argument, 32 for the upper."""
+
+    __test__ = False  # its name makes pytest curious
+
+    arg: int
+    shift: int
+    mask: int
+    values: frozenset[int]
+
+    def half_of(self, args: tuple[int, ...]) -> int:
+        return (args[self.arg] >> self.shift) % 2**32
+
+
+@dataclass(frozen=True)
 class Line:
     """One policy line as far as it concerns one call."""
 
     verdict: str
-    tests: tuple[tuple[int, int, frozenset[int]], ...]
+    tests: tuple[Test, ...]
 
     def matches(self, args: tuple[int, ...]) -> bool:
-        return all((args[arg] % 2**32) & mask in values for arg, mask, values in self.tests)
+        return all(test.half_of(args) & test.mask in test.values for test in self.tests)
 
 
 @dataclass(frozen=True)
 class Model:
-    """The policy for one architecture; `decide` answers with `allow`, `kill` or an errno name."""
+    """The policy for one architecture; `decide` answers in the words of `as_verdict`."""
 
     arch: str
     names: dict[int, str]
@@ -76,33 +91,36 @@ def read(text: str, arch: str) -> Model:
     def number(word: str) -> int:
         return named[word.strip()] if word.strip() in named else int(word, 0)
 
-    def condition(part: str) -> tuple[int, int, frozenset[int]]:
+    def condition(part: str) -> Test:
         match = _CONDITION.fullmatch(part)
         assert match, part
         values = [match["one"]] if match["one"] else match["many"].split(",")
         mask = number(match["mask"]) if match["mask"] else 2**32 - 1
-        return int(match["arg"]), mask, frozenset(map(number, values))
+        shift = 32 if match["half"] == "high" else 0
+        return Test(int(match["arg"]), shift, mask, frozenset(map(number, values)))
 
     lines: dict[str, list[Line]] = {}
     stripped = re.sub(r"#.*", "", text)
-    for match in re.finditer(r"(?m)^(allow|errno (\w+)) +(.+?)(?: if (.+))?$", stripped):
+    for match in re.finditer(r"(?m)^(allow|ignore|errno (\w+)) +(.+?)(?: if (.+))?$", stripped):
         tests = tuple(condition(part) for part in match[4].split(" and ")) if match[4] else ()
         for name in match[3].split():
-            lines.setdefault(name, []).append(Line(_verdict(match[2]), tests))
+            lines.setdefault(name, []).append(Line(_verdict(match[2]) or match[1], tests))
     return Model(arch, table(arch), {name: tuple(some) for name, some in lines.items()})
 
 
 def _verdict(code: str | None) -> str:
     # ENOTSUP and EOPNOTSUPP are one number on Linux; errorcode picks one spelling.
-    return errno.errorcode[getattr(errno, code)] if code else "allow"
+    return errno.errorcode[getattr(errno, code)] if code else ""
 
 
 def as_verdict(action: int) -> str:
-    """Return the model's word for a SECCOMP_RET value."""
+    """Return the model's word for a SECCOMP_RET value: allow, kill, ignore or an errno's name."""
     if action == 0x80000000:
         return "kill"
     if action == 0x7FFF0000:
         return "allow"
+    if action == 0x00050000:
+        return "ignore"
     assert action & 0xFFFF0000 == 0x00050000, hex(action)
     return errno.errorcode[action & 0xFFFF]
 
@@ -132,17 +150,32 @@ def boundary_inputs(model: Model) -> list[tuple[int, int, tuple[int, ...]]]:
 
 def _around(line: Line) -> list[tuple[int, ...]]:
     passing = [0] * 6
-    for arg, _, values in line.tests:
-        passing[arg] = min(values)
+    for test in line.tests:
+        passing[test.arg] |= min(test.values) << test.shift
     found = [tuple(passing)]
-    for arg, mask, values in line.tests:
-        for value in sorted(values):
+    for test in line.tests:
+        rest = passing[test.arg] & ~(0xFFFFFFFF << test.shift)
+        for value in sorted(test.values):
             edges = {value, value + 1, value - 1, value ^ 2**31, value ^ 1 << 16, value ^ 0xE000}
-            free = ~mask & 0xFFFFFFFF
+            free = ~test.mask & 0xFFFFFFFF
             edges |= {value | free, value | (free & -free)}
-            edges |= {edge | 0xDEADBEEF << 32 for edge in set(edges) if edge >= 0}
-            for edge in edges:
+            wide = {(edge % 2**32) << test.shift | rest for edge in edges}
+            if not test.shift:
+                wide |= {edge % 2**64 for edge in edges}
+                wide |= {edge | 0xDEADBEEF << 32 for edge in edges if edge >= 0}
+            for edge in wide:
                 args = list(passing)
-                args[arg] = edge % 2**64
+                args[test.arg] = edge
                 found.append(tuple(args))
-    return found
+    # An earlier line may ask for zeros where this one asks for nothing.
+    asked = {test.arg for test in line.tests}
+    return found + [
+        tuple(value if arg in asked else 2**64 - 1 for arg, value in enumerate(args))
+        for args in found
+    ]
+
+
+def pointers(model: Model, nr: int) -> frozenset[int]:
+    """Return the arguments of a call of which the policy reads the upper half, too."""
+    lines = model.lines.get(model.names.get(nr, ""), ())
+    return frozenset(test.arg for line in lines for test in line.tests if test.shift)

@@ -7,6 +7,7 @@ import contextlib
 import json
 import socket
 import struct
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from cellwall.runtimes.channel import (
     BODY_CAP_BYTES,
     HEADER_CAP_BYTES,
+    RUN,
     ChannelLost,
     FrameError,
     GuestRefused,
@@ -76,6 +78,36 @@ def test_violation_ends_the_channel_and_is_reported(case: str, data: bytes) -> N
         assert answer.is_hostile
         assert len(pair.violations) == 1
         assert not pair.channel.is_open
+
+    with_pair(body)
+
+
+class Doubting:
+    """A listener to which no content is right."""
+
+    def __init__(self) -> None:
+        self.lost: list[ChannelLost] = []
+
+    def on_frame(self, kind: str, header: dict[str, Any], body: bytes) -> None:
+        raise FrameError(f"{kind}: not what it claims")
+
+    def on_lost(self, error: ChannelLost) -> None:
+        self.lost.append(error)
+
+
+@pytest.mark.parametrize("event", [DONE, {"ev": "started", "id": 1, "pid": 7}])
+def test_listener_that_refuses_a_frame_learns_of_the_end(event: dict[str, Any]) -> None:
+    """Whoever waits for it would otherwise wait for ever, with a final frame too."""
+
+    async def body(pair: Pair) -> None:
+        listener = Doubting()
+        pair.channel.open("execute", listener, RUN, {})
+        pair.say(frame(event))
+        ended = asyncio.Event()
+        pair.channel.on_end(ended.set)
+        await asyncio.wait_for(ended.wait(), 5)
+        assert [error.is_hostile for error in listener.lost] == [True]
+        assert len(pair.violations) == 1
 
     with_pair(body)
 
@@ -143,6 +175,64 @@ def test_flood_of_stray_frames_is_hostile() -> None:
     with_pair(body)
 
 
+async def ask_and_give_up(pair: Pair) -> int:
+    """Return the id of a request that nobody waits for any more."""
+    number = pair.channel.open("execute", Doubting(), RUN, {})
+    pair.channel.forget(number)
+    return number
+
+
+async def send_late(pair: Pair, *, count: int, number: int) -> None:
+    """Send late frames, and return once the channel has read them or has ended."""
+    late = frame({"ev": "stdout", "id": number}, b"x") * count
+    await asyncio.get_running_loop().run_in_executor(None, _send_ignoring, pair, late)
+    asking = asyncio.ensure_future(pair.channel.request("file_stat", path="x"))
+    await asyncio.sleep(0)
+    last = frame({"ev": "reply", "id": number + 1})
+    await asyncio.get_running_loop().run_in_executor(None, _send_ignoring, pair, last)
+    await asyncio.wait_for(asking, 5)
+
+
+def test_late_frames_of_a_long_life_are_not_hostile() -> None:
+    """Each request that is given up may be followed by some; together they exceed any cap."""
+
+    async def body(pair: Pair) -> None:
+        for _ in range(4):
+            await send_late(pair, count=6000, number=await ask_and_give_up(pair))
+        assert pair.violations == []
+
+    with_pair(body)
+
+
+def test_refusals_of_a_long_life_are_not_hostile() -> None:
+    """Requests without an answer, an interrupt of an idle context say, may each be refused."""
+
+    async def body(pair: Pair) -> None:
+        pair.guest.setblocking(False)
+        for number in range(1, 10_003):
+            pair.channel.tell("interrupt", context="main")
+            pair.guest.recv(65536)
+            pair.say(frame({"ev": "fail", "id": number, "code": "no_context", "message": "m"}))
+            pair.channel.poll()
+        assert pair.violations == []
+
+    with_pair(body)
+
+
+def test_late_frames_without_end_are_hostile() -> None:
+    """Other requests that are answered in between do not excuse them."""
+
+    async def body(pair: Pair) -> None:
+        number = await ask_and_give_up(pair)
+        await send_late(pair, count=6000, number=number)
+        with pytest.raises(ChannelLost) as caught:
+            await send_late(pair, count=6000, number=number)
+        assert caught.value.is_hostile
+        assert len(pair.violations) == 1
+
+    with_pair(body)
+
+
 def _send_ignoring(pair: Pair, data: bytes) -> None:
     with contextlib.suppress(OSError):
         pair.guest.sendall(data)
@@ -176,6 +266,57 @@ def test_large_body_arrives_whole_though_the_reader_is_slow() -> None:
         pair.guest.setblocking(True)
         pair.say(frame({"ev": "reply", "id": 1}))
         await asking
+
+    with_pair(body)
+
+
+def test_small_frames_to_a_guest_that_does_not_read_cost_their_size() -> None:
+    """Grants and keystrokes: as an object each they took ten and twenty times their bytes."""
+
+    async def body(pair: Pair) -> None:
+        frames = [
+            ({"op": "credit", "id": 1, "bytes": 65536}, b""),
+            ({"op": "stdin", "id": 1}, b"x"),
+        ]
+        expected = b"".join(frame_of_ours(*each) for each in frames) * 10_000
+        tracemalloc.start()
+        try:
+            for _ in range(10_000):
+                for header, content in frames:
+                    pair.channel.send(header, content)
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert held < 1.5 * len(expected)
+        assert await drained(pair, len(expected)) == expected
+
+    with_pair(body)
+
+
+def frame_of_ours(header: dict[str, Any], content: bytes) -> bytes:
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return struct.pack(">II", len(text), len(content)) + text + content
+
+
+async def drained(pair: Pair, size: int) -> bytes:
+    """Read what the host has to say, from the guest's end."""
+    received = bytearray()
+    pair.guest.setblocking(False)
+    while len(received) < size:
+        received += await asyncio.get_running_loop().sock_recv(pair.guest, 65536)
+    return bytes(received)
+
+
+@pytest.mark.parametrize("order", [(10, 70_000, 10), (70_000, 10, 70_000), (4096, 4097, 1)])
+def test_queued_bytes_keep_their_order(order: tuple[int, ...]) -> None:
+    async def body(pair: Pair) -> None:
+        expected = b""
+        for number in range(30):
+            for size in order:
+                content = bytes([number]) * size
+                pair.channel.send({"op": "stdin", "id": 1}, content)
+                expected += frame_of_ours({"op": "stdin", "id": 1}, content)
+        assert await drained(pair, len(expected)) == expected
 
     with_pair(body)
 

@@ -121,6 +121,7 @@ def test_cut_output_is_said(run: Run) -> None:
         (("-c", "1", "--template", "nope"), "template 'nope' is not defined"),
         (("-c", "1", "-l", "cobol"), "language 'cobol' is not known"),
         (("-c", ""), "code: it is empty"),
+        (("-c", "1", "--start", "spawn"), "start: 'spawn' is not a way to start"),
     ],
 )
 def test_misuse_is_125_and_names_step_and_remedy(words: tuple[str, ...], said: str) -> None:
@@ -150,6 +151,24 @@ def test_no_weaker_isolation_than_asked_for_runs() -> None:
 def json_level() -> str:
     done = start("run", "--isolation", "process", "--json", "-c", "1", CELLWALL_ALLOW_PROCESS="0")
     return str(json.loads(done.stdout)["isolation"]["level"])
+
+
+def test_limits_that_must_be_hard_are_hard_or_nothing_runs() -> None:
+    words = ("run", "--isolation", "process", "--runtime", "process", "-c", "print(1)")
+    assert start(*words, CELLWALL_ALLOW_PROCESS="1").stdout == "1\n"
+    refused = start(*words, "--demand-hard", CELLWALL_ALLOW_PROCESS="1")
+    assert (refused.returncode, refused.stdout) == (125, "")
+    assert "limits are only held softly here" in refused.stderr
+
+
+@pytest.mark.parametrize(("words", "role"), [((), "forkserver"), (("--start", "exec"), "init")])
+def test_start_decides_whose_image_a_program_has(
+    run: Run, words: tuple[str, ...], role: str
+) -> None:
+    if LEVEL == "process":
+        pytest.skip("runtime process always starts an interpreter of its own")
+    code = "print(open('/proc/self/cmdline').read().split(chr(0)))"
+    assert f"'{role}'" in run(*words, "-c", code).stdout
 
 
 def test_a_reader_that_goes_away_ends_the_program(run: Run) -> None:

@@ -6,7 +6,9 @@ import dataclasses
 
 import pytest
 
+from cellwall.engine import verdicts
 from cellwall.engine.verdicts import Cause, Evidence, classify
+from cellwall.guest import display, outbox
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Truncated, Verdict
 
@@ -58,6 +60,32 @@ def test_every_limit_names_its_remedy() -> None:
         notes = classify(dataclasses.replace(BASE, **facts))[1]  # type: ignore[arg-type]
         if verdict in (Verdict.WALL_TIME, Verdict.MEMORY, Verdict.PROCESSES, Verdict.OUTPUT):
             assert "limits." in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("cut", "said", "unsaid"),
+    [
+        (Truncated(stderr=1), "per stream", "displays"),
+        (Truncated(display=1), "displays were cut", "stream"),
+    ],
+)
+def test_what_was_cut_names_its_own_bound(cut: Truncated, said: str, unsaid: str) -> None:
+    """Displays share one budget, which no limit raises."""
+    notes = classify(dataclasses.replace(BASE, exit_code=0, cut=cut))[1]
+    assert said in notes[0]
+    assert unsaid not in notes[0]
+
+
+def test_both_kinds_of_cut_are_told() -> None:
+    cut = Truncated(stdout=1, display=1)
+    (note,) = classify(dataclasses.replace(BASE, exit_code=0, cut=cut))[1]
+    assert "per stream" in note
+    assert "displays were cut" in note
+
+
+def test_display_bounds_are_the_guests() -> None:
+    assert outbox.MAX_BODY_BYTES == verdicts.ONE_DISPLAY_MB << 20
+    assert display.DEFAULT_DISPLAY_BYTES == verdicts.DISPLAYS_MB << 20
 
 
 @pytest.mark.parametrize(("peak_mb", "verdict"), [(64, Verdict.MEMORY), (63, Verdict.EXCEPTION)])

@@ -7,6 +7,7 @@ rights are the table's; what a real kernel does with the values is tested in rea
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -300,20 +301,19 @@ def test_sweep_finds_a_dead_engine_in_a_cgroup_that_is_not_ours(tmp_path: Path) 
     assert sorted(found) == ["cellwall.alive", "cellwall.dead"]
 
 
-def test_sweep_looks_past_what_another_engine_removes_meanwhile(
+def test_sweep_survives_a_sandbox_of_another_engine_that_ends_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vanishing = tmp_path / "vanishing"
-    for folder in (vanishing, tmp_path / f"{cgroups._PREFIX}gone"):
-        folder.mkdir()
-    scandir = os.scandir
+    busy = tmp_path / f"cellwall.{owner.new_label()}"
+    (busy / "1").mkdir(parents=True)
+    real = os.scandir
 
-    def scan(path: str | Path) -> object:
-        if Path(path) == vanishing and vanishing.exists():
-            vanishing.rmdir()  # between being listed and being looked into
-        return scandir(path)
+    def scandir(path: str | os.PathLike[str]) -> Iterator[os.DirEntry[str]]:
+        if Path(path).name == "1":
+            os.rmdir(path)
+        return real(path)
 
-    monkeypatch.setattr(os, "scandir", scan)
-    hierarchy = cgroups.Hierarchy(1, frozenset({"memory"}), tmp_path, tmp_path)
-    assert [path.name for path in cgroups._engines_in(hierarchy)] == [f"{cgroups._PREFIX}gone"]
-    assert not vanishing.exists()
+    monkeypatch.setattr(os, "scandir", scandir)
+    layout = cgroups.Layout((cgroups.Hierarchy(1, frozenset({"memory"}), tmp_path),))
+    assert cgroups.sweep(layout, lambda _label: False) == (0, [])
+    assert busy.exists()

@@ -99,6 +99,24 @@ def test_every_directory_is_made_before_what_lies_in_it() -> None:
             made.add(path)
 
 
+# -- the sandbox's own namespaces ------------------------------------------------------------
+
+
+def test_own_counts_are_bounded_while_the_settings_can_be_reached() -> None:
+    """After the sandbox's own /proc is there, and before a view covers its settings."""
+    found = list(plan.sandbox_plan(FACTS, SHAPE).steps)
+    settings = [step for step in found if isinstance(step, steps.Setting)]
+    assert {step.path.rpartition("/")[2]: step.value for step in settings} == {
+        "max_inotify_instances": 32,
+        "max_inotify_watches": 8192,
+        "max_user_namespaces": 0,
+    }
+    (mounted,) = (n for n, step in enumerate(found) if getattr(step, "fstype", "") == "proc")
+    (covered,) = (n for n, step in enumerate(found) if getattr(step, "path", "") == "/proc/sys")
+    assert all(mounted < found.index(step) < covered for step in settings)
+    assert all(step.path.startswith("/proc/sys/user/") for step in settings)
+
+
 # -- views -----------------------------------------------------------------------------------
 
 
@@ -240,7 +258,6 @@ def test_landlock_allows_writing_only_in_the_work_area() -> None:
         "/var/tmp",
         "/dev/shm",
         "/dev/pts",
-        "/proc",
     }
     assert not {"/", "/root", "/home", "/run"} & {*lockdown.read_exec, *lockdown.write}
 

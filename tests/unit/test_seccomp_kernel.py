@@ -12,6 +12,7 @@ import errno
 import mmap
 import os
 import pwd
+import resource
 import signal
 import socket
 import struct
@@ -59,7 +60,9 @@ def _as_errnos(program: bytes) -> bytes:
 
 
 def _word(code: int) -> str:
-    return {ALLOWED: "allow", KILLED: "kill"}.get(code) or errno.errorcode.get(code, str(code))
+    return {0: "ignore", ALLOWED: "allow", KILLED: "kill"}.get(code) or errno.errorcode.get(
+        code, str(code)
+    )
 
 
 def test_kernel_agrees_with_the_model_on_every_edge() -> None:
@@ -218,6 +221,59 @@ def test_device_node_is_refused_and_fifo_made(tmp_path: os.PathLike[str]) -> Non
         return []
 
     assert forked.answer(attempt) == ["fifo"]
+
+
+def _core_limits() -> list[object]:
+    """Try every way to another RLIMIT_CORE and back; the limit, then each way's errno."""
+    zero, old = ctypes.create_string_buffer(16), ctypes.create_string_buffer(16)
+    # A pointer whose lower half is null, as a filter that looks at no more would take it for.
+    low = mmap.mmap(-1, 1 << 33, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(low))
+    odd = (start + 0xFFFFFFFF) & ~0xFFFFFFFF
+    new = ctypes.addressof(zero)
+    ways = [
+        ("setrlimit", (4, new)),
+        ("prlimit64", (0, 4, new, 0)),
+        ("prlimit64", (0, 4, new, ctypes.addressof(old))),
+        ("prlimit64", (0, 4, odd, 0)),
+        ("prlimit64", (0, 4, odd, ctypes.addressof(old))),
+        ("prlimit64", (os.getpid(), 4 | 1 << 32, new, 0)),
+        ("prlimit64", (os.getppid(), 4, new, 0)),
+    ]
+    errnos = [forked.call(NR[name], *args) for name, args in ways]
+    return [list(resource.getrlimit(resource.RLIMIT_CORE)), *errnos]
+
+
+def test_core_limit_stays_and_setting_it_seems_to_work() -> None:
+    """0 starts the host's core handler as any value does, but 1."""
+
+    def filtered() -> list[object]:
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+        seccomp.install(PROGRAM)
+        return _core_limits()
+
+    def naked() -> list[object]:
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+        return _core_limits()
+
+    refused = errno.EPERM
+    assert forked.answer(filtered) == [[1, 1], 0, 0, refused, 0, refused, 0, 0]
+    # In a fork of a fork: one of the ways is to the parent's limit.
+    control = forked.answer(lambda: forked.answer(naked))
+    assert control[0] == [0, 0]
+    assert control[1:7] == [0] * 6
+
+
+def test_other_limits_are_the_kernels_as_before() -> None:
+    def filtered() -> list[int]:
+        seccomp.install(PROGRAM)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        resource.prlimit(0, resource.RLIMIT_NPROC, (77, 77))
+        return [
+            resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
+        ]
+
+    assert forked.answer(filtered) == [64, 77]
 
 
 def test_threads_started_later_are_under_the_filter() -> None:

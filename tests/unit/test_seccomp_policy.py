@@ -25,8 +25,11 @@ HEADERS = [
     "netinet/tcp.h",
     "fcntl.h",
     "sched.h",
+    "sys/resource.h",
     "linux/seccomp.h",
     "sys/stat.h",
+    "sys/mman.h",
+    "sys/shm.h",
 ]
 NEWER_THAN_THE_HEADERS = {"PR_SET_MDWE", "PR_GET_MDWE", "PR_GET_AUXV"}
 OUR_OWN = {
@@ -177,6 +180,9 @@ def test_shared_numbers_are_the_same_from_424_on() -> None:
         ("allow read\nallow read", "already decided"),
         ("allow read if arg0 == 1", "whole 64-bit"),
         ("allow read if low32(arg6) == 1", "whole 64-bit"),
+        ("allow read if mid32(arg0) == 1", "whole 64-bit"),
+        ("allow read if high32(arg6) == 0", "whole 64-bit"),
+        ("allow read if high32(arg) == 0", "whole 64-bit"),
         ("allow read if low32(arg0) != 1", "whole 64-bit"),
         ("allow read if low32(arg0) == NAME", "no number"),
         ("allow read if low32(arg0) == 0x100000000", "32 bits"),

@@ -191,6 +191,10 @@ SCRIPTS = {
         'printf \'package main\\nimport "fmt"\\nfunc main(){c:=make(chan int);'
         "go func(){c<-1}();fmt.Println(<-c)}' > m.go && GOFLAGS=-mod=mod go run m.go",
     ),
+    # They set RLIMIT_CORE to 0 first; gpg and `bash -e` end if they may not.
+    "gpg": ("gpg", "mkdir -m 700 g && echo x | gpg --homedir g --batch --print-md SHA256"),
+    "ssh-agent": ("ssh-agent", "ssh-agent sh -c 'echo began'"),
+    "ulimit": ("bash", "bash -ec 'ulimit -c 0; ulimit -S -c 0; echo went on'"),
     "R": ("Rscript", "Rscript -e 'print(sum(parallel::mclapply(1:3, identity)[[3]]))'"),
     "ruby": ("ruby", "ruby -e 'puts [1,2].sum; puts `echo sub`; Thread.new{puts 1}.join'"),
 }

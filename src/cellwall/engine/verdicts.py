@@ -32,6 +32,10 @@ from enum import StrEnum
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Truncated, Verdict
 
+ONE_DISPLAY_MB = 1
+DISPLAYS_MB = 8
+"""What the guest lets through of displays; no limit of a caller's changes it."""
+
 
 class Cause(StrEnum):
     """Who ended it."""
@@ -171,12 +175,17 @@ def _own_end(e: Evidence) -> Finding | None:
 
 
 def _output(e: Evidence) -> Finding | None:
-    if not e.cut:
-        return None
-    return (
-        Verdict.OUTPUT,
-        f"output above {e.limits.output_kb} KiB per stream was cut; raise limits.output_kb",
-    )
+    notes = []
+    if e.cut.stdout or e.cut.stderr:
+        notes.append(
+            f"output above {e.limits.output_kb} KiB per stream was cut; raise limits.output_kb"
+        )
+    if e.cut.display:
+        notes.append(
+            f"displays were cut: one may hold {ONE_DISPLAY_MB} MiB, "
+            f"all of one execution {DISPLAYS_MB} MiB; write what is larger to a file"
+        )
+    return (Verdict.OUTPUT, "; ".join(notes)) if notes else None
 
 
 RULES: tuple[Callable[[Evidence], Finding | None], ...] = (

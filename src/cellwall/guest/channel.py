@@ -71,6 +71,12 @@ class Channel:
             raise Refusal("too_large", f"answer: header over {MAX_EVENT_HEADER_BYTES} bytes")
         self._queue += frame
 
+    def take_over(self, unread: bytes, unsent: bytes) -> None:
+        """Go on after somebody else has used the descriptor; raises FrameError."""
+        self._queue[:0] = unsent
+        for header, body in self._decoder.feed(unread):
+            self._on_frame(header, body)
+
     def pause(self) -> None:
         """Read no further requests until `resume`."""
         self._is_reading = False

@@ -22,6 +22,7 @@ from cellwall.guest import reseed, tracebacks
 from cellwall.guest.cell import Notebook
 from cellwall.guest.display import DEFAULT_DISPLAY_BYTES, Display
 from cellwall.guest.figures import Figures
+from cellwall.guest.first import IDLE
 from cellwall.guest.outbox import Outbox
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class _Context:
         """
         self._is_interrupted = False
         self._handler = _signal.signal(_SIGINT, self._note_interrupt)
-        self._link.send({"ev": "idle"})
+        self._link.say(IDLE)
         try:
             return self._link.receive()
         finally:

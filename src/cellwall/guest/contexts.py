@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from cellwall.guest import processes
 from cellwall.guest.channel import Channel
 from cellwall.guest.execution import Execution
+from cellwall.guest.first import Stretch, serve
 from cellwall.guest.frames import Header
 from cellwall.guest.lines import Exchange, Line
 from cellwall.guest.link import Link
@@ -126,8 +127,50 @@ class Contexts:
         self.on_ready: Callable[[str], None] | None = None
 
     def open(self) -> None:
-        """Be ready for the first fork."""
+        """Be ready for the first fork; nobody is heard before `watch`."""
         self._exchange.open()
+
+    def watch(self) -> None:
+        """Hear contexts from now on."""
+        self._exchange.watch()
+
+    def run_first(self, channel_fd: int, wakeup_fd: int, ready: bytes) -> Stretch:
+        """Serve the first program of a sandbox before there is an event loop."""
+        stretch = Stretch(*self._fork("main"))
+        serve(stretch, channel_fd, wakeup_fd, self._exchange.fileno(), ready)
+        return stretch
+
+    def take_over(self, stretch: Stretch) -> None:
+        """Go on from where that stopped."""
+        stdout = Pump(self._loop, self._channel, stretch.stdout, "stdout")
+        stderr = Pump(self._loop, self._channel, stretch.stderr, "stderr")
+        if stretch.is_done:
+            self._sinks.add(stdout)
+            self._sinks.add(stderr)
+            return
+        context = self._by_name["main"] = Context("main", stretch.pid, stdout, stderr)
+        self._by_pid[context.pid] = context
+        context.was_ready = stretch.is_ready
+        if stretch.line >= 0:
+            self._listen(context, self._exchange.line(stretch.line))
+            context.idle_line = context.lines[0]
+        if not stretch.is_ready:
+            context.kill()  # it said something else than a context says, or nothing
+        elif stretch.header is not None:
+            self._resume(context, stretch, stretch.header)
+        if stretch.end is not None:
+            self.on_exit(context.pid, processes.exit_from(*stretch.end))
+
+    def _resume(self, context: Context, stretch: Stretch, header: Header) -> None:
+        execution = self._execution(header["id"], header["output_bytes"])
+        execution.is_program = True
+        execution.stdout.passed, execution.stderr.passed = stretch.passed
+        context.execution = execution
+        context.stdout.begin(execution.id, execution.stdout)
+        context.stderr.begin(execution.id, execution.stderr)
+        if stretch.left is not None:
+            which, data = stretch.left
+            (context.stderr if which else context.stdout).forward(data)
 
     def names(self) -> list[str]:
         """Every context, in order of birth."""
@@ -141,12 +184,20 @@ class Contexts:
             raise Refusal("exists", f"context {name!r}: exists; close it first")
         if len(self._by_name) >= MOST_CONTEXTS:
             raise Refusal("busy", f"context {name!r}: {MOST_CONTEXTS} exist; close one first")
-        context = self._fork(name)
+        pid, stdout, stderr, line = self._fork(name)
+        context = Context(
+            name,
+            pid,
+            Pump(self._loop, self._channel, stdout, "stdout"),
+            Pump(self._loop, self._channel, stderr, "stderr"),
+        )
+        self._listen(context, self._exchange.line(line))
         context.birth = birth
         self._by_name[name] = context
-        self._by_pid[context.pid] = context
+        self._by_pid[pid] = context
 
-    def _fork(self, name: str) -> Context:
+    def _fork(self, name: str) -> tuple[int, int, int, int]:
+        """A new context: its pid, and our ends of its stdout, its stderr and its first line."""
         opened: list[int] = []
         try:
             opened += os.pipe()
@@ -162,14 +213,7 @@ class Contexts:
             self._become_context(name, stdout_w, stderr_w, theirs)
         for fd in (stdout_w, stderr_w, theirs):
             os.close(fd)
-        context = Context(
-            name,
-            pid,
-            Pump(self._loop, self._channel, stdout_r, "stdout"),
-            Pump(self._loop, self._channel, stderr_r, "stderr"),
-        )
-        self._listen(context, self._exchange.line(ours))
-        return context
+        return pid, stdout_r, stderr_r, ours
 
     def _become_context(self, name: str, stdout_w: int, stderr_w: int, line: int) -> NoReturn:
         try:
@@ -212,16 +256,18 @@ class Contexts:
             "display": request.flag("display", default=True),
             "stdin": request.choice("stdin", ("none", "stream")),
         }
-        execution = Execution(
-            self._channel,
-            request.id,
-            request.integer("output_bytes", _DEFAULT_OUTPUT_BYTES, high=_MOST_OUTPUT_BYTES),
-            self._config.get("display_bytes", _DEFAULT_DISPLAY_BYTES),
+        output_bytes = request.integer(
+            "output_bytes", _DEFAULT_OUTPUT_BYTES, high=_MOST_OUTPUT_BYTES
         )
+        execution = self._execution(request.id, output_bytes)
         execution.is_program = task["mode"] == "program"
         if not execution.is_program:
             execution.usage = context.usage = LivingUsage(context.pid, context.usage)
         self._hand_over(context, execution, task, request.body)
+
+    def _execution(self, number: int, output_bytes: int) -> Execution:
+        display_bytes = self._config.get("display_bytes", _DEFAULT_DISPLAY_BYTES)
+        return Execution(self._channel, number, output_bytes, display_bytes)
 
     def _hand_over(
         self, context: Context, execution: Execution, task: Header, source: bytes
@@ -285,6 +331,8 @@ class Contexts:
             oldest = context.lines.pop(0)
             oldest.drain()
             oldest.close()
+        for earlier in context.lines:
+            earlier.drain()  # what was said before must not be heard after
         self._listen(context, line)
         line.drain()  # the first frame is there already, as a rule: one wake-up less
 

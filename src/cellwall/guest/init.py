@@ -18,7 +18,7 @@ import platform
 import signal
 import stat
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from cellwall.guest import processes, trees, watching
@@ -26,7 +26,7 @@ from cellwall.guest.channel import Channel, HostGone
 from cellwall.guest.commands import Command, Commands
 from cellwall.guest.contexts import ContextJob, Contexts
 from cellwall.guest.files import Files
-from cellwall.guest.frames import FrameError, Header
+from cellwall.guest.frames import FrameError, Header, encode
 from cellwall.guest.link import Link
 from cellwall.guest.loop import READ, Loop
 from cellwall.guest.pipes import Sinks
@@ -43,6 +43,15 @@ _EXIT_BROKEN = 70
 _CONTEXT_MODULE = "cellwall.guest.context"
 _PYTHON = platform.python_version()
 _prepared: list[Init] = []
+
+
+def _ready(contexts: list[str]) -> Header:
+    facts: Header = {"protocol": PROTOCOL, "python": _PYTHON, "contexts": contexts}
+    return {"ev": "ready", "id": 0, **facts}
+
+
+_USUAL_CONTEXTS = ["main"]
+_USUAL_READY = encode(_ready(_USUAL_CONTEXTS))
 
 
 class Init:
@@ -102,16 +111,30 @@ class Init:
     def run(self, channel_fd: int, config: dict[str, Any]) -> None:
         """Own `channel_fd`, fork the named contexts and serve until the host is gone."""
         self._config.update(config)
+        wakeup_fd = self._await_children()
+        self._contexts.open()
+        names = config.get("contexts", ())
+        stretch = None
+        if config.get("purpose") == "program" and list(names) == _USUAL_CONTEXTS:
+            stretch = self._contexts.run_first(channel_fd, wakeup_fd, _USUAL_READY)
         self._loop.open()
         self._channel.open(channel_fd, self._loop)
-        self._watch_children()
-        self._contexts.open()
-        self._awaited += config.get("contexts", ())
-        for name in self._awaited:
-            self._contexts.create(name)
-        if not self._awaited:
-            self._announce()
+        self._loop.watch(wakeup_fd, READ, self._on_child)
+        self._contexts.watch()
+        if stretch is not None:
+            self._contexts.take_over(stretch)
+            self._on_child(0)
+            self._channel.take_over(stretch.unread, stretch.unsent)
+        else:
+            self._create(names)
         self._loop.run()
+
+    def _create(self, names: Sequence[str]) -> None:
+        self._awaited += names
+        for name in names:
+            self._contexts.create(name)
+        if not names:
+            self._announce()
 
     def _on_context_ready(self, name: str) -> None:
         if name in self._awaited:
@@ -120,15 +143,7 @@ class Init:
                 self._announce()
 
     def _announce(self) -> None:
-        self._channel.send(
-            {
-                "ev": "ready",
-                "id": 0,
-                "protocol": PROTOCOL,
-                "python": _PYTHON,
-                "contexts": self._contexts.names(),
-            }
-        )
+        self._channel.send(_ready(self._contexts.names()))
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -273,12 +288,12 @@ class Init:
 
     # -- children ------------------------------------------------------------------------------
 
-    def _watch_children(self) -> None:
+    def _await_children(self) -> int:
         self._wakeup_r, wakeup_w = os.pipe()
         os.set_blocking(self._wakeup_r, False)
         os.set_blocking(wakeup_w, False)
         processes.wake_on_child(wakeup_w)
-        self._loop.watch(self._wakeup_r, READ, self._on_child)
+        return self._wakeup_r
 
     def _on_child(self, _events: int) -> None:
         with contextlib.suppress(BlockingIOError):  # read in an earlier round
@@ -327,6 +342,9 @@ def prepare() -> None:
 
     What they need not build they need not write, and every page a fork writes to is copied.
     """
+    processes.ignore_signals()
+    os.umask(0o022)
+    os.chdir("/")
     _prepared[:] = [_made(None)]
 
 
@@ -341,12 +359,14 @@ def _made(run_context: Callable[[Link, dict[str, Any]], Any] | None) -> Init:
 
 def _settle() -> None:
     """Make this process an init, whatever it was before."""
-    processes.ignore_signals()
     # SECURITY: no command may inherit the channel, nor anything a runtime left open.
     processes.bequeath_nothing(3)
+    processes.set_dumpable(False)
+    if _prepared:
+        return  # the rest was done there, and we are pid 1
+    processes.ignore_signals()
     os.umask(0o022)
     os.chdir("/")
-    processes.set_dumpable(False)
     if os.getpid() != 1:
         processes.adopt_orphans()
 

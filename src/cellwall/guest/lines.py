@@ -147,7 +147,7 @@ class Exchange:
         self.address = ""
 
     def open(self) -> None:
-        """Bind before the first fork: contexts take `address` with them."""
+        """Bind and listen before the first fork: contexts take `address` with them."""
         # Abstract: no path to clean up or to protect. Random: inits that share a network namespace
         # (the `process` runtime) must not meet.
         self.address = "\0cellwall-" + os.urandom(16).hex()
@@ -157,7 +157,14 @@ class Exchange:
         self._socket.setblocking(False)
         self._socket.bind(self.address)
         self._socket.listen(64)
+
+    def watch(self) -> None:
+        """Accept calls from now on."""
         self._loop.watch(self._socket.fileno(), READ, self._on_ready)
+
+    def fileno(self) -> int:
+        """The listening descriptor."""
+        return self._socket.fileno()
 
     def pair(self) -> tuple[int, int]:
         """Descriptors of a connection that needs no call: ours, and one for a fork to keep."""

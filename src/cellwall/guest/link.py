@@ -68,9 +68,13 @@ class Link:
 
     def send(self, header: Header, body: bytes = b"") -> None:
         """Say one thing, opening the connection if need be. The connection stays open."""
+        self.say(encode(header, body))
+
+    def say(self, frame: bytes) -> None:
+        """Say what is encoded already."""
         self.connect()
         assert self._socket is not None  # noqa: S101  for the type checker only
-        self._socket.sendall(encode(header, body))
+        self._socket.sendall(frame)
 
     def receive(self) -> tuple[Header, bytes, list[int]]:
         """Wait for one request; the descriptors that came with it belong to the caller."""

@@ -137,13 +137,17 @@ class Pump:
         if not data:
             self.close()
             return False
+        self.forward(data)
+        return True
+
+    def forward(self, data: bytes) -> None:
+        """Send what was read from the pipe, as far as it may pass."""
         if self._meter is not None:
             admitted = self._meter.admit(data)
             if admitted:
                 self._channel.send({"ev": self._event, "id": self._job}, admitted)
         if len(data) == _READ_BYTES and not self._is_wide:
             self._widen()
-        return True
 
     def _widen(self) -> None:
         # A full read means a busy stream. Best effort: an account's sum of wide pipes is limited.

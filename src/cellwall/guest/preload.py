@@ -97,6 +97,7 @@ def _rehearse() -> None:
     _run_program()
     rehearsal.rehearse_link()
     rehearsal.rehearse(lambda: init.Init(context.main))
+    rehearsal.rehearse_first(lambda: init.Init(context.main))
 
 
 def warm_sessions() -> None:

@@ -39,8 +39,17 @@ _PROGRAM = b"import sys\nprint(1)\n"
 
 def rehearse(make: Callable[[], Init]) -> None:
     """Have a throw-away init run one program in each of a dozen contexts."""
-    names = [f"rehearsal-{number}" for number in range(ROUNDS)]
-    config = {"home": os.getcwd(), "env": dict(os.environ), "contexts": names}
+    _rehearse_init(make, [f"rehearsal-{number}" for number in range(ROUNDS)], "session")
+
+
+def rehearse_first(make: Callable[[], Init]) -> None:
+    """Have a dozen throw-away inits run the first program of a sandbox each."""
+    for _ in range(ROUNDS):
+        _rehearse_init(make, ["main"], "program")
+
+
+def _rehearse_init(make: Callable[[], Init], names: list[str], purpose: str) -> None:
+    config = {"home": os.getcwd(), "env": dict(os.environ), "contexts": names, "purpose": purpose}
     with _unchanged_process():
         ours, theirs = socket.socketpair()
         host = os.fork()
@@ -82,6 +91,7 @@ def _be_host(line: socket.socket, names: list[str]) -> NoReturn:
         next(frames)
         for number, name in enumerate(names, 1):
             request = {"op": "execute", "id": number, "context": name, "display": False}
+            request.update(mode="program", stdin="none", output_bytes=4096)
             line.sendall(encode(request, _PROGRAM))
         left = len(names)
         while left:
@@ -116,4 +126,6 @@ def _unchanged_process() -> Iterator[None]:
 
 
 def _descriptors() -> set[int]:
-    return {int(name) for name in os.listdir("/proc/self/fd")}
+    found = os.listdir("/proc/self/fd")
+    # The listing's own descriptor is in it, and its number is the next that is given out.
+    return {int(name) for name in found if os.path.lexists(f"/proc/self/fd/{name}")}

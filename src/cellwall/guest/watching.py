@@ -312,8 +312,10 @@ class Watching:
 
 def _no_instance(code: int) -> Refusal:
     if code == errno.EMFILE:
-        message = "watch: the host has no inotify instance left (fs.inotify.max_user_instances)"
-        return Refusal("busy", message)
+        message = (
+            "watch: no inotify instance is left of this sandbox's (user.max_inotify_instances) "
+        )
+        return Refusal("busy", message + "or of the host's (fs.inotify.max_user_instances)")
     return refusal_from(OSError(code, os.strerror(code)), "watch")
 
 

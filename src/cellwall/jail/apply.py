@@ -19,6 +19,7 @@ from cellwall.jail.steps import (
     Loopback,
     Mount,
     Remount,
+    Setting,
     Step,
 )
 
@@ -49,7 +50,7 @@ def prepare(steps: Sequence[Step], free_fd: int) -> Tuple[Prepared, ...]:
     for step in steps:
         if isinstance(step, (Mount, Cover, Remount, Directory)):
             calls += step.prepared("")
-        elif isinstance(step, File):
+        elif isinstance(step, (File, Setting)):
             calls += step.prepared("", free_fd)
         elif isinstance(step, Loopback):
             calls += step.prepared(free_fd)

@@ -126,6 +126,7 @@ def _first(
         step = "boot: enter the fork-server's user namespace"
         if not config["rootless"]:
             os.setgroups([])
+            _have_others_charged(config)
         process.unshare(process.CLONE_NEWUSER)
         os.write(asked, b"?")
         if os.read(answers, 1) != b"!":
@@ -142,6 +143,18 @@ def _first(
     except OSError as error:
         _report(control, f"boot: start {config['python']} in the template's root", error)
     os._exit(1)
+
+
+def _have_others_charged(config: Dict[str, Any]) -> None:
+    """Be the range's first id when its namespace is made, and still capable of making it.
+
+    What sandboxes take of a per-user count (inotify(7), namespaces) is charged to whoever made
+    the namespaces above them: an id that nobody else uses, instead of the host's root. Its
+    owner would have power over the namespace, but the only processes of that id are in it.
+    """
+    process.set_effective_uid(config["uid_base"])
+    # Once more, as below.
+    process.do(process.prepare_parent_death_signal(signal.SIGKILL))
 
 
 def _build_root(config: Dict[str, Any]) -> None:

@@ -63,6 +63,7 @@ class Worker(NamedTuple):
     last_capability: int
     guest_main: Callable[[int, Dict[str, Any]], Any]
     exec_python: str
+    cloner: process.Cloner
     environment: Dict[str, str]
     """Of a sandbox for which the host names no other; this process has it already."""
 
@@ -129,6 +130,7 @@ def _worker(config: Dict[str, Any]) -> Worker:
         program=bytes.fromhex(config["seccomp"]),
         guest_main=getattr(importlib.import_module(module), name),
         exec_python=config["python"],
+        cloner=process.Cloner(_NAMESPACES, exit_signal=signal.SIGCHLD),
         environment=config["environment"],
     )
 
@@ -208,25 +210,26 @@ def _spawn(
     channel = received[0]
     wait_r, wait_w = os.pipe()
     try:
-        cloned = process.clone3(_NAMESPACES, exit_signal=signal.SIGCHLD)
+        pid = worker.cloner.clone()
     except OSError as error:
         fds.close_all([wait_r, wait_w, *received])
         fds.send_message(control, {"error": str(error), "errno": error.errno})
         return
-    if cloned is None:
+    if pid == 0:
         try:
             inside.main(worker, plans[shape], request, channel, wait_r)
         finally:
             os._exit(1)  # SECURITY: whatever happens, a child never goes on as a worker
+    pidfd = worker.cloner.pidfd
     try:
-        _write_maps(cloned.pid, int(request["uid"]))
+        _write_maps(pid, int(request["uid"]))
         os.write(wait_w, b"!")
-        fds.send_message(control, {"pid": cloned.pid}, [cloned.pidfd])
+        fds.send_message(control, {"pid": pid}, [pidfd])
     except OSError as error:
-        os.kill(cloned.pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         fds.send_message(control, {"error": f"id map: {error}", "errno": error.errno})
     finally:
-        fds.close_all([wait_r, wait_w, cloned.pidfd, *received])
+        fds.close_all([wait_r, wait_w, pidfd, *received])
 
 
 def _write_maps(pid: int, uid: int) -> None:

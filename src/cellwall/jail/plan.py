@@ -44,6 +44,17 @@ PROC_KEPT = frozenset({"self", "thread-self", "mounts", "net", "filesystems", "u
 PROC_SYNTHETIC = frozenset({"cpuinfo", "meminfo", "stat", "loadavg", "cmdline", "swaps", "sys"})
 """Entries replaced by views that tell the quota instead of the machine."""
 
+OWN_COUNTS = (
+    ("max_inotify_instances", 32),
+    ("max_inotify_watches", 8192),
+    ("max_user_namespaces", 0),
+)
+"""What one sandbox may take of what the kernel counts for a user of the host and all below.
+
+Node and each file watcher need an inotify instance; hosts often allow 128 in all. No namespace at
+all is the filter's rule too; this is the second lock. `/proc/sys/user` in namespaces(7).
+"""
+
 
 @dataclass(frozen=True)
 class HostFacts:
@@ -254,6 +265,7 @@ def sandbox_plan(facts: HostFacts, shape: Shape) -> s.SandboxPlan:
     work += f",uid={INSIDE_UID},gid={INSIDE_UID}"
     steps: List[s.Step] = [
         s.Mount("proc", "/proc", flags | m.MS_NOEXEC, "hidepid=invisible"),
+        *(s.Setting(f"/proc/sys/user/{name}", most) for name, most in OWN_COUNTS),
         *proc_masks(facts),
     ]
     synthetic = sorted(PROC_SYNTHETIC - {"meminfo"})
@@ -322,7 +334,8 @@ def _lockdown(facts: HostFacts, shape: Shape) -> s.Lockdown:
         rlimits=tuple(rlimits),
         landlock_abi=facts.landlock_abi,
         read_exec=tuple(readable),
-        write=(HOME, _WORK, "/var/tmp", "/dev/shm", "/dev/pts", "/proc"),
+        # Not /proc: there a program could make the kernel spare it when memory runs out.
+        write=(HOME, _WORK, "/var/tmp", "/dev/shm", "/dev/pts"),
         devices=("/dev",),
         # `ls /` works; what is in the root besides the trees above are empty directories.
         listing=("/",),

@@ -38,6 +38,7 @@ def run() -> list[Found]:
         _landlock,
         _cgroups,
         _host_settings,
+        _core_pattern,
         _interpreters,
     )
     return [found for check in checks for found in check()]
@@ -221,6 +222,26 @@ def _host_settings() -> list[Found]:
         else Found("swap", "PASS", "off")
     )
     return found
+
+
+def _core_pattern() -> list[Found]:
+    return [core_pattern(Path("/proc/sys/kernel/core_pattern").read_text(encoding="utf-8"))]
+
+
+def core_pattern(text: str) -> Found:
+    """Judge what the host does with a crash. core(5), "Socket coredumps" since Linux 6.16.
+
+    A file is too large for RLIMIT_CORE 1, a pipe is not started at 1; a socket asks no limit.
+    """
+    name, pattern = "kernel.core_pattern", text.strip()
+    if not pattern.startswith("@"):
+        return Found(name, "PASS", pattern)
+    return Found(
+        name,
+        "CAUTION",
+        f"{pattern}: a server of the host's is handed every crash, a sandbox's too",
+        "sysctl -w kernel.core_pattern=core, or a pipe (|/path)",
+    )
 
 
 def _interpreters() -> list[Found]:

@@ -47,11 +47,12 @@ class PolicyError(ValueError):
 
 
 class Condition(NamedTuple):
-    """`low32(argN) & mask` is one of `values`."""
+    """`low32(argN) & mask`, or the same of its upper half, is one of `values`."""
 
     arg: int
     mask: int
     values: tuple[int, ...]
+    is_upper: bool = False
 
 
 class Rule(NamedTuple):
@@ -188,12 +189,14 @@ def _add_rule(words: list[str], constants: dict[str, int], rules: dict[str, list
 def _action(words: list[str]) -> tuple[int, list[str]]:
     if words[0] == "allow":
         return RET_ALLOW, words[1:]
+    if words[0] == "ignore":
+        return RET_ERRNO, words[1:]
     if words[0] == "errno" and len(words) > 1:
         code = getattr(errno, words[1], None)
         if not isinstance(code, int):
             raise PolicyError(f"{words[1]!r} is no errno name")
         return RET_ERRNO | code, words[2:]
-    raise PolicyError(f"unknown rule {words[0]!r}; write define, allow or errno")
+    raise PolicyError(f"unknown rule {words[0]!r}; write define, allow, errno or ignore")
 
 
 def _conditions(text: str, constants: dict[str, int]) -> tuple[Condition, ...]:
@@ -201,22 +204,22 @@ def _conditions(text: str, constants: dict[str, int]) -> tuple[Condition, ...]:
 
 
 def _condition(text: str, constants: dict[str, int]) -> Condition:
-    """Parse `low32(arg1) & MASK == VALUE` or `low32(arg1) in {A, B}`; the mask is optional."""
+    """Parse `low32(arg1) & MASK == VALUE` or `high32(arg1) in {A, B}`; the mask is optional."""
     operator = "==" if "==" in text else " in "
     left, found, right = text.partition(operator)
     subject, _, mask_word = left.partition("&")
-    prefix, subject = subject.strip()[:9], subject.strip()
-    if not found or prefix != "low32(arg" or subject[10:] != ")" or subject[9] not in "012345":
+    half, _, number = subject.strip().partition("32(arg")
+    if not found or half not in {"low", "high"} or number[1:] != ")" or number[0] not in "012345":
         raise PolicyError(
-            f"{text.strip()!r}: write 'low32(argN) == VALUE' or 'low32(argN) in {{A, B}}'; "
-            "whole 64-bit arguments can not be compared"
+            f"{text.strip()!r}: write 'low32(argN) == VALUE' or 'low32(argN) in {{A, B}}', or "
+            "high32; whole 64-bit arguments can not be compared"
         )
     mask = _value(mask_word.strip(), constants) if mask_word else WORD
     values = _values(right.strip(), operator, constants)
     stray = [hex(value) for value in values if value & ~mask]
     if stray:
         raise PolicyError(f"{', '.join(stray)} can never equal a value under mask {mask:#x}")
-    return Condition(int(subject[9]), mask, values)
+    return Condition(int(number[0]), mask, values, half == "high")
 
 
 def _values(text: str, operator: str, constants: dict[str, int]) -> tuple[int, ...]:
@@ -288,10 +291,12 @@ def _test(condition: Condition, miss: int) -> list[bpf.Instruction]:
 
     SECURITY: the low half is what the kernel itself looks at in every argument the policy
     names (int or unsigned int there). Comparing the upper half too lets `cmd | 1 << 32` slip
-    past a deny rule; see TIOCSTI in bubblewrap and snapd (CVE-2019-7303).
+    past a deny rule; see TIOCSTI in bubblewrap and snapd (CVE-2019-7303). A pointer is the
+    exception: only both halves tell a null one.
     """
     # Both architectures are little-endian: the low half comes first.
-    code = [bpf.statement(bpf.LOAD, bpf.OFFSET_ARGS + 8 * condition.arg)]
+    offset = bpf.OFFSET_ARGS + 8 * condition.arg + 4 * condition.is_upper
+    code = [bpf.statement(bpf.LOAD, offset)]
     if condition.mask != WORD:
         code.append(bpf.statement(bpf.AND, condition.mask))
     last = len(condition.values) - 1

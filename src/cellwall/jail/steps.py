@@ -91,6 +91,31 @@ class File:
 
 
 @dataclass(frozen=True)
+class Setting:
+    """Write a setting of this sandbox's own namespaces below /proc/sys. namespaces(7).
+
+    Why: what a user namespace allows is counted there, and charged to whoever made it as well, so
+    only a limit of its own keeps one sandbox from taking the share of all. Needs CAP_SYS_RESOURCE
+    in that namespace, hence before the lockdown, and before /proc/sys is covered.
+    """
+
+    path: str
+    value: int
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"set {self.path} to {self.value}"
+
+    def prepared(self, root: str, free_fd: int) -> Tuple[Prepared, ...]:
+        """The calls; the setting becomes descriptor `free_fd` for a moment."""
+        return process.prepare_setting(root + self.path, str(self.value), free_fd)
+
+    def execute(self, root: str) -> None:
+        """Write it."""
+        do_all(self.prepared(root, process.lowest_free_fd()))
+
+
+@dataclass(frozen=True)
 class Bind:
     """Bind a host directory or file, with attributes on its whole tree. mount(2) MS_BIND.
 
@@ -241,7 +266,7 @@ class Loopback:
         do_all(self.prepared(process.lowest_free_fd()))
 
 
-Step = Union[Directory, Symlink, File, Mount, Cover, Remount, Loopback, Bind, Device]
+Step = Union[Directory, Symlink, File, Setting, Mount, Cover, Remount, Loopback, Bind, Device]
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Truncated:
-    """Bytes that were produced and not kept, per stream."""
+    """Bytes that were produced and not kept: of each stream, and of all displays together."""
 
     stdout: int = 0
     stderr: int = 0

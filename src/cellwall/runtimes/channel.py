@@ -15,12 +15,12 @@ import json
 import os
 import struct
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cellwall.model.errors import CellwallError
+from cellwall.runtimes.backlog import Backlog
 
 if TYPE_CHECKING:
     import socket
@@ -31,7 +31,7 @@ SEND_BODY_CAP_BYTES = 32 * 1024 * 1024
 _RECEIVE_BYTES = 256 * 1024
 _WRITE_HIGH_BYTES = 1024 * 1024
 _STRAY_FRAMES_CAP = 10_000
-"""Frames for requests we gave up on. Normal after a cancel; a guest that keeps on is hostile."""
+"""Late frames that one request of ours may cause after we gave it up; more are hostile."""
 
 _PREFIX = struct.Struct(">II")
 
@@ -249,12 +249,13 @@ class GuestChannel:
         self._loop = asyncio.get_running_loop()
         self._on_violation = on_violation
         self._in = bytearray()
-        self._out: deque[memoryview] = deque()
-        self._out_bytes = 0
+        self._out = Backlog()
         self._room: list[asyncio.Future[None]] = []
         self._listeners: dict[int, tuple[Listener, frozenset[str]]] = {}
         self._last_id = 0
         self._stray = 0
+        """Late frames since we last gave a request up. Only we can set it back, so a guest that
+        keeps on by itself reaches the cap."""
         self._pauses = 0
         self._lost: ChannelLost | None = None
         self._on_end: list[Callable[[], None]] = []
@@ -311,7 +312,8 @@ class GuestChannel:
 
     def forget(self, number: int) -> None:
         """Drop what else comes for request `number`."""
-        self._listeners.pop(number, None)
+        if self._listeners.pop(number, None) is not None:
+            self._stray = 0
 
     async def request(self, op: str, body: bytes = b"", **fields: object) -> Reply:
         """Ask and wait for the one reply; `GuestRefused` if the guest says `fail`."""
@@ -333,6 +335,7 @@ class GuestChannel:
     def tell(self, op: str, **fields: object) -> None:
         """Send a request that has no answer; a `fail` of it is ignored."""
         self._last_id += 1
+        self._stray = 0
         self.send({**fields, "op": op, "id": self._last_id})
 
     def send(self, header: Mapping[str, Any], body: bytes | memoryview = b"") -> None:
@@ -343,8 +346,9 @@ class GuestChannel:
             raise FrameError(f"a body of {len(body)} bytes is above {SEND_BODY_CAP_BYTES}")
         text = json.dumps(header, separators=(",", ":")).encode()
         head = _PREFIX.pack(len(text), len(body)) + text
-        if self._out:
-            self._queue(head, body)
+        if self._out.nbytes:
+            self._out.add(head)
+            self._out.add(body)
             return
         try:
             sent = self._sock.sendmsg((head, body)) if body else self._sock.send(head)
@@ -355,41 +359,31 @@ class GuestChannel:
             self._loop.call_soon(self._on_write_failed, error)
             return
         if sent < len(head) + len(body):
-            self._queue(head[sent:], memoryview(body)[max(0, sent - len(head)) :])
+            self._out.add(head[sent:])
+            self._out.add(memoryview(body)[max(0, sent - len(head)) :])
             self._loop.add_writer(self._fd, self._on_writable)
 
     async def wait_writable(self, most_queued_bytes: int = _WRITE_HIGH_BYTES) -> None:
         """Return when no more than that is queued; for callers that send a lot."""
-        while self._out_bytes > most_queued_bytes and self._lost is None:
+        while self._out.nbytes > most_queued_bytes and self._lost is None:
             future: asyncio.Future[None] = self._loop.create_future()
             self._room.append(future)
             await future
         if self._lost is not None:
             raise self._lost
 
-    def _queue(self, head: bytes, body: bytes | memoryview) -> None:
-        for part in (memoryview(head), memoryview(body)):
-            if part.nbytes:
-                self._out.append(part)
-                self._out_bytes += part.nbytes
-
     def _on_writable(self) -> None:
         try:
-            while self._out:
-                sent = self._sock.send(self._out[0])
-                self._out_bytes -= sent
-                if sent < self._out[0].nbytes:
-                    self._out[0] = self._out[0][sent:]
-                else:
-                    self._out.popleft()
+            while self._out.nbytes:
+                self._out.drop(self._sock.send(self._out.first()))
         except BlockingIOError:
             pass
         except OSError as error:
             self._on_write_failed(error)
             return
-        if not self._out:
+        if not self._out.nbytes:
             self._loop.remove_writer(self._fd)
-        if self._out_bytes <= _WRITE_HIGH_BYTES:
+        if self._out.nbytes <= _WRITE_HIGH_BYTES:
             self._wake_writers()
 
     def _on_write_failed(self, error: OSError) -> None:
@@ -484,7 +478,12 @@ class GuestChannel:
             raise FrameError(f"event {kind} does not belong to this request")
         if kind in _FINAL:
             del self._listeners[number]
-        listener.on_frame(kind, header, body)
+        try:
+            listener.on_frame(kind, header, body)
+        except FrameError:
+            # That was no end for who waits: `_end` has to tell them.
+            self._listeners[number] = entry
+            raise
 
     # -- ending ----------------------------------------------------------------------------
 

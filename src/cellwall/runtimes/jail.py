@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import math
 import os
+from collections.abc import Coroutine
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from cellwall.jail import cgroups, facts, owner, plan, posture, probe, supervisor, uids
 from cellwall.jail.steps import Lockdown
@@ -27,6 +28,7 @@ from cellwall.runtimes.jail_groups import GroupKeeper
 from cellwall.runtimes.jail_sandbox import Cpus, JailSandbox, Made
 from cellwall.runtimes.jail_servers import Entry, ForkServers, inside_environment
 
+T = TypeVar("T")
 _READY_TIMEOUT_S = 30.0
 _WATCH_S = 0.05
 _SHAPES_KEPT = 256
@@ -83,7 +85,8 @@ class JailRuntime:
         """Touch nothing yet."""
         self._state_dir = state_dir
         self._live: set[JailSandbox] = set()
-        self._moves: set[asyncio.Task[None]] = set()
+        self._under_way: set[asyncio.Task[Any]] = set()
+        self._moving: set[asyncio.Task[None]] = set()
         self._started = self._failed = 0
         self._is_swept = False
         self._watchdog: asyncio.Task[None] | None = None
@@ -165,36 +168,53 @@ class JailRuntime:
     async def _build(
         self, entry: Entry, spec: SandboxSpec, hardness: dict[str, str]
     ) -> JailSandbox:
-        index = entry.uids.take()
+        worker = await entry.server.take_worker(spec.purpose)
+        # A worker that was asked will answer: what it made must be taken, whoever has left.
+        forking = self._begin(self._fork(entry, worker, spec))
         try:
-            born = await self._fork(entry, spec, index)
-        except BaseException:
-            entry.uids.give_back(index)
+            born = await asyncio.shield(forking)
+        except asyncio.CancelledError:
+            self._begin(self._discard_unwanted(entry, forking))
             raise
         try:
             return await self._confine(entry, spec, hardness, born)
         except BaseException as error:
-            born.child.discard()
-            with contextlib.suppress(CellwallError):
-                await born.leaving
-            await self._groups.remove(born.groups)
-            entry.uids.give_back(index)
+            await self._discard(entry, born)
             if isinstance(error, posture.PostureMismatch):
                 raise SandboxBroken(f"sandbox {spec.sandbox_id}: {error}") from error
             raise
 
-    async def _fork(self, entry: Entry, spec: SandboxSpec, index: int) -> _Born:
+    async def _fork(self, entry: Entry, worker: supervisor.Worker, spec: SandboxSpec) -> _Born:
         """Have a worker clone the sandbox, and go on to the next one's cgroups."""
-        worker = await entry.server.take_worker(spec.purpose)
+        index = entry.uids.take()
         try:
             groups = worker.groups
             if groups is None:
                 raise SandboxBroken("fork-server: a worker is in no cgroups")
             child = await self._spawn(entry, worker, spec, index)
         except BaseException:
+            entry.uids.give_back(index)
             entry.server.give_back(worker)  # it is where it was
             raise
-        return _Born(child, groups, index, self._start_move(entry, worker))
+        return _Born(child, groups, index, self._begin(self._leave(entry, worker)))
+
+    async def _discard(self, entry: Entry, born: _Born) -> None:
+        born.child.discard()
+        with contextlib.suppress(CellwallError):
+            await born.leaving
+        await self._groups.remove(born.groups)
+        entry.uids.give_back(born.uid_index)
+
+    async def _discard_unwanted(self, entry: Entry, forking: asyncio.Task[_Born]) -> None:
+        with contextlib.suppress(CellwallError):  # then there is nothing to discard
+            await self._discard(entry, await forking)
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Do `work` to its end; `aclose` waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return task
 
     async def place(self, entry: Entry) -> None:
         """Put the workers of a new fork-server into the cgroups of their first sandboxes."""
@@ -203,32 +223,30 @@ class JailRuntime:
 
     async def clear(self, entry: Entry) -> None:
         """Remove the cgroups of sandboxes that an ended fork-server did not come to clone."""
+        await asyncio.gather(*self._moving, return_exceptions=True)
         for worker in entry.server.workers:
             if worker.groups is not None:
                 await self._groups.remove(worker.groups)
                 worker.groups = None
 
-    def _start_move(self, entry: Entry, worker: supervisor.Worker) -> asyncio.Task[None]:
+    async def _leave(self, entry: Entry, worker: supervisor.Worker) -> None:
         """Let the worker leave the new sandbox's cgroups, and be ready for the next one.
 
         Moving takes milliseconds when the host is idle (the kernel waits for a grace period), so
         it goes on while the child locks itself down.
         """
-        task = asyncio.get_running_loop().create_task(self._leave(entry, worker))
-        self._moves.add(task)
-        task.add_done_callback(self._moves.discard)
-        return task
-
-    async def _leave(self, entry: Entry, worker: supervisor.Worker) -> None:
         try:
             await self._move(entry, worker)
         finally:
             entry.server.give_back(worker)
 
     async def _move(self, entry: Entry, worker: supervisor.Worker) -> None:
+        moving = self._begin(self._groups.move_on(worker))
+        self._moving.add(moving)
+        moving.add_done_callback(self._moving.discard)
         try:
-            await self._groups.move_on(worker)
-        except BaseException as error:
+            await asyncio.shield(moving)  # the thread that does it goes on in any case
+        except Exception as error:
             entry.server.lose(f"a worker could not be moved: {error}")
             raise
 
@@ -240,6 +258,7 @@ class JailRuntime:
             "home": plan.HOME,
             "env": None if environment == entry.server.settings.environment else environment,
             "contexts": list(spec.contexts),
+            "purpose": spec.purpose,
         }
         return await entry.server.spawn(
             worker, shape=self._shape(spec.limits), uid=index, guest=guest, start=spec.start
@@ -336,7 +355,7 @@ class JailRuntime:
         """Destroy every sandbox and fork-server."""
         await asyncio.gather(*(sandbox.aclose() for sandbox in list(self._live)))
         if "_servers" in vars(self):  # else: never used, and not to be made on a host that cannot
-            await asyncio.gather(*self._moves, return_exceptions=True)
+            await asyncio.gather(*self._under_way, return_exceptions=True)
             await self._servers.aclose()
         if self._watchdog is not None:
             self._watchdog.cancel()

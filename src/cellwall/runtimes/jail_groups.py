@@ -89,12 +89,19 @@ class GroupKeeper:
         """On a thread: the move, for which somebody waits, then the removals."""
         try:
             if worker is not None:
-                # Room for the worker itself, while it is there.
-                worker.move(self._groups.create(Limits(), guests=1))
+                self._move(worker)
         finally:
             results = [not self._groups.take_back(each.groups) for each in ended]
             if ended:
                 loop.call_soon_threadsafe(partial(_answer, ended, results))
+
+    def _move(self, worker: supervisor.Worker) -> None:
+        groups = self._groups.create(Limits(), guests=1)  # room for the worker itself
+        try:
+            worker.move(groups)
+        except BaseException:
+            groups.remove()
+            raise
 
 
 def _answer(ended: list[_Ended], results: list[bool]) -> None:

@@ -81,6 +81,16 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     runtime: Annotated[
         str | None, typer.Option(help="A runtime by name instead of the fastest that fits.")
     ] = None,
+    demand_hard: Annotated[
+        bool,
+        typer.Option("--demand-hard", help="Refuse to run where the kernel cannot hold a limit."),
+    ] = False,
+    start: Annotated[
+        str,
+        typer.Option(
+            metavar="fork|exec", help="Fork a warm interpreter, or exec one that shares nothing."
+        ),
+    ] = "fork",
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
     """Run one program in a fresh sandbox; its exit status becomes ours.
@@ -99,6 +109,8 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
             limits={name: value for name, value in limits.items() if value is not None},
             isolation=isolation,
             runtime=runtime,
+            demand_hard=demand_hard,
+            start=start,
         )
         built(template)
         status = _run_json(request) if as_json else _run_streaming(request)

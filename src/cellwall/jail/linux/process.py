@@ -10,7 +10,7 @@ import ctypes
 import os
 import socket
 import struct
-from typing import NamedTuple, Tuple
+from typing import Tuple
 
 from cellwall.jail.linux.libc import LIBC, Prepared, check, do_all
 
@@ -28,6 +28,8 @@ CLONE_CHILD_SETTID = 0x01000000
 _MACHINE = os.uname().machine
 _SYS_CLONE3 = 435
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(_MACHINE, -1)
+_SYS_CAPGET = {"x86_64": 125, "aarch64": 90}.get(_MACHINE, -1)
+_CAPABILITIES_HEADER = struct.pack("=Ii", 0x20080522, 0)  # version 3, ourselves
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
@@ -65,13 +67,6 @@ class _CloneArgs(ctypes.Structure):
     ]
 
 
-class Cloned(NamedTuple):
-    """What the parent gets: `pid` in its own pid namespace, and a pidfd (close-on-exec)."""
-
-    pid: int
-    pidfd: int
-
-
 def _tid_address() -> int:
     """Where glibc keeps this thread's id, so that a raw clone updates it as fork(3) would.
 
@@ -84,28 +79,37 @@ def _tid_address() -> int:
     return int(address.value)
 
 
-def clone3(flags: int, *, exit_signal: int) -> Cloned | None:
-    """Fork into new namespaces; None in the child, a `Cloned` in the parent. clone3(2).
+class Cloner:
+    """clone3(2) into new namespaces, again and again with arguments that are made once.
 
     Why not os.fork + unshare: one call creates the process inside its pid namespace, with a pidfd.
     Only for single-threaded processes. CPython's fork hooks do not run: with one thread, which
     holds every lock it will ever see held, there is nothing for them to mend, and they touch
     hundreds of pages. What the child forks with os.fork gets them as usual.
     """
-    pidfd = ctypes.c_int(-1)
-    args = _CloneArgs()
-    args.flags = flags | CLONE_PIDFD
-    args.pidfd = ctypes.addressof(pidfd)
-    args.exit_signal = exit_signal
-    tid = _tid_address()
-    if tid:
-        args.flags |= CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID
-        args.child_tid = tid
-    result = int(LIBC.syscall(_SYS_CLONE3, ctypes.byref(args), ctypes.sizeof(args)))
-    if result == 0:
-        return None
-    check(result, f"clone3 flags={flags:#x}")
-    return Cloned(result, pidfd.value)
+
+    def __init__(self, flags: int, *, exit_signal: int) -> None:
+        """Prepare the arguments; nothing is cloned."""
+        self._step = f"clone3 flags={flags:#x}"
+        self._pidfd = ctypes.c_int(-1)
+        self._args = args = _CloneArgs()
+        args.flags = flags | CLONE_PIDFD
+        args.pidfd = ctypes.addressof(self._pidfd)
+        args.exit_signal = exit_signal
+        tid = _tid_address()
+        if tid:
+            args.flags |= CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID
+            args.child_tid = tid
+        self._words = (_SYS_CLONE3, ctypes.byref(args), ctypes.c_size_t(ctypes.sizeof(args)))
+
+    def clone(self) -> int:
+        """The child's pid in the caller's pid namespace, 0 in the child; raises SyscallError."""
+        return check(int(LIBC.syscall(*self._words)), self._step)
+
+    @property
+    def pidfd(self) -> int:
+        """The latest child's, close-on-exec; the caller owns it."""
+        return self._pidfd.value
 
 
 def unshare(flags: int) -> None:
@@ -162,8 +166,8 @@ def prepare_clear_ambient() -> Prepared:
 
 def prepare_drop_capabilities() -> Prepared:
     """Empty the effective, permitted and inheritable sets. capset(2)."""
-    header = struct.pack("=Ii", 0x20080522, 0)
-    return Prepared(LIBC.syscall, (ctypes.c_long(_SYS_CAPSET), header, b"\0" * 24), "capset")
+    words = (ctypes.c_long(_SYS_CAPSET), _CAPABILITIES_HEADER, b"\0" * 24)
+    return Prepared(LIBC.syscall, words, "capset")
 
 
 def prepare_no_groups() -> Prepared:
@@ -240,6 +244,33 @@ def prepare_new_file(path: str, content: bytes, mode: int, free_fd: int) -> Tupl
         Prepared(LIBC.write, (fd, content, size), f"write {path}", 0, len(content)),
         prepare_close(free_fd),
     )
+
+
+def prepare_setting(path: str, value: str, free_fd: int) -> Tuple[Prepared, ...]:
+    """Write a setting of the kernel's. open(2), write(2)."""
+    content = value.encode("ascii")
+    flags, fd = ctypes.c_int(os.O_WRONLY | os.O_CLOEXEC), ctypes.c_int(free_fd)
+    written = (fd, content, ctypes.c_size_t(len(content)))
+    return (
+        Prepared(LIBC.open, (os.fsencode(path), flags), f"open {path}", 0, free_fd),
+        Prepared(LIBC.write, written, f"write {value} to {path}", 0, len(content)),
+        prepare_close(free_fd),
+    )
+
+
+def set_effective_uid(uid: int) -> None:
+    """Act as `uid` on files and as an owner, and stay as capable as before. capabilities(7).
+
+    The kernel empties the effective set when the effective id stops being 0; the permitted set
+    stays, because the real id does, and fills it again.
+    """
+    os.seteuid(uid)
+    header = ctypes.create_string_buffer(_CAPABILITIES_HEADER)
+    data = ctypes.create_string_buffer(24)  # two of (effective, permitted, inheritable)
+    check(int(LIBC.syscall(ctypes.c_long(_SYS_CAPGET), header, data)), "capget")
+    _, low, low_kept, _, high, high_kept = struct.unpack("=6I", data.raw)
+    raised = struct.pack("=6I", low, low, low_kept, high, high, high_kept)
+    check(int(LIBC.syscall(ctypes.c_long(_SYS_CAPSET), header, raised)), "capset")
 
 
 def set_hostname(name: str) -> None:

@@ -1,0 +1,183 @@
+"""The first program of a sandbox, in one stretch of code; most sandboxes run no second.
+
+Called by `init.py` before its event loop. It is no second protocol: it does what `contexts.py`,
+`lines.py` and `pipes.py` would do for one `execute` without input, and whenever anything else
+happens it stops and hands over what it knows (`Stretch`) to them, in the middle of a run if need
+be. Why: after a fork each object that is touched is a page to copy, and the machinery for the
+general case touches four hundred. Nothing here may touch what the usual case can do without.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+from typing import Any
+
+from cellwall.guest.frames import LENGTHS, encode
+
+IDLE = encode({"ev": "idle"})
+_READ_BYTES = 64 * 1024
+_READABLE = select.POLLIN
+_parse = json.JSONDecoder().decode
+
+
+class Stretch:
+    """How far it went. Descriptors are -1 once closed."""
+
+    def __init__(self, pid: int, stdout: int, stderr: int, line: int) -> None:
+        """A context was forked just now; `line` is our end of its first connection."""
+        self.pid = pid
+        self.stdout = stdout
+        self.stderr = stderr
+        self.line = line
+        self.is_ready = False
+        """The context is idle, and the host has been told."""
+        self.header: dict[str, Any] | None = None
+        """The `execute` that the context has been given."""
+        self.passed = [0, 0]
+        """Bytes of stdout and stderr that went to the host."""
+        self.left: tuple[int, bytes] | None = None
+        """Read from stdout (0) or stderr (1), and not yet counted or sent."""
+        self.unread = b""
+        """Heard from the host and not understood here."""
+        self.unsent = b""
+        """What the host did not take at once."""
+        self.end: tuple[int, Any] | None = None
+        """Wait status and rusage of the context."""
+        self.is_done = False
+        """The host knows how it ended."""
+
+
+def serve(stretch: Stretch, channel: int, wakeup: int, listener: int, ready: bytes) -> None:
+    """Go as far as the usual case goes; what it was, `stretch` says.
+
+    `wakeup` is readable when a child has ended, `listener` when the context has something to say.
+    """
+    if os.read(stretch.line, _READ_BYTES) != IDLE:
+        return
+    os.write(channel, ready)
+    stretch.is_ready = True
+    _start(stretch, os.read(channel, _READ_BYTES))
+    if stretch.header is not None:
+        os.set_blocking(channel, False)
+        _follow(stretch, channel, wakeup, listener)
+
+
+def _start(stretch: Stretch, data: bytes) -> None:
+    """Pass on a request that is all there and asks for no more than is done here."""
+    stretch.unread = data
+    if len(data) < LENGTHS.size:
+        return
+    header_length, body_length = LENGTHS.unpack_from(data)
+    if len(data) != LENGTHS.size + header_length + body_length:
+        return
+    header = _parse(str(data[LENGTHS.size : LENGTHS.size + header_length], "utf-8"))
+    if (
+        header.get("op") != "execute"
+        or header.get("mode") != "program"
+        or header.get("context") != "main"
+        or header.get("stdin") != "none"
+        or type(header.get("id")) is not int
+        or type(header.get("output_bytes")) is not int
+    ):
+        return
+    try:
+        # The context reads of it what concerns it.
+        os.write(stretch.line, data)
+    except OSError:
+        return  # it is gone; the machinery finds out how
+    os.close(stretch.line)
+    stretch.line = -1
+    stretch.unread = b""
+    stretch.header = header
+
+
+def _follow(stretch: Stretch, channel: int, wakeup: int, listener: int) -> None:
+    """Pass output on until the program ends, and tell the host how."""
+    poller = select.poll()
+    for fd in (stretch.stdout, stretch.stderr, wakeup, channel, listener):
+        poller.register(fd, _READABLE)
+    is_quiet = False
+    while stretch.end is None or not is_quiet:
+        is_quiet = True
+        # After its end: what it printed last is still in the pipes.
+        for fd, events in poller.poll(None if stretch.end is None else 0):
+            if fd == wakeup:
+                _reap(stretch, wakeup)
+            elif not events & _READABLE:
+                poller.unregister(fd)  # nobody has the other end any more
+            elif fd in (channel, listener) or not _pass_on(stretch, fd, channel):
+                return
+            else:
+                is_quiet = False
+    _tell_end(stretch, channel)
+    poller = select.poll()
+    for fd in (wakeup, channel, listener):
+        poller.register(fd, _READABLE)
+    poller.poll()  # as a rule for ever: the host kills us
+
+
+def _pass_on(stretch: Stretch, fd: int, channel: int) -> bool:
+    """Send what was printed; False when that takes more than can be done here."""
+    data = os.read(fd, _READ_BYTES)
+    which = int(fd == stretch.stderr)
+    passed = stretch.passed[which] + len(data)
+    header = stretch.header
+    assert header is not None  # noqa: S101  for the type checker only
+    if not data or len(data) == _READ_BYTES or passed > header["output_bytes"]:
+        stretch.left = (which, data)
+        return False
+    stretch.passed[which] = passed
+    text = b'{"ev":"stderr","id":%d}' if which else b'{"ev":"stdout","id":%d}'
+    return _send(stretch, channel, text % header["id"], data)
+
+
+def _send(stretch: Stretch, channel: int, header: bytes, body: bytes) -> bool:
+    frame = LENGTHS.pack(len(header), len(body)) + header + body
+    try:
+        sent = os.write(channel, frame)
+    except OSError:
+        sent = 0  # full, or the host is gone: the machinery finds out
+    stretch.unsent = frame[sent:]
+    return sent == len(frame)
+
+
+def _reap(stretch: Stretch, wakeup: int) -> None:
+    """Take in every child that ended: the context, and orphans that became ours."""
+    os.read(wakeup, 4096)
+    while True:
+        try:
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        if pid == stretch.pid:
+            stretch.end = (status, usage)
+
+
+def _tell_end(stretch: Stretch, channel: int) -> None:
+    """Send `done`, as `Execution.finish` would."""
+    header, end = stretch.header, stretch.end
+    assert header is not None  # noqa: S101  for the type checker only
+    assert end is not None  # noqa: S101  likewise
+    status, usage = end
+    is_killed = os.WIFSIGNALED(status)
+    text = _DONE % (
+        header["id"],
+        b"null" if is_killed else b"%d" % os.WEXITSTATUS(status),
+        b"%d" % os.WTERMSIG(status) if is_killed else b"null",
+        int(usage.ru_utime * 1_000_000),
+        int(usage.ru_stime * 1_000_000),
+        usage.ru_maxrss,
+    )
+    stretch.is_done = True
+    _send(stretch, channel, text, b"")
+
+
+_DONE = (
+    b'{"ev":"done","id":%d,"exit_code":%b,"signal":%b,"alive":false,"raised":false,'
+    b'"cut":{"stdout":0,"stderr":0,"display":0,"stdin":0},'
+    b'"rusage":{"user_us":%d,"system_us":%d,"maxrss_kib":%d}}'
+)

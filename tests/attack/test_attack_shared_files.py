@@ -1,0 +1,154 @@
+"""M09: what one sandbox reads of the files that all share, and whether another can tell.
+
+The shared file is one of the template's; the witness stands on the host, which looks at the same
+inode. The control of each look is the same look from there, where it has to tell.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from arena import Arena
+
+from cellwall.engine.templates import TemplateStore, state_dir
+from cellwall.jail.plan import TEMPLATE_ROOT
+from conftest import Require
+
+pytestmark = [pytest.mark.attack, pytest.mark.root]
+DAY_NS = 86_400 * 10**9
+
+
+class Shared:
+    """A file of the template that no process has open or mapped."""
+
+    def __init__(self) -> None:
+        store = TemplateStore(state_dir())
+        template = Path((store.find("python") or store.build("python")).path)
+        texts = [path for path in template.rglob("*.pyi") if path.stat().st_size > 8192]
+        self.path = max(texts, key=lambda path: path.stat().st_size)
+        self.inside = f"{TEMPLATE_ROOT}/{self.path.relative_to(template)}"
+        self.fd = os.open(self.path, os.O_RDONLY)
+
+    def evict(self) -> None:
+        """Let go of its pages, so that whoever reads it leaves a trace."""
+        os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def is_cached(self) -> bool:
+        """Look without touching; raises OSError where the file system cannot say."""
+        try:
+            return os.preadv(self.fd, [bytearray(1)], 0, os.RWF_NOWAIT) == 1
+        except BlockingIOError:
+            return False
+
+    def accessed_ns(self) -> int:
+        return self.path.stat().st_atime_ns
+
+
+@pytest.fixture
+def shared(require: Require) -> Iterator[Shared]:
+    """The file, on a file system whose page cache can be looked at and emptied."""
+    found = Shared()
+    before = found.path.stat()
+    os.pread(found.fd, 1, 0)
+    seen = [found.is_cached()]
+    found.evict()
+    seen.append(found.is_cached())
+    require("page cache to look at", seen == [True, False], "keep the state directory on a disk")
+    yield found
+    os.utime(found.path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.close(found.fd)
+
+
+def test_reading_a_shared_file_leaves_no_access_time(
+    arena: Arena, shared: Shared, require: Require
+) -> None:
+    """M09"""
+    old = shared.path.stat().st_mtime_ns - DAY_NS
+    os.utime(shared.path, ns=(old, shared.path.stat().st_mtime_ns))
+    read = f"import os\nprint(len(open({shared.inside!r}).read()) > 8192)\n"
+    look = f"print(os.stat({shared.inside!r}).st_atime_ns)"
+    said = arena.run(read + look).stdout.split()[1:]
+    assert said == ["True", str(old)]
+    assert shared.accessed_ns() == old
+    with shared.path.open("rb") as file:
+        file.read()
+    require("access times", shared.accessed_ns() != old, "mount the state directory with relatime")
+
+
+_RESIDENT = """
+import ctypes, mmap, os
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+fd = os.open({path!r}, os.O_RDONLY)
+size = os.fstat(fd).st_size
+start = libc.mmap(None, ctypes.c_size_t(size), 1, 1, fd, ctypes.c_long(0))
+pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+assert libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(size), pages) == 0
+print(all(page & 1 for page in pages))
+print(libc.syscall(451, fd, 0, 0, 0), ctypes.get_errno())  # cachestat
+"""
+
+
+def test_residency_of_a_shared_file_is_not_told(arena: Arena, shared: Shared) -> None:
+    """M09: mincore says "resident" of everything that is not the caller's own."""
+    shared.evict()
+    assert arena.run(_RESIDENT.format(path=shared.inside)).stdout.split()[1:] == [
+        "True",
+        "-1",
+        str(38),  # ENOSYS
+    ]
+    assert not shared.is_cached()
+    assert not _is_resident(shared)  # the owner is told
+
+
+def _is_resident(shared: Shared) -> bool:
+    size = shared.path.stat().st_size
+    pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    start = libc.mmap(None, ctypes.c_size_t(size), 1, 1, shared.fd, ctypes.c_long(0))
+    whole = ctypes.c_void_p(start), ctypes.c_size_t(size)
+    assert libc.mincore(*whole, pages) == 0
+    libc.munmap(*whole)
+    return all(page & 1 for page in pages)
+
+
+_LOOK = """
+import os
+fd = os.open({path!r}, os.O_RDONLY)
+try: print(os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT))
+except OSError: print(0)
+"""
+_READ = "print(len(open({path!r}).read()) > 8192)"
+_EVICT = "import os\nos.posix_fadvise(os.open({path!r}, os.O_RDONLY), 0, 0, 4)\nprint('done')"
+_ACCEPTED = "a side channel that SECURITY.md does not promise to close; {} would"
+
+
+@pytest.mark.xfail(strict=True, reason=_ACCEPTED.format("refusing RWF_NOWAIT of preadv2"))
+def test_pages_one_sandbox_has_read_are_not_seen_by_another(arena: Arena, shared: Shared) -> None:
+    """M09: a bit for each page of every shared file, and without noise."""
+
+    async def looks() -> list[str]:
+        seen = []
+        async with arena.sandbox() as reader, arena.sandbox() as other:
+            for code in ("print(True)", _READ):
+                shared.evict()
+                assert (await reader.run(code.format(path=shared.inside))).stdout == "True\n"
+                seen.append((await other.run(_LOOK.format(path=shared.inside))).stdout)
+        return seen
+
+    quiet, loud = arena.do(looks())
+    assert quiet == loud
+
+
+@pytest.mark.xfail(strict=True, reason=_ACCEPTED.format("ignoring POSIX_FADV_DONTNEED"))
+def test_pages_of_a_shared_file_are_not_dropped_from_inside(arena: Arena, shared: Shared) -> None:
+    """M09: the other half of that channel, and a way to slow the neighbours' reading down."""
+    os.pread(shared.fd, 1, 0)
+    assert arena.run(_EVICT.format(path=shared.inside)).stdout.endswith("done\n")
+    assert shared.is_cached()

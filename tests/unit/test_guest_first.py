@@ -1,0 +1,123 @@
+"""The short way of a sandbox's first program, and the points at which it gives way."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from guest_host import Host, is_alive, wait_until
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    made = Host(tmp_path, ("main",), purpose="program")
+    yield made
+    made.close()
+
+
+def _begin(host: Host, source: str, **fields: Any) -> int:
+    usual = {"stdin": "none", "output_bytes": 100_000, "display": False, "filename": "main.py"}
+    request = {**usual, **fields, "context": "main", "mode": "program"}
+    return host.send("execute", f"import os\n{source}".encode(), **request)
+
+
+def _output(host: Host, number: int) -> tuple[dict[str, bytes], dict[str, Any]]:
+    streams = {"stdout": b"", "stderr": b""}
+    *events, (done, _) = host.events(number)
+    for header, body in events:
+        streams[header["ev"]] += body
+    return streams, done
+
+
+def _open_polls(pid: int) -> int:
+    links = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
+    return sum("eventpoll" in link for link in links)
+
+
+def test_the_usual_program_needs_no_event_loop(host: Host) -> None:
+    streams, done = _output(host, _begin(host, "os.write(1, b'out'); os.write(2, b'err')"))
+    assert streams == {"stdout": b"out", "stderr": b"err"}
+    assert (done["exit_code"], done["signal"], done["alive"]) == (0, None, False)
+    assert done["cut"] == {"stdout": 0, "stderr": 0, "display": 0, "stdin": 0}
+    assert done["rusage"]["maxrss_kib"] > 0
+    assert _open_polls(host.pid) == 0
+
+
+def test_afterwards_everything_else_still_works(host: Host) -> None:
+    _output(host, _begin(host, "pass"))
+    host.send("context_create", context="second")
+    assert host.next()[0]["name"] == "second"
+    assert _open_polls(host.pid) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_signal_is_told(host: Host, number: int) -> None:
+    _, done = _output(host, _begin(host, f"os.kill(os.getpid(), {number})"))
+    assert (done["exit_code"], done["signal"]) == (None, number)
+
+
+@pytest.mark.parametrize("size", [65_535, 65_536, 99_999, 100_000, 100_001, 300_000])
+def test_output_of_any_size_is_cut_at_the_limit(host: Host, size: int) -> None:
+    source = f"for i in range(0, {size}, 1000): os.write(1, b'x' * min(1000, {size} - i))"
+    streams, done = _output(host, _begin(host, source))
+    assert len(streams["stdout"]) == min(size, 100_000)
+    assert done["cut"]["stdout"] == max(0, size - 100_000)
+
+
+def test_output_that_nobody_takes_waits(host: Host) -> None:
+    """The host's socket fills up in the middle of the short way."""
+    number = _begin(host, "for _ in range(3000): os.write(1, b'y' * 1000)", output_bytes=10**7)
+    streams, done = _output(host, number)
+    assert len(streams["stdout"]) == 3_000_000
+    assert done["exit_code"] == 0
+
+
+def test_a_request_in_the_middle_is_served(host: Host) -> None:
+    number = _begin(host, "os.write(1, b'up'); import time; time.sleep(600)")
+    assert host.wait_for("stdout", number)[1] == b"up"
+    host.send("signal", number=number, signal=int(signal.SIGTERM))
+    *_, (done, _body) = host.events(number)
+    assert done["signal"] == signal.SIGTERM
+
+
+def test_what_comes_before_the_program_is_served_first(host: Host) -> None:
+    written = host.send("file_write", b"data", path="f", append=False, parents=False, mode=None)
+    assert host.next()[0]["id"] == written
+    streams, _ = _output(host, _begin(host, "os.write(1, open('f', 'rb').read())"))
+    assert streams["stdout"] == b"data"
+
+
+def test_a_program_that_closes_its_output_is_followed_to_its_end(host: Host) -> None:
+    streams, done = _output(host, _begin(host, "os.write(2, b'e'); os.close(1); os.close(2)"))
+    assert (streams["stderr"], done["exit_code"]) == (b"e", 0)
+
+
+def test_a_child_that_holds_the_output_delays_nothing(host: Host) -> None:
+    source = "os.write(1, b'a')\nif os.fork() == 0:\n import time; time.sleep(600)"
+    streams, done = _output(host, _begin(host, source))
+    assert (streams["stdout"], done["exit_code"]) == (b"a", 0)
+
+
+def test_orphans_are_reaped_while_the_program_runs(host: Host) -> None:
+    source = (
+        "r, w = os.pipe()\n"
+        "if os.fork() == 0:\n"
+        "    if os.fork() == 0:\n"
+        "        os.write(1, b'%d' % os.getpid())\n"
+        "    os._exit(0)\n"
+        "os.wait()\nimport time\ntime.sleep(600)"
+    )
+    number = _begin(host, source)
+    orphan = int(host.wait_for("stdout", number)[1])
+    wait_until(lambda: not Path(f"/proc/{orphan}").exists(), "the orphan is reaped")
+
+
+def test_the_host_s_end_is_everybody_s_end(host: Host) -> None:
+    number = _begin(host, "os.write(1, b'%d' % os.getpid()); import time; time.sleep(600)")
+    pid = int(host.wait_for("stdout", number)[1])
+    host.socket.close()
+    wait_until(lambda: not is_alive(pid), "the program is gone")
