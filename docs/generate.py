@@ -91,7 +91,7 @@ def _words(text: str) -> list[str]:
 def main() -> int:
     """Rewrite the pages, or with `--check` name those that are out of date."""
     stale = 0
-    for name in ("cli.md", "library.md", "server.md"):
+    for name in ("cli.md", "library.md", "sdk.md", "server.md"):
         page = DOCS / name
         present, wanted = page.read_text(encoding="utf-8"), generated(page)
         if "--check" in sys.argv[1:]:

@@ -1,6 +1,7 @@
 """cellwall: run code that nobody has reviewed.
 
-The library's front page: `run`, `arun`, `Sandbox`, `AsyncSandbox` and the types they speak. Not
+The library's front page: `run`, `arun`, `Sandbox`, `AsyncSandbox`, `connect`, `aconnect` and the
+types they speak. Not
 the place where anything happens. Names are imported on first use: `import cellwall` itself must
 stay free, because command lines and forks pay for it.
 """
@@ -11,15 +12,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cellwall.client import aconnect, connect
     from cellwall.embedded import Sandbox, arun, run
-    from cellwall.engine.commands import Command, CommandResult
+    from cellwall.engine.commands import Command
     from cellwall.engine.engine import Engine
     from cellwall.engine.ports import Connection
     from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.engine.settings import EngineSettings
     from cellwall.engine.terminals import Terminal
-    from cellwall.engine.watches import Change
     from cellwall.model.errors import (
+        AccessDenied,
         CapacityError,
         CellwallError,
         Conflict,
@@ -29,24 +31,27 @@ if TYPE_CHECKING:
         PortError,
         SandboxBroken,
         SandboxUnavailable,
+        ServerUnreachable,
         UsageError,
     )
-    from cellwall.model.execution import Event, Execution, ExecutionError
+    from cellwall.model.execution import CommandResult, Event, Execution, ExecutionError
+    from cellwall.model.files import Change, FileEntry
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation, IsolationLevel, Outcome, Verdict
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "cellwall.client": ("aconnect", "connect"),
     "cellwall.embedded": ("Sandbox", "arun", "run"),
-    "cellwall.engine.commands": ("Command", "CommandResult"),
+    "cellwall.engine.commands": ("Command",),
     "cellwall.engine.engine": ("Engine",),
     "cellwall.engine.ports": ("Connection",),
     "cellwall.engine.sandbox": ("AsyncSandbox",),
     "cellwall.engine.settings": ("EngineSettings",),
     "cellwall.engine.terminals": ("Terminal",),
-    "cellwall.engine.watches": ("Change",),
     "cellwall.model.errors": (
+        "AccessDenied",
         "CapacityError",
         "CellwallError",
         "Conflict",
@@ -56,15 +61,18 @@ _HOMES = {
         "PortError",
         "SandboxBroken",
         "SandboxUnavailable",
+        "ServerUnreachable",
         "UsageError",
     ),
-    "cellwall.model.execution": ("Event", "Execution", "ExecutionError"),
+    "cellwall.model.execution": ("CommandResult", "Event", "Execution", "ExecutionError"),
+    "cellwall.model.files": ("Change", "FileEntry"),
     "cellwall.model.limits": ("Limits",),
     "cellwall.model.outcome": ("Isolation", "IsolationLevel", "Outcome", "Verdict"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AccessDenied",
     "AsyncSandbox",
     "CapacityError",
     "CellwallError",
@@ -78,6 +86,7 @@ __all__ = [
     "Event",
     "Execution",
     "ExecutionError",
+    "FileEntry",
     "FileError",
     "HostUnsupported",
     "Isolation",
@@ -89,10 +98,13 @@ __all__ = [
     "Sandbox",
     "SandboxBroken",
     "SandboxUnavailable",
+    "ServerUnreachable",
     "Terminal",
     "UsageError",
     "Verdict",
+    "aconnect",
     "arun",
+    "connect",
     "run",
 ]
 

@@ -85,8 +85,11 @@ def test_readme_console_example_does_what_it_shows(command: str, shown: str, fol
 
 
 def test_every_snippet_is_shown_and_help_is_current() -> None:
-    page = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
-    assert {path.name for path in SNIPPETS} == set(re.findall(r"snippet: (\S+)", page))
+    folder = ROOT / "docs" / "snippets"
+    for name, files in (("library.md", SNIPPETS), ("sdk.md", folder.glob("sdk/*.py"))):
+        page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        shown = set(re.findall(r"snippet: (\S+)", page))
+        assert {str(path.relative_to(folder)) for path in files} == shown
     done = execute([sys.executable, str(ROOT / "docs" / "generate.py"), "--check"], ROOT)
     assert done.returncode == 0, done.stderr
 

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from servers import ALICE, Server
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SDK = sorted((ROOT / "docs" / "snippets" / "sdk").glob("*.py"))
 BLOCKS = dict(re.findall(r"<!-- runs: (\w+) -->\n```sh\n(.*?)```", PAGE, re.DOTALL))
 
 
@@ -47,8 +50,33 @@ def test_chart_comes_back(server: Server, tmp_path: Path) -> None:
 
 
 def test_readme_shows_the_same() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert BLOCKS["chart"] in readme
+    assert BLOCKS["chart"] in README
+
+
+def python(argv: list[str], server: Server, folder: Path) -> None:
+    env = {**os.environ, "CELLWALL_URL": server.address, "CELLWALL_API_KEY": ALICE}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *argv],
+        env=env,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("snippet", SDK, ids=lambda path: path.stem)
+def test_snippet_of_the_sdk_runs(snippet: Path, server: Server, tmp_path: Path) -> None:
+    python([str(snippet)], server, tmp_path)
+
+
+def test_readme_leads_to_the_sdk(server: Server, tmp_path: Path) -> None:
+    block = re.search(r"<!-- runs: sdk -->\n```py\n(.*?)```", README, re.DOTALL)
+    assert block is not None
+    python(["-c", block[1]], server, tmp_path)
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_one_program_and_a_session(server: Server, tmp_path: Path) -> None:

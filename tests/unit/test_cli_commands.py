@@ -16,7 +16,10 @@ import cellwall
 from cellwall.apps.bench.processes import descendants
 from conftest import Require
 
-COMMANDS = ["run", "shell", "doctor", "languages", "demo", "bench", "sweep", "templates", "jail"]
+COMMANDS = [
+    "run", "serve", "sandbox", "top", "shell", "doctor", "languages", "demo", "bench", "sweep",
+    "templates", "jail",
+]  # fmt: skip
 
 
 def test_help_names_every_command_and_status_is_0() -> None:
@@ -38,7 +41,8 @@ def test_a_wrong_option_is_status_2() -> None:
 def test_starting_costs_neither_engine_nor_rich() -> None:
     code = (
         "import sys, cellwall.apps.cli.main\n"
-        "heavy = ('rich', 'cellwall.engine', 'cellwall.jail', 'cellwall.runtimes')\n"
+        "heavy = ('rich', 'httpx', 'websockets', 'cellwall.engine', 'cellwall.jail',"
+        " 'cellwall.runtimes')\n"
         "print([name for name in sys.modules if name.startswith(heavy)])"
     )
     done = subprocess.run(

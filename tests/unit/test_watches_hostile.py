@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 from channel_pair import Pair, frame, with_pair
 
-from cellwall.engine.watches import MOST_WATCHES, Change, Watch
+from cellwall.engine.watches import MOST_WATCHES, Watch
 from cellwall.model.errors import CapacityError, FileError, SandboxBroken
+from cellwall.model.files import Change
 from cellwall.runtimes.streams import WINDOW_BYTES
 
 STARTED = b'{"change":"watching","path":"."}\n'

@@ -1,4 +1,59 @@
 """The SDK over HTTP: the nouns of the library, with few dependencies.
 
-Imported by users and `apps`; must never pull in the engine, a runtime or the jail.
+Imported by users and `apps`; must never pull in the engine, a runtime or the jail. `connect` gives
+`Sandbox` and `run`, `aconnect` gives `AsyncSandbox` and `arun`; both mean what they mean in the
+embedded library, done by a server.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cellwall.client.address import Address
+    from cellwall.client.asynchronous import AsyncClient
+    from cellwall.client.blocking import Client
+
+__all__ = ["aconnect", "connect"]
+
+
+def connect(
+    url: str | None = None, api_key: str | None = None, *, timeout_s: float = 60.0
+) -> Client:
+    """Return a client of the server at `url`, whose key was checked.
+
+    Without arguments CELLWALL_URL (`http://127.0.0.1:8080`) and CELLWALL_API_KEY count.
+    `unix:/path` is a server on a unix socket. `timeout_s` is for calls that answer at once; what
+    runs has limits of its own. Raises UsageError, AccessDenied, ServerUnreachable.
+    """
+    from cellwall.client.blocking import connected
+
+    return connected(_address(url, api_key), timeout_s)
+
+
+async def aconnect(
+    url: str | None = None, api_key: str | None = None, *, timeout_s: float = 60.0
+) -> AsyncClient:
+    """Do what `connect` does, on the caller's event loop."""
+    from cellwall.client.asynchronous import connected
+
+    return await connected(_address(url, api_key), timeout_s)
+
+
+def _address(url: str | None, api_key: str | None) -> Address:
+    import os
+
+    try:
+        import httpx  # noqa: F401
+        import websockets  # noqa: F401
+    except ModuleNotFoundError as error:
+        from cellwall.model.errors import HostUnsupported
+
+        raise HostUnsupported(
+            "client",
+            f"connect: the package {error.name!r} is not installed",
+            remedy="run: pip install 'cellwall[client]'",
+        ) from None
+    from cellwall.client.address import address_of
+
+    return address_of(url, api_key, os.environ)

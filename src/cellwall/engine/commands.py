@@ -8,64 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import signal as signals
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
-from cellwall.engine.execution import Attempt, OnEvent, Work
+from cellwall.engine.execution import Attempt, Work
 from cellwall.engine.files import file_error
 from cellwall.engine.requests import check_env, check_path, check_stdin, check_words
 from cellwall.model.errors import NotFound, UsageError
-from cellwall.model.outcome import Outcome, Verdict
+from cellwall.model.execution import CommandResult
 from cellwall.runtimes.channel import GuestRefused
+from cellwall.surface.callbacks import OnEvent, OnText, by_stream
 
 if TYPE_CHECKING:
     from cellwall.engine.execution import Recorder
     from cellwall.engine.live import Live
     from cellwall.engine.tasks import Tasks
     from cellwall.engine.terminals import Terminal
-    from cellwall.model.execution import Event
 
-OnText = Callable[[str], None]
 _BACKGROUND_S = 86_400.0
 """Wall limit of a background command that names none: the sandbox's own life ends it earlier."""
-
-
-@dataclass(frozen=True, slots=True)
-class CommandResult:
-    """How a command ended."""
-
-    stdout: str
-    stderr: str
-    outcome: Outcome
-
-    @property
-    def exit_code(self) -> int | None:
-        """The exit status, or None when a signal or a limit ended it."""
-        return self.outcome.exit_code
-
-    @property
-    def ok(self) -> bool:
-        """Report whether the verdict is `ok`."""
-        return self.outcome.verdict is Verdict.OK
-
-
-def by_stream(
-    on_stdout: OnText | None, on_stderr: OnText | None, on_event: OnEvent | None = None
-) -> OnEvent | None:
-    """Return one event callback that serves all three, or None if there is none."""
-    if on_stdout is None and on_stderr is None:
-        return on_event
-
-    def deliver(event: Event) -> None:
-        if on_event is not None:
-            on_event(event)
-        if event.kind == "stdout" and on_stdout is not None:
-            on_stdout(event.text or "")
-        elif event.kind == "stderr" and on_stderr is not None:
-            on_stderr(event.text or "")
-
-    return deliver
 
 
 class Command:

@@ -27,6 +27,7 @@ from cellwall.runtimes.channel import (
     GuestRefused,
     strict_json,
 )
+from cellwall.surface import callbacks
 
 if TYPE_CHECKING:
     from cellwall.engine.live import Live
@@ -39,7 +40,7 @@ _GRACE_S = 1.0
 """Between asking a program in a living sandbox to stop and killing the sandbox."""
 _STDIN_STEP_BYTES = 1024 * 1024
 
-OnEvent = Callable[[Event], None]
+OnEvent = callbacks.OnEvent
 OnStart = Callable[["Attempt"], None]
 """Called once, when the code has been handed over; the attempt is the caller's handle on it."""
 

@@ -10,24 +10,22 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
-import io
-import os
-import tarfile
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from cellwall.engine import transfers
-from cellwall.engine.arrivals import Arrival
 from cellwall.engine.requests import FILE_CAP_BYTES, check_path
-from cellwall.model.errors import FileError, SandboxBroken, UsageError
+from cellwall.model.errors import FileError, SandboxBroken
+from cellwall.model.files import FileEntry, Listing
 from cellwall.runtimes.channel import FrameError, GuestRefused, Reply, strict_json
+from cellwall.surface import local_files
 
 if TYPE_CHECKING:
     from cellwall.engine.live import Live
     from cellwall.engine.transfers import Piece
     from cellwall.engine.watches import Watch
+    from cellwall.surface.callbacks import OnProgress
 
 _STEP_BYTES = 1024 * 1024
 _REASONS = frozenset(
@@ -44,50 +42,6 @@ _REASONS = frozenset(
 )
 READ_CAP_BYTES = 256 * 1024 * 1024
 """Most bytes of one `read`; they end up in our memory. Use `stream` for more."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileEntry:
-    """One file as the inside describes it; hostile text, for showing only."""
-
-    name: str
-    path: str
-    type: str
-    size: int
-    mode: int
-    mtime: float
-    target: str | None = None
-
-    @classmethod
-    def parse(cls, value: object) -> FileEntry:
-        """Check one entry; `FrameError` when it is not one."""
-        if not isinstance(value, dict):
-            raise FrameError("file entry: not an object")
-        texts = [value.get(name, "") for name in ("name", "path", "type")]
-        numbers = [value.get(name, 0) for name in ("size", "mode", "mtime")]
-        target = value.get("target")
-        if not all(isinstance(text, str) for text in texts) or not all(
-            isinstance(number, (int, float)) for number in numbers
-        ):
-            raise FrameError("file entry: fields of the wrong type")
-        return cls(
-            texts[0],
-            texts[1],
-            texts[2],
-            int(numbers[0]),
-            int(numbers[1]),
-            float(numbers[2]),
-            target if isinstance(target, str) else None,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """What a directory holds."""
-
-    entries: list[FileEntry]
-    is_truncated: bool
-    """There were more entries than asked for, or than fit one answer."""
 
 
 def file_error(refusal: GuestRefused, step: str) -> FileError | SandboxBroken:
@@ -260,43 +214,54 @@ class Files:
 
     # -- trees -----------------------------------------------------------------------------
 
-    async def upload_dir(self, local: str | Path, remote: str = ".") -> int:
+    async def upload(
+        self,
+        local: str | Path,
+        remote: str,
+        *,
+        mode: int | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> int:
+        """Copy a file of the caller's into the sandbox; return its size."""
+        path = Path(local)
+        size = await local_files.check_file(path, "upload")
+        progress = local_files.Progress(on_progress, size)
+        pieces = local_files.file_pieces(path, size, progress)
+        return await self.write_stream(remote, pieces, mode=mode)
+
+    async def download(
+        self, remote: str, local: str | Path, *, on_progress: OnProgress | None = None
+    ) -> int:
+        """Copy a file out of the sandbox to `local`, which is replaced; return its size."""
+        first = await self.read_piece(remote, 0, 1)
+        progress = local_files.Progress(on_progress, first.size)
+        pieces = self.read_stream(remote, 0, first.size, first.inode)
+        return await local_files.save(Path(local), pieces, progress)
+
+    async def upload_dir(
+        self, local: str | Path, remote: str = ".", *, on_progress: OnProgress | None = None
+    ) -> int:
         """Copy a directory of the caller's into the sandbox; return the number of bytes sent."""
-        root = Path(local)
-        if not await asyncio.to_thread(root.is_dir):
-            raise UsageError(f"upload_dir: {local} is not a directory", remedy="name a directory")
-        self._live.check_alive()
-        self._live.touch()
-        channel = self._live.channel
-        number, reply = channel.open_transfer("tree_put", {"path": check_path(remote)})
-        sent = 0
-        try:
-            steps = _tar_steps(root)
-            while not reply.done() and (step := await asyncio.to_thread(next, steps, b"")):
-                channel.send({"op": "chunk", "id": number}, step)
-                sent += len(step)
-                await channel.wait_writable()
-            channel.send({"op": "chunk_end", "id": number})
-            with _translated(f"tree_put {remote!r}"):
-                await reply
-        finally:
-            channel.forget(number)
-        return sent
+        root, progress = Path(local), local_files.Progress(on_progress)
+        await local_files.check_directory(root, "upload_dir")
+        await self.put_tree(remote, local_files.tree_pieces(root, progress))
+        return progress.bytes
 
     async def download_dir(
-        self, remote: str, local: str | Path, *, most_bytes: int = 1 << 30
+        self,
+        remote: str,
+        local: str | Path,
+        *,
+        most_bytes: int = 1 << 30,
+        on_progress: OnProgress | None = None,
     ) -> int:
         """Copy a directory out of the sandbox into `local`, which is made; return its file count.
 
         Only regular files and directories arrive; links and special files are left out.
         """
-        arrival = Arrival(Path(local), most_bytes)
-        try:
-            async for step in self.stream_dir(remote):
-                await asyncio.to_thread(arrival.feed, step)
-            return await asyncio.to_thread(arrival.finish)
-        finally:
-            await asyncio.to_thread(arrival.close)
+        progress = local_files.Progress(on_progress)
+        pieces = self.stream_dir(remote)
+        return await local_files.unpack(Path(local), pieces, most_bytes, progress)
 
     async def stream_dir(self, remote: str) -> AsyncGenerator[bytes, None]:
         """Yield a directory as a tar stream. Hostile bytes: do not extract them carelessly."""
@@ -333,52 +298,5 @@ def _translated(step: str) -> Iterator[None]:
         yield
     except GuestRefused as refusal:
         raise file_error(refusal, step) from None
-    except FrameError as error:
+    except ValueError as error:  # a FrameError, or an entry that is none
         raise SandboxBroken(f"{step}: bad answer: {error}", remedy="close the sandbox") from None
-
-
-def _tar_steps(root: Path) -> Iterator[bytes]:
-    """Yield the caller's own tree as tar, a piece at a time."""
-    buffer = _Drained()
-    with tarfile.open(fileobj=buffer, mode="w|", bufsize=64 * 1024) as tar:
-        for directory, names, files in os.walk(root):
-            names.sort()
-            for name in sorted([*names, *files]):
-                path = os.path.join(directory, name)
-                inner = os.path.relpath(path, root)
-                info: tarfile.TarInfo | None = tar.gettarinfo(path, inner)
-                if info is None:  # a socket
-                    continue
-                info.uid = info.gid = 0
-                info.uname = info.gname = ""
-                if info.isreg():
-                    with open(path, "rb") as stream:
-                        tar.addfile(info, stream)
-                else:
-                    tar.addfile(info)
-                if buffer.size >= _STEP_BYTES:
-                    yield from buffer.take()
-    yield from buffer.take()
-
-
-class _Drained(io.RawIOBase):
-    """Collects what `tarfile` writes until it is taken."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self.size = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:  # noqa: ANN401 - a buffer
-        self._parts.append(bytes(data))
-        self.size += len(data)
-        return len(data)
-
-    def take(self) -> Iterator[bytes]:
-        whole = b"".join(self._parts)
-        self._parts.clear()
-        self.size = 0
-        for start in range(0, len(whole), _STEP_BYTES):
-            yield whole[start : start + _STEP_BYTES]

@@ -11,42 +11,25 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import CapacityError, PortError, SandboxBroken, UsageError
-from cellwall.runtimes.channel import CONNECTION, ChannelLost, FrameError, GuestRefused, strict_json
+from cellwall.model.files import ListeningPort
+from cellwall.runtimes.channel import CONNECTION, ChannelLost, GuestRefused, strict_json
 from cellwall.runtimes.streams import WINDOW_BYTES, ByteStream
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from cellwall.engine.forwards import Forward
     from cellwall.engine.live import Live
     from cellwall.engine.tasks import Tasks
+    from cellwall.surface.forwards import Forward
 
 MOST_CONNECTIONS = 128
 """At once and per sandbox; init has the same bound."""
 _CONNECT_S = 10.0
 _LINGER_S = 5.0
 """How long a server may take to read what was written before a close."""
-
-
-@dataclass(frozen=True, slots=True)
-class ListeningPort:
-    """One TCP port that is listened on, as the inside says; for showing only."""
-
-    port: int
-    address: str
-
-    @classmethod
-    def parse(cls, value: object) -> ListeningPort:
-        """Check one entry; `FrameError` when it is not one."""
-        known = value if isinstance(value, dict) else {}
-        port, address = known.get("port"), known.get("address")
-        if type(port) is not int or not 1 <= port <= 65_535 or not isinstance(address, str):
-            raise FrameError("listening port: not what it should be")
-        return cls(port, address)
 
 
 class Connection:
@@ -256,9 +239,9 @@ class Ports:
             reply = await self._live.channel.request("port_list")
             entries = strict_json(reply.body)
             if not isinstance(entries, list):
-                raise FrameError("not a list")
+                raise ValueError("not a list")
             return [ListeningPort.parse(entry) for entry in entries]
-        except (FrameError, GuestRefused) as error:
+        except (ValueError, GuestRefused) as error:
             raise SandboxBroken(f"port_list: {error}", remedy="close the sandbox") from None
 
     def forward(self, port: int, local_port: int = 0) -> Forward:
@@ -266,7 +249,7 @@ class Ports:
 
         Every process of this machine can connect to it. 0: the kernel picks a free one.
         """
-        from cellwall.engine.forwards import Forward
+        from cellwall.surface.forwards import Forward
 
         check_port(port, lowest=1)
         check_port(local_port, lowest=0)

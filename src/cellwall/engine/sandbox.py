@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from cellwall.engine.commands import Commands, OnText, by_stream
+from cellwall.engine.commands import Commands
 from cellwall.engine.contexts import Contexts
-from cellwall.engine.execution import Attempt, OnEvent, OnStart, Work, finish
+from cellwall.engine.execution import Attempt, OnStart, Work, finish
 from cellwall.engine.files import Files, file_error
 from cellwall.engine.requests import check_source, check_stdin
 from cellwall.languages import registry
@@ -24,6 +24,7 @@ from cellwall.model.errors import Conflict, UsageError
 from cellwall.model.ids import new_id
 from cellwall.model.outcome import Isolation, Verdict
 from cellwall.runtimes.channel import GuestRefused
+from cellwall.surface.callbacks import OnEvent, OnText, by_stream
 
 if TYPE_CHECKING:
     from types import TracebackType

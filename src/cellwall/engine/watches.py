@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.files import file_error
 from cellwall.model.errors import CapacityError, SandboxBroken
+from cellwall.model.files import CHANGE_KINDS, Change
 from cellwall.runtimes.channel import WATCH, ChannelLost, FrameError, GuestRefused, strict_json
 from cellwall.runtimes.streams import WINDOW_BYTES, ByteStream
 
@@ -26,31 +26,6 @@ MOST_WATCHES = 8
 """At once and per sandbox, those that are being closed included; init has the same bound."""
 _LINE_CAP_BYTES = 64 * 1024
 _STARTED = "watching"
-
-ChangeKind = Literal["created", "modified", "removed", "moved", "overflow"]
-_KINDS: dict[str, ChangeKind] = {
-    "created": "created",
-    "modified": "modified",
-    "removed": "removed",
-    "moved": "moved",
-    "overflow": "overflow",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One change, as the inside says; hostile text, for showing only.
-
-    `overflow`: changes at or below `path` went unreported; list it again. `removed` of `.` is the
-    end of the watched directory, and of the watch.
-    """
-
-    kind: ChangeKind
-    path: str
-    """Relative to the watched directory; `.` is itself."""
-    target: str | None = None
-    """Where a `moved` one is now, relative as well."""
-    is_directory: bool = False
 
 
 class Watch:
@@ -182,7 +157,7 @@ class Watch:
 
     def _change(self, line: dict[str, Any]) -> Change:
         kind, path, target = line.get("change"), line.get("path"), line.get("to")
-        known = _KINDS.get(kind) if isinstance(kind, str) else None
+        known = CHANGE_KINDS.get(kind) if isinstance(kind, str) else None
         if known is None or not isinstance(path, str) or not isinstance(target, (str, type(None))):
             raise self._broken()
         return Change(known, path, target, line.get("directory") is True)

@@ -12,7 +12,9 @@ callers' mistakes. Every message names the step, the object and the remedy.
     ├── FileError             a file operation inside the sandbox was refused by its kernel
     ├── PortError             a connection to a port inside was refused, reset or not answered
     ├── HostUnsupported       this machine cannot give what was asked for (start-up, 503)
-    └── SandboxBroken         our fault: please file a bug; the sandbox was destroyed (500)
+    ├── SandboxBroken         our fault: please file a bug; the sandbox was destroyed (500)
+    ├── AccessDenied          the server does not know the key, or it may not do that (401, 403)
+    └── ServerUnreachable     no server answers at that address, or no longer
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ class CellwallError(Exception):
     """Base of every error cellwall raises on purpose."""
 
     code = "error"
+    request_id: str | None = None
+    """What to quote to the operator, if it came from a server."""
 
     def __init__(self, message: str, *, remedy: str | None = None) -> None:
         """Keep the remedy apart from the message so that doors can show both."""
@@ -112,3 +116,15 @@ class SandboxBroken(CellwallError):
     """We failed to build, confine or speak to a sandbox; it has been destroyed."""
 
     code = "sandbox_broken"
+
+
+class AccessDenied(CellwallError):
+    """A server refused the caller: no key, an unknown one, or one that may not do that."""
+
+    code = "access"
+
+
+class ServerUnreachable(CellwallError):
+    """There is no connection to a server, or it broke and could not be made again."""
+
+    code = "unreachable"

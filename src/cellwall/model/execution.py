@@ -13,7 +13,7 @@ from typing import Any, Literal
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Outcome, Verdict
 
-EventKind = Literal["stdout", "stderr", "display", "result", "error", "value", "end"]
+EventKind = Literal["stdout", "stderr", "display", "result", "error", "value", "gap", "end"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,9 @@ class Event:
     """One thing that happened. `seq` counts from 1 within its execution.
 
     `text` for stdout and stderr, `data` (a MIME bundle, text by type) for display and result,
-    `error` for error, `value` for value (the function result), `outcome` for end.
+    `error` for error, `value` for value (the function result), `outcome` for end. A `gap` comes
+    only over a connection that was lost for long: events up to this `seq` are no longer kept, and
+    `value` says which (`after`, `next`, `lost`).
     """
 
     seq: int
@@ -40,6 +42,25 @@ class ExecutionError:
     name: str
     value: str
     traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """How a command ended."""
+
+    stdout: str
+    stderr: str
+    outcome: Outcome
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit status, or None when a signal or a limit ended it."""
+        return self.outcome.exit_code
+
+    @property
+    def ok(self) -> bool:
+        """Report whether the verdict is `ok`."""
+        return self.outcome.verdict is Verdict.OK
 
 
 @dataclass(frozen=True, slots=True)

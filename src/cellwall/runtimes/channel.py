@@ -285,7 +285,9 @@ class GuestChannel:
     async def wait_ready(self, timeout_s: float) -> Mapping[str, Any]:
         """Return the guest's `ready` header; `ChannelLost` if it ends or takes longer."""
         try:
-            return await asyncio.wait_for(asyncio.shield(self._ready), timeout_s)
+            # Not `wait_for`: on 3.11 it loses a cancellation that comes together with the result.
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(self._ready)
         except TimeoutError:
             raise ChannelLost(f"guest channel: no ready event within {timeout_s:g} s") from None
 

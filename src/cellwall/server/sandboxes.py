@@ -18,8 +18,9 @@ from cellwall.server.times import rfc3339
 from cellwall.server.tracked import Tracked
 
 if TYPE_CHECKING:
-    from cellwall.engine.commands import Command, CommandResult
+    from cellwall.engine.commands import Command
     from cellwall.engine.sandbox import AsyncSandbox
+    from cellwall.model.execution import CommandResult
     from cellwall.server.schemas import Window
     from cellwall.server.settings import ServerSettings
 

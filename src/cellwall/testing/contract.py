@@ -451,7 +451,7 @@ while True: pass"""
         ours.run("print(1)")
         with ours.sandbox() as sandbox:
             sandbox.run("x = 1")
-        statistics = ours.runner.engine.statistics
+        statistics = ours.runner.subject.statistics
         ours.close()
         assert statistics().runtimes[self.runtime_name].live == 0
         assert statistics().pool.parked == 0

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 import pytest
 
 from cellwall.embedded import Sandbox
-from cellwall.embedded.terminals import SyncTerminal
 from cellwall.model.errors import FileError, PortError
 from cellwall.model.outcome import Verdict
+from cellwall.surface.terminals import SyncTerminal
 
 _JOB = """
 import os, signal, time

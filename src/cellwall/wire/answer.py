@@ -126,6 +126,10 @@ def _value_event(event: Event) -> tuple[str, dict[str, Any]]:
     return "value", {"value": event.value}
 
 
+def _gap_event(event: Event) -> tuple[str, dict[str, Any]]:
+    return "gap", dict(event.value)
+
+
 def _end_event(event: Event) -> tuple[str, dict[str, Any]]:
     if event.outcome is None:
         raise ValueError(f"event {event.seq}: kind `end` without an outcome")
@@ -139,6 +143,7 @@ _EVENTS: Mapping[str, Callable[[Event], tuple[str, dict[str, Any]]]] = {
     "result": _data_event,
     "error": _error_event,
     "value": _value_event,
+    "gap": _gap_event,
     "end": _end_event,
 }
 

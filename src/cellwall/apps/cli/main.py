@@ -21,10 +21,12 @@ from cellwall.apps.cli import (
     jail_explain,
     languages,
     run,
+    sandbox,
     serve,
     shell,
     sweep,
     templates,
+    top,
 )
 from cellwall.apps.cli.exit_status import INTERRUPTED, OUR_FAILURE
 from cellwall.apps.cli.terminal import complain
@@ -39,8 +41,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for module in (run, serve, shell, languages, doctor, sweep, demo, bench):
+for module in (run, serve, top, shell, languages, doctor, sweep, demo, bench):
     module.register(app)
+app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(templates.app, name="templates")
 app.add_typer(jail_explain.app, name="jail")
 

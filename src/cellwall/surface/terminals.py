@@ -1,30 +1,27 @@
-"""The terminals of a synchronous sandbox; the engine's `terminals` say what each call does."""
+"""The terminals of a synchronous sandbox; the asynchronous `terminals` say what each call does."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cellwall.embedded.commands import SyncCommand
-from cellwall.engine.terminals import Terminal
-from cellwall.runtimes.streams import WINDOW_BYTES
+from cellwall.surface.commands import SyncCommand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cellwall.embedded import Runner
-    from cellwall.engine.commands import Command
-    from cellwall.engine.sandbox import AsyncSandbox
+    from cellwall.surface.faces import AnySandbox, AnyTerminal
+    from cellwall.surface.threads import LoopThread
 
 
 class SyncTerminal(SyncCommand):
     """A command on a terminal: bytes out by `read` or iteration, bytes in by `write`."""
 
-    def __init__(self, runner: Runner, sandbox: AsyncSandbox, terminal: Terminal) -> None:
+    def __init__(self, thread: LoopThread[Any], sandbox: AnySandbox, terminal: AnyTerminal) -> None:
         """Made by `SyncCommands.start` with `pty`."""
-        super().__init__(runner, sandbox, terminal)
+        super().__init__(thread, sandbox, terminal)
         self._terminal = terminal
 
-    def read(self, most_bytes: int = WINDOW_BYTES) -> bytes:
+    def read(self, most_bytes: int = 262_144) -> bytes:
         """Return what it printed since, at least one byte; `b""` after its end."""
         return self._do(lambda: self._terminal.read(most_bytes))
 
@@ -44,9 +41,3 @@ class SyncTerminal(SyncCommand):
     def close(self) -> None:
         """Hang up: kill its processes and forget what was not read."""
         self._do(self._terminal.close)
-
-
-def wrapped(runner: Runner, sandbox: AsyncSandbox, command: Command) -> SyncTerminal:
-    """Return the synchronous twin of a command that is a terminal."""
-    assert isinstance(command, Terminal)  # noqa: S101 - there is no third kind
-    return SyncTerminal(runner, sandbox, command)

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellwall.engine.arrivals import Arrival
 from cellwall.model.errors import CellwallError, Conflict, FileError
+from cellwall.surface.arrivals import Arrival
 
 
 def tar(*members: tuple[str, bytes, bytes], format_: int = tarfile.PAX_FORMAT) -> bytes:

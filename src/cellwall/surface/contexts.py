@@ -1,8 +1,8 @@
-"""The contexts of a synchronous sandbox; the engine's `contexts` say what each call does."""
+"""The contexts of a synchronous sandbox; the asynchronous `contexts` say what each call does."""
 
 from __future__ import annotations
 
-from cellwall.embedded.part import Part
+from cellwall.surface.part import Part
 
 
 class SyncContexts(Part):

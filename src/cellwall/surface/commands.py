@@ -1,33 +1,34 @@
-"""The commands of a synchronous sandbox; the engine's `commands` say what each call does."""
+"""The commands of a synchronous sandbox; the asynchronous `commands` say what each call does."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
-from cellwall.embedded.part import Part
-from cellwall.engine.commands import Command, OnText, by_stream
+from cellwall.surface.callbacks import OnEvent, OnText, by_stream
+from cellwall.surface.faces import AnyTerminal
+from cellwall.surface.part import Part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cellwall.embedded import Runner
-    from cellwall.embedded.terminals import SyncTerminal
-    from cellwall.engine.commands import CommandResult
-    from cellwall.engine.sandbox import AsyncSandbox
+    from cellwall.model.execution import CommandResult
+    from cellwall.surface.faces import AnyCommand, AnySandbox
+    from cellwall.surface.terminals import SyncTerminal
+    from cellwall.surface.threads import LoopThread
 
 
 class SyncCommand(Part):
     """A command in the background."""
 
-    def __init__(self, runner: Runner, sandbox: AsyncSandbox, command: Command) -> None:
+    def __init__(self, thread: LoopThread[Any], sandbox: AnySandbox, command: AnyCommand) -> None:
         """Made by `SyncCommands.start`."""
-        super().__init__(runner, sandbox)
+        super().__init__(thread, sandbox)
         self._command = command
 
     @property
-    def id(self) -> int:
-        """Our number for it."""
+    def id(self) -> Any:  # noqa: ANN401 - a number in the engine, a text over HTTP
+        """Its id."""
         return self._command.id
 
     @property
@@ -66,12 +67,13 @@ class SyncCommands(Part):
         *,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
-        **options: Any,  # noqa: ANN401 - of Commands.run
+        on_event: OnEvent | None = None,
+        **options: Any,  # noqa: ANN401 - of the asynchronous `run`
     ) -> CommandResult:
         """Run a command (a string goes to a shell) and return how it ended."""
-        deliver = by_stream(on_stdout, on_stderr)
-        return self._runner.call(
-            lambda _engine, put: self._inner.commands.run(
+        deliver = by_stream(on_stdout, on_stderr, on_event)
+        return self._thread.call(
+            lambda _subject, put: self._inner.commands.run(
                 command, on_event=None if deliver is None else put, **options
             ),
             deliver,
@@ -100,7 +102,7 @@ class SyncCommands(Part):
         pty: tuple[int, int] | None = None,
         **options: Any,
     ) -> SyncCommand:
-        """Start a command in the background; its callbacks run on the engine's thread.
+        """Start a command in the background; its callbacks run on the loop's thread.
 
         With `pty`, (rows, columns), it runs on a terminal.
         """
@@ -108,22 +110,26 @@ class SyncCommands(Part):
             options["pty"] = pty
         return self._wrap(self._do(partial(self._inner.commands.start, command, **options)))
 
-    def _wrap(self, command: Command) -> SyncCommand:
-        if type(command) is Command:
-            return SyncCommand(self._runner, self._inner, command)
-        from cellwall.embedded.terminals import wrapped
+    def _wrap(self, command: AnyCommand) -> SyncCommand:
+        if not isinstance(command, AnyTerminal):
+            return SyncCommand(self._thread, self._inner, command)
+        from cellwall.surface.terminals import SyncTerminal
 
-        return wrapped(self._runner, self._inner, command)
+        return SyncTerminal(self._thread, self._inner, command)
 
     def list(self) -> list[SyncCommand]:
         """Return the background commands that run."""
         found = self._do(self._inner.commands.list)
         return [self._wrap(command) for command in found]
 
-    def kill(self, command_id: int, signal: int = 9) -> None:
+    def get(self, command_id: int | str) -> SyncCommand:
+        """Return the background command of that id."""
+        return self._wrap(self._do(lambda: self._inner.commands.get(command_id)))
+
+    def kill(self, command_id: int | str, signal: int = 9) -> None:
         """Signal a background command's process tree."""
         self._do(lambda: self._inner.commands.kill(command_id, signal))
 
-    def send_stdin(self, command_id: int, data: str | bytes) -> None:
+    def send_stdin(self, command_id: int | str, data: str | bytes) -> None:
         """Write to a background command's standard input."""
         self._do(lambda: self._inner.commands.send_stdin(command_id, data))

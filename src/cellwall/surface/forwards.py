@@ -1,7 +1,7 @@
 """A port of the host's loopback that leads to a port inside a sandbox.
 
-Made by `Ports.forward`. Any process of this machine can connect to it; whoever has to ask for a
-key puts a door before `Ports.connect` instead. The invariant: bytes wait in windows on both
+Made by `ports.forward`. Any process of this machine can connect to it; whoever has to ask for a
+key puts a door before `ports.connect` instead. The invariant: bytes wait in windows on both
 sides, so neither a slow client nor a slow server makes our memory grow.
 """
 
@@ -10,19 +10,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cellwall.model.errors import CapacityError, CellwallError, PortError, SandboxUnavailable
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from cellwall.engine.ports import Connection
-    from cellwall.engine.tasks import Tasks
+    from cellwall.surface.tasks import Tasks
 
 HOST = "127.0.0.1"
 _STEP_BYTES = 64 * 1024
 _BROKEN_OFF = (PortError, SandboxUnavailable, OSError)
+
+
+class Connection(Protocol):
+    """What a forward needs of a connection to the inside."""
+
+    async def read(self, most_bytes: int = ..., /) -> bytes:
+        """Return what has come, at least one byte; `b""` after the last."""
+
+    async def write(self, data: bytes, /) -> None:
+        """Send; waits while the server takes none."""
+
+    async def write_eof(self) -> None:
+        """Say that no more will be written."""
+
+    async def aclose(self) -> None:
+        """Close it: what was written still arrives."""
+
+    def abort(self) -> None:
+        """Break it off."""
 
 
 class Forward:

@@ -1,4 +1,4 @@
-"""The ports of a synchronous sandbox; the engine's `ports` say what each call does.
+"""The ports of a synchronous sandbox; the asynchronous `ports` say what each call does.
 
 A connection looks like a socket as far as one is needed to talk: `recv`, `sendall`, `shutdown`.
 Programs that want a real one connect to a `forward`.
@@ -7,26 +7,28 @@ Programs that want a real one connect to a `forward`.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cellwall.embedded.part import Part
+from cellwall.surface.part import Part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-    from cellwall.embedded import Runner
-    from cellwall.engine.forwards import Forward
-    from cellwall.engine.ports import Connection, ListeningPort
-    from cellwall.engine.sandbox import AsyncSandbox
+    from cellwall.model.files import ListeningPort
+    from cellwall.surface.faces import AnySandbox
+    from cellwall.surface.forwards import Connection, Forward
+    from cellwall.surface.threads import LoopThread
 
 
 class SyncConnection(Part):
     """One connection to a server inside."""
 
-    def __init__(self, runner: Runner, sandbox: AsyncSandbox, connection: Connection) -> None:
+    def __init__(
+        self, thread: LoopThread[Any], sandbox: AnySandbox, connection: Connection
+    ) -> None:
         """Made by `SyncPorts.connect`."""
-        super().__init__(runner, sandbox)
+        super().__init__(thread, sandbox)
         self._connection = connection
 
     def recv(self, most_bytes: int = 65_536) -> bytes:
@@ -78,7 +80,7 @@ class SyncPorts(Part):
     def connect(self, port: int, *, timeout: float = 10.0) -> SyncConnection:
         """Connect to a TCP server that listens on loopback inside."""
         connection = self._do(lambda: self._inner.ports.connect(port, timeout=timeout))
-        return SyncConnection(self._runner, self._inner, connection)
+        return SyncConnection(self._thread, self._inner, connection)
 
     def list(self) -> list[ListeningPort]:
         """Return the TCP ports that are listened on inside, as the inside says."""
@@ -97,5 +99,5 @@ class SyncPorts(Part):
             self._do(forward.aclose)
 
 
-async def _opened(sandbox: AsyncSandbox, port: int, local_port: int) -> Forward:
+async def _opened(sandbox: AnySandbox, port: int, local_port: int) -> Forward:
     return await sandbox.ports.forward(port, local_port)

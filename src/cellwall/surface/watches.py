@@ -1,25 +1,25 @@
-"""The watches of a synchronous sandbox; the engine's `watches` say what each call does."""
+"""The watches of a synchronous sandbox; the asynchronous `watches` say what each call does."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cellwall.embedded.part import Part
+from cellwall.surface.part import Part
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from cellwall.embedded import Runner
-    from cellwall.engine.sandbox import AsyncSandbox
-    from cellwall.engine.watches import Change, Watch
+    from cellwall.model.files import Change
+    from cellwall.surface.faces import AnySandbox, AnyWatch
+    from cellwall.surface.threads import LoopThread
 
 
 class SyncWatch(Part):
     """Changes as they come; it ends when it is closed, and with the directory or the sandbox."""
 
-    def __init__(self, runner: Runner, sandbox: AsyncSandbox, watch: Watch) -> None:
+    def __init__(self, thread: LoopThread[Any], sandbox: AnySandbox, watch: AnyWatch) -> None:
         """Made by `SyncFiles.watch`, started."""
-        super().__init__(runner, sandbox)
+        super().__init__(thread, sandbox)
         self._watch = watch
 
     def __iter__(self) -> SyncWatch:
@@ -34,7 +34,10 @@ class SyncWatch(Part):
         return change
 
     async def _next(self) -> Change | None:
-        return await anext(self._watch, None)
+        try:
+            return await self._watch.__anext__()
+        except StopAsyncIteration:
+            return None
 
     def close(self) -> None:
         """Watch no more; a thread that waits for a change learns it. Idempotent."""

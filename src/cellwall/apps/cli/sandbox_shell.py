@@ -1,0 +1,122 @@
+"""`cellwall sandbox shell`: our terminal becomes one inside a sandbox on a server.
+
+Called by `sandbox`. Not `cellwall shell`, whose lines are read here. Invariant: our terminal is
+as it was when we leave. SECURITY: as with ssh, what the inside prints is obeyed by our terminal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cellwall.apps.cli.exit_status import exit_status, explanation
+from cellwall.apps.cli.remote import Key, Url, Which, connected, found
+from cellwall.apps.cli.terminal import complain
+from cellwall.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from cellwall.client.terminals import Terminal
+    from cellwall.model.outcome import Outcome
+
+_STEP_BYTES = 64 * 1024
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("shell", short_help="Open a terminal in a sandbox.")(shell)
+
+
+def shell(
+    which: Which,
+    argv: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[COMMAND...]", help="Instead of a login shell."),
+    ] = None,
+    url: Url = None,
+    key: Key = None,
+) -> None:
+    """Open a terminal in a sandbox; it ends with its program, and closing ours hangs it up.
+
+    \b
+    cellwall sandbox shell build
+    cellwall sandbox shell build -- python3
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError(
+            "shell: standard input and output are not a terminal",
+            remedy="use `cellwall sandbox exec -i` in a pipe",
+        )
+    with connected(url, key) as client:
+        sandbox_id = found(client, which).id
+    outcome = asyncio.run(_talk(url, key, sandbox_id, argv or ["bash", "-l"]))
+    reason = explanation(outcome)
+    if reason is not None:
+        complain(reason)
+    raise typer.Exit(exit_status(outcome))
+
+
+async def _talk(url: str | None, key: str | None, sandbox_id: str, argv: list[str]) -> Outcome:
+    from cellwall.client import aconnect
+
+    async with await aconnect(url, key) as client:
+        sandbox = await client.attach(sandbox_id)
+        terminal = await sandbox.commands.start(argv, pty=_size())
+        with _raw():
+            await _carry(terminal)
+        return (await terminal.wait()).outcome
+
+
+async def _carry(terminal: Terminal) -> None:
+    """Pass bytes and sizes both ways until the program ends."""
+    loop = asyncio.get_running_loop()
+    typed: asyncio.Queue[bytes | tuple[int, int]] = asyncio.Queue()
+    loop.add_reader(0, lambda: typed.put_nowait(os.read(0, _STEP_BYTES)))
+    loop.add_signal_handler(signal.SIGWINCH, lambda: typed.put_nowait(_size()))
+    speaking = asyncio.ensure_future(_speak(terminal, typed))
+    try:
+        async for data in terminal:
+            while data:
+                data = data[os.write(1, data) :]  # noqa: PLW2901 - what is left of it
+    finally:
+        loop.remove_reader(0)
+        loop.remove_signal_handler(signal.SIGWINCH)
+        speaking.cancel()
+        await asyncio.gather(speaking, return_exceptions=True)
+
+
+async def _speak(terminal: Terminal, typed: asyncio.Queue[bytes | tuple[int, int]]) -> None:
+    while True:
+        said = await typed.get()
+        if isinstance(said, tuple):
+            await terminal.resize(*said)
+        elif said:
+            await terminal.write(said)
+        else:  # our terminal is gone
+            await terminal.close()
+            return
+
+
+def _size() -> tuple[int, int]:
+    columns, rows = shutil.get_terminal_size()
+    return max(1, min(rows, 1000)), max(1, min(columns, 1000))
+
+
+@contextmanager
+def _raw() -> Iterator[None]:
+    """Let every key through to the inside; it decides what Ctrl-C means."""
+    before = termios.tcgetattr(0)
+    try:
+        tty.setraw(0)
+        yield
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)

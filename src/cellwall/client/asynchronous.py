@@ -1,0 +1,195 @@
+"""The client for asyncio programs: `arun`, `AsyncSandbox`, and what there is on the server.
+
+Made by `aconnect`; lives on the event loop it was made on. Not a second library: what it gives
+has the names, arguments and results of the embedded one.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cellwall.client.attempts import Attempt
+from cellwall.client.sandbox import AsyncSandbox, Opening
+from cellwall.client.transport import Ask, Transport
+from cellwall.model.ids import new_id
+from cellwall.wire import asking
+from cellwall.wire.reading import execution_of
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from cellwall.client.address import Address
+    from cellwall.client.transport import Json
+    from cellwall.model.execution import Execution
+    from cellwall.model.limits import Limits
+    from cellwall.surface.callbacks import OnEvent
+
+_PAGE = 1000
+
+
+class AsyncClient:
+    """One server, for one caller."""
+
+    def __init__(self, address: Address, timeout_s: float) -> None:
+        """Nothing is connected yet; `aconnect` also checks the key."""
+        self._transport = Transport(address, timeout_s)
+        self.AsyncSandbox = Sandboxes(self)
+        """`client.AsyncSandbox.create(…)`, as in the embedded library."""
+
+    @property
+    def url(self) -> str:
+        """Where the server is."""
+        return self._transport.address.shown
+
+    # -- one-shot --------------------------------------------------------------------------
+
+    async def arun(  # noqa: PLR0913 - each is a choice of the caller's
+        self,
+        code: str,
+        *,
+        language: str = "python",
+        stdin: str | bytes | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        files: Mapping[str, str | bytes] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - a limit of the sandbox, not of the await
+        limits: Limits | Mapping[str, Any] | None = None,
+        template: str = "python",
+        runtime: str | None = None,
+        isolation: str = "namespace",
+        demand_hard: bool = False,
+        start: str = "fork",
+        env: Mapping[str, str] | None = None,
+        args: Sequence[str] = (),
+        collect: Sequence[str] = (),
+        on_event: OnEvent | None = None,
+    ) -> Execution:
+        """Run `code` once in a fresh sandbox and return what it did."""
+        wanted = asking.limits(limits)
+        if timeout is not None:  # it is short for `wall_s`, and wins
+            wanted = {**(wanted or {}), "wall_s": timeout}
+        body = {
+            **asking.source(code),
+            **asking.stdin(stdin),
+            **asking.given(
+                language=language,
+                arguments=None if arguments is None else dict(arguments),
+                files=asking.files(files),
+                limits=wanted,
+                env=None if env is None else dict(env),
+            ),
+            **_place(template, runtime, isolation, demand_hard, start),
+            "args": asking.words(args, "args"),
+            "collect": asking.words(collect, "collect"),
+        }
+        attempt = Attempt(self._transport, "/execute", body)
+        return execution_of(await attempt.perform(on_event))
+
+    # -- sandboxes -------------------------------------------------------------------------
+
+    async def create_sandbox(  # noqa: PLR0913 - each is a choice of the caller's
+        self,
+        template: str = "python",
+        limits: Limits | Mapping[str, Any] | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        runtime: str | None = None,
+        isolation: str = "namespace",
+        demand_hard: bool = False,
+        start: str = "fork",
+        name: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> AsyncSandbox:
+        """Create a sandbox; it lives until it is closed or its time is up."""
+        body = {
+            **asking.given(
+                limits=asking.limits(limits),
+                env=None if env is None else dict(env),
+                name=name,
+                metadata=None if metadata is None else dict(metadata),
+            ),
+            **_place(template, runtime, isolation, demand_hard, start),
+        }
+        ask = Ask("POST", "/sandboxes", body=body, key=new_id(), is_held=True)
+        return AsyncSandbox(self._transport, await self._transport.json(ask))
+
+    async def attach(self, sandbox_id: str) -> AsyncSandbox:
+        """Return a sandbox that exists; entering it closes it at the end, as with one's own."""
+        from urllib.parse import quote
+
+        path = f"/sandboxes/{quote(sandbox_id, safe='')}"
+        return AsyncSandbox(self._transport, await self._transport.json(Ask("GET", path)))
+
+    async def sandboxes(
+        self, *, state: str | None = None, metadata: Mapping[str, str] | None = None
+    ) -> builtins.list[AsyncSandbox]:
+        """Return the caller's sandboxes, newest first; those that ended a while ago included."""
+        filters = {f"metadata.{key}": value for key, value in (metadata or {}).items()}
+        found: builtins.list[AsyncSandbox] = []
+        after: str | None = None
+        while True:
+            params = {"state": state, "limit": _PAGE, "after": after, **filters}
+            page = await self._transport.json(Ask("GET", "/sandboxes", params))
+            found += [AsyncSandbox(self._transport, facts) for facts in page["sandboxes"]]
+            after = page["next"]
+            if after is None:
+                return found
+
+    async def statistics(self) -> Json:
+        """Return the server's numbers: the object of `GET /stats`."""
+        return await self._transport.json(Ask("GET", "/stats"))
+
+    # -- life ------------------------------------------------------------------------------
+
+    async def aclose(self) -> None:
+        """Let go of the connections; sandboxes live on. Idempotent."""
+        await self._transport.aclose()
+
+    async def __aenter__(self) -> AsyncClient:
+        """Use it as a context manager that closes it."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        await self.aclose()
+
+
+class Sandboxes:
+    """Stands where the embedded library has the class `AsyncSandbox`."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        """Belongs to one client."""
+        self._client = client
+
+    def create(self, template: str = "python", **options: Any) -> Opening:  # noqa: ANN401 - of create_sandbox
+        """Make one: `async with client.AsyncSandbox.create() as sandbox`."""
+        return Opening(lambda: self._client.create_sandbox(template, **options))
+
+
+def _place(
+    template: str, runtime: str | None, isolation: str, demand_hard: bool, start: str
+) -> dict[str, Any]:
+    return asking.given(
+        template=template,
+        runtime=runtime,
+        isolation=isolation,
+        demand_hard=demand_hard,
+        start=start,
+    )
+
+
+async def connected(address: Address, timeout_s: float) -> AsyncClient:
+    """Return a client whose server answers and knows the key."""
+    client = AsyncClient(address, timeout_s)
+    try:
+        await client.statistics()
+    except BaseException:
+        await client.aclose()
+        raise
+    return client

@@ -1,0 +1,163 @@
+"""One execution or command under way on the server, from our end.
+
+Asked for once, under an idempotency key; answered as one object, or followed event by event. The
+invariants: a lost connection neither runs anything twice nor loses an event silently, and a
+caller that goes away early ends what it started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from cellwall.client.transport import NDJSON, Ask, Json, Transport
+from cellwall.model.errors import CellwallError
+from cellwall.model.ids import new_id
+from cellwall.wire.reading import error_of, event_of
+
+if TYPE_CHECKING:
+    from cellwall.model.execution import Event
+    from cellwall.surface.callbacks import OnEvent
+
+_CANCEL_S = 2.0
+"""Waited for the server's word that it was cancelled; the rest is done in the background."""
+
+
+class Attempt:
+    """See the module."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        header: str = "x-execution-id",
+        things: str = "/executions",
+    ) -> None:
+        """`path` is where it is asked for, `things` where it is found by the id in `header`."""
+        self._transport = transport
+        self._header = header
+        self._things = things
+        self._ask = Ask("POST", path, body=body, key=new_id(), is_held=True)
+        self.id: str | None = None
+
+    async def perform(self, on_event: OnEvent | None) -> Json:
+        """Return the object at its end; events go to `on_event` as they come."""
+        if on_event is None:
+            return await self._answer()
+        async with contextlib.aclosing(self.events()) as events:
+            async for event in events:
+                on_event(event)
+        return await self.object()
+
+    async def _answer(self) -> Json:
+        try:
+            return await self._transport.json(_with(self._ask, accept="application/json"))
+        except asyncio.CancelledError:
+            await self.cancel()
+            raise
+
+    async def object(self) -> Json:
+        """Return it as the server knows it now."""
+        return await self._transport.json(Ask("GET", self._place()))
+
+    def _place(self) -> str:
+        return f"{self._things}/{self.id}"
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Yield its events, the last one is `end`; leaving early cancels it.
+
+        A `gap` says which ones a lost connection has cost. Raises what of the server failed.
+        """
+        is_over = False
+        try:
+            async with contextlib.aclosing(
+                follow(self._transport, self._where, self._on_headers)
+            ) as events:
+                async for event in events:
+                    is_over = event.kind == "end"
+                    yield event
+        except CellwallError:
+            is_over = True
+            raise
+        finally:
+            if not is_over:
+                await self.cancel()
+
+    def _where(self, after: int) -> Ask:
+        if self.id is None:
+            return _with(self._ask, accept=NDJSON)
+        return events_of(self._place(), after)
+
+    def _on_headers(self, response: httpx.Response) -> None:
+        self.id = response.headers.get(self._header, self.id)
+
+    async def cancel(self) -> None:
+        """End it; returns within seconds, also when the server does not answer."""
+        task = self._transport.tasks.spawn(self._cancel())
+        await asyncio.wait({task}, timeout=_CANCEL_S)
+
+    async def _cancel(self) -> None:
+        with contextlib.suppress(CellwallError, httpx.TransportError):
+            if self.id is None:
+                # The same call again: its headers name what the first one started.
+                async with self._transport.stream(_with(self._ask, accept=NDJSON)) as response:
+                    self._on_headers(response)
+            await self._transport.request(Ask("DELETE", self._place()))
+
+
+def events_of(place: str, after: int) -> Ask:
+    """Return the request for the events of something after number `after`."""
+    return Ask("GET", f"{place}/events", {"after": after}, accept=NDJSON, is_held=True)
+
+
+async def follow(
+    transport: Transport,
+    where: Callable[[int], Ask],
+    on_headers: Callable[[httpx.Response], None] = lambda _: None,
+    after: int = 0,
+) -> AsyncGenerator[Event, None]:
+    """Yield events after number `after` to the `end`, over as many connections as it takes."""
+    budget = transport.budget()
+    while True:
+        try:
+            async with transport.stream(where(after), budget) as response:
+                on_headers(response)
+                async for value in objects(response):
+                    budget.progress()
+                    event = _event(value)
+                    after = event.seq
+                    yield event
+                    if event.kind == "end":
+                        return
+            raise httpx.RemoteProtocolError("the stream ended before its last event")
+        except httpx.TransportError as error:
+            await budget.wait(error)
+
+
+async def objects(response: httpx.Response) -> AsyncIterator[Json]:
+    """Yield the objects of an NDJSON answer."""
+    parts: list[bytes] = []
+    async for data in response.aiter_raw():
+        *lines, rest = data.split(b"\n")
+        for line in lines:
+            yield json.loads(b"".join((*parts, line)))
+            parts.clear()
+        parts.append(rest)
+
+
+def _event(value: Json) -> Event:
+    if value["type"] == "end" and value.get("failure") is not None:
+        raise error_of(value["failure"])
+    return event_of(value)
+
+
+def _with(ask: Ask, *, accept: str) -> Ask:
+    return replace(ask, accept=accept)

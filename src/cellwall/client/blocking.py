@@ -1,0 +1,170 @@
+"""The client for ordinary programs: `run`, `Sandbox`, and what there is on the server.
+
+Made by `connect`. Each call is handed to an `AsyncClient` on a background thread; callbacks run
+in the caller's thread, those of background commands on that one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cellwall.client.asynchronous import AsyncClient
+from cellwall.client.sandbox import AsyncSandbox
+from cellwall.surface.sandbox import SyncSandbox
+from cellwall.surface.threads import LoopThread, Put, at_exit
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Coroutine, Mapping
+    from types import TracebackType
+
+    from cellwall.client.address import Address
+    from cellwall.client.transport import Json
+    from cellwall.model.execution import Execution
+    from cellwall.model.limits import Limits
+    from cellwall.surface.callbacks import OnEvent
+
+    Thread = LoopThread[AsyncClient]
+
+
+class RemoteSandbox(SyncSandbox):
+    """One live sandbox on a server."""
+
+    def __init__(self, thread: Thread, remote: AsyncSandbox) -> None:
+        """Made by `Client`."""
+        super().__init__(thread, remote)
+        self._remote = remote
+
+    @property
+    def status(self) -> str:
+        """`running` until it is closed or has ended; asks the server."""
+        if self._remote.status == "running":
+            self._thread.call(lambda _client, _put: self._remote.refresh())
+        return self._remote.status
+
+    @property
+    def facts(self) -> Json:
+        """The server's object of it, as last seen."""
+        return self._remote.facts
+
+    @property
+    def name(self) -> str | None:
+        """What its owner called it."""
+        return self._remote.name
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What its owner noted of it."""
+        return self._remote.metadata
+
+    @property
+    def clipped(self) -> Mapping[str, float]:
+        """What was asked for above the operator's ceilings."""
+        return self._remote.clipped
+
+    def change(
+        self,
+        *,
+        life_s: float | None = None,
+        name: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """Change its remaining life, its name or (all of) its metadata."""
+        self._thread.call(
+            lambda _client, _put: self._remote.change(life_s=life_s, name=name, metadata=metadata)
+        )
+
+    def metrics(self) -> Json:
+        """Return its counters, from the kernel."""
+        return self._thread.call(lambda _client, _put: self._remote.metrics())
+
+    def logs(self, after: int = 0, limit: int = 100) -> builtins.list[Json]:
+        """Return what happened to it after record number `after`, oldest first."""
+        return self._thread.call(lambda _client, _put: self._remote.logs(after, limit))
+
+
+class Client:
+    """One server, for one caller."""
+
+    def __init__(self, thread: Thread) -> None:
+        """Made by `connect`."""
+        self._thread = thread
+
+    @property
+    def url(self) -> str:
+        """Where the server is."""
+        return self._thread.subject.url
+
+    def run(
+        self,
+        code: str,
+        *,
+        on_event: OnEvent | None = None,
+        **options: Any,  # noqa: ANN401 - of AsyncClient.arun
+    ) -> Execution:
+        """Run `code` once in a fresh sandbox; options as in `cellwall.run`."""
+
+        def work(client: AsyncClient, put: Put) -> Coroutine[Any, Any, Execution]:
+            return client.arun(code, on_event=None if on_event is None else put, **options)
+
+        return self._thread.call(work, on_event)
+
+    def Sandbox(
+        self,
+        template: str = "python",
+        limits: Limits | Mapping[str, Any] | None = None,
+        **options: Any,  # noqa: ANN401 - of AsyncClient.create_sandbox
+    ) -> RemoteSandbox:
+        """Create a sandbox: `with client.Sandbox() as sandbox`."""
+        made = self._thread.call(
+            lambda client, _put: client.create_sandbox(template, limits, **options)
+        )
+        return RemoteSandbox(self._thread, made)
+
+    def attach(self, sandbox_id: str) -> RemoteSandbox:
+        """Return a sandbox that exists; entering it closes it at the end, as with one's own."""
+        found = self._thread.call(lambda client, _put: client.attach(sandbox_id))
+        return RemoteSandbox(self._thread, found)
+
+    def sandboxes(
+        self, *, state: str | None = None, metadata: Mapping[str, str] | None = None
+    ) -> builtins.list[RemoteSandbox]:
+        """Return the caller's sandboxes, newest first; those that ended a while ago included."""
+        found = self._thread.call(
+            lambda client, _put: client.sandboxes(state=state, metadata=metadata)
+        )
+        return [RemoteSandbox(self._thread, each) for each in found]
+
+    def statistics(self) -> Json:
+        """Return the server's numbers: the object of `GET /stats`."""
+        return self._thread.call(lambda client, _put: client.statistics())
+
+    def close(self) -> None:
+        """Let go of the connections; sandboxes live on. Idempotent."""
+        self._thread.close()
+
+    def __enter__(self) -> Client:
+        """Use it as a context manager that closes it."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+
+def connected(address: Address, timeout_s: float) -> Client:
+    """Return a client whose server answers and knows the key."""
+    thread: Thread = LoopThread(lambda: AsyncClient(address, timeout_s))
+    client = Client(thread)
+    try:
+        client.statistics()
+    except BaseException:
+        client.close()
+        raise
+    at_exit(client.close)
+    return client

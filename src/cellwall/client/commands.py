@@ -1,0 +1,263 @@
+"""Commands in a sandbox on a server: in the foreground, in the background, found again.
+
+The engine's `commands` say what each call does. A command belongs to the sandbox, not to this
+process: whoever knows its id finds it, its output and its end, for ten minutes after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import contextlib
+import signal as signals
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from cellwall.client.attempts import Attempt, events_of, follow
+from cellwall.client.transport import Ask
+from cellwall.model.errors import Conflict, SandboxUnavailable, UsageError
+from cellwall.model.ids import new_id
+from cellwall.surface.callbacks import OnEvent, OnText, by_stream
+from cellwall.wire import asking
+from cellwall.wire.reading import command_result_of, error_of
+
+if TYPE_CHECKING:
+    from cellwall.client.live import Live
+    from cellwall.client.terminals import Terminal
+    from cellwall.client.transport import Json
+    from cellwall.model.execution import CommandResult, Event
+
+_WAIT_S = 50
+"""Asked of the server at once; shorter than what proxies between take for a dead connection."""
+_STEP_BYTES = 16 * 1024 * 1024
+
+
+class Command:
+    """A command in the background."""
+
+    def __init__(self, live: Live, facts: Json) -> None:
+        """`facts` is the server's object of it."""
+        self._live = live
+        self.id: str = facts["id"]
+        self.pid: int | None = facts["pid"]
+        """Its pid inside, as the inside says."""
+        self.argv = tuple(facts["argv"])
+        self._result: asyncio.Future[CommandResult] = asyncio.get_running_loop().create_future()
+        self._is_supervised = False
+
+    def supervise(self, deliver: OnEvent | None = None) -> None:
+        """From now on know when it ends, and hand its events over as they come."""
+        if not self._is_supervised:
+            self._is_supervised = True
+            self._live.transport.tasks.spawn(self._supervise(deliver))
+
+    async def _supervise(self, deliver: OnEvent | None) -> None:
+        try:
+            if deliver is not None:
+                async for event in self.events():
+                    deliver(event)
+            result = command_result_of(await self._ended())
+        except asyncio.CancelledError:
+            self._result.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits
+            self._settle(error)
+        else:
+            self._settle(result)
+
+    def _settle(self, end: CommandResult | Exception) -> None:
+        if self._result.done():
+            return
+        if isinstance(end, Exception):
+            self._result.set_exception(end)
+            self._result.exception()  # `wait` raises it; nobody has to
+        else:
+            self._result.set_result(end)
+
+    async def _ended(self) -> Json:
+        while True:
+            ask = Ask("GET", self._path(), {"wait": _WAIT_S}, is_held=True)
+            facts = await self._live.json(ask)
+            if facts.get("failure") is not None:
+                raise error_of(facts["failure"])
+            if facts["status"] == "ended":
+                return facts
+
+    def _path(self, below: str = "") -> str:
+        return f"/commands/{self.id}{below}"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended yet, as far as the server has told us."""
+        return not self._result.done()
+
+    async def events(self, after: int = 0) -> AsyncIterator[Event]:
+        """Yield its events after number `after`, live until its end; a `gap` says what is gone."""
+        place = self._live.path(self._path())
+        events = follow(self._live.transport, lambda n: events_of(place, n), after=after)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield event
+
+    async def wait(self) -> CommandResult:
+        """Return how it ended."""
+        self.supervise()
+        return await asyncio.shield(self._result)
+
+    async def send_stdin(self, data: str | bytes) -> None:
+        """Write to its standard input; ignored after its end."""
+        raw = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
+        if not isinstance(raw, bytes):
+            raise UsageError(
+                f"stdin: {type(data).__name__} is not text", remedy="give a string or bytes"
+            )
+        for start in range(0, len(raw), _STEP_BYTES):
+            await self._feed(raw[start : start + _STEP_BYTES])
+
+    async def close_stdin(self) -> None:
+        """End its standard input."""
+        await self._feed(b"", close=True)
+
+    async def _feed(self, data: bytes, *, close: bool | None = None) -> None:
+        ask = Ask("POST", self._path("/stdin"), {"close": close}, content=data)
+        with contextlib.suppress(Conflict):  # it has ended
+            await self._live.json(ask)
+
+    async def kill(self, signal: int = signals.SIGKILL) -> None:
+        """Signal its whole process tree."""
+        await self._live.json(Ask("POST", self._path("/signal"), body={"signal": int(signal)}))
+
+
+class Commands:
+    """The commands of one sandbox."""
+
+    def __init__(self, live: Live) -> None:
+        """Belongs to one `AsyncSandbox`."""
+        self._live = live
+        self._known: dict[str, Command] = {}
+
+    async def run(  # noqa: PLR0913 - each is a choice of the caller's
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - a limit of the sandbox, not of the await
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+        on_event: OnEvent | None = None,
+    ) -> CommandResult:
+        """Run a command (a string goes to a shell) and return how it ended."""
+        body = {**_body(command, cwd, env, timeout), **asking.stdin(stdin)}
+        attempt = Attempt(
+            self._live.transport,
+            self._live.path("/commands"),
+            body,
+            header="x-command-id",
+            things=self._live.path("/commands"),
+        )
+        try:
+            facts = await attempt.perform(by_stream(on_stdout, on_stderr, on_event))
+        except SandboxUnavailable:
+            self._live.ended()
+            raise
+        return command_result_of(facts)
+
+    @overload
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        pty: tuple[int, int],
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> Terminal: ...
+    @overload
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        pty: None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+        on_event: OnEvent | None = None,
+    ) -> Command: ...
+    async def start(  # noqa: PLR0913 - each is a choice of the caller's
+        self,
+        command: str | Sequence[str],
+        *,
+        pty: tuple[int, int] | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - a limit of the sandbox, not of the await
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+        on_event: OnEvent | None = None,
+    ) -> Command | Terminal:
+        """Start a command in the background; with `pty`, (rows, columns), on a terminal."""
+        deliver = by_stream(on_stdout, on_stderr, on_event)
+        started: Command | Terminal
+        if pty is None:
+            body = {**_body(command, cwd, env, timeout), "background": True}
+            ask = Ask("POST", "/commands", body=body, key=new_id())
+            started = Command(self._live, await self._live.json(ask))
+            started.supervise(deliver)
+        else:
+            from cellwall.client.terminals import opened
+
+            if deliver is not None:
+                raise UsageError("pty: callbacks get text", remedy="read the terminal's bytes")
+            started = await opened(self._live, command, pty, cwd, env, timeout)
+        self._known[started.id] = started
+        return started
+
+    async def list(self) -> builtins.list[Command]:
+        """Return the background commands that run, those of other clients included."""
+        answer = await self._live.json(Ask("GET", "/commands"))
+        running = [each for each in answer["commands"] if each["status"] == "running"]
+        self._known = {key: each for key, each in self._known.items() if each.is_running}
+        return [self._found(facts) for facts in running]
+
+    async def get(self, command_id: str) -> Command:
+        """Return the command of that id, also one that ended a while ago or that others started."""
+        return self._found(await self._live.json(Ask("GET", f"/commands/{_checked(command_id)}")))
+
+    def _found(self, facts: Json) -> Command:
+        known = self._known.get(facts["id"])
+        if known is None:
+            known = self._known[facts["id"]] = Command(self._live, facts)
+            known.supervise()
+        return known
+
+    async def kill(self, command_id: str, signal: int = signals.SIGKILL) -> None:
+        """Signal a background command's process tree."""
+        await (await self.get(command_id)).kill(signal)
+
+    async def send_stdin(self, command_id: str, data: str | bytes) -> None:
+        """Write to a background command's standard input."""
+        await (await self.get(command_id)).send_stdin(data)
+
+
+def _checked(command_id: object) -> str:
+    """Return an id that can stand in a path; what can be none is `NotFound`, as elsewhere."""
+    text = str(command_id)
+    if text.isalnum() and text.isascii():
+        return text
+    from cellwall.model.errors import NotFound
+
+    raise NotFound(f"command {text[:80]!r}: none runs under that id", remedy="list commands")
+
+
+def _body(
+    command: str | Sequence[str],
+    cwd: str | None,
+    env: Mapping[str, str] | None,
+    timeout_s: float | None,
+) -> dict[str, Any]:
+    fields = asking.given(cwd=cwd, env=None if env is None else dict(env), timeout=timeout_s)
+    return {**asking.command(command), **fields}

@@ -1,0 +1,52 @@
+"""Contexts of a sandbox on a server; the engine's `contexts` say what they are."""
+
+from __future__ import annotations
+
+import builtins
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from cellwall.client.transport import Ask
+from cellwall.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from cellwall.client.live import Live
+
+
+class Contexts:
+    """The contexts of one sandbox."""
+
+    def __init__(self, live: Live) -> None:
+        """Belongs to one `AsyncSandbox`."""
+        self._live = live
+
+    async def create(self, name: str) -> None:
+        """Start another context."""
+        _check(name)
+        await self._live.json(Ask("POST", "/contexts", body={"name": name}))
+
+    async def list(self) -> builtins.list[str]:
+        """Return the names of the contexts that are alive."""
+        answer = await self._live.json(Ask("GET", "/contexts"))
+        return [entry["name"] for entry in answer["contexts"]]
+
+    async def close(self, name: str) -> None:
+        """End a context; what runs in it is killed."""
+        await self._live.json(Ask("DELETE", self._path(name), is_repeatable=False))
+
+    async def restart(self, name: str = "main") -> None:
+        """End a context and start it afresh."""
+        await self._live.json(Ask("POST", f"{self._path(name)}/restart"))
+
+    async def interrupt(self, name: str = "main") -> None:
+        """Raise KeyboardInterrupt in what it runs now."""
+        await self._live.json(Ask("POST", f"{self._path(name)}/interrupt"))
+
+    def _path(self, name: str) -> str:
+        _check(name)
+        return f"/contexts/{quote(name, safe='')}"
+
+
+def _check(name: str) -> None:
+    if not isinstance(name, str) or not 1 <= len(name) <= 64:
+        raise UsageError("context name: needs 1 to 64 characters", remedy="shorten it")

@@ -1,0 +1,212 @@
+"""Files of a sandbox on a server; the engine's `files` say what each call does.
+
+Every path is resolved inside, by the sandbox's own kernel. What comes back was made by hostile
+code and goes into a file of ours only under a name the caller gave.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, overload
+
+from cellwall.client.transport import Ask
+from cellwall.model.errors import FileError, UsageError
+from cellwall.model.files import FileEntry, Listing
+from cellwall.surface import local_files
+
+if TYPE_CHECKING:
+    from cellwall.client.live import Live
+    from cellwall.client.watches import Watch
+    from cellwall.surface.callbacks import OnProgress
+
+READ_CAP_BYTES = 256 * 1024 * 1024
+"""Most bytes of one `read`; they end up in our memory. Use `download` for more."""
+_TAR = "application/x-tar"
+
+
+class Files:
+    """File operations of one sandbox. Relative paths start at the working directory."""
+
+    def __init__(self, live: Live) -> None:
+        """Belongs to one `AsyncSandbox`."""
+        self._live = live
+
+    @overload
+    async def read(self, path: str, *, text: Literal[True] = True) -> str: ...
+    @overload
+    async def read(self, path: str, *, text: Literal[False]) -> bytes: ...
+    async def read(self, path: str, *, text: bool = True) -> str | bytes:
+        """Return a file's content, decoded as UTF-8 (bad bytes replaced) or as bytes."""
+        data = await self.read_bytes(path)
+        return data.decode("utf-8", "replace") if text else data
+
+    async def read_bytes(self, path: str) -> bytes:
+        """Return a file's content."""
+        found = bytearray()
+        async for piece in self.read_stream(path):
+            found += piece
+            if len(found) > READ_CAP_BYTES:
+                raise FileError(
+                    f"file_read {path!r}: it has more than {READ_CAP_BYTES} bytes",
+                    reason="too_large",
+                    remedy="use download",
+                )
+        return bytes(found)
+
+    async def read_stream(self, path: str) -> AsyncIterator[bytes]:
+        """Yield a file's content in pieces."""
+        async for piece in self._live.pieces(Ask("GET", "/files", {"path": check_path(path)})):
+            yield piece
+
+    async def write(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
+        """Write a whole file, parents included; it appears at once. Return its size."""
+        data = content.encode() if isinstance(content, str) else bytes(content)
+        params = {"path": check_path(path), "mode": _octal(mode)}
+        answer = await self._live.json(Ask("PUT", "/files", params, content=data, is_held=True))
+        return int(answer["size"])
+
+    async def append(self, path: str, content: str | bytes) -> None:
+        """Append to a file, making it if need be."""
+        data = content.encode() if isinstance(content, str) else bytes(content)
+        params = {"path": check_path(path), "append": True}
+        await self._live.json(
+            Ask("PUT", "/files", params, content=data, is_held=True, is_repeatable=False)
+        )
+
+    async def stat(self, path: str) -> FileEntry:
+        """Describe one file; links are described, not followed."""
+        ask = Ask("GET", "/files/stat", {"path": check_path(path)})
+        return FileEntry.parse(await self._live.json(ask))
+
+    async def exists(self, path: str) -> bool:
+        """Report whether there is something of that name."""
+        try:
+            await self.stat(path)
+        except FileError as error:
+            if error.reason in ("not_found", "not_directory"):
+                return False
+            raise
+        return True
+
+    async def list(
+        self, path: str = ".", *, depth: int = 1, limit: int = 1000
+    ) -> builtins.list[FileEntry]:
+        """List a directory, `depth` levels down, at most `limit` entries."""
+        return (await self.listing(path, depth=depth, limit=limit)).entries
+
+    async def listing(self, path: str = ".", *, depth: int = 1, limit: int = 1000) -> Listing:
+        """Do what `list` does, and say whether there were more entries."""
+        params = {"path": check_path(path), "depth": depth, "limit": limit}
+        answer = await self._live.json(Ask("GET", "/files/list", params))
+        entries = [FileEntry.parse(entry) for entry in answer["entries"]]
+        return Listing(entries, bool(answer["truncated"]))
+
+    async def mkdir(self, path: str, *, parents: bool = True) -> None:
+        """Make a directory."""
+        body = {"path": check_path(path), "parents": parents}
+        await self._live.json(Ask("POST", "/files/mkdir", body=body))
+
+    async def move(self, path: str, target: str) -> None:
+        """Rename or move."""
+        body = {"path": check_path(path), "target": check_path(target)}
+        await self._live.json(Ask("POST", "/files/move", body=body))
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file, an empty directory or, if `recursive`, a whole tree."""
+        params = {"path": check_path(path), "recursive": recursive}
+        await self._live.json(Ask("DELETE", "/files", params, is_repeatable=False))
+
+    def watch(self, path: str = ".", *, recursive: bool = True) -> Watch:
+        """Return the changes in a directory as they come: `async for change in …`.
+
+        `async with` it to have it watch before the block begins.
+        """
+        from cellwall.client.watches import Watch
+
+        return Watch(self._live, check_path(path), recursive=recursive)
+
+    # -- files and trees of the caller's ---------------------------------------------------
+
+    async def upload(
+        self,
+        local: str | Path,
+        remote: str,
+        *,
+        mode: int | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> int:
+        """Copy a file of the caller's into the sandbox; return its size."""
+        path = Path(local)
+        size = await local_files.check_file(path, "upload")
+
+        def pieces() -> AsyncIterator[bytes]:
+            return local_files.file_pieces(path, size, local_files.Progress(on_progress, size))
+
+        params = {"path": check_path(remote), "mode": _octal(mode)}
+        ask = Ask("PUT", "/files", params, content=pieces, size=size, is_held=True)
+        return int((await self._live.json(ask))["size"])
+
+    async def download(
+        self, remote: str, local: str | Path, *, on_progress: OnProgress | None = None
+    ) -> int:
+        """Copy a file out of the sandbox to `local`, which is replaced; return its size."""
+        size = (await self.stat(remote)).size
+        progress = local_files.Progress(on_progress, size)
+        return await local_files.save(Path(local), self.read_stream(remote), progress)
+
+    async def upload_dir(
+        self, local: str | Path, remote: str = ".", *, on_progress: OnProgress | None = None
+    ) -> int:
+        """Copy a directory of the caller's into the sandbox; return the number of bytes sent."""
+        root, progress = Path(local), local_files.Progress(on_progress)
+        await local_files.check_directory(root, "upload_dir")
+        ask = Ask(
+            "PUT",
+            "/files/archive",
+            {"path": check_path(remote)},
+            content=lambda: local_files.tree_pieces(root, progress),
+            media=_TAR,
+            is_held=True,
+            is_repeatable=False,
+        )
+        await self._live.json(ask)
+        return progress.bytes
+
+    async def download_dir(
+        self,
+        remote: str,
+        local: str | Path,
+        *,
+        most_bytes: int = 1 << 30,
+        on_progress: OnProgress | None = None,
+    ) -> int:
+        """Copy a directory out of the sandbox into `local`, which is made; return its file count.
+
+        Only regular files and directories arrive; links and special files are left out.
+        """
+        progress = local_files.Progress(on_progress)
+        pieces = self.stream_dir(remote)
+        return await local_files.unpack(Path(local), pieces, most_bytes, progress)
+
+    async def stream_dir(self, remote: str) -> AsyncGenerator[bytes, None]:
+        """Yield a directory as a tar stream. Hostile bytes: do not extract them carelessly."""
+        ask = Ask("GET", "/files/archive", {"path": check_path(remote)})
+        async for piece in self._live.pieces(ask):
+            yield piece
+
+
+def check_path(path: str) -> str:
+    """Return `path` for a file operation; where it leads is for the sandbox's kernel."""
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise UsageError(f"path: {path!r} is not a file name", remedy="give a path without NUL")
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"path: {path!r} is not valid Unicode", remedy="give UTF-8") from None
+    return path
+
+
+def _octal(mode: int | None) -> str | None:
+    return None if mode is None else f"{mode:03o}"

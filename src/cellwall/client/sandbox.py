@@ -1,0 +1,258 @@
+"""A sandbox on a server, with the names of the library's own.
+
+Made by `AsyncClient`; the synchronous twin in `blocking` forwards to it. It lives on the server:
+that this object or its connection is lost does not end it, its idle and whole life do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Generator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from cellwall.client.attempts import Attempt
+from cellwall.client.commands import Commands
+from cellwall.client.contexts import Contexts
+from cellwall.client.files import Files
+from cellwall.client.live import Live
+from cellwall.client.transport import Ask
+from cellwall.model.errors import NotFound, SandboxUnavailable
+from cellwall.model.outcome import Verdict
+from cellwall.surface.callbacks import OnEvent, OnText, by_stream
+from cellwall.wire import asking
+from cellwall.wire.reading import execution_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+    from types import TracebackType
+
+    from cellwall.client.ports import Ports
+    from cellwall.client.transport import Json, Transport
+    from cellwall.model.execution import Event, Execution
+    from cellwall.model.limits import Limits
+    from cellwall.model.outcome import Isolation
+
+_DEADLY = frozenset({Verdict.MEMORY, Verdict.SANDBOX_ERROR})
+
+
+class AsyncSandbox:
+    """One live sandbox."""
+
+    def __init__(self, transport: Transport, facts: Json) -> None:
+        """Made by `AsyncClient`; callers use `client.AsyncSandbox.create`."""
+        self._live = Live(transport, facts)
+        self.contexts = Contexts(self._live)
+        self.commands = Commands(self._live)
+        self.files = Files(self._live)
+
+    # -- facts -----------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self._live.id
+
+    @property
+    def status(self) -> Literal["running", "stopped"]:
+        """What the server last said; `refresh` asks it."""
+        return "running" if self._live.is_running else "stopped"
+
+    @property
+    def isolation(self) -> Isolation:
+        """Which isolation really runs."""
+        return self._live.isolation
+
+    @property
+    def limits(self) -> Limits:
+        """The limits that apply."""
+        return self._live.limits
+
+    @property
+    def facts(self) -> Json:
+        """The server's object of it, as last seen."""
+        return self._live.facts
+
+    @property
+    def clipped(self) -> Mapping[str, float]:
+        """What was asked for above the operator's ceilings."""
+        return dict(self._live.facts["clipped"])
+
+    @property
+    def template(self) -> str:
+        """The name of its template."""
+        return str(self._live.facts["template"])
+
+    @property
+    def name(self) -> str | None:
+        """What its owner called it."""
+        name: str | None = self._live.facts["name"]
+        return name
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What its owner noted of it."""
+        return dict(self._live.facts["metadata"])
+
+    @property
+    def created_at(self) -> float:
+        """When it was made, in seconds since the epoch."""
+        return self._live.created_at
+
+    @property
+    def ends_at(self) -> float:
+        """When its whole life ends, in seconds since the epoch."""
+        return self._live.ends_at
+
+    @cached_property
+    def ports(self) -> Ports:
+        """Connections to servers inside."""
+        from cellwall.client.ports import Ports
+
+        return Ports(self._live)
+
+    async def refresh(self) -> None:
+        """Learn how it is."""
+        self._live.take(await self._live.json(Ask("GET", "")))
+
+    async def metrics(self) -> Json:
+        """Return its counters, from the kernel: the object of `GET /sandboxes/{id}/metrics`."""
+        return await self._live.json(Ask("GET", "/metrics"))
+
+    async def logs(self, after: int = 0, limit: int = 100) -> list[Json]:
+        """Return what happened to it after record number `after`, oldest first."""
+        answer = await self._live.json(Ask("GET", "/logs", {"after": after, "limit": limit}))
+        records: list[Json] = answer["records"]
+        return records
+
+    # -- running code ----------------------------------------------------------------------
+
+    async def run(  # noqa: PLR0913 - each is a choice of the caller's
+        self,
+        code: str,
+        language: str | None = None,
+        context: str = "main",
+        *,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - a limit of the sandbox, not of the await
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+        on_event: OnEvent | None = None,
+    ) -> Execution:
+        """Run a cell in a context, or a program of another language beside it."""
+        attempt = self._attempt(code, language, context, stdin, timeout)
+        deliver = by_stream(on_stdout, on_stderr, on_event)
+        try:
+            execution = execution_of(await attempt.perform(deliver))
+        except SandboxUnavailable:
+            self._live.ended()
+            raise
+        if execution.verdict in _DEADLY:
+            self._live.ended()
+        return execution
+
+    async def stream(
+        self,
+        code: str,
+        language: str | None = None,
+        context: str = "main",
+        *,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - a limit of the sandbox, not of the await
+    ) -> AsyncGenerator[Event, None]:
+        """Yield the events of `run(code, …)` as they come; the last one is `end`.
+
+        A slow reader pauses the sandbox; one that takes nothing for a minute loses its connection,
+        and finds a `gap` where events are no longer kept.
+        """
+        attempt = self._attempt(code, language, context, stdin, timeout)
+        async with contextlib.aclosing(attempt.events()) as events:
+            async for event in events:
+                if event.outcome is not None and event.outcome.verdict in _DEADLY:
+                    self._live.ended()
+                yield event
+
+    def _attempt(
+        self,
+        code: str,
+        language: str | None,
+        context: str,
+        stdin: str | bytes | None,
+        timeout_s: float | None,
+    ) -> Attempt:
+        body = {
+            **asking.source(code),
+            **asking.stdin(stdin),
+            **asking.given(language=language, context=context, timeout=timeout_s),
+        }
+        return Attempt(self._live.transport, self._live.path("/execute"), body)
+
+    async def interrupt(self, context: str = "main") -> None:
+        """Raise KeyboardInterrupt in what the context runs now."""
+        await self.contexts.interrupt(context)
+
+    # -- life ------------------------------------------------------------------------------
+
+    async def extend(self, life_s: float) -> None:
+        """Let it live `life_s` seconds from now."""
+        self.limits.with_changes({"life_s": life_s})  # checks the number
+        await self.change(life_s=life_s)
+
+    async def change(
+        self,
+        *,
+        life_s: float | None = None,
+        name: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """Change its remaining life, its name or (all of) its metadata."""
+        body = asking.given(life_s=life_s, name=name, metadata=metadata)
+        ask = Ask("PATCH", "", body=body, is_repeatable=True)
+        self._live.take(await self._live.json(ask))
+
+    async def close(self) -> None:
+        """Destroy it; what runs in it ends as cancelled. Idempotent."""
+        with contextlib.suppress(NotFound):  # it ended so long ago that the server forgot it
+            await self._live.json(Ask("DELETE", ""))
+        self._live.ended()
+
+    async def __aenter__(self) -> AsyncSandbox:
+        """Use it as a context manager that closes it."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        await self.close()
+
+
+class Opening:
+    """What `AsyncSandbox.create` returns: await it, or enter it."""
+
+    def __init__(self, make: Callable[[], Awaitable[AsyncSandbox]]) -> None:
+        """Nothing happens until it is awaited or entered."""
+        self._make = make
+        self._sandbox: AsyncSandbox | None = None
+
+    def __await__(self) -> Generator[Any, None, AsyncSandbox]:
+        """Create the sandbox; its owner closes it."""
+        return self._make().__await__()
+
+    async def __aenter__(self) -> AsyncSandbox:
+        """Create the sandbox."""
+        self._sandbox = await self._make()
+        return self._sandbox
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        if self._sandbox is not None:
+            await self._sandbox.close()

@@ -1,0 +1,208 @@
+"""Terminals in a sandbox on a server: bytes over a WebSocket.
+
+The engine's `terminals` say what each call does. The invariant: an unread terminal stops its
+program, it never fills our memory; that the connection is lost hangs up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shlex
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cellwall.client.commands import Command
+from cellwall.client.transport import Ask
+from cellwall.model.errors import CellwallError, UsageError
+from cellwall.model.execution import CommandResult
+from cellwall.model.outcome import Outcome, Verdict
+from cellwall.wire import asking
+from cellwall.wire.reading import outcome_of
+
+if TYPE_CHECKING:
+    from websockets.asyncio.client import ClientConnection
+
+    from cellwall.client.live import Live
+    from cellwall.client.transport import Json
+
+WINDOW_BYTES = 256 * 1024
+"""Most bytes that wait here for their reader."""
+_STEP_BYTES = 64 * 1024
+_MOST_CELLS = 1000
+
+
+class Terminal(Command):
+    """A command on a terminal: bytes out by `read` or `async for`, bytes in by `write`."""
+
+    def __init__(self, live: Live, facts: Json, socket: ClientConnection) -> None:
+        """Made by `Commands`."""
+        super().__init__(live, facts)
+        self._socket = socket
+        self._buffer = bytearray()
+        self._has_ended = False
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+        self._limit: asyncio.TimerHandle | None = None
+        self._limit_s: float | None = None
+        self._is_supervised = True  # by the pump
+        live.transport.tasks.spawn(self._pump())
+
+    # -- what comes ------------------------------------------------------------------------
+
+    async def _pump(self) -> None:
+        try:
+            outcome = await self._take_all() or outcome_of((await self._ended())["outcome"])
+            self._settle(CommandResult("", "", self._judged(outcome)))
+        except asyncio.CancelledError:
+            self._result.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits
+            self._settle(error)
+        finally:
+            self._has_ended = True
+            self._news.set()
+            if self._limit is not None:
+                self._limit.cancel()
+            await self._socket.close()
+
+    async def _take_all(self) -> Outcome | None:
+        """Take what the server says until its last word; None if the connection was lost."""
+        from websockets.exceptions import ConnectionClosed
+
+        with contextlib.suppress(ConnectionClosed):
+            async for message in self._socket:
+                if isinstance(message, bytes):
+                    await self._put(message)
+                else:
+                    return outcome_of(json.loads(message)["outcome"])
+        return None
+
+    async def _put(self, data: bytes) -> None:
+        while len(self._buffer) >= WINDOW_BYTES:
+            self._room.clear()
+            await self._room.wait()
+        if not self._has_ended:
+            self._buffer += data
+            self._news.set()
+
+    def _judged(self, outcome: Outcome) -> Outcome:
+        if self._limit_s is None or outcome.verdict is not Verdict.SIGNALLED:
+            return outcome
+        note = f"wall time limit of {self._limit_s:g} s; the client killed it"
+        return replace(outcome, verdict=Verdict.WALL_TIME, notes=(*outcome.notes, note))
+
+    def limit(self, timeout_s: float) -> None:
+        """Kill it after that time; a lost connection hangs up earlier."""
+
+        def strike() -> None:
+            self._limit_s = timeout_s
+            self._live.transport.tasks.spawn(self._strike())
+
+        self._limit = asyncio.get_running_loop().call_later(timeout_s, strike)
+
+    async def _strike(self) -> None:
+        with contextlib.suppress(CellwallError):  # it has ended, and so it should
+            await self.kill()
+
+    # -- for the owner ---------------------------------------------------------------------
+
+    async def read(self, most_bytes: int = WINDOW_BYTES) -> bytes:
+        """Return what it printed since, at least one byte; `b""` after its end."""
+        while not self._buffer and not self._has_ended:
+            self._news.clear()
+            await self._news.wait()
+        data = bytes(self._buffer[:most_bytes])
+        del self._buffer[:most_bytes]
+        self._room.set()
+        return data
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yield what it prints until it ends."""
+        return self._pieces()
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        while data := await self.read():
+            yield data
+
+    async def write(self, data: str | bytes) -> None:
+        """Type `data`; waits while the program takes no input. Ignored after its end."""
+        raw = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
+        for start in range(0, len(raw), _STEP_BYTES):
+            await self._say(raw[start : start + _STEP_BYTES])
+
+    async def send_stdin(self, data: str | bytes) -> None:
+        """Do what `write` does."""
+        await self.write(data)
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Give it another size; the program learns it by SIGWINCH."""
+        await self._say(json.dumps({"type": "resize", **check_size((rows, cols))}))
+
+    async def close(self) -> None:
+        """Hang up: kill its processes and forget what was not read."""
+        if self.is_running:
+            with contextlib.suppress(CellwallError):
+                await self.kill()
+        self._has_ended = True
+        self._buffer.clear()
+        self._news.set()
+        self._room.set()
+
+    def in_background(self, work: Coroutine[object, object, None]) -> None:
+        """Let something about it go on without its caller."""
+        self._live.transport.tasks.spawn(work)
+
+    async def _say(self, message: str | bytes) -> None:
+        from websockets.exceptions import ConnectionClosed
+
+        with contextlib.suppress(ConnectionClosed):
+            await self._socket.send(message)
+
+
+async def opened(
+    live: Live,
+    command: str | Sequence[str],
+    pty: tuple[int, int],
+    cwd: str | None,
+    env: Mapping[str, str] | None,
+    timeout_s: float | None,
+) -> Terminal:
+    """Start a command on a terminal. Raises UsageError, SandboxUnavailable."""
+    size = check_size(pty)
+    params = {**size, "cwd": cwd, "command": shell_line(command, env or {})}
+    socket = await live.transport.socket(live.path("/terminal"), params)
+    try:
+        started = json.loads(await socket.recv())
+        facts = await live.json(Ask("GET", f"/commands/{started['command_id']}"))
+    except BaseException:
+        await socket.close()
+        raise
+    terminal = Terminal(live, facts, socket)
+    if timeout_s is not None:
+        terminal.limit(timeout_s)
+    return terminal
+
+
+def shell_line(command: str | Sequence[str], env: Mapping[str, str]) -> str:
+    """Return the line for the shell inside that does what `command` means.
+
+    Terminals over HTTP take a line and no environment, so both are written out.
+    """
+    asking.command(command)
+    exports = "".join(f"export {shlex.quote(f'{name}={value}')}; " for name, value in env.items())
+    if isinstance(command, str):
+        return exports + command
+    return f"{exports}exec {shlex.join(command)}"
+
+
+def check_size(pty: tuple[int, int]) -> dict[str, int]:
+    """Return a terminal's size as the server wants it."""
+    fits = isinstance(pty, (tuple, list)) and len(pty) == 2
+    if not fits or not all(type(count) is int and 1 <= count <= _MOST_CELLS for count in pty):
+        raise UsageError(
+            f"pty: {pty!r} is not a size", remedy=f"give (rows, columns), each 1 to {_MOST_CELLS}"
+        )
+    return {"rows": pty[0], "cols": pty[1]}

@@ -1,0 +1,65 @@
+"""The caller's own directory as a tar stream, on its way into a sandbox.
+
+The other direction, where the stream is hostile, is `arrivals`. The invariant: of a file of any
+size no more than one piece is in memory, and what is sent is as long as its header says.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from cellwall.model.errors import UsageError
+
+_BLOCK = 512
+_PIECE_BYTES = 1024 * 1024
+
+
+def tar_steps(root: Path) -> Iterator[bytes]:
+    """Yield everything below `root` as tar, in pieces of about 1 MiB.
+
+    Owners are left out, sockets too. `UsageError` for a file that becomes shorter meanwhile.
+    """
+    held = bytearray()
+    for piece in _pieces(root):
+        held += piece
+        if len(held) >= _PIECE_BYTES:
+            yield bytes(held)
+            held.clear()
+    yield bytes(held) + bytes(2 * _BLOCK)
+
+
+def _pieces(root: Path) -> Iterator[bytes]:
+    # Only to describe files; nothing is written through it.
+    with tarfile.open(fileobj=io.BytesIO(), mode="w") as describer:
+        for directory, names, files in os.walk(root):
+            names.sort()
+            for name in sorted([*names, *files]):
+                path = os.path.join(directory, name)
+                info: tarfile.TarInfo | None = describer.gettarinfo(
+                    path, os.path.relpath(path, root)
+                )
+                if info is None:  # a socket
+                    continue
+                info.uid = info.gid = 0
+                info.uname = info.gname = ""
+                yield info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+                if info.isreg():
+                    yield from _content(path, info.size)
+
+
+def _content(path: str, size: int) -> Iterator[bytes]:
+    left = size
+    with open(path, "rb") as stream:
+        while left:
+            piece = stream.read(min(left, _PIECE_BYTES))
+            if not piece:
+                raise UsageError(
+                    f"upload_dir: {path} became shorter while it was read", remedy="try again"
+                )
+            left -= len(piece)
+            yield piece
+    yield bytes(-size % _BLOCK)

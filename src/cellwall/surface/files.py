@@ -1,0 +1,142 @@
+"""The files of a synchronous sandbox; the asynchronous `files` say what each call does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, overload
+
+from cellwall.surface.part import Part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from cellwall.model.files import FileEntry
+    from cellwall.surface.callbacks import OnProgress
+    from cellwall.surface.faces import AnyWatch
+    from cellwall.surface.threads import Put
+    from cellwall.surface.watches import SyncWatch
+
+
+class SyncFiles(Part):
+    """File operations of one sandbox. Relative paths start at the working directory."""
+
+    @overload
+    def read(self, path: str, *, text: Literal[True] = True) -> str: ...
+    @overload
+    def read(self, path: str, *, text: Literal[False]) -> bytes: ...
+    def read(self, path: str, *, text: bool = True) -> str | bytes:
+        """Return a file's content, decoded as UTF-8 (bad bytes replaced) or as bytes."""
+        data = self.read_bytes(path)
+        return data.decode("utf-8", "replace") if text else data
+
+    def read_bytes(self, path: str) -> bytes:
+        """Return a file's content."""
+        return self._do(lambda: self._inner.files.read_bytes(path))
+
+    def write(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
+        """Write a whole file, parents included; return its size."""
+        return self._do(lambda: self._inner.files.write(path, content, mode=mode))
+
+    def append(self, path: str, content: str | bytes) -> None:
+        """Append to a file, making it if need be."""
+        self._do(lambda: self._inner.files.append(path, content))
+
+    def stat(self, path: str) -> FileEntry:
+        """Describe one file."""
+        return self._do(lambda: self._inner.files.stat(path))
+
+    def exists(self, path: str) -> bool:
+        """Report whether there is something of that name."""
+        return self._do(lambda: self._inner.files.exists(path))
+
+    def list(self, path: str = ".", *, depth: int = 1, limit: int = 1000) -> list[FileEntry]:
+        """List a directory."""
+        return self._do(lambda: self._inner.files.list(path, depth=depth, limit=limit))
+
+    def mkdir(self, path: str, *, parents: bool = True) -> None:
+        """Make a directory."""
+        self._do(lambda: self._inner.files.mkdir(path, parents=parents))
+
+    def move(self, path: str, target: str) -> None:
+        """Rename or move."""
+        self._do(lambda: self._inner.files.move(path, target))
+
+    def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file, an empty directory or a whole tree."""
+        self._do(lambda: self._inner.files.remove(path, recursive=recursive))
+
+    def upload(
+        self,
+        local: str | Path,
+        remote: str,
+        *,
+        mode: int | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> int:
+        """Copy a file of the caller's into the sandbox; return its size."""
+        return self._thread.call(
+            lambda _subject, put: self._inner.files.upload(
+                local, remote, mode=mode, on_progress=_putting(put, on_progress)
+            ),
+            _told(on_progress),
+        )
+
+    def download(
+        self, remote: str, local: str | Path, *, on_progress: OnProgress | None = None
+    ) -> int:
+        """Copy a file out of the sandbox to `local`, which is replaced; return its size."""
+        return self._thread.call(
+            lambda _subject, put: self._inner.files.download(
+                remote, local, on_progress=_putting(put, on_progress)
+            ),
+            _told(on_progress),
+        )
+
+    def upload_dir(
+        self, local: str | Path, remote: str = ".", *, on_progress: OnProgress | None = None
+    ) -> int:
+        """Copy a directory of the caller's into the sandbox; return the number of bytes sent."""
+        return self._thread.call(
+            lambda _subject, put: self._inner.files.upload_dir(
+                local, remote, on_progress=_putting(put, on_progress)
+            ),
+            _told(on_progress),
+        )
+
+    def download_dir(
+        self,
+        remote: str,
+        local: str | Path,
+        *,
+        most_bytes: int = 1 << 30,
+        on_progress: OnProgress | None = None,
+    ) -> int:
+        """Copy a directory out of the sandbox into a new or empty one; return its file count."""
+        return self._thread.call(
+            lambda _subject, put: self._inner.files.download_dir(
+                remote, local, most_bytes=most_bytes, on_progress=_putting(put, on_progress)
+            ),
+            _told(on_progress),
+        )
+
+    def watch(self, path: str = ".", *, recursive: bool = True) -> SyncWatch:
+        """Return an iterator over the changes in a directory from now on; close it."""
+        from cellwall.surface.watches import SyncWatch
+
+        return SyncWatch(
+            self._thread, self._inner, self._do(lambda: self._watching(path, recursive))
+        )
+
+    async def _watching(self, path: str, recursive: bool) -> AnyWatch:
+        watch = self._inner.files.watch(path, recursive=recursive)
+        await watch.start()
+        return watch
+
+
+def _putting(put: Put, on_progress: OnProgress | None) -> OnProgress | None:
+    """Return what the loop calls: progress travels to the caller's thread."""
+    return None if on_progress is None else lambda done, total: put((done, total))
+
+
+def _told(on_progress: OnProgress | None) -> Callable[[tuple[int, int | None]], None] | None:
+    return None if on_progress is None else lambda progress: on_progress(*progress)

@@ -1,0 +1,106 @@
+"""Files and directories of the caller's own machine, as pieces to send and from pieces received.
+
+Used by `files.upload`, `download` and their siblings for directories, embedded and remote. What
+comes from a sandbox goes into a file here only under the name the caller gave. The invariant: a
+file that is being received appears under its name only when it is complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterable, AsyncIterator
+from pathlib import Path
+
+from cellwall.model.errors import UsageError
+from cellwall.surface.arrivals import Arrival
+from cellwall.surface.callbacks import OnProgress
+from cellwall.surface.departures import tar_steps
+
+_PIECE_BYTES = 1024 * 1024
+
+
+class Progress:
+    """Counts bytes and tells the caller."""
+
+    def __init__(self, on_progress: OnProgress | None, total: int | None = None) -> None:
+        """`total` bytes are expected; None: nobody knows."""
+        self._on_progress = on_progress
+        self._total = total
+        self.bytes = 0
+
+    def add(self, count: int) -> None:
+        """Count bytes that have passed."""
+        self.bytes += count
+        if self._on_progress is not None:
+            self._on_progress(self.bytes, self._total)
+
+
+async def check_file(path: Path, step: str) -> int:
+    """Return the size of a regular file of the caller's; `UsageError` if it is none."""
+    if not await asyncio.to_thread(path.is_file):
+        raise UsageError(f"{step}: {path} is not a file", remedy="name a file of this machine")
+    return (await asyncio.to_thread(path.stat)).st_size
+
+
+async def check_directory(path: Path, step: str) -> None:
+    """Raise `UsageError` unless `path` is a directory of the caller's."""
+    if not await asyncio.to_thread(path.is_dir):
+        raise UsageError(f"{step}: {path} is not a directory", remedy="name a directory")
+
+
+async def file_pieces(path: Path, size: int, progress: Progress) -> AsyncIterator[bytes]:
+    """Yield the first `size` bytes of a file; `UsageError` if it has fewer by then."""
+    with await asyncio.to_thread(path.open, "rb") as stream:
+        left = size
+        while left:
+            piece = await asyncio.to_thread(stream.read, min(left, _PIECE_BYTES))
+            if not piece:
+                raise UsageError(f"upload: {path} became shorter meanwhile", remedy="try again")
+            left -= len(piece)
+            yield piece
+            progress.add(len(piece))
+
+
+async def tree_pieces(root: Path, progress: Progress) -> AsyncIterator[bytes]:
+    """Yield a directory as a tar stream."""
+    steps = tar_steps(root)
+    while step := await asyncio.to_thread(next, steps, b""):
+        yield step
+        progress.add(len(step))
+
+
+async def save(path: Path, pieces: AsyncIterable[bytes], progress: Progress) -> int:
+    """Write pieces to a file of the caller's, at once when all are there; return its size."""
+    if await asyncio.to_thread(path.is_dir):
+        raise UsageError(f"download: {path} is a directory", remedy="name a file")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    try:
+        with await asyncio.to_thread(draft.open, "xb") as stream:
+            async for piece in pieces:
+                await asyncio.to_thread(stream.write, piece)
+                progress.add(len(piece))
+        await asyncio.to_thread(draft.replace, path)
+    except OSError as error:
+        raise UsageError(
+            f"download: write {path}: {error.strerror}", remedy="name a file you may write"
+        ) from None
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+    return progress.bytes
+
+
+async def unpack(
+    local: Path, pieces: AsyncIterable[bytes], most_bytes: int, progress: Progress
+) -> int:
+    """Take a hostile tar stream apart into a new or empty directory; return its file count."""
+    arrival = await asyncio.to_thread(Arrival, local, most_bytes)
+    try:
+        async for piece in pieces:
+            await asyncio.to_thread(arrival.feed, piece)
+            progress.add(len(piece))
+        return await asyncio.to_thread(arrival.finish)
+    finally:
+        await asyncio.to_thread(arrival.close)

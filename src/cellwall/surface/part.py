@@ -1,0 +1,30 @@
+"""What every part of a synchronous sandbox is: a name whose calls are forwarded.
+
+`commands`, `contexts`, `files` and `ports` are parts. Each call is handed to the loop's thread.
+The invariant: nothing here touches the asynchronous objects from the caller's thread, except to
+read plain facts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from cellwall.surface.faces import AnySandbox
+    from cellwall.surface.threads import LoopThread
+
+T = TypeVar("T")
+
+
+class Part:
+    """A part of a sandbox whose calls are forwarded."""
+
+    def __init__(self, thread: LoopThread[Any], sandbox: AnySandbox) -> None:
+        """Made by `Sandbox`."""
+        self._thread = thread
+        self._inner = sandbox
+
+    def _do(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return self._thread.call(lambda _subject, _put: work())

@@ -1,0 +1,149 @@
+"""A sandbox without `await`: each call is forwarded to the asynchronous one on the loop's thread.
+
+The base of the `Sandbox` of the embedded library and of that of the SDK, which only differ in how
+one is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+from cellwall.surface.callbacks import OnEvent, OnText, by_stream
+from cellwall.surface.commands import SyncCommands
+from cellwall.surface.contexts import SyncContexts
+from cellwall.surface.files import SyncFiles
+from cellwall.surface.threads import Ended
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from cellwall.model.execution import Event, Execution
+    from cellwall.model.limits import Limits
+    from cellwall.model.outcome import Isolation
+    from cellwall.surface.faces import AnySandbox
+    from cellwall.surface.ports import SyncPorts
+    from cellwall.surface.threads import LoopThread
+
+
+class SyncSandbox:
+    """One live sandbox."""
+
+    def __init__(self, thread: LoopThread[Any], inner: AnySandbox) -> None:
+        """Forward to `inner`, which lives on `thread`."""
+        self._thread = thread
+        self._inner = inner
+        self.contexts = SyncContexts(thread, inner)
+        self.commands = SyncCommands(thread, inner)
+        self.files = SyncFiles(thread, inner)
+
+    @cached_property
+    def ports(self) -> SyncPorts:
+        """Connections to servers inside."""
+        from cellwall.surface.ports import SyncPorts
+
+        return SyncPorts(self._thread, self._inner)
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self._inner.id
+
+    @property
+    def status(self) -> str:
+        """`running` until it is closed or has ended."""
+        return self._inner.status
+
+    @property
+    def template(self) -> str:
+        """The name of its template."""
+        return self._inner.template
+
+    @property
+    def created_at(self) -> float:
+        """When it was made, in seconds since the epoch."""
+        return self._inner.created_at
+
+    @property
+    def ends_at(self) -> float:
+        """When its whole life ends, in seconds since the epoch."""
+        return self._inner.ends_at
+
+    @property
+    def isolation(self) -> Isolation:
+        """Which isolation really runs."""
+        return self._inner.isolation
+
+    @property
+    def limits(self) -> Limits:
+        """The limits that apply."""
+        return self._inner.limits
+
+    def run(  # noqa: PLR0913 - each is a choice of the caller's
+        self,
+        code: str,
+        language: str | None = None,
+        context: str = "main",
+        *,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+        on_event: OnEvent | None = None,
+    ) -> Execution:
+        """Run a cell in a context, or a program of another language beside it."""
+        deliver = by_stream(on_stdout, on_stderr, on_event)
+        return self._thread.call(
+            lambda _subject, put: self._inner.run(
+                code,
+                language,
+                context,
+                stdin=stdin,
+                timeout=timeout,
+                on_event=None if deliver is None else put,
+            ),
+            deliver,
+        )
+
+    def stream(self, code: str, **options: Any) -> Generator[Event, None, None]:  # noqa: ANN401 - of run
+        """Yield the events of `run(code, …)` as they come; the last one is `end`.
+
+        Closing it early cancels the run.
+        """
+        with contextlib.closing(
+            self._thread.iterate(
+                lambda _subject, put: self._inner.run(code, on_event=put, **options)
+            )
+        ) as items:
+            for item in items:
+                if not isinstance(item, Ended):
+                    yield item
+                elif item.error is not None:
+                    raise item.error
+
+    def interrupt(self, context: str = "main") -> None:
+        """Raise KeyboardInterrupt in what the context runs now."""
+        self._thread.call(lambda _subject, _put: self._inner.interrupt(context))
+
+    def extend(self, life_s: float) -> None:
+        """Let it live `life_s` seconds from now."""
+        self._thread.call(lambda _subject, _put: self._inner.extend(life_s))
+
+    def close(self) -> None:
+        """Destroy it; idempotent."""
+        self._thread.call(lambda _subject, _put: self._inner.close())
+
+    def __enter__(self) -> Self:
+        """Use it as a context manager that closes it."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()

@@ -1,0 +1,158 @@
+"""One event loop on one background thread, for callers that have none.
+
+The synchronous library is made of it. Each call is handed over and waited for; callbacks run in
+the caller's thread. The invariant: leaving a call early, by an exception above all, cancels the
+work over there and waits for its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Coroutine, Generator
+from queue import SimpleQueue
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from cellwall.model.errors import UsageError
+
+_STOP_S = 30.0
+
+
+class Closable(Protocol):
+    """What lives on the loop: an engine, a client."""
+
+    async def aclose(self) -> None:
+        """Let go of everything."""
+
+
+S = TypeVar("S", bound=Closable)
+T = TypeVar("T")
+Put = Callable[[Any], None]
+
+
+class Ended:
+    """Last item in a call's queue."""
+
+    __slots__ = ("error", "value")
+
+    def __init__(self, task: asyncio.Future[Any]) -> None:
+        """Take over how `task` ended."""
+        self.error: BaseException | None = None
+        self.value: Any = None
+        if task.cancelled():
+            self.error = asyncio.CancelledError()
+        else:
+            self.error = task.exception()
+            self.value = None if self.error is not None else task.result()
+
+
+class LoopThread(Generic[S]):
+    """See the module; it holds one subject, made over there on first use."""
+
+    def __init__(self, make_subject: Callable[[], S]) -> None:
+        """Start the thread."""
+        self._make_subject = make_subject
+        self._loop = asyncio.new_event_loop()
+        self._subject: S | None = None
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._main, name="cellwall", daemon=True)
+        self._thread.start()
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    @property
+    def subject(self) -> S:
+        """What lives here; only for code that runs on this loop."""
+        if self._subject is None:
+            self._subject = self._make_subject()
+        return self._subject
+
+    def call(
+        self,
+        work: Callable[[S, Put], Coroutine[Any, Any, T]],
+        deliver: Callable[[Any], None] | None = None,
+    ) -> T:
+        """Run `work` over there and return its result; its second argument feeds `deliver` here.
+
+        An exception here, KeyboardInterrupt above all, cancels the work and waits for its end.
+        """
+        # Closed at once: with an exception in `deliver`, the traceback would keep it alive.
+        with contextlib.closing(self.iterate(work)) as items:
+            for item in items:
+                if isinstance(item, Ended):
+                    if item.error is not None:
+                        raise item.error
+                    return cast("T", item.value)
+                if deliver is not None:
+                    deliver(item)
+        raise AssertionError("unreachable: a call always ends")  # pragma: no cover
+
+    def iterate(
+        self, work: Callable[[S, Put], Coroutine[Any, Any, Any]]
+    ) -> Generator[Any, None, None]:
+        """Yield what `work` puts, then its `Ended`; leaving early cancels it."""
+        self._check_caller()
+        queue: SimpleQueue[Any] = SimpleQueue()
+        tasks: list[asyncio.Future[Any]] = []
+
+        def begin() -> None:
+            task: asyncio.Future[Any]
+            try:
+                task = asyncio.ensure_future(work(self.subject, queue.put))
+            except BaseException as error:  # noqa: BLE001 - it belongs to the caller
+                task = self._loop.create_future()
+                task.set_exception(error)
+            tasks.append(task)
+            task.add_done_callback(lambda ended: queue.put(Ended(ended)))
+
+        def cancel() -> None:
+            tasks[0].cancel()
+
+        self._loop.call_soon_threadsafe(begin)
+        item = None
+        try:
+            while not isinstance(item, Ended):
+                item = queue.get()
+                yield item
+        finally:
+            if not isinstance(item, Ended):
+                self._loop.call_soon_threadsafe(cancel)
+                while not isinstance(queue.get(), Ended):
+                    pass
+
+    def _check_caller(self) -> None:
+        if threading.current_thread() is self._thread:
+            raise UsageError("call from inside a callback of its own", remedy="use another thread")
+        if self._pid != os.getpid():
+            raise UsageError(
+                "call: this object was made before a fork", remedy="make a new one in the child"
+            )
+        if self._loop.is_closed():
+            raise UsageError("call: it was closed", remedy="make a new one")
+
+    def close(self) -> None:
+        """Close the subject and end the thread; idempotent."""
+        if self._thread.is_alive() and self._pid == os.getpid():
+            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(_STOP_S)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_STOP_S)
+            self._loop.close()
+
+    async def _close(self) -> None:
+        if self._subject is not None:
+            await self._subject.aclose()
+
+
+def at_exit(close: Callable[[], None]) -> None:
+    """Call `close` when the interpreter ends, while thread pools still work."""
+    # `atexit` comes after the thread pools are shut, and closing needs one; threading's own hook
+    # comes before, if registered after theirs.
+    import concurrent.futures.thread  # noqa: F401 - for the order
+
+    register = getattr(threading, "_register_atexit", atexit.register)
+    register(close)

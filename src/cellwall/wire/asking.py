@@ -1,0 +1,107 @@
+"""From the library's arguments to the bodies of requests.
+
+The mirror of what the server's schemas take. Checks only what JSON cannot carry; everything else
+is for the server to check, which knows its operator's bounds. Called by the SDK.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from cellwall.model.errors import UsageError
+from cellwall.model.limits import Limits
+
+Body = dict[str, Any]
+
+
+def encoded(body: Mapping[str, Any]) -> bytes:
+    """Return a body as JSON; `UsageError` for values that JSON does not have."""
+    try:
+        return json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"arguments: not JSON: {error}", remedy="give plain JSON values") from None
+
+
+def given(**fields: Any) -> Body:  # noqa: ANN401 - JSON
+    """Return the fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def source(code: str) -> Body:
+    """Return the program as fields of a body."""
+    if not isinstance(code, str):
+        raise UsageError(
+            f"code: {type(code).__name__} is not text", remedy="give the program as a string"
+        )
+    if not code:
+        raise UsageError("code: it is empty", remedy="give the program as a string")
+    return {"code": code}
+
+
+def stdin(data: str | bytes | None) -> Body:
+    """Return standard input as fields of a body; absent for None."""
+    if data is None:
+        return {}
+    if not isinstance(data, (str, bytes)):
+        raise UsageError(
+            f"stdin: {type(data).__name__} is not text", remedy="give a string or bytes"
+        )
+    if isinstance(data, str):
+        try:
+            data.encode()
+            return {"stdin": data}
+        except UnicodeEncodeError:
+            data = data.encode("utf-8", "surrogateescape")
+    return {"stdin_b64": base64.b64encode(data).decode("ascii")}
+
+
+def limits(value: Limits | Mapping[str, Any] | None) -> Body | None:
+    """Return limits as an object; None: the server's own."""
+    if value is None:
+        return None
+    if isinstance(value, Limits):
+        return asdict(value)
+    if isinstance(value, Mapping):
+        Limits().with_changes(dict(value))  # the same refusal as everywhere for what cannot be
+        return dict(value)
+    raise UsageError(
+        f"limits: {type(value).__name__} is not a Limits object",
+        remedy="give Limits(...) or a dict of its fields",
+    )
+
+
+def files(value: Mapping[str, str | bytes] | None) -> Body | None:
+    """Return files to put in, by name."""
+    return None if value is None else {path: _file(path, data) for path, data in value.items()}
+
+
+def _file(path: str, content: object) -> str | Body:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, (bytes, bytearray, memoryview)):
+        raise UsageError(
+            f"files: content of {path!r} is {type(content).__name__}",
+            remedy="give a string or bytes",
+        )
+    return {"content_b64": base64.b64encode(content).decode("ascii")}
+
+
+def words(value: Sequence[str], what: str) -> list[str]:
+    """Return a list of strings."""
+    if isinstance(value, (str, bytes)) or not all(isinstance(word, str) for word in value):
+        raise UsageError(f"{what}: not a list of strings without NUL", remedy="give ['a', 'b']")
+    return list(value)
+
+
+def command(value: str | Sequence[str]) -> Body:
+    """Return a command as fields of a body: a text is a line for a shell inside."""
+    found: Body = (
+        {"command": value} if isinstance(value, str) else {"argv": words(value, "command")}
+    )
+    if not value:
+        raise UsageError("command: it is empty", remedy="name a program")
+    return found

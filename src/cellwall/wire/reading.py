@@ -1,0 +1,214 @@
+"""Back from JSON: answers, events, commands, files and errors become the library's values.
+
+The inverse of `answer`, for whoever receives. Not a schema of hostile data: what is read comes
+from a server that its user chose; a shape that is not ours is a `ValueError`, and keys that are
+not known yet are left alone, so that an older client can read a newer server.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from datetime import datetime
+from typing import Any
+
+from cellwall.model.errors import (
+    AccessDenied,
+    CapacityError,
+    CellwallError,
+    Conflict,
+    FileError,
+    HostUnsupported,
+    NotFound,
+    PortError,
+    SandboxBroken,
+    SandboxUnavailable,
+    UsageError,
+)
+from cellwall.model.execution import CommandResult, Event, Execution, ExecutionError
+from cellwall.model.files import CHANGE_KINDS, Change
+from cellwall.model.limits import Limits
+from cellwall.model.outcome import (
+    Isolation,
+    IsolationLevel,
+    Outcome,
+    Truncated,
+    Usage,
+    Verdict,
+)
+
+Json = Mapping[str, Any]
+_LIMITS = frozenset(field.name for field in fields(Limits))
+_NOWHERE: Json = {"runtime": "", "level": "process", "posture": "", "limits": {}}
+"""Of an execution that was cancelled before anything ran."""
+
+
+def execution_of(value: Json) -> Execution:
+    """Return the execution an answer of `/execute` or `/executions/{id}` describes."""
+    exception = value.get("exception")
+    return Execution(
+        id=value["execution_id"],
+        language=value["language"],
+        stdout=value["stdout"],
+        stderr=value["stderr"],
+        outcome=outcome_of(value),
+        limits=limits_of(value.get("limits") or {}),
+        result=value.get("result"),
+        results=tuple(value.get("results", ())),
+        error=None if exception is None else _error(exception),
+        template=value["template"],
+        sandbox_id=value.get("sandbox_id") or "",
+        started_at=seconds_of(value.get("started_at")),
+        files={each["name"]: base64.b64decode(each["content_b64"]) for each in value["artifacts"]},
+    )
+
+
+def outcome_of(value: Json) -> Outcome:
+    """Return the outcome of an `outcome` object, or of an answer, which has the same keys."""
+    usage, cut = value.get("usage") or {}, value.get("truncated") or {}
+    return Outcome(
+        verdict=Verdict(value["verdict"]),
+        isolation=isolation_of(value.get("isolation") or _NOWHERE),
+        exit_code=value.get("exit_code"),
+        signal=value.get("signal"),
+        usage=Usage(
+            **{each.name: usage[each.name] for each in fields(Usage) if each.name in usage}
+        ),
+        truncated=Truncated(
+            **{each.name: cut[each.name] for each in fields(Truncated) if each.name in cut}
+        ),
+        notes=tuple(value.get("notes", ())),
+    )
+
+
+def isolation_of(value: Json) -> Isolation:
+    """Return which isolation ran."""
+    level = IsolationLevel[str(value["level"]).upper()]
+    return Isolation(value["runtime"], level, value["posture"], dict(value["limits"]))
+
+
+def limits_of(value: Json) -> Limits:
+    """Return limits."""
+    return Limits().with_changes({k: v for k, v in value.items() if k in _LIMITS})
+
+
+def command_result_of(value: Json) -> CommandResult:
+    """Return how a command ended, from its object; `ValueError` while it runs."""
+    if value.get("outcome") is None:
+        raise ValueError("command: it has no outcome yet")
+    return CommandResult(
+        value.get("stdout") or "", value.get("stderr") or "", outcome_of(value["outcome"])
+    )
+
+
+def change_of(value: Json) -> Change:
+    """Return a change of a watched directory."""
+    return Change(
+        CHANGE_KINDS[value["kind"]],
+        value["path"],
+        value.get("target"),
+        value.get("is_directory") is True,
+    )
+
+
+def seconds_of(text: str | None) -> float:
+    """Return seconds since the epoch of a time of ours; 0 for none."""
+    return 0.0 if text is None else datetime.fromisoformat(text).timestamp()
+
+
+# -- events ------------------------------------------------------------------------------------
+
+
+def event_of(value: Json) -> Event:
+    """Return the event of one line; `end` without an outcome is for `failure_of`."""
+    return _EVENTS[value["type"]](value)
+
+
+def _text(value: Json) -> Event:
+    return Event(value["seq"], value["type"], text=value["text"])
+
+
+def _data(value: Json) -> Event:
+    kind: Any = "display" if value["type"] == "image" else value["type"]
+    return Event(value["seq"], kind, data=value["data"])
+
+
+def _raised(value: Json) -> Event:
+    error = ExecutionError(value["name"], value["value"], value["error"])
+    return Event(value["seq"], "error", error=error)
+
+
+def _error(value: Json) -> ExecutionError:
+    return ExecutionError(value["name"], value["value"], value["traceback"])
+
+
+def _value(value: Json) -> Event:
+    return Event(value["seq"], "value", value=value["value"])
+
+
+def _gap(value: Json) -> Event:
+    lost = {key: value[key] for key in ("after", "next", "lost")}
+    return Event(value["next"] - 1, "gap", value=lost)
+
+
+def _end(value: Json) -> Event:
+    outcome = value.get("outcome")
+    if outcome is None:
+        outcome = {"verdict": value["verdict"], "notes": ["nothing ran"]}
+    return Event(value["seq"], "end", outcome=outcome_of(outcome))
+
+
+_EVENTS: Mapping[str, Callable[[Json], Event]] = {
+    "stdout": _text,
+    "stderr": _text,
+    "display": _data,
+    "image": _data,
+    "result": _data,
+    "error": _raised,
+    "value": _value,
+    "gap": _gap,
+    "end": _end,
+}
+
+
+# -- errors ------------------------------------------------------------------------------------
+
+_PLAIN: Mapping[str, type[CellwallError]] = {
+    "usage": UsageError,
+    "not_found": NotFound,
+    "conflict": Conflict,
+    "idempotency": Conflict,
+    "sandbox_unavailable": SandboxUnavailable,
+    "sandbox_broken": SandboxBroken,
+    "unauthorized": AccessDenied,
+    "forbidden": AccessDenied,
+    "host_refused": AccessDenied,
+    "origin_refused": AccessDenied,
+}
+_CAPACITY = frozenset({"capacity", "rate_limited"})
+_PORT = frozenset({"port", "port_unreachable", "port_protocol"})
+
+
+def error_of(error: Json, status: int = 500, retry_after_s: float = 1.0) -> CellwallError:
+    """Return the exception an error object stands for, its message and remedy as they were."""
+    made = _made(error, status, retry_after_s)
+    made.request_id = error.get("request_id") or None
+    return made
+
+
+def _made(error: Json, status: int, retry_after_s: float) -> CellwallError:
+    code, message = str(error.get("code", "")), str(error.get("message", ""))
+    remedy = error.get("remedy")
+    if code == "file":
+        return FileError(message, reason=str(error.get("reason", "invalid")), remedy=remedy)
+    if code in _CAPACITY:
+        return CapacityError(message, retry_after_s=retry_after_s, remedy=remedy)
+    if code in _PORT:
+        return PortError(message, reason=str(error.get("reason", "refused")), remedy=remedy)
+    if code == "host_unsupported":
+        return HostUnsupported("server", message, remedy=remedy or "ask the operator")
+    if code in _PLAIN:
+        return _PLAIN[code](message, remedy=remedy)
+    # What only HTTP knows: a wrong request of ours, or a failure of the server.
+    return (UsageError if status < 500 else CellwallError)(message, remedy=remedy)
