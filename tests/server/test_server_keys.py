@@ -16,6 +16,7 @@ from servers import ADMIN, ALICE, configuration, start
 
 from cellwall.apps.key_file import first_key
 from cellwall.apps.serve import check_exposure
+from cellwall.engine.templates import state_dir
 from cellwall.model.errors import UsageError
 from cellwall.server.keys import KeyRecord, KeyRing, digest_of, new_key
 from cellwall.server.settings import ServerSettings
@@ -63,7 +64,7 @@ def test_open_bind_without_keys_does_not_start(tmp_path: Path) -> None:
 def test_first_start_makes_a_key_that_is_printed_once(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()
-    (state / "templates").symlink_to(Path(os.environ["CELLWALL_STATE_DIR"]) / "templates")
+    (state / "templates").symlink_to(Path(str(state_dir())) / "templates")
     environ = {"CELLWALL_STATE_DIR": str(state)}
     first = start(tmp_path, "--port", "0", environ=environ)
     try:
