@@ -608,6 +608,12 @@ def test_asynchronous_half_does_the_same(library: Library, server: Server) -> No
             async with sandbox.files.watch() as watch:
                 await sandbox.files.write("x", "1")
                 assert (await anext(watch)).path == "x"
+                with pytest.raises(TimeoutError):  # a wait that was given up costs no change
+                    async with asyncio.timeout(0.3):
+                        while True:
+                            await anext(watch)
+                await sandbox.files.mkdir("y")
+                assert (await anext(watch)).path == "y"
             command = await sandbox.commands.start("read a; echo got $a")
             await command.send_stdin("it\n")
             assert (await command.wait()).stdout == "got it\n"
