@@ -6,15 +6,20 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cellwall.apps.bench import bare
+from cellwall.apps.bench.endurance import left_behind
 from cellwall.apps.bench.figures import BY_KEY, TARGETS, Figure, p95, ratio_of_medians, verdict_on
 from cellwall.apps.bench.machine import describe
 from cellwall.apps.bench.processes import descendants, holdings, pss_bytes
 from cellwall.apps.bench.report import Result, as_json, markdown
+from cellwall.jail import cgroups, owner
+from cellwall.model.limits import Limits
+from conftest import Require
 
 
 @pytest.fixture
@@ -95,6 +100,46 @@ def test_a_forgotten_descriptor_process_and_file_are_counted(
         assert more["descriptors"] >= 1
         assert forgotten.stdin is not None
         forgotten.stdin.close()
+
+
+@pytest.mark.parametrize(
+    ("spare", "cgroups", "left"),
+    [
+        ((6, 12), (20, 20), {}),
+        ((12, 6), (20, 20), {}),
+        ((12, 13), (20, 20), {"spare_cgroups": 1}),
+        ((9, 300), (20, 20), {"spare_cgroups": 288}),
+        ((13, 13), (20, 20), {"spare_cgroups": 1}),
+        ((12, 12), (20, 23), {"cgroups": 3}),
+    ],
+)
+def test_cgroups_kept_for_reuse_are_litter_beyond_their_bound(
+    tmp_path: Path, spare: tuple[int, int], cgroups: tuple[int, int], left: dict[str, int]
+) -> None:
+    """An engine may hold twelve here, and how many of them it does differs; one more is a leak."""
+    now = holdings(tmp_path)
+    before, after = (
+        replace(now, spare_cgroups=kept, cgroups=used)
+        for kept, used in zip(spare, cgroups, strict=True)
+    )
+    assert left_behind(before, after, most_spare=12) == left
+
+
+@pytest.mark.root
+def test_cgroups_of_this_process_are_counted_by_kind(tmp_path: Path, require: Require) -> None:
+    layout = cgroups.discover()
+    require("cgroups", {"memory", "pids"} <= layout.hard, layout.why_not)
+    groups = cgroups.EngineGroups(layout, owner.new_label())
+    before = holdings(tmp_path)
+    made = groups.create(Limits())
+    more = holdings(tmp_path)
+    assert made.remove() == []
+    least = cgroups.most_spare_directories(layout)
+    groups.remove()
+    # What is made empties into spares; only a memory controller's directory is never one.
+    assert more.cgroups - before.cgroups >= 2  # the engine's own, and the sandbox's with memory
+    assert more.spare_cgroups - before.spare_cgroups >= least
+    assert holdings(tmp_path) == before
 
 
 def test_built_templates_are_no_litter(tmp_path: Path) -> None:

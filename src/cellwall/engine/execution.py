@@ -12,6 +12,7 @@ import codecs
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.deadlines import Deadlines
@@ -123,6 +124,9 @@ class Recorder:
         # Apart from the flag: cancelling who waits must not look like an end.
         self.waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.started: asyncio.Future[int] | None = None
+        self.refused_by_caller: Exception | None = None
+        """What `on_event` raised."""
+        self.on_refused: Callable[[], object] = lambda: None
 
     # -- frames ----------------------------------------------------------------------------
 
@@ -206,9 +210,15 @@ class Recorder:
             self.started.cancel()
 
     def _emit(self, kind: EventKind, **content: Any) -> None:  # noqa: ANN401 - of an Event
-        if self._on_event is not None:
-            self._seq += 1
+        if self._on_event is None:
+            return
+        self._seq += 1
+        try:
             self._on_event(Event(self._seq, kind, **content))
+        except Exception as error:  # noqa: BLE001 - the caller's own, who gets it from `wait`
+            self._on_event = None
+            self.refused_by_caller = error
+            self.on_refused()
 
     def end(self, outcome: Outcome) -> None:
         """Emit the last event."""
@@ -251,6 +261,8 @@ class Attempt:
             work.op, self.recorder, self.recorder.expected, work.fields, work.body
         )
         self.recorder.context = work.fields.get("context")
+        # Later: we may be in the middle of a read, and a limit reads first.
+        self.recorder.on_refused = partial(asyncio.get_running_loop().call_soon, self.cancel)
         live.running.add(self.recorder)
         self._deadlines = Deadlines(
             work.limits, live.read_cpu_s, self._before.cpu_s, self._on_breach
@@ -317,6 +329,8 @@ class Attempt:
             self.live.running.discard(self.recorder)
         if self.recorder.refused is not None:
             raise self.recorder.refused
+        if self.recorder.refused_by_caller is not None:
+            raise self.recorder.refused_by_caller
         outcome = self._judge(time.perf_counter() - self._began_s)
         self.recorder.end(outcome)
         return outcome

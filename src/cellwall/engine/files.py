@@ -271,6 +271,8 @@ class Files:
         steps: asyncio.Queue[bytes] = asyncio.Queue()
 
         def on_chunk(data: bytes) -> None:
+            if not data:
+                return  # what ends it is the reply; see below
             steps.put_nowait(data)
             channel.pause()  # one step at a time: a slow reader stops the guest, not the host
 

@@ -19,6 +19,8 @@ from cellwall.guest.frames import LENGTHS, encode
 IDLE = encode({"ev": "idle"})
 _READ_BYTES = 64 * 1024
 _READABLE = select.POLLIN
+_GATHER_MS = 1
+"""After output was passed on; what else happens is noticed at once."""
 _parse = json.JSONDecoder().decode
 
 
@@ -95,8 +97,11 @@ def _start(stretch: Stretch, data: bytes) -> None:
 
 def _follow(stretch: Stretch, channel: int, wakeup: int, listener: int) -> None:
     """Pass output on until the program ends, and tell the host how."""
-    poller = select.poll()
-    for fd in (stretch.stdout, stretch.stderr, wakeup, channel, listener):
+    poller, patience = select.poll(), select.poll()
+    for fd in (wakeup, channel, listener):
+        poller.register(fd, _READABLE)
+        patience.register(fd, _READABLE)
+    for fd in (stretch.stdout, stretch.stderr):
         poller.register(fd, _READABLE)
     is_quiet = False
     while stretch.end is None or not is_quiet:
@@ -111,11 +116,11 @@ def _follow(stretch: Stretch, channel: int, wakeup: int, listener: int) -> None:
                 return
             else:
                 is_quiet = False
+        if not is_quiet and stretch.end is None:
+            # A thousand lines need not be a thousand frames: let some gather.
+            patience.poll(_GATHER_MS)
     _tell_end(stretch, channel)
-    poller = select.poll()
-    for fd in (wakeup, channel, listener):
-        poller.register(fd, _READABLE)
-    poller.poll()  # as a rule for ever: the host kills us
+    patience.poll()  # as a rule for ever: the host kills us
 
 
 def _pass_on(stretch: Stretch, fd: int, channel: int) -> bool:

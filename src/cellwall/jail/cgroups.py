@@ -276,6 +276,11 @@ def _is_reusable(hierarchy: Hierarchy) -> bool:
     return hierarchy.version == 1 and "memory" not in hierarchy.controllers
 
 
+def most_spare_directories(layout: Layout) -> int:
+    """Return how many empty directories an engine may keep for its next sandboxes."""
+    return _SPARES * sum(map(_is_reusable, layout.hierarchies))
+
+
 class EngineGroups:
     """The engine's own directory in each hierarchy; its name carries the owner label."""
 

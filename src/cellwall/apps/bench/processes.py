@@ -7,6 +7,7 @@ bookkeeping: it asks the kernel. Invariant: reading never changes what is read.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -66,6 +67,9 @@ class Holdings:
     processes: int
     mounts: int
     cgroups: int
+    """This process's engines' that hold somebody or could be charged for memory."""
+    spare_cgroups: int
+    """Empty ones that only count: an engine keeps a few of them for its next sandboxes."""
     namespaces: int
     state_files: int
 
@@ -78,11 +82,14 @@ class Holdings:
 def holdings(state: Path) -> Holdings:
     """Count what this process, those below it, and the state directory hold."""
     pids = [os.getpid(), *descendants(os.getpid())]
+    groups = _own_cgroups()
+    spare = sum(map(_is_spare, groups))
     return Holdings(
         descriptors=sum(_count(Path(f"/proc/{pid}/fd")) for pid in pids),
         processes=len(pids),
         mounts=Path("/proc/self/mountinfo").read_bytes().count(b"\n"),
-        cgroups=_cgroups(),
+        cgroups=len(groups) - spare,
+        spare_cgroups=spare,
         namespaces=len(_namespaces(pids)),
         state_files=_state_files(state),
     )
@@ -106,13 +113,25 @@ def _namespaces(pids: list[int]) -> set[str]:
     return found
 
 
-def _cgroups() -> int:
-    return sum(
-        1
+def _own_cgroups() -> list[Path]:
+    """Directories of this process's engines, by the owner label in their names (`jail.owner`)."""
+    own = re.compile(rf"/cellwall\.[0-9a-f]{{8}}-\d+-{os.getpid()}-")
+    return [
+        Path(path, name)
         for path, names, _ in os.walk("/sys/fs/cgroup")
         for name in names
-        if "cellwall" in f"{path}/{name}"
-    )
+        if own.search(f"{path}/{name}")
+    ]
+
+
+def _is_spare(group: Path) -> bool:
+    """Whether nothing is in it and nothing stays charged to it: `tasks` is cgroup v1's alone."""
+    is_engine = group.name.startswith("cellwall.")
+    only_counts = (group / "tasks").exists() and not (group / "memory.limit_in_bytes").exists()
+    try:
+        return only_counts and not is_engine and not (group / "cgroup.procs").read_bytes()
+    except OSError:  # removed while we looked
+        return False
 
 
 def _state_files(state: Path) -> int:
