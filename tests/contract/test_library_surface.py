@@ -596,6 +596,12 @@ def test_forwarded_port_reaches_a_server_inside(sandbox: SyncSandbox) -> None:
 # -- asyncio -----------------------------------------------------------------------------------
 
 
+async def read_on(watch: Any) -> None:
+    async with asyncio.timeout(0.3):
+        while True:
+            await anext(watch)
+
+
 def test_asynchronous_half_does_the_same(library: Library, server: Server) -> None:
     from servers import ALICE
 
@@ -609,9 +615,7 @@ def test_asynchronous_half_does_the_same(library: Library, server: Server) -> No
                 await sandbox.files.write("x", "1")
                 assert (await anext(watch)).path == "x"
                 with pytest.raises(TimeoutError):  # a wait that was given up costs no change
-                    async with asyncio.timeout(0.3):
-                        while True:
-                            await anext(watch)
+                    await read_on(watch)
                 await sandbox.files.mkdir("y")
                 assert (await anext(watch)).path == "y"
             command = await sandbox.commands.start("read a; echo got $a")
