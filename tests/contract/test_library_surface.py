@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import cellwall
+from cellwall import embedded
 from cellwall.model.errors import (
     CellwallError,
     Conflict,
@@ -35,6 +36,13 @@ if TYPE_CHECKING:
 
 Library = Any
 """The package itself, or a client: what they share is what is tested here."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_engine_stays() -> Iterator[None]:
+    """End the process's own engine: tests after these fork, and count descriptors."""
+    yield
+    embedded._default.close()
 
 
 @pytest.fixture(scope="module")

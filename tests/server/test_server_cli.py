@@ -209,7 +209,7 @@ def test_shell_is_a_terminal_inside_and_leaves_ours_as_it_was(console: Console) 
     console.resize(40, 120)
     console.type("sleep 0.2; stty size\n")
     console.read_until("40 120")
-    console.type("echo $((60+6)); sleep 100\n")
+    console.type("sh -c 'echo $((60+6)); exec sleep 100'\n")  # says so from its own group
     console.read_until("66\r\n")
     console.type("\x03")
     console.type("echo $((6*7))$?\n")

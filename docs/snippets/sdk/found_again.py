@@ -8,7 +8,8 @@ with cellwall.connect() as client:
     noted = sandbox.id, command.id
 
 with cellwall.connect() as client:  # elsewhere, later
-    assert [found.name for found in client.sandboxes(metadata={"job": "7"})] == ["build"]
+    running = client.sandboxes(state="running", metadata={"job": "7"})
+    assert [found.name for found in running] == ["build"]
     sandbox = client.attach(noted[0])
     result = sandbox.commands.get(noted[1]).wait()
     assert result.stdout == "step 1\nstep 2\nstep 3\n"
