@@ -155,14 +155,13 @@ def test_sandbox_lives_are_limits() -> None:
 # -- errors --------------------------------------------------------------------------------------
 
 
-_OF_CLIENTS = {model_errors.AccessDenied, model_errors.ServerUnreachable}
-"""Made of what a server answers, or does not; never raised in one."""
+_ONLY_THE_CLIENT_S = (model_errors.AccessDenied, model_errors.ServerUnreachable)
 
 
 def _every_error() -> list[CellwallError]:
     made: list[CellwallError] = []
     for _, kind in inspect.getmembers(model_errors, inspect.isclass):
-        if not issubclass(kind, CellwallError) or kind in _OF_CLIENTS:
+        if not issubclass(kind, CellwallError) or kind in _ONLY_THE_CLIENT_S:
             continue
         names = inspect.signature(kind).parameters
         extra: dict[str, Any] = {"remedy": "r"}
