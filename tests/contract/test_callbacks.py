@@ -39,8 +39,9 @@ def test_a_session_goes_on_after_one() -> None:
         engine = Engine()
         try:
             sandbox = await engine.create_sandbox()
+            code = "import time\nprint(1)\ntime.sleep(600)"
             with pytest.raises(Mine):
-                await asyncio.wait_for(sandbox.run("x = 1\nprint(1)", on_event=_fail), 20)
+                await asyncio.wait_for(sandbox.run(code, on_event=_fail), 20)
             assert (await sandbox.run("print(2)")).stdout == "2\n"
         finally:
             await engine.aclose()
