@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import cellwall
+from cellwall import embedded
 from cellwall.model.errors import (
     CellwallError,
     Conflict,
@@ -35,6 +36,13 @@ if TYPE_CHECKING:
 
 Library = Any
 """The package itself, or a client: what they share is what is tested here."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_engine_stays() -> Iterator[None]:
+    """End the process's own engine: tests after these fork, and count descriptors."""
+    yield
+    embedded._default.close()
 
 
 @pytest.fixture(scope="module")
@@ -596,6 +604,12 @@ def test_forwarded_port_reaches_a_server_inside(sandbox: SyncSandbox) -> None:
 # -- asyncio -----------------------------------------------------------------------------------
 
 
+async def read_on(watch: Any) -> None:
+    async with asyncio.timeout(0.3):
+        while True:
+            await anext(watch)
+
+
 def test_asynchronous_half_does_the_same(library: Library, server: Server) -> None:
     from servers import ALICE
 
@@ -608,6 +622,10 @@ def test_asynchronous_half_does_the_same(library: Library, server: Server) -> No
             async with sandbox.files.watch() as watch:
                 await sandbox.files.write("x", "1")
                 assert (await anext(watch)).path == "x"
+                with pytest.raises(TimeoutError):  # a wait that was given up costs no change
+                    await read_on(watch)
+                await sandbox.files.mkdir("y")
+                assert (await anext(watch)).path == "y"
             command = await sandbox.commands.start("read a; echo got $a")
             await command.send_stdin("it\n")
             assert (await command.wait()).stdout == "got it\n"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -152,12 +153,16 @@ def start(
 @contextlib.contextmanager
 def running(**server: object) -> Iterator[Server]:
     """Run a server of its own settings for the length of a block."""
-    with tempfile.TemporaryDirectory() as folder:
-        made = start(Path(folder), "--port", "0", config=configuration(**server))
+    # Not a TemporaryDirectory: tests fork, and each child would remove it at its exit.
+    folder = Path(tempfile.mkdtemp())
+    try:
+        made = start(folder, "--port", "0", config=configuration(**server))
         try:
             yield made
         finally:
             made.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def lines_of(response: httpx.Response) -> list[dict[str, Any]]:

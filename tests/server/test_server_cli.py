@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from servers import ALICE, Server, new_sandbox
+from servers import ADMIN, ALICE, Server, new_sandbox
 
 from cellwall.apps.cli.top import SHOWN
 
@@ -24,8 +24,8 @@ Run = Callable[..., Done]
 ARGV = [sys.executable, "-m", "cellwall.apps.cli.main"]
 
 
-def environ(server: Server) -> dict[str, str]:
-    return {**os.environ, "CELLWALL_URL": server.address, "CELLWALL_API_KEY": ALICE, "TERM": "dumb"}
+def environ(server: Server, key: str = ALICE) -> dict[str, str]:
+    return {**os.environ, "CELLWALL_URL": server.address, "CELLWALL_API_KEY": key, "TERM": "dumb"}
 
 
 @pytest.fixture
@@ -158,13 +158,13 @@ def test_top_shows_what_runs(run: Run, sandbox: str) -> None:
 class Console:
     """A command of ours on a pseudo-terminal."""
 
-    def __init__(self, server: Server, *words: str) -> None:
+    def __init__(self, server: Server, *words: str, key: str = ALICE) -> None:
         self.fd, self._theirs = pty.openpty()
         termios.tcsetwinsize(self._theirs, (30, 100))
         self.before = termios.tcgetattr(self._theirs)
         self.process = subprocess.Popen(
             [*ARGV, *words], stdin=self._theirs, stdout=self._theirs, stderr=self._theirs,
-            env={**environ(server), "TERM": "xterm"}, start_new_session=True,
+            env={**environ(server, key), "TERM": "xterm"}, start_new_session=True,
         )  # fmt: skip
 
     def type(self, text: str) -> None:
@@ -209,7 +209,7 @@ def test_shell_is_a_terminal_inside_and_leaves_ours_as_it_was(console: Console) 
     console.resize(40, 120)
     console.type("sleep 0.2; stty size\n")
     console.read_until("40 120")
-    console.type("echo $((60+6)); sleep 100\n")
+    console.type("sh -c 'echo $((60+6)); exec sleep 100'\n")  # says so from its own group
     console.read_until("66\r\n")
     console.type("\x03")
     console.type("echo $((6*7))$?\n")
@@ -226,8 +226,9 @@ def test_shell_ends_with_its_sandbox(console: Console, server: Server, sandbox: 
     assert console.is_as_before
 
 
-def test_live_top_draws_again_until_it_is_interrupted(server: Server, sandbox: str) -> None:
-    console = Console(server, "top", "--interval", "0.3")
+def test_live_top_draws_again_until_it_is_interrupted(server: Server) -> None:
+    sandbox = new_sandbox(server.client(ADMIN))  # whose only one it is: the screen has 30 lines
+    console = Console(server, "top", "--interval", "0.3", key=ADMIN)
     try:
         for _ in range(3):
             console.read_until(sandbox[:SHOWN])

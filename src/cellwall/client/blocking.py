@@ -6,6 +6,7 @@ in the caller's thread, those of background commands on that one.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from cellwall.client.asynchronous import AsyncClient
@@ -166,5 +167,11 @@ def connected(address: Address, timeout_s: float) -> Client:
     except BaseException:
         client.close()
         raise
-    at_exit(client.close)
+    close = weakref.WeakMethod(client.close)
+
+    def close_if_there() -> None:
+        if (still := close()) is not None:
+            still()
+
+    at_exit(close_if_there)
     return client

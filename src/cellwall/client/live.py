@@ -6,7 +6,6 @@ that it has ended, it stays so here.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -25,6 +24,7 @@ class Live:
         """`facts` is the server's object of it."""
         self.transport = transport
         self.is_alive = True
+        """Whether it had not ended when the server last said something of it."""
         self.take(facts)
 
     def take(self, facts: Json) -> None:
@@ -36,11 +36,6 @@ class Live:
         self.created_at = seconds_of(facts["created_at"])
         self.ends_at = seconds_of(facts["expires_at"])
         self.is_alive = self.is_alive and facts["status"] == "running"
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it had not ended when the server last said something, and its time is not up."""
-        return self.is_alive and time.time() < self.ends_at
 
     def path(self, below: str = "") -> str:
         """Return the path of something of it."""

@@ -56,7 +56,7 @@ class AsyncSandbox:
     @property
     def status(self) -> Literal["running", "stopped"]:
         """What the server last said; `refresh` asks it."""
-        return "running" if self._live.is_running else "stopped"
+        return "running" if self._live.is_alive else "stopped"
 
     @property
     def isolation(self) -> Isolation:

@@ -1,28 +1,31 @@
 """Watching a directory of a sandbox on a server; the engine's `watches` say what a change is.
 
 The invariant: once `start` has returned, nothing that happens is missed or the loss is said. A
-lost connection ends it with an error: what happened meanwhile nobody knows.
+lost connection ends it with an error: what happened meanwhile nobody knows. Who reads slowly
+stops the server's reading, and in the end the kernel's inside, which says `overflow`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
+from collections import deque
 from typing import TYPE_CHECKING
 
 import httpx
 
 from cellwall.client.attempts import objects
 from cellwall.client.transport import NDJSON, Ask
+from cellwall.model.errors import CellwallError
 from cellwall.wire.reading import change_of
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from cellwall.client.live import Live
-    from cellwall.client.transport import Json
     from cellwall.model.files import Change
+
+_MOST_HELD = 1000
+"""Changes that wait here for their reader."""
 
 
 class Watch:
@@ -33,24 +36,60 @@ class Watch:
         self.path = path
         self._live = live
         self._recursive = recursive
-        self._connection = contextlib.AsyncExitStack()
-        self._lines: AsyncIterator[Json] | None = None
-        self._closing: asyncio.Event = asyncio.Event()
-        self._starting = asyncio.Lock()
+        self._changes: deque[Change] = deque()
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+        self._opened: asyncio.Future[None] | None = None
+        self._pumping: asyncio.Task[None] | None = None
+        self._is_over = False
+        self._error: CellwallError | None = None
+
+    # -- what comes ------------------------------------------------------------------------
+
+    async def _pump(self, opened: asyncio.Future[None]) -> None:
+        params = {"path": self.path, "recursive": self._recursive}
+        path = self._live.path("/files/watch")
+        ask = Ask("GET", path, params, accept=NDJSON, is_held=True)
+        try:
+            async with self._live.transport.stream(ask) as response:
+                opened.set_result(None)
+                async for value in objects(response):
+                    await self._put(change_of(value))
+        except CellwallError as error:
+            self._error = error
+        except httpx.TransportError as error:
+            self._error = self._live.transport.unreachable(error)
+        finally:
+            self._is_over = True
+            self._news.set()
+            if not opened.done():
+                opened.set_result(None)
+
+    async def _put(self, change: Change) -> None:
+        while len(self._changes) >= _MOST_HELD:
+            self._room.clear()
+            await self._room.wait()
+        self._changes.append(change)
+        self._news.set()
+
+    # -- for the owner ---------------------------------------------------------------------
 
     async def start(self) -> None:
         """Return once everything that happens from now on is seen; idempotent.
 
         Raises FileError, CapacityError, SandboxUnavailable.
         """
-        async with self._starting:
-            if self._lines is not None or self._closing.is_set():
-                return
-            params = {"path": self.path, "recursive": self._recursive}
-            path = self._live.path("/files/watch")
-            ask = Ask("GET", path, params, accept=NDJSON, is_held=True)
-            response = await self._connection.enter_async_context(self._live.transport.stream(ask))
-            self._lines = objects(response)
+        if self._is_over:
+            return
+        if self._opened is None:
+            self._opened = asyncio.get_running_loop().create_future()
+            self._pumping = self._live.transport.tasks.spawn(self._pump(self._opened))
+        try:
+            await asyncio.shield(self._opened)
+        except asyncio.CancelledError:
+            await self.aclose()
+            raise
+        self._raise_error()
 
     def __aiter__(self) -> Watch:
         """Yield changes."""
@@ -59,32 +98,29 @@ class Watch:
     async def __anext__(self) -> Change:
         """Return the next change. Raises ServerUnreachable if the connection is lost."""
         await self.start()
-        line = await self._next()
-        if line is None:
-            await self.aclose()
-            raise StopAsyncIteration
-        return change_of(line)
+        while not self._changes and not self._is_over:
+            self._news.clear()
+            await self._news.wait()
+        if self._changes:
+            self._room.set()
+            return self._changes.popleft()
+        self._raise_error()
+        raise StopAsyncIteration
 
-    async def _next(self) -> Json | None:
-        """Return the next line; None at the end, also at the one `aclose` makes."""
-        if self._closing.is_set() or self._lines is None:
-            return None
-        reading = asyncio.ensure_future(anext(self._lines, None))
-        closing = asyncio.ensure_future(self._closing.wait())
-        try:
-            await asyncio.wait((reading, closing), return_when=asyncio.FIRST_COMPLETED)
-            return None if self._closing.is_set() else reading.result()
-        except httpx.TransportError as error:
-            raise self._live.transport.unreachable(error) from error
-        finally:
-            for task in (reading, closing):
-                task.cancel()
-            await asyncio.gather(reading, closing, return_exceptions=True)
+    def _raise_error(self) -> None:
+        if self._error is not None and not self._changes:
+            error, self._error = self._error, None
+            raise error
 
     async def aclose(self) -> None:
         """Watch no more; whoever waits for a change learns it. Idempotent."""
-        self._closing.set()
-        await self._connection.aclose()
+        self._is_over = True
+        self._changes.clear()
+        self._news.set()
+        if self._pumping is not None:
+            self._pumping.cancel()
+            await asyncio.gather(self._pumping, return_exceptions=True)
+        self._error = None
 
     async def __aenter__(self) -> Watch:
         """Begin to watch."""

@@ -13,12 +13,14 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Coroutine, Generator
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from cellwall.model.errors import UsageError
 
 _STOP_S = 30.0
+_SIGNAL_S = 0.25
+"""How late a signal's handler may run in a thread that waits."""
 
 
 class Closable(Protocol):
@@ -117,12 +119,12 @@ class LoopThread(Generic[S]):
         item = None
         try:
             while not isinstance(item, Ended):
-                item = queue.get()
+                item = _next(queue)
                 yield item
         finally:
             if not isinstance(item, Ended):
                 self._loop.call_soon_threadsafe(cancel)
-                while not isinstance(queue.get(), Ended):
+                while not isinstance(_next(queue), Ended):
                     pass
 
     def _check_caller(self) -> None:
@@ -146,6 +148,13 @@ class LoopThread(Generic[S]):
     async def _close(self) -> None:
         if self._subject is not None:
             await self._subject.aclose()
+
+
+def _next(queue: SimpleQueue[Any]) -> Any:  # noqa: ANN401 - whatever was put
+    # Not one long wait: a signal that comes just before it, or to another thread, does not end it.
+    while True:
+        with contextlib.suppress(Empty):
+            return queue.get(timeout=_SIGNAL_S)
 
 
 def at_exit(close: Callable[[], None]) -> None:
