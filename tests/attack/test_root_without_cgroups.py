@@ -52,7 +52,8 @@ say("plain", "print(45)")
 hog = "kept = []\\nwhile True:\\n    kept.append(b'x' * (1 << 20))\\n"
 say("hog", hog, limits={"memory_mb": 128}, timeout=10)
 say("demanding", "print(45)", demand_hard=True)
-impostors = [str(path) for path in Path("/sys/fs/cgroup").rglob("*") if case == "impostor"]
+# The real hierarchies belong to everybody: directories come and go while one lists them.
+impostors = [str(path) for path in Path("/sys/fs/cgroup").rglob("*")] if case == "impostor" else []
 print(json.dumps(["impostors", sorted(impostors)]))
 """
 
