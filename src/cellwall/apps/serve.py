@@ -20,19 +20,23 @@ from typing import TYPE_CHECKING
 import uvicorn
 import uvloop
 
+from cellwall.apps.metrics_listener import check_metrics_exposure, listening
 from cellwall.engine.engine import Engine
 from cellwall.engine.templates import TemplateStore, state_dir
 from cellwall.model.errors import UsageError
+from cellwall.server import tracing
 from cellwall.server.app import create_app
 from cellwall.server.keys import KeyRing
 from cellwall.server.protocol import Connection, SocketConnection
 from cellwall.server.state import State
+from cellwall.server.watching import engine_readings, log_readings
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from cellwall.apps.settings_loader import Loaded
     from cellwall.server.guards import Guard
+    from cellwall.server.logs import Log
     from cellwall.server.settings import ServerSettings
 
 _MESSAGE_BYTES = 1024 * 1024
@@ -164,17 +168,34 @@ def config_of(settings: ServerSettings, app: Guard) -> uvicorn.Config:
     )
 
 
+def watch(state: State, log: Log | None) -> None:
+    """Connect what the settings want to know with those who know it."""
+    settings, watching = state.settings, state.watch
+    if settings.otel_endpoint is not None:
+        watching.tracing = tracing.opened(settings.otel_endpoint)
+    if watching.metrics is not None:
+        readings = watching.metrics.readings
+        readings.append(engine_readings(state.engine.statistics))
+        if log is not None:
+            readings.append(log_readings(log.sink))
+
+
 @contextlib.asynccontextmanager
-async def opened(loaded: Loaded, keys: KeyRing, directory: Path) -> AsyncIterator[State]:
+async def opened(
+    loaded: Loaded, keys: KeyRing, directory: Path, log: Log | None = None
+) -> AsyncIterator[State]:
     """Open an engine and the state over it; both are closed at the end."""
     engine = Engine(directory, loaded.engine)
-    state = State(engine, loaded.server, keys)
+    state = State(engine, loaded.server, keys, None if log is None else log.redactor)
+    watch(state, log)
     try:
         state.open()
         yield state
     finally:
         await state.aclose()
         await engine.aclose()
+        if state.watch.tracing is not None:
+            await asyncio.to_thread(state.watch.tracing.close)
 
 
 async def _warm(state: State) -> None:
@@ -187,14 +208,22 @@ async def _warm(state: State) -> None:
 
 
 async def serve(
-    loaded: Loaded, keys: KeyRing, on_ready: Callable[[str], None], directory: Path | None = None
+    loaded: Loaded,
+    keys: KeyRing,
+    on_ready: Callable[[str], None],
+    log: Log | None = None,
+    directory: Path | None = None,
 ) -> None:
     """Listen until a signal says otherwise."""
     _raise_descriptor_limit()
     settings = loaded.server
+    check_metrics_exposure(settings)
     sock = bound(settings)
     try:
-        async with opened(loaded, keys, directory or state_dir()) as state:
+        async with (
+            opened(loaded, keys, directory or state_dir(), log) as state,
+            listening(state),
+        ):
             await _warm(state)
             server = _Server(
                 config_of(settings, create_app(state)),
@@ -209,10 +238,12 @@ async def serve(
                 os.unlink(settings.unix)
 
 
-def run(loaded: Loaded, keys: KeyRing, on_ready: Callable[[str], None]) -> None:
+def run(
+    loaded: Loaded, keys: KeyRing, on_ready: Callable[[str], None], log: Log | None = None
+) -> None:
     """Serve on an event loop of its own."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(loaded, keys, on_ready))
+        runner.run(serve(loaded, keys, on_ready, log))
 
 
 def _raise_descriptor_limit() -> None:

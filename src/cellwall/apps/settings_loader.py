@@ -100,6 +100,7 @@ def _fitting(name: str, value: Any, kind: str) -> Any:  # noqa: ANN401 - of TOML
         if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
             raise UsageError(f"settings: {name} is not a list of texts", remedy='write ["a", "b"]')
         return tuple(value)
+    kind = kind.removesuffix(" | None")
     if kind == "float" and type(value) is int:
         return float(value)
     wanted = {"int": int, "float": float, "bool": bool}.get(kind, str)
@@ -119,6 +120,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _read(name: str, text: str, kind: str) -> Any:  # noqa: ANN401 - of a setting
+    kind = kind.removesuffix(" | None")
     try:
         if kind == "int":
             return int(text)

@@ -84,6 +84,7 @@ class Router:
                 remedy=f"use {allowed}",
                 headers={"allow": allowed},
             )
+        call.route = endpoint.path
         await serve(endpoint, call)
 
     def _find(self, call: Call) -> Mapping[str, Endpoint]:

@@ -42,15 +42,19 @@ class Call:
     __slots__ = (
         "_body_read",
         "_gone",
+        "execution_id",
         "has_answered",
         "headers",
         "params",
         "principal",
         "receive",
         "request_id",
+        "route",
         "scope",
         "send",
         "state",
+        "status",
+        "trace",
     )
 
     def __init__(
@@ -71,6 +75,14 @@ class Call:
         self.principal = principal
         self.params: Mapping[str, str] = {}
         self.state: State
+        self.route = ""
+        """The pattern of its path, once it is found; for logs and metrics."""
+        self.status = 0
+        """Status of its answer; 0 while there is none."""
+        self.execution_id: str | None = None
+        """The execution it is about, if its answer says so."""
+        self.trace: Any = None
+        """Its span, while traces are kept."""
         self.has_answered = False
         self._body_read = False
         self._gone: asyncio.Task[None] | None = None

@@ -110,7 +110,16 @@ async def body_of(call: Call, model: type[_M], most_bytes: int = SMALL_BYTES) ->
     call.check_type("application/json")
     data = await call.body(most_bytes)
     call.scope["cellwall.body"] = data  # for the idempotency key, which covers it
-    return parsed(model, data)
+    body = parsed(model, data)
+    learn_secrets(call, body)
+    return body
+
+
+def learn_secrets(call: Call, body: BaseModel) -> None:
+    """Keep the values of a body's environment out of whatever the server writes."""
+    env: Mapping[str, str] | None = getattr(body, "env", None)
+    if env:
+        call.state.watch.redactor.learn_all(env.values(), call.owner)
 
 
 def parsed(model: type[_M], data: bytes) -> _M:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cellwall.engine.tasks import Tasks
     from cellwall.model.execution import Execution
     from cellwall.server.settings import ServerSettings
+    from cellwall.server.watching import Watch
 
     Work = Callable[[OnEvent, OnStart], Awaitable[Execution]]
 
@@ -104,9 +105,10 @@ _NOTHING: Mapping[str, Any] = {
 class Executions:
     """All of them, by id."""
 
-    def __init__(self, settings: ServerSettings, tasks: Tasks) -> None:
+    def __init__(self, settings: ServerSettings, tasks: Tasks, watch: Watch) -> None:
         """None yet."""
         self._settings = settings
+        self._watch = watch
         self._tasks = tasks
         self._all: dict[str, ExecutionRecord] = {}
         self._ended: OrderedDict[str, int] = OrderedDict()
@@ -137,6 +139,7 @@ class Executions:
         try:
             execution = await work(record.spool.append, record.on_start)
             record.execution = replace(execution, id=record.id)
+            self._watch.ended(record.owner, execution.template, execution.outcome)
         except asyncio.CancelledError:
             if not record.is_cancelled:
                 record.failure = _stopped(record)

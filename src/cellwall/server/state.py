@@ -17,8 +17,10 @@ from cellwall.server.admission import Admission
 from cellwall.server.executions import ExecutionRecord, Executions
 from cellwall.server.idempotency import Replays
 from cellwall.server.keys import Failures, KeyRing
+from cellwall.server.redaction import Redactor
 from cellwall.server.room import Room
 from cellwall.server.sandboxes import CommandRecord, Sandboxes, SandboxRecord
+from cellwall.server.watching import Watch
 
 if TYPE_CHECKING:
     from cellwall.engine.engine import Engine
@@ -30,16 +32,23 @@ _EXPIRE_EVERY_S = 15.0
 class State:
     """See the module. Make it on the event loop it will live on."""
 
-    def __init__(self, engine: Engine, settings: ServerSettings, keys: KeyRing) -> None:
-        """Nothing happens yet."""
+    def __init__(
+        self,
+        engine: Engine,
+        settings: ServerSettings,
+        keys: KeyRing,
+        redactor: Redactor | None = None,
+    ) -> None:
+        """Nothing happens yet. `redactor` is the one that the log uses."""
         self.engine = engine
         self.settings = settings
         self.keys = keys
         self.failures = Failures()
         self.tasks = Tasks()
+        self.watch = Watch(settings, redactor or Redactor())
         self.admission = Admission(settings.most_running, settings.most_queued)
         self.room = Room(settings.least_free_mb)
-        self.executions = Executions(settings, self.tasks)
+        self.executions = Executions(settings, self.tasks, self.watch)
         self.sandboxes = Sandboxes(settings)
         self.replays: Replays[ExecutionRecord | SandboxRecord | CommandRecord] = Replays()
         self.signing_key = secrets.token_bytes(32)

@@ -58,7 +58,6 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter per option
     from cellwall.server.logs import set_up
 
     _set_state_dir(state_dir)
-    set_up(log_level)
     flags = {"host": host, "port": port, "unix": unix, "tls_cert": tls_cert, "tls_key": tls_key}
     loaded = load(config, {**flags, "allow_plain": allow_plain or None})
     check_exposure(loaded.server, has_own_keys=bool(loaded.keys))
@@ -67,7 +66,11 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter per option
         record, key = first_key(default_state_dir(), afresh=new_key)
         keys.add(record)
         typer.echo(f"key: {key}" if key else "key: the one printed at the first start (--new-key)")
-    run(loaded, keys, lambda address: typer.echo(f"listening on {address}"))
+    log = set_up(log_level, loaded.server.log_format)
+    try:
+        run(loaded, keys, lambda address: typer.echo(f"listening on {address}"), log)
+    finally:
+        log.close()
 
 
 def _check_extra() -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from cellwall.engine.commands import Command
     from cellwall.server.call import Call
     from cellwall.server.sandboxes import SandboxRecord
+    from cellwall.server.watching import Watch
 
 
 async def index(call: Call) -> None:
@@ -100,13 +101,14 @@ def follow(call: Call, owner: SandboxRecord, record: CommandRecord, made: Comman
     record.on_start(made.attempt)
     owner.add_command(record)
     owner.log("command started", command=record.id)
-    record.task = call.state.tasks.spawn(_follow(owner, record, made))
+    record.task = call.state.tasks.spawn(_follow(call.state.watch, owner, record, made))
 
 
-async def _follow(owner: SandboxRecord, record: CommandRecord, made: Command) -> None:
+async def _follow(watch: Watch, owner: SandboxRecord, record: CommandRecord, made: Command) -> None:
     """Write down how it ended."""
     try:
         record.result = await made.wait()
+        watch.ended(owner.owner, owner.sandbox.template, record.result.outcome)
         outcome = record.result.outcome.as_json()
         owner.log("command ended", command=record.id, verdict=outcome["verdict"])
         # A terminal's output is no events; its end is one.

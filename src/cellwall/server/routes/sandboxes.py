@@ -42,6 +42,7 @@ async def _created(call: Call, body: SandboxBody) -> SandboxRecord:
     language = asked.language(body)
     state.room.check()
     state.sandboxes.begin()
+    state.watch.created(call.owner)
     record: SandboxRecord | None = None
     try:
         made = await state.engine.create_sandbox(
