@@ -9,6 +9,7 @@ callers' mistakes. Every message names the step, the object and the remedy.
     ├── Conflict              the object is in a state that forbids this (409)
     ├── CapacityError         full; try again after `retry_after_s` (429 or 503)
     ├── SandboxUnavailable    the sandbox has ended; the message says why (410)
+    ├── Interrupted           it had begun, and a server's end cut it short; not run again (503)
     ├── FileError             a file operation inside the sandbox was refused by its kernel
     ├── PortError             a connection to a port inside was refused, reset or not answered
     ├── HostUnsupported       this machine cannot give what was asked for (start-up, 503)
@@ -67,6 +68,12 @@ class SandboxUnavailable(CellwallError):
     """The sandbox has ended, or is not running."""
 
     code = "sandbox_unavailable"
+
+
+class Interrupted(CellwallError):
+    """It had begun when its server ended; how far it came is not known. Never run again."""
+
+    code = "interrupted"
 
 
 class FileError(CellwallError):

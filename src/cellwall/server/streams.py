@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from cellwall.server.errors import HttpError
-from cellwall.server.spool import Line
+from cellwall.server.lines import Line
 from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ async def send_spool(
     try:
         await call.start(200, MEDIA[form], {"cache-control": "no-store", **headers})
         while True:
-            lines = reader.take()
+            lines = await reader.overflowed() or reader.take()
             if lines:
                 await call.write("".join(encode(line, form) for line in lines).encode())
                 reader.passed()
