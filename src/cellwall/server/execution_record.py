@@ -11,15 +11,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import Interrupted
-from cellwall.server.errors import failure
 from cellwall.server.times import rfc3339
 from cellwall.server.tracked import Tracked
+from cellwall.server.turns import Turn
 from cellwall.wire.answer import answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cellwall.model.execution import Event, Execution
+    from cellwall.server.idempotency import Use
     from cellwall.store.rows import ExecutionRow
 
 INTERRUPTED = "interrupted"
@@ -44,6 +45,13 @@ class ExecutionRecord(Tracked):
         """Sentences of ours beside those of the outcome."""
         self.on_cancel: Callable[[], None] | None = None
         """Ends it while it waits for its turn and has no task."""
+        self.turn = Turn()
+        self.replay: Use | None = None
+        """The use of an idempotency key that made it."""
+        self.is_on_disk = False
+        """Whether its acceptance is."""
+        self.is_left = False
+        """Whether what is on disk of it is for the next server."""
 
     @property
     def cost_bytes(self) -> int:
@@ -73,6 +81,12 @@ class ExecutionRecord(Tracked):
     def interrupt(self, reason: str) -> None:
         """The server cuts it short."""
         self.fail(interrupted(reason))
+        super().cancel()
+
+    def leave(self, error: Exception) -> None:
+        """Tell whoever waits for its turn that this server will not give it one."""
+        self.is_left = True
+        self.fail(error)
         super().cancel()
 
     def as_json(self) -> dict[str, Any]:
@@ -115,26 +129,17 @@ class KeptExecution:
         return complete(value, self.row.asked, self.row.started_at)
 
 
+def waits(execution_id: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the object of one that was accepted just now."""
+    return complete({**blank(execution_id, asked), "status": "queued"}, asked, None)
+
+
 def interrupted(reason: str) -> Interrupted:
     """Return the error of what had begun and was cut short."""
     return Interrupted(
         f"execution: {reason}; how far it came is not known",
         remedy="it is not run again by itself; send it anew if that does no harm",
     )
-
-
-def interrupted_answer(row: ExecutionRow) -> dict[str, Any]:
-    """Return the answer of one that a server left behind in the middle."""
-    error = failure(interrupted("the server ended while it ran"), row.request_id)
-    value = {**blank(row.id, row.asked), **failed(error)}
-    return complete(value, row.asked, row.started_at)
-
-
-def cancelled_answer(row: ExecutionRow) -> dict[str, Any]:
-    """Return the answer of one that waited, and was to go with its caller."""
-    words = "cancelled before it ran: the server ended, and its caller's connection with it"
-    value = {**blank(row.id, row.asked), "status": "error", "verdict": "cancelled", "error": words}
-    return complete(value, row.asked, None)
 
 
 def failed(error: Mapping[str, Any]) -> dict[str, Any]:

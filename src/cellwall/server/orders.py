@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cellwall.engine.admission import Cost
     from cellwall.engine.engine import BeforeCode
     from cellwall.engine.execution import OnEvent, OnStart
-    from cellwall.engine.quotas import Cost
     from cellwall.model.execution import Execution
     from cellwall.server.idempotency import Use
 

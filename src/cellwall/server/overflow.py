@@ -7,6 +7,7 @@ store, until the bound is reached; above it events are gone, and readers are tol
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,6 @@ from cellwall.store.changes import AppendEvents
 from cellwall.store.rows import EventChunk
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Iterable, Sequence
 
     from cellwall.engine.tasks import Tasks
@@ -67,7 +67,7 @@ class Overflow:
     async def rest(self) -> list[Line]:
         """Return what was taken and is not written, once nothing is being written."""
         while self._task is not None:
-            await self._tasks.wait_for(self._task)
+            await asyncio.wait((self._task,))
         return self._waiting
 
     async def after(self, position: int) -> list[Line]:
