@@ -120,7 +120,7 @@ def read_all(sock: socket.socket) -> bytes:
 
 
 def state_of(folder: Path) -> Path:
-    """Return a state directory in `folder`: one server may use it, its templates are everybody's."""
+    """Return a state directory in `folder`, for one server; its templates are everybody's."""
     made = folder / "state"
     made.mkdir(mode=0o700, exist_ok=True)
     templates = state_dir().absolute() / "templates"
@@ -131,10 +131,14 @@ def state_of(folder: Path) -> Path:
 
 
 def start(
-    folder: Path, *flags: str, environ: Mapping[str, str] | None = None, config: str | None = None
+    folder: Path,
+    *flags: str,
+    environ: Mapping[str, str] | None = None,
+    config: str | None = None,
+    entry: tuple[str, ...] = ("-m", "cellwall.apps.cli.main"),
 ) -> Server:
-    """Start a server and wait until it listens."""
-    argv = [sys.executable, "-m", "cellwall.apps.cli.main", "serve", *flags]
+    """Start a server and wait until it listens; `entry` is what the interpreter runs."""
+    argv = [sys.executable, *entry, "serve", *flags]
     if config is not None:
         path = folder / "cellwall.toml"
         path.write_text(config, encoding="utf-8")

@@ -130,7 +130,7 @@ class _Server(uvicorn.Server):
             self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # It listens until then: whoever comes is told that it stops, and can ask how far things are.
+        # It listens until then: whoever comes is told that it stops, and may look.
         began = time.monotonic()
         stop_s = self._state.settings.stop_s
         await self._state.drain(stop_s, lambda: self.force_exit)
@@ -193,7 +193,6 @@ async def opened(loaded: Loaded, keys: KeyRing, directory: Path) -> AsyncIterato
         engine = Engine(directory, loaded.engine)
         state = State(engine, loaded.server, keys, store)
         try:
-            await state.open()
             yield state
         finally:
             await state.aclose()
@@ -229,7 +228,8 @@ async def serve(
     with locked(folder), _listening(settings) as sock:
         async with opened(loaded, keys, folder) as state:
             state.tasks.spawn(_sweep(state))
-            await _warm(state)
+            await _warm(state)  # before the turns of what waited: it waits for the pool to be full
+            await state.open()
             server = _Server(
                 config_of(settings, create_app(state)),
                 state,

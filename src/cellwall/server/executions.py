@@ -1,9 +1,10 @@
 """The executions this server does: those that wait, those that run, those that ended just now.
 
 Not how code runs (`engine`), not how answers are sent (`streams`), not what is on disk (`ledger`).
-Executions belong to an owner and, in sessions, to a sandbox; never to a connection. The invariants:
-code is handed over only when that is on disk, an end is told only when that is; what was accepted
-is found until its retention is over; one that waits in the background costs little more than its id.
+Executions belong to an owner and, in sessions, to a sandbox; never to a connection. The
+invariants: code is handed over only when that is on disk, an end is told only when that is; what
+was accepted is found until its retention is over; what waits in the background costs little more
+than its id.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ again from the store is the same as the first one, but for the operator's ceilin
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.admission import Cost
@@ -23,10 +24,23 @@ if TYPE_CHECKING:
     from cellwall.store.rows import ExecutionRow
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks."""
+
+    owner: str
+    request_id: str
+    key_id: str
+
+
 def order(
-    engine: Engine, settings: ServerSettings, body: ExecuteBody, *, owner: str, request_id: str,
-    key_id: str, is_streamed: bool,
-) -> Order:  # fmt: skip
+    engine: Engine,
+    settings: ServerSettings,
+    body: ExecuteBody,
+    caller: Caller,
+    *,
+    is_streamed: bool,
+) -> Order:
     """Return what `body` asks for; raises `UsageError` or what a scan refuses."""
     limits, clipped = asked.limits(body, engine.settings.limits, settings.most)
     is_named = body.limits is not None and body.limits.output_kb is not None
@@ -41,7 +55,7 @@ def order(
         "clipped": clipped,
         "scan": scan,
         "is_streamed": is_streamed,
-        "key_id": key_id,
+        "key_id": caller.key_id,
         "cost": [cost.memory_mb, cost.processes, cost.disk_mb, cost.cpus],
     }
     plan(request, limits)  # what can never work is refused here, before it is written down
@@ -49,17 +63,12 @@ def order(
     async def work(on_event: OnEvent, on_start: OnStart, before_code: BeforeCode) -> Execution:
         return await engine.execute(request, on_event, on_start, before_code)
 
-    return Order(owner, request_id, shown, work, cost=cost)
+    return Order(caller.owner, caller.request_id, shown, work, cost=cost)
 
 
 def revived(engine: Engine, settings: ServerSettings, row: ExecutionRow, body: bytes) -> Order:
     """Return the order that is on disk as `row` and `body`."""
-    return order(
-        engine,
-        settings,
-        ExecuteBody.model_validate_json(body),
-        owner=row.tenant,
-        request_id=row.request_id,
-        key_id=str(row.asked.get("key_id", "")),
-        is_streamed=bool(row.asked.get("is_streamed")),
-    )
+    caller = Caller(row.tenant, row.request_id, str(row.asked.get("key_id", "")))
+    checked = ExecuteBody.model_validate_json(body)
+    is_streamed = bool(row.asked.get("is_streamed"))
+    return order(engine, settings, checked, caller, is_streamed=is_streamed)

@@ -35,7 +35,7 @@ class Order:
     cost: Cost | None = None
     """What it takes of the machine; None for a cell, whose sandbox has its place already."""
     body: bytes | None = None
-    """What was asked for, as JSON of `ExecuteBody`; None for what cannot wait for another server."""
+    """What was asked for, as JSON of `ExecuteBody`; None: it cannot wait for another server."""
     replay: Use | None = None
     """The use of an idempotency key that becomes durable with it."""
     created_at: float = field(default=0.0)

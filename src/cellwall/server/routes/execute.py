@@ -55,15 +55,8 @@ async def execute(call: Call) -> None:
 def oneshot(call: Call, body: ExecuteBody, *, is_streamed: bool) -> Order:
     """Check and clip a one-shot; raises what refuses it, for free."""
     state = call.state
-    order = oneshots.order(
-        state.engine,
-        state.settings,
-        body,
-        owner=call.owner,
-        request_id=call.request_id,
-        key_id=call.caller.key_id,
-        is_streamed=is_streamed,
-    )
+    caller = oneshots.Caller(call.owner, call.request_id, call.caller.key_id)
+    order = oneshots.order(state.engine, state.settings, body, caller, is_streamed=is_streamed)
     state.room.check()
     return order
 

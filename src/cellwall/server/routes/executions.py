@@ -14,6 +14,9 @@ from cellwall.server.streams import MEDIA, chosen, resume_from
 if TYPE_CHECKING:
     from cellwall.server.call import Call
 
+_CANCEL_S = 2.0
+"""Waited for the end of what was cancelled; a cell may take a second to obey."""
+
 
 async def get(call: Call) -> None:
     """`GET /executions/{id}`."""
@@ -39,6 +42,7 @@ async def cancel(call: Call) -> None:
     has_ended = not isinstance(found, ExecutionRecord) or found.ended.done()
     if isinstance(found, ExecutionRecord):
         found.cancel()
+        await call.wait(found.ended, _CANCEL_S)
     message = "it had ended" if has_ended else "cancelled"
     await call.answer({"message": message, "id": found.id})
 
