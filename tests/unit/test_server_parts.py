@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 from pathlib import Path
@@ -17,7 +16,6 @@ from cellwall.model import errors as model_errors
 from cellwall.model.errors import CapacityError, CellwallError, NotFound, UsageError
 from cellwall.model.limits import Limits
 from cellwall.server import asked, tokens
-from cellwall.server.admission import Admission
 from cellwall.server.downloads import _span, attachment
 from cellwall.server.endpoint import parsed
 from cellwall.server.errors import HttpError, envelope, headers_of, status_of
@@ -219,35 +217,6 @@ def test_hosts_are_what_was_bound_and_what_was_allowed() -> None:
     assert "localhost" in allowed_hosts(ServerSettings())
     remote = allowed_hosts(ServerSettings(host="10.0.0.1", allowed_hosts=("Box.Example",)))
     assert remote == {"10.0.0.1", "box.example"}
-
-
-def test_places_go_round_in_order_and_come_back() -> None:
-    async def scene() -> list[int]:
-        admission = Admission(1, 2)
-        order: list[int] = []
-        gate = asyncio.Event()
-
-        async def work(number: int) -> None:
-            async with admission.place():
-                order.append(number)
-                await gate.wait()
-
-        tasks = [asyncio.ensure_future(work(n)) for n in range(3)]
-        await asyncio.sleep(0)
-        assert (admission.running, admission.queued) == (1, 2)
-        with pytest.raises(CapacityError):
-            admission.check()
-        tasks[1].cancel()
-        await asyncio.sleep(0)
-        assert admission.queued == 1
-        gate.set()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert (admission.running, admission.queued) == (0, 0)
-        async with admission.place():
-            pass
-        return order
-
-    assert asyncio.run(scene()) == [0, 2]
 
 
 def test_failures_are_counted_per_address_in_bounded_memory() -> None:

@@ -1,26 +1,30 @@
 """The server process: the only place that wires settings, keys, engine, application and socket.
 
 Not the application (`server.app`) and not the flags (`cli.serve`). The invariant: whatever ends
-it, the engine is closed, so no sandbox outlives the server; and nothing listens before the
-checks of `check_exposure`.
+it, the engine is closed, so no sandbox outlives the server; nothing listens before the checks of
+`check_exposure`, and nothing is served before every id of an earlier server has its true state.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import resource
 import socket
 import stat
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
 
+import cellwall
 from cellwall.apps.metrics_listener import check_metrics_exposure, listening
+from cellwall.apps.state_lock import locked
 from cellwall.engine.engine import Engine
 from cellwall.engine.templates import TemplateStore, state_dir
 from cellwall.model.errors import UsageError
@@ -29,7 +33,8 @@ from cellwall.server.app import create_app
 from cellwall.server.keys import KeyRing
 from cellwall.server.protocol import Connection, SocketConnection
 from cellwall.server.state import State
-from cellwall.server.watching import engine_readings, log_readings
+from cellwall.server.watching import engine_readings, log_readings, server_readings
+from cellwall.store.store import Store
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -129,8 +134,14 @@ class _Server(uvicorn.Server):
             self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # It listens until then: whoever comes is told that it stops, and may look.
+        began = time.monotonic()
+        stop_s = self._state.settings.stop_s
+        await self._state.drain(stop_s, lambda: self.force_exit)
         # Streams end when their executions do; otherwise they would hold the server until `stop_s`.
         await self._state.aclose()
+        left_s = max(1, int(stop_s - (time.monotonic() - began)))
+        self.config.timeout_graceful_shutdown = left_s
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -168,6 +179,15 @@ def config_of(settings: ServerSettings, app: Guard) -> uvicorn.Config:
     )
 
 
+def store_url(settings: ServerSettings, directory: Path) -> str | None:
+    """Return where the store is; None for none."""
+    if settings.store == "none":
+        return None
+    if settings.store == "sqlite":
+        return f"sqlite:///{directory.absolute() / 'server' / 'cellwall.db'}"
+    return settings.store
+
+
 def watch(state: State, log: Log | None) -> None:
     """Connect what the settings want to know with those who know it."""
     settings, watching = state.settings, state.watch
@@ -176,6 +196,7 @@ def watch(state: State, log: Log | None) -> None:
     if watching.metrics is not None:
         readings = watching.metrics.readings
         readings.append(engine_readings(state.engine.statistics))
+        readings.append(server_readings(state))
         if log is not None:
             readings.append(log_readings(log.sink))
 
@@ -184,18 +205,30 @@ def watch(state: State, log: Log | None) -> None:
 async def opened(
     loaded: Loaded, keys: KeyRing, directory: Path, log: Log | None = None
 ) -> AsyncIterator[State]:
-    """Open an engine and the state over it; both are closed at the end."""
-    engine = Engine(directory, loaded.engine)
-    state = State(engine, loaded.server, keys, None if log is None else log.redactor)
-    watch(state, log)
+    """Open a store, an engine and the state over both; all are closed at the end."""
+    url = store_url(loaded.server, directory)
+    store = None if url is None else await Store.open(url)
     try:
-        state.open()
-        yield state
+        engine = Engine(directory, loaded.engine)
+        state = State(engine, loaded.server, keys, store, None if log is None else log.redactor)
+        watch(state, log)
+        try:
+            yield state
+        finally:
+            await state.aclose()
+            await engine.aclose()
+            await asyncio.to_thread(state.watch.close)
+            if state.audit is not None:
+                await state.audit.aclose()
     finally:
-        await state.aclose()
-        await engine.aclose()
-        if state.watch.tracing is not None:
-            await asyncio.to_thread(state.watch.tracing.close)
+        if store is not None:
+            await store.aclose()
+
+
+async def _sweep(state: State) -> None:
+    """Remove what killed servers left; by label of their owner, so it disturbs nobody."""
+    report = await state.engine.sweep()
+    state.watch.swept(report)
 
 
 async def _warm(state: State) -> None:
@@ -218,19 +251,43 @@ async def serve(
     _raise_descriptor_limit()
     settings = loaded.server
     check_metrics_exposure(settings)
-    sock = bound(settings)
-    try:
-        async with (
-            opened(loaded, keys, directory or state_dir(), log) as state,
-            listening(state),
-        ):
-            await _warm(state)
+    folder = directory or state_dir()
+    with locked(folder), _listening(settings) as sock:
+        async with opened(loaded, keys, folder, log) as state, listening(state):
+            state.tasks.spawn(_sweep(state))
+            await _warm(state)  # before the turns of what waited: it waits for the pool to be full
+            await state.open()
+            if state.audit is not None:
+                await state.audit.open(_facts(loaded))
             server = _Server(
                 config_of(settings, create_app(state)),
                 state,
                 lambda: on_ready(address_of(settings, sock)),
             )
             await server.serve(sockets=[sock])
+
+
+def _facts(loaded: Loaded) -> dict[str, object]:
+    """Return what the audit says of a start; settings as a digest, so that a change is seen."""
+    try:
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        boot_id = ""
+    digest = hashlib.sha256(repr((loaded.server, loaded.engine, loaded.keys)).encode()).hexdigest()
+    return {
+        "version": cellwall.__version__,
+        "pid": os.getpid(),
+        "boot_id": boot_id,
+        "settings": digest,
+    }
+
+
+@contextlib.contextmanager
+def _listening(settings: ServerSettings) -> Iterator[socket.socket]:
+    """Give the socket, bound; close it at the end, and remove its file if it has one."""
+    sock = bound(settings)
+    try:
+        yield sock
     finally:
         sock.close()
         if settings.unix is not None:

@@ -15,6 +15,7 @@ from cellwall.server.endpoint import Endpoint, serve
 from cellwall.server.errors import HttpError
 from cellwall.server.guards import Guard
 from cellwall.server.routes import (
+    audit,
     batch,
     commands,
     contexts,
@@ -49,6 +50,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *terminal.ENDPOINTS,
     *ports.ENDPOINTS,
     *info.ENDPOINTS,
+    *audit.ENDPOINTS,
     *health.ENDPOINTS,
     *pages.ENDPOINTS,
 )

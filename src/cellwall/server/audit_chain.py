@@ -2,10 +2,10 @@
 
 Not where records are kept (`store`), who writes them (`audit`) or who checks them (`audit_check`).
 
-A record is one line of JSON with these names in this order, every value a text, a number or null;
-nothing else is the same record. Its hash is SHA-256 over the version tag, the previous record's hash
-and each value, every one preceded by its length, so that no two records give the same bytes. The
-invariant: `sealed` and `read` agree byte for byte, for ever; another form gets another tag.
+A record is one line of JSON with these names in this order, every value a text or a whole number;
+nothing else is the same record. Its hash is SHA-256 over the version tag, the previous record's
+hash and each value, every one preceded by its length, so that no two records give the same bytes.
+The invariant: `sealed` and `read` agree byte for byte, for ever; another form gets another tag.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class Entry:
     """Id of the request."""
 
 
+_NUMBERS = frozenset({"seq", "mono_ns"})
 _NAMES = tuple(each.name for each in fields(Entry))
 
 
@@ -94,7 +95,11 @@ def read(record: bytes) -> Read:
         found = json.loads(record)
         prev = bytes.fromhex(found["prev"])
         values = {name: found[name] for name in ("v", "seq", *_NAMES)}
-        is_ours = found["v"] == VERSION and len(prev) == 32 and type(found["seq"]) is int
+        # 1 and "1" would give the same hash.
+        is_typed = all(
+            type(value) is (int if name in _NUMBERS else str) for name, value in values.items()
+        )
+        is_ours = found["v"] == VERSION and len(prev) == 32 and is_typed
     except (ValueError, KeyError, TypeError, RecursionError):
         raise Malformed("not an audit record") from None
     if not is_ours or _line(values, prev) != record:

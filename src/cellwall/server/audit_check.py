@@ -64,6 +64,8 @@ def check(rows: Iterable[AuditRow], anchors: Iterable[Anchor] = ()) -> Report:
     report = Report()
     wanted: dict[int, list[Anchor]] = {}
     for anchor in anchors:
+        if anchor.seq < 1:
+            report.add(0, "an anchor cannot be read")
         wanted.setdefault(anchor.seq, []).append(anchor)
     for row in rows:
         _check_row(row, report)

@@ -14,11 +14,13 @@ from collections.abc import AsyncIterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from cellwall.server.errors import HttpError
+from cellwall.server.origin import Origin
 from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from cellwall.server.execution_record import ExecutionRecord, KeptExecution
     from cellwall.server.keys import Principal
     from cellwall.server.settings import ServerSettings
     from cellwall.server.state import State
@@ -42,9 +44,13 @@ class Call:
     __slots__ = (
         "_body_read",
         "_gone",
+        "action",
+        "execution",
         "execution_id",
         "has_answered",
         "headers",
+        "object",
+        "origin",
         "params",
         "principal",
         "receive",
@@ -54,7 +60,6 @@ class Call:
         "send",
         "state",
         "status",
-        "trace",
     )
 
     def __init__(
@@ -75,14 +80,19 @@ class Call:
         self.principal = principal
         self.params: Mapping[str, str] = {}
         self.state: State
+        self.execution: ExecutionRecord | KeptExecution | None = None
+        """What the path names, once it was found."""
         self.route = ""
         """The pattern of its path, once it is found; for logs and metrics."""
         self.status = 0
         """Status of its answer; 0 while there is none."""
         self.execution_id: str | None = None
         """The execution it is about, if its answer says so."""
-        self.trace: Any = None
-        """Its span, while traces are kept."""
+        self.origin = Origin(request_id)
+        self.action: str | None = None
+        """What it is audited as."""
+        self.object = ""
+        """What that is done to."""
         self.has_answered = False
         self._body_read = False
         self._gone: asyncio.Task[None] | None = None

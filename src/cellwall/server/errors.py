@@ -16,6 +16,7 @@ from cellwall.model.errors import (
     Conflict,
     FileError,
     HostUnsupported,
+    Interrupted,
     NotFound,
     PortError,
     SandboxBroken,
@@ -23,6 +24,7 @@ from cellwall.model.errors import (
     UsageError,
 )
 from cellwall.runtimes.channel import ChannelLost
+from cellwall.store.errors import StoreFull
 from cellwall.wire.answer import error_envelope
 
 
@@ -57,6 +59,8 @@ _STATUS: dict[type[CellwallError], int] = {
     PortError: 502,
     CapacityError: 503,
     SandboxUnavailable: 410,
+    Interrupted: 503,
+    StoreFull: 507,
     HostUnsupported: 503,
     SandboxBroken: 500,
     ChannelLost: 410,
@@ -68,6 +72,15 @@ _FILE_STATUS = {
     "too_large": 413,
     "no_space": 507,
 }
+
+
+def stopping() -> CapacityError:
+    """Return what is said to whoever wants something of a server that stops."""
+    return CapacityError(
+        "server: it stops, and begins nothing new",
+        retry_after_s=5,
+        remedy="try again when it is back",
+    )
 
 
 def status_of(error: BaseException) -> int:

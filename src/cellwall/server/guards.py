@@ -13,10 +13,11 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from cellwall.model.errors import CellwallError
+from cellwall.model.errors import CellwallError, FileError
 from cellwall.model.ids import new_id
 from cellwall.server.call import Call, ClientGone, unauthorized
 from cellwall.server.errors import HttpError, envelope, headers_of, status_of
+from cellwall.server.origin import ORIGIN
 from cellwall.server.settings import LOOPBACK
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Guard:
         call = Call(scope, receive, send_named, headers, request_id, None)
         call.state = state = self._state
         began = time.perf_counter()
+        ORIGIN.set(call.origin)
         if state.watch.tracing is not None:
             state.watch.tracing.begin(call)
         try:
@@ -221,7 +223,7 @@ def name_of_host(host: str) -> str:
 async def _answer_error(call: Call, error: Exception) -> None:
     status = status_of(error)
     if status < 500 or status in {503, 507}:
-        call.state.watch.refused(call, status, getattr(error, "code", "internal"))
+        _note_refusal(call, status, error)
     if status >= 500 and not isinstance(error, HttpError):
         level = logging.ERROR if status == 500 else logging.WARNING
         is_ours = isinstance(error, CellwallError)
@@ -245,6 +247,14 @@ async def _answer_error(call: Call, error: Exception) -> None:
         await _refuse_socket(call, status, body, headers)
     else:
         await call.refuse(body, status, headers)
+
+
+def _note_refusal(call: Call, status: int, error: Exception) -> None:
+    state, code = call.state, str(getattr(error, "code", "internal"))
+    state.watch.refused(call, status, code)
+    is_access = status in {401, 403, 429} and not isinstance(error, FileError)
+    if state.audit is not None and (is_access or getattr(error, "is_of_other", False)):
+        state.audit.refused(call, status, code)
 
 
 async def _refuse_socket(

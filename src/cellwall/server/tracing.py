@@ -10,6 +10,7 @@ collector that is slow or gone costs spans, never requests.
 from __future__ import annotations
 
 import re
+import time
 from typing import TYPE_CHECKING, Any
 
 import cellwall
@@ -47,16 +48,16 @@ class Tracing:
         self._tracer = self._provider.get_tracer("cellwall")
 
     def begin(self, call: Call) -> None:
-        """A request begins; its span is `call.trace`."""
+        """A request begins; its span is `call.origin.span`."""
         from opentelemetry.trace import SpanKind
 
-        call.trace = self._tracer.start_span(
+        call.origin.span = self._tracer.start_span(
             "request", context=_parent(call.headers), kind=SpanKind.SERVER
         )
 
     def answered(self, call: Call, method: str) -> None:
         """It has been answered."""
-        span = call.trace
+        span = call.origin.span
         if span is None:
             return
         span.update_name(f"{method} {call.route}".strip())
@@ -72,6 +73,9 @@ class Tracing:
             span.set_attribute("cellwall.tenant", call.principal.tenant)
         if call.execution_id is not None:
             span.set_attribute("cellwall.execution_id", call.execution_id)
+        if call.origin.ended_at is not None:
+            answer = ("answer", call.origin.ended_at, time.time())
+            self.phases(span, (answer,), {"cellwall.request_id": call.request_id})
         if call.status >= 500:
             from opentelemetry.trace import Status, StatusCode
 

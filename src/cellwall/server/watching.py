@@ -7,7 +7,7 @@ or costs more than some microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from cellwall.server.logs import logger
@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from cellwall.runtimes.base import SweepReport
     from cellwall.server.call import Call
     from cellwall.server.log_sink import Sink
+    from cellwall.server.origin import Origin
     from cellwall.server.redaction import Redactor
     from cellwall.server.settings import ServerSettings
-    from cellwall.server.tracing import Tracing
+    from cellwall.server.state import State
+    from cellwall.server.tracing import Phase, Tracing
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "WS")
 _QUIET = frozenset({"/health"})
@@ -76,7 +78,7 @@ class Watch:
         """A request was refused: no key, no right, no room, not theirs."""
         if self.metrics is not None:
             self.metrics.refusals.add(code)
-        if status in {401, 403, 404, 429}:
+        if status in {401, 403, 404, 429} and code != "file":
             self.rules.note(who_of(call), "refusal")
 
     # -- runs ------------------------------------------------------------------------------
@@ -86,6 +88,20 @@ class Watch:
         self.rules.ended(tenant, outcome.verdict)
         if self.metrics is not None:
             self.metrics.ended(template, outcome)
+
+    def phased(self, phases: Sequence[Phase], origin: Origin | None, execution_id: str) -> None:
+        """An execution has gone its way; `origin` is the request it came from, if known."""
+        if self.metrics is not None:
+            for name, began_at, ended_at in phases:
+                self.metrics.phases.observe(max(0.0, ended_at - began_at), name)
+        if self.tracing is not None:
+            span = None if origin is None else origin.span
+            self.tracing.phases(span, phases, {"cellwall.execution_id": execution_id})
+
+    def close(self) -> None:
+        """Send what is left to who collects it, for some seconds at most; blocks."""
+        if self.tracing is not None:
+            self.tracing.close()
 
     def created(self, tenant: str) -> None:
         """A sandbox was asked for."""
@@ -144,6 +160,25 @@ def engine_readings(statistics: Callable[[], EngineStatistics]) -> Callable[[], 
         yield total("claims", "Claims of a sandbox: parked, or started for it.", claims, "from")
         yield total("pool_failures", "Sandboxes that could not be started.", pool.failed)
         yield total("background_failures", "Failed work behind answers.", now.background_failures)
+
+    return read
+
+
+def server_readings(state: State) -> Callable[[], Iterator[Metric]]:
+    """Return the reading of what the server's parts count."""
+
+    def read() -> Iterator[Metric]:
+        executions = state.executions
+        yield gauge("executions_open", "Executions that have not ended.", executions.running)
+        yield total("server_failures", "Failed work behind requests.", state.tasks.failed)
+        if state.store is not None:
+            now = state.store.statistics()
+            yield gauge("store_waiting", "Writes that wait for their turn.", now.waiting)
+            yield total("store_writes", "Writes to the store.", now.writes)
+            yield total("store_transactions", "Transactions they shared.", now.transactions)
+            yield total("store_refused", "Writes that failed.", now.refused)
+            unwritten = state.ledger.unwritten
+            yield gauge("ends_unwritten", "Ends that wait for the store.", unwritten)
 
     return read
 

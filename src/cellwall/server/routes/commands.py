@@ -20,6 +20,7 @@ from cellwall.server.endpoint import (
     sandbox,
     wait_ended,
 )
+from cellwall.server.idempotency import gone
 from cellwall.server.routes.execute import leaving, raise_failure
 from cellwall.server.sandboxes import CommandRecord
 from cellwall.server.schemas import (
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from cellwall.engine.commands import Command
     from cellwall.server.call import Call
     from cellwall.server.sandboxes import SandboxRecord
-    from cellwall.server.watching import Watch
+    from cellwall.server.state import State
 
 
 async def index(call: Call) -> None:
@@ -52,11 +53,14 @@ async def start(call: Call) -> None:
     """`POST /sandboxes/{id}/commands`."""
     form = chosen(call, ("ndjson", "json", "sse"))
     body = await body_of(call, CommandBody, call.settings.body_bytes)
-    record = call.state.replays.find(call)
-    is_replay = isinstance(record, CommandRecord)
-    if not isinstance(record, CommandRecord):
-        record = await started(call, sandbox(call), body)
-        call.state.replays.keep(call, record)
+    async with call.state.replays.using(call, "command") as use:
+        is_replay = use is not None and use.thing_id is not None
+        if use is not None and use.thing_id is not None:
+            record = _again(sandbox(call), use.thing_id)
+        else:
+            record = await started(call, sandbox(call), body)
+            if use is not None:
+                use.made(record.id)
     headers = {"x-command-id": record.id}
     if is_replay:
         headers["idempotent-replay"] = "true"
@@ -74,6 +78,13 @@ async def start(call: Call) -> None:
         if leaving(call, body.on_disconnect, "detach") == "cancel" and not is_replay:
             record.cancel()
         raise
+
+
+def _again(owner: SandboxRecord, command_id: str) -> CommandRecord:
+    """Return the command that an earlier call with the same key started."""
+    if command_id not in owner.commands:
+        raise gone()
+    return owner.commands[command_id]
 
 
 async def started(call: Call, owner: SandboxRecord, body: CommandBody) -> CommandRecord:
@@ -101,14 +112,17 @@ def follow(call: Call, owner: SandboxRecord, record: CommandRecord, made: Comman
     record.on_start(made.attempt)
     owner.add_command(record)
     owner.log("command started", command=record.id)
-    record.task = call.state.tasks.spawn(_follow(call.state.watch, owner, record, made))
+    record.task = call.state.tasks.spawn(_follow(call.state, owner, record, made))
 
 
-async def _follow(watch: Watch, owner: SandboxRecord, record: CommandRecord, made: Command) -> None:
+async def _follow(state: State, owner: SandboxRecord, record: CommandRecord, made: Command) -> None:
     """Write down how it ended."""
     try:
         record.result = await made.wait()
-        watch.ended(owner.owner, owner.sandbox.template, record.result.outcome)
+        state.watch.ended(owner.owner, owner.sandbox.template, record.result.outcome)
+        if state.audit is not None:
+            names = f"sandbox:{owner.id} command:{record.id}"
+            state.audit.command_ended(owner.owner, names, record.result.outcome)
         outcome = record.result.outcome.as_json()
         owner.log("command ended", command=record.id, verdict=outcome["verdict"])
         # A terminal's output is no events; its end is one.

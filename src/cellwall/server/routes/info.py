@@ -123,8 +123,8 @@ def _server(state: State) -> dict[str, Any]:
     return {
         "requests": state.requests,
         "runs": engine.runs,
-        "running": state.admission.running,
-        "queued": state.admission.queued,
+        "running": state.queue.running,
+        "queued": state.queue.queued,
         "sandboxes": engine.sandboxes,
         "background_failures": engine.background_failures + state.tasks.failed,
         "pool": asdict(engine.pool),
