@@ -59,24 +59,41 @@ class Report:
             self.faults.append(Fault(seq, what))
 
 
-def check(rows: Iterable[AuditRow], anchors: Iterable[Anchor] = ()) -> Report:
-    """Check `rows` in the order in which they lie, and hold them against `anchors`."""
-    report = Report()
-    wanted: dict[int, list[Anchor]] = {}
-    for anchor in anchors:
-        if anchor.seq < 1:
-            report.add(0, "an anchor cannot be read")
-        wanted.setdefault(anchor.seq, []).append(anchor)
-    for row in rows:
+class Checker:
+    """A check under way; a chain may be longer than memory."""
+
+    def __init__(self, anchors: Iterable[Anchor] = ()) -> None:
+        """Hold what comes against `anchors`."""
+        self._report = Report()
+        self._wanted: dict[int, list[Anchor]] = {}
+        for anchor in anchors:
+            if anchor.seq < 1:
+                self._report.add(0, "an anchor cannot be read")
+            self._wanted.setdefault(anchor.seq, []).append(anchor)
+
+    def take(self, row: AuditRow) -> None:
+        """Check the next row, in the order in which they lie."""
+        report = self._report
         _check_row(row, report)
-        for anchor in wanted.pop(row.seq, ()):
+        for anchor in self._wanted.pop(row.seq, ()):
             if anchor.hash == row.hash:
                 report.anchors += 1
             else:
                 report.add(row.seq, f"it is not the record that was anchored at {anchor.time}")
-    _check_end(report, wanted)
-    report.faults.sort(key=lambda fault: fault.seq)
-    return report
+
+    def finish(self) -> Report:
+        """Return what was found; no row is left."""
+        _check_end(self._report, self._wanted)
+        self._report.faults.sort(key=lambda fault: fault.seq)
+        return self._report
+
+
+def check(rows: Iterable[AuditRow], anchors: Iterable[Anchor] = ()) -> Report:
+    """Check `rows` in the order in which they lie, and hold them against `anchors`."""
+    checker = Checker(anchors)
+    for row in rows:
+        checker.take(row)
+    return checker.finish()
 
 
 def _check_row(row: AuditRow, report: Report) -> None:

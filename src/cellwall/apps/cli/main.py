@@ -15,6 +15,7 @@ import typer
 
 from cellwall import __version__
 from cellwall.apps.cli import (
+    audit,
     bench,
     demo,
     doctor,
@@ -45,6 +46,7 @@ for module in (run, serve, top, shell, languages, doctor, sweep, demo, bench):
     module.register(app)
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(templates.app, name="templates")
+app.add_typer(audit.app, name="audit")
 app.add_typer(jail_explain.app, name="jail")
 
 
