@@ -374,7 +374,7 @@ def test_no_secret_is_in_anything_the_server_writes(tmp_path: Path) -> None:
     config = configuration(warm=[], metrics_port=0)
     server = start(tmp_path, "--port", "0", config=config)
     client = server.client(**{"X-Request-Id": PLANTED})
-    body = {"code": "import os; os.environ['A']", "env": {"A": PLANTED}}
+    body = {"code": "import os; secret = os.environ['A']", "env": {"A": PLANTED}}
     # Its request's id is kept with its result, for its owner; so it has one of its own.
     client.post("/execute", json=body, headers={"X-Request-Id": "x"}).raise_for_status()
     sandbox = f"/sandboxes/{new_sandbox(client, env={'A': PLANTED}, name='box')}"
