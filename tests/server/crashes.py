@@ -7,6 +7,7 @@ The ledger and the list of starts are written by the server process outside ever
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from servers import Server, configuration, start
+from servers import ALICE, Server, configuration, start
 
 ENTRY = (str(Path(__file__).with_name("failing_main.py")),)
 _PATIENCE_S = 40.0
@@ -93,6 +94,16 @@ def died(client: httpx.Client, body: dict[str, Any], **headers: str) -> None:
         raise AssertionError(f"it lived: {answer.status_code} {answer.text}")
 
 
+def posted(path: str, body: dict[str, Any]) -> bytes:
+    """Return a POST as bytes, for callers that do not wait for the answer."""
+    data = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {ALICE}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
+    return head.encode() + data
+
+
 def ended(client: httpx.Client, execution_id: str) -> dict[str, Any]:
     """Return the answer of an execution once it has ended."""
     deadline = time.monotonic() + _PATIENCE_S
@@ -115,8 +126,6 @@ def submitted(client: httpx.Client, code: str, **body: object) -> str:
 
 def events(client: httpx.Client, execution_id: str, after: int = 0) -> list[dict[str, Any]]:
     """Return the events of an execution after a number."""
-    import json
-
     answer = client.get(f"/executions/{execution_id}/events", params={"after": after})
     assert answer.status_code == 200, answer.text
     return [json.loads(line) for line in answer.text.splitlines()]

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from crashes import died, ended, events, house, program, submitted
-from servers import ALICE, BOB, new_sandbox
+from crashes import died, ended, events, house, posted, program, submitted
+from servers import BOB, new_sandbox
 
 KEYED = {"Idempotency-Key": "once"}
 
@@ -67,11 +67,7 @@ def test_queued_call_of_a_client_that_went_with_the_server_is_cancelled(tmp_path
         while made.ledger != ["long"]:
             time.sleep(0.01)
         with server.connect() as sock:
-            body = b'{"code":"nonce = \'waits\'"}'
-            sock.sendall(
-                b"POST /execute HTTP/1.1\r\nHost: localhost\r\nX-API-Key: %s\r\nContent-Type: "
-                b"application/json\r\nContent-Length: %d\r\n\r\n%s" % (ALICE.encode(), len(body), body)
-            )  # fmt: skip
+            sock.sendall(posted("/execute", {"code": program("waits")}))
             while _rows(tmp_path) != 2:
                 time.sleep(0.01)
             made.kill(server)
