@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ class House:
 
     folder: Path
     settings: dict[str, object] = field(default_factory=dict)
+    flags: tuple[str, ...] = ("--port", "0")
     servers: list[Server] = field(default_factory=list)
 
     @property
@@ -58,7 +59,7 @@ class House:
             "CELLWALL_TEST_STARTS": str(self.folder / "starts"),
         }
         config = configuration(**{"warm": [], **self.settings})
-        made = start(self.folder, "--port", "0", environ=environ, config=config, entry=ENTRY)
+        made = start(self.folder, *self.flags, environ=environ, config=config, entry=ENTRY)
         self.servers.append(made)
         return made
 
@@ -92,6 +93,14 @@ def died(client: httpx.Client, body: dict[str, Any], **headers: str) -> None:
     with contextlib.suppress(httpx.TransportError):
         answer = client.post("/execute", json=body, headers=headers)
         raise AssertionError(f"it lived: {answer.status_code} {answer.text}")
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 30) -> None:
+    """Return when `condition` holds; it must come to pass within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def posted(path: str, body: dict[str, Any]) -> bytes:

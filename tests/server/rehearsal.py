@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from crashes import House, program
+from crashes import House, program, wait_until
 from servers import ADMIN, ALICE, BOB, Server
 
 from cellwall.apps.bench.http_client import Client, Target
@@ -94,9 +94,7 @@ async def _fill(house: House, server: Server, count: int, found: Found) -> dict[
     async with Client(_target(server, ADMIN)) as client:
         body = {"code": program("holder", "import time\ntime.sleep(600)"), "background": True}
         await client.ask("POST", "/execute", body)
-    deadline = time.monotonic() + 30
-    while house.ledger != ["holder"] and time.monotonic() < deadline:
-        await asyncio.sleep(0.01)
+    await asyncio.to_thread(wait_until, lambda: house.ledger == ["holder"])
     before = server.rss_bytes()
     shares = {ALICE: count * 3 // 5, BOB: count - count * 3 // 5}
     async with asyncio.TaskGroup() as group:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import time
 from pathlib import Path
 
 import pytest
-from crashes import died, ended, events, house, posted, program, submitted
+from crashes import died, ended, events, house, posted, program, submitted, wait_until
 from servers import BOB, new_sandbox
 
 KEYED = {"Idempotency-Key": "once"}
@@ -64,12 +63,10 @@ def test_queued_call_of_a_client_that_went_with_the_server_is_cancelled(tmp_path
     with house(tmp_path, most_running=1) as made:
         server = made.start()
         submitted(server.client(), program("long", "import time\ntime.sleep(60)"))
-        while made.ledger != ["long"]:
-            time.sleep(0.01)
+        wait_until(lambda: made.ledger == ["long"])
         with server.connect() as sock:
             sock.sendall(posted("/execute", {"code": program("waits")}))
-            while _rows(tmp_path) != 2:
-                time.sleep(0.01)
+            wait_until(lambda: _rows(tmp_path) == 2)
             made.kill(server)
         client = made.start().client()
         with sqlite3.connect(tmp_path / "state" / "server" / "cellwall.db") as database:
@@ -138,15 +135,11 @@ def test_killed_mid_run_its_processes_go_by_themselves(tmp_path: Path) -> None:
     with house(tmp_path) as made:
         server = made.start()
         submitted(server.client(), program("a", "import time\ntime.sleep(60)"))
-        while not made.ledger:
-            time.sleep(0.01)
+        wait_until(lambda: made.ledger)
         below = _below(server.process.pid)
         assert len(below) >= 3
         made.kill(server)
-        deadline = time.monotonic() + 10
-        while left := [pid for pid, began in below.items() if _began(pid) == began]:
-            assert time.monotonic() < deadline, left
-            time.sleep(0.02)
+        wait_until(lambda: not [pid for pid, began in below.items() if _began(pid) == began], 10)
 
 
 def _began(pid: int) -> str | None:

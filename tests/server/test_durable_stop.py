@@ -17,17 +17,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from crashes import ended, events, house, program, submitted
+from crashes import ended, events, house, program, submitted, wait_until
 from servers import ADMIN, BOB, Server, error_of, new_sandbox
 
 SLEEP = "import time\ntime.sleep({})"
-
-
-def _wait(condition: object, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 # -- FI-30, FI-32: who has the state directory ---------------------------------------------------
@@ -75,7 +68,7 @@ def test_stop_lets_what_runs_end_and_refuses_what_is_new(tmp_path: Path) -> None
             target=lambda: answers.append(server.client().post("/execute", json={"code": code}))
         )
         waiting.start()
-        _wait(lambda: made.ledger == ["short"])
+        wait_until(lambda: made.ledger == ["short"])
         server.process.send_signal(signal.SIGTERM)
         refused = httpx.Response(200)
 
@@ -84,7 +77,7 @@ def test_stop_lets_what_runs_end_and_refuses_what_is_new(tmp_path: Path) -> None
             refused = client.post("/execute", json={"code": "1"})
             return refused.status_code == 503
 
-        _wait(is_refused)
+        wait_until(is_refused)
         assert error_of(refused)["code"] == "capacity"
         assert int(refused.headers["retry-after"]) >= 1
         assert client.post("/sandboxes", json={}).status_code == 503
@@ -101,7 +94,7 @@ def test_stop_interrupts_what_does_not_end_and_keeps_what_waits(tmp_path: Path) 
         client = server.client()
         long = [submitted(client, program(f"l{n}", SLEEP.format(60))) for n in range(4)]
         queued = [submitted(client, program(f"q{n}")) for n in range(94)]
-        _wait(lambda: len(made.ledger) == 4)
+        wait_until(lambda: len(made.ledger) == 4)
         answers: dict[str, httpx.Response] = {}
 
         def post(name: str, **headers: str) -> None:
@@ -115,7 +108,7 @@ def test_stop_interrupts_what_does_not_end_and_keeps_what_waits(tmp_path: Path) 
         for thread in threads:
             thread.start()
         admin = server.client(ADMIN)
-        _wait(lambda: admin.get("/stats").json()["server"]["queued"] == 96)
+        wait_until(lambda: admin.get("/stats").json()["server"]["queued"] == 96)
         began = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         for thread in threads:
@@ -148,7 +141,7 @@ def test_server_that_stood_still_kills_no_healthy_run(tmp_path: Path) -> None:
         client = server.client()
         sandbox = new_sandbox(client)
         execution = submitted(client, program("a", SLEEP.format(1) + "\nprint('end')"))
-        _wait(lambda: made.ledger == ["a"])
+        wait_until(lambda: made.ledger == ["a"])
         server.process.send_signal(signal.SIGSTOP)
         time.sleep(3)  # longer than the program: its end waits in the channel
         server.process.send_signal(signal.SIGCONT)
@@ -169,7 +162,7 @@ def test_cancel_of_what_waits_of_what_runs_and_of_what_has_ended(tmp_path: Path)
         client = made.start().client()
         runs = submitted(client, program("runs", SLEEP.format(60)))
         waits = submitted(client, program("waits"))
-        _wait(lambda: made.ledger == ["runs"])
+        wait_until(lambda: made.ledger == ["runs"])
         for execution in (waits, runs):
             for message in ("cancelled", "it had ended"):
                 answer = client.delete(f"/executions/{execution}")
@@ -229,7 +222,7 @@ def test_full_disk_before_the_start_is_an_answer_and_nothing_ran(
         assert made.ledger == ["a"]
 
 
-def test_full_disk_before_a_turn_lets_it_wait(tmp_path: Path) -> None:
+def test_full_disk_before_a_turn_lets_itwait_until(tmp_path: Path) -> None:
     with house(tmp_path) as made:
         client = made.start(full="Started").client()
         made.full.touch()
@@ -251,7 +244,7 @@ def test_full_disk_at_the_end_costs_no_result(tmp_path: Path) -> None:
         path = f"/executions/{value['execution_id']}"
         assert client.get(path).json() == value
         made.full.unlink()
-        _wait(lambda: client.get(path).json()["notes"] == value["notes"][:-1])
+        wait_until(lambda: client.get(path).json()["notes"] == value["notes"][:-1])
         made.kill(made.servers[-1])
         kept = made.start().client().get(path).json()
         assert kept == {**value, "notes": value["notes"][:-1]}
@@ -296,7 +289,7 @@ def test_key_whose_answer_expired_runs_nothing_again(tmp_path: Path) -> None:
         body = {"code": program("a")}
         first = client.post("/execute", json=body, headers=keyed).json()
         path = f"/executions/{first['execution_id']}"
-        _wait(lambda: client.get(path).status_code == 404)
+        wait_until(lambda: client.get(path).status_code == 404)
         again = client.post("/execute", json=body, headers=keyed)
         assert (again.status_code, error_of(again)["code"]) == (410, "gone")
         assert made.ledger == ["a"]
