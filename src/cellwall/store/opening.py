@@ -9,7 +9,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from sqlalchemy import make_url
+from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from cellwall.model.errors import UsageError
@@ -31,10 +31,25 @@ async def open_database(url: str) -> Database:
         path = Path(parsed.database)
         await asyncio.to_thread(_prepare, path)
         return SqliteDatabase(path)
+    if parsed.drivername == "postgresql+asyncpg":
+        return await _open_postgres(parsed)
     raise UsageError(
         f"open the store: {parsed.drivername!r} is no database we know",
         remedy="give sqlite:////PATH/cellwall.db or postgresql+asyncpg://USER@HOST/NAME",
     )
+
+
+async def _open_postgres(url: URL) -> Database:
+    try:
+        import asyncpg  # noqa: F401
+    except ImportError:
+        raise UsageError(
+            "open the store: PostgreSQL needs a driver that is not installed",
+            remedy="run: pip install 'cellwall[postgres]'",
+        ) from None
+    from cellwall.store.postgres import PostgresDatabase
+
+    return await PostgresDatabase.open(url)
 
 
 def _prepare(path: Path) -> None:
