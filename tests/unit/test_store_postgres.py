@@ -137,7 +137,7 @@ def test_asynchronous_commit_of_the_role_does_not_reach_us(postgres: Postgres) -
 
 
 def test_missing_database_is_named_without_the_password(postgres: Postgres) -> None:
-    url = make_url(postgres.database()).set(database="nowhere", password="hidden")  # noqa: S106
+    url = make_url(postgres.database()).set(database="nowhere", password="hidden")
     with pytest.raises(StoreBroken, match="nowhere") as caught:
         asyncio.run(Store.open(url.render_as_string(hide_password=False)))
     assert "hidden" not in str(caught.value)

@@ -94,7 +94,7 @@ class PostgresDatabase:
                     raise
                 found = "in progress"
             if found in ("committed", "aborted"):
-                return found == "committed"
+                return bool(found == "committed")
             if found is None:
                 break
             await asyncio.sleep(_ASK_AGAIN_S)
