@@ -121,11 +121,13 @@ def test_damaged_file_is_refused_with_a_remedy(closed: Path, fault: str) -> None
 @pytest.mark.parametrize("fault", ["gone", "empty", "header"])
 def test_missing_log_of_a_killed_server_is_refused(crashed: Path, fault: str) -> None:
     log = crashed / "cellwall.db-wal"
-    {
-        "gone": log.unlink,
-        "empty": lambda: cut(log, 0),
-        "header": lambda: overwrite(log, 8, b"\xff\xff"),
-    }[fault]()
+    match fault:
+        case "gone":
+            log.unlink()
+        case "empty":
+            cut(log, 0)
+        case _:
+            overwrite(log, 8, b"\xff\xff")
     (crashed / "cellwall.db-shm").unlink()
     with pytest.raises(StoreBroken, match=r"cellwall\.db-wal is missing or damaged"):
         count(crashed)

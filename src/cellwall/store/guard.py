@@ -21,7 +21,8 @@ from typing import Literal
 
 from cellwall.store.errors import StoreBroken, StoreBusy
 
-Mark = Literal["", "closed", "open"]
+Mark = Literal["", "closed", "closing", "open"]
+_MARKS: tuple[Mark, ...] = ("closed", "closing", "open")
 
 _LOCK_S = 10.0
 _POLL_S = 0.02
@@ -53,18 +54,27 @@ class Guard:
     def mark(self) -> Mark:
         """Return what was noted last; nothing if no database was ever made here."""
         text = os.pread(self.handle, 16, 0).decode("ascii", "replace").strip()
-        return "open" if text == "open" else "closed" if text == "closed" else ""
+        return next((mark for mark in _MARKS if mark == text), "")
 
     def note(self, mark: Mark) -> None:
         """Note it, durably."""
         if self.mark() != mark:
-            os.pwrite(self.handle, f"{mark:<6}\n".encode(), 0)
+            os.pwrite(self.handle, f"{mark:<7}\n".encode(), 0)
             os.fsync(self.handle)
 
-    def note_closed(self) -> None:
-        """After a close: SQLite removes the log when the last connection has folded it in."""
-        if not self.log.exists():
-            self.note("closed")
+    @contextlib.contextmanager
+    def closing(self) -> Iterator[None]:
+        """Close the connections in here; note whether we were the last.
+
+        SQLite removes the log when the last connection has folded it in. While that may be under
+        way the log proves nothing, and the mark says so: a crash here must not look like a loss.
+        """
+        was_open = self.mark() == "open"
+        if was_open:
+            self.note("closing")
+        yield
+        if was_open:
+            self.note("open" if self.log.exists() else "closed")
 
     def check(self) -> bool:
         """Report whether there is a database; raise `StoreBroken` if there should be a better one.

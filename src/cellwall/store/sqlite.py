@@ -75,7 +75,6 @@ class SqliteDatabase:
             await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
-        with locked(self._path) as guard:
+        with locked(self._path) as guard, guard.closing():
             self._reader.close()
             self._writer.close()
-            guard.note_closed()

@@ -121,8 +121,8 @@ def _open(guard: Guard) -> Engine:
         guard.note("open")
         _pragma(engine, f"busy_timeout={LOCK_WAIT_MS}")
     except BaseException:
-        engine.dispose()
-        guard.note_closed()
+        with guard.closing():
+            engine.dispose()
         raise
     return engine
 
