@@ -151,6 +151,12 @@ def read(pid: int) -> dict[str, Any]:
     return facts
 
 
+def last_cpu(pid: int) -> int:
+    """The CPU a process ran on last (`processor` of proc_pid_stat(5)); -1 when it is gone."""
+    fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return int(fields[36]) if len(fields) > 36 else -1
+
+
 def read_mounts(pid: int) -> list[tuple[str, frozenset[str]]]:
     """(mount point, options) of a process's mount namespace, in order (proc_pid_mountinfo(5))."""
     found = _MOUNT.findall(_read_whole(f"/proc/{pid}/mountinfo"))
