@@ -153,7 +153,10 @@ def read(pid: int) -> dict[str, Any]:
 
 def last_cpu(pid: int) -> int:
     """The CPU a process ran on last (`processor` of proc_pid_stat(5)); -1 when it is gone."""
-    fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    try:
+        fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    except OSError:
+        return -1
     return int(fields[36]) if len(fields) > 36 else -1
 
 
