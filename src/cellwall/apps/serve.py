@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import resource
 import socket
@@ -21,20 +20,16 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
-
-import cellwall
+from cellwall.apps.instruments import connect, facts_of
 from cellwall.apps.metrics_listener import check_metrics_exposure, listening
 from cellwall.apps.state_lock import locked
 from cellwall.engine.engine import Engine
 from cellwall.engine.templates import TemplateStore, state_dir
 from cellwall.model.errors import UsageError
-from cellwall.server import tracing
 from cellwall.server.app import create_app
 from cellwall.server.keys import KeyRing
 from cellwall.server.protocol import Connection, SocketConnection
 from cellwall.server.state import State
-from cellwall.server.watching import engine_readings, log_readings, server_readings
-from cellwall.store.store import Store
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -43,6 +38,7 @@ if TYPE_CHECKING:
     from cellwall.server.guards import Guard
     from cellwall.server.logs import Log
     from cellwall.server.settings import ServerSettings
+    from cellwall.store.store import Store
 
 _MESSAGE_BYTES = 1024 * 1024
 _BACKLOG = 2048
@@ -188,17 +184,12 @@ def store_url(settings: ServerSettings, directory: Path) -> str | None:
     return settings.store
 
 
-def watch(state: State, log: Log | None) -> None:
-    """Connect what the settings want to know with those who know it."""
-    settings, watching = state.settings, state.watch
-    if settings.otel_endpoint is not None:
-        watching.tracing = tracing.opened(settings.otel_endpoint)
-    if watching.metrics is not None:
-        readings = watching.metrics.readings
-        readings.append(engine_readings(state.engine.statistics))
-        readings.append(server_readings(state))
-        if log is not None:
-            readings.append(log_readings(log.sink))
+async def _store(url: str | None) -> Store | None:
+    if url is None:
+        return None
+    from cellwall.store.store import Store  # brings SQL, which takes a second
+
+    return await Store.open(url)
 
 
 @contextlib.asynccontextmanager
@@ -206,12 +197,11 @@ async def opened(
     loaded: Loaded, keys: KeyRing, directory: Path, log: Log | None = None
 ) -> AsyncIterator[State]:
     """Open a store, an engine and the state over both; all are closed at the end."""
-    url = store_url(loaded.server, directory)
-    store = None if url is None else await Store.open(url)
+    store = await _store(store_url(loaded.server, directory))
     try:
         engine = Engine(directory, loaded.engine)
         state = State(engine, loaded.server, keys, store, None if log is None else log.redactor)
-        watch(state, log)
+        connect(state, log)
         try:
             yield state
         finally:
@@ -258,28 +248,13 @@ async def serve(
             await _warm(state)  # before the turns of what waited: it waits for the pool to be full
             await state.open()
             if state.audit is not None:
-                await state.audit.open(_facts(loaded))
+                await state.audit.open(facts_of(loaded))
             server = _Server(
                 config_of(settings, create_app(state)),
                 state,
                 lambda: on_ready(address_of(settings, sock)),
             )
             await server.serve(sockets=[sock])
-
-
-def _facts(loaded: Loaded) -> dict[str, object]:
-    """Return what the audit says of a start; settings as a digest, so that a change is seen."""
-    try:
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        boot_id = ""
-    digest = hashlib.sha256(repr((loaded.server, loaded.engine, loaded.keys)).encode()).hexdigest()
-    return {
-        "version": cellwall.__version__,
-        "pid": os.getpid(),
-        "boot_id": boot_id,
-        "settings": digest,
-    }
 
 
 @contextlib.contextmanager
