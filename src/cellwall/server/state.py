@@ -12,12 +12,15 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
+from cellwall.engine import capacity
+from cellwall.engine.admission import IDLE, NOTHING, Cost, Machine, Overcommit
+from cellwall.engine.queue import FairQueue
+from cellwall.engine.quotas import Tenants
+from cellwall.engine.room import Room
 from cellwall.engine.tasks import Tasks
-from cellwall.server.admission import Admission
 from cellwall.server.executions import ExecutionRecord, Executions
 from cellwall.server.idempotency import Replays
 from cellwall.server.keys import Failures, KeyRing
-from cellwall.server.room import Room
 from cellwall.server.sandboxes import CommandRecord, Sandboxes, SandboxRecord
 
 if TYPE_CHECKING:
@@ -37,7 +40,7 @@ class State:
         self.keys = keys
         self.failures = Failures()
         self.tasks = Tasks()
-        self.admission = Admission(settings.most_running, settings.most_queued)
+        self.queue = _queue(engine, settings)
         self.room = Room(settings.least_free_mb)
         self.executions = Executions(settings, self.tasks)
         self.sandboxes = Sandboxes(settings)
@@ -69,3 +72,30 @@ class State:
         if self._timer is not None:
             self._timer.cancel()
         await self.tasks.cancel()
+
+
+def _queue(engine: Engine, settings: ServerSettings) -> FairQueue:
+    """Return the queue over this machine, or over what the settings say it is."""
+    is_on_disk = engine.settings.allow_process
+    machine = capacity.read(engine.state_dir if is_on_disk else None)
+    may_promise = Cost(
+        settings.capacity_memory_mb or machine.memory_mb,
+        settings.capacity_processes or machine.processes,
+        settings.capacity_disk_mb or machine.disk_mb,
+        machine.cpus,
+    )
+
+    def parked() -> Cost:
+        pool = engine.pool.statistics()
+        count = pool.parked + pool.starting + pool.destroying
+        return Cost(count * IDLE.memory_mb, count * IDLE.processes) if count else NOTHING
+
+    return FairQueue(
+        settings.most_running,
+        settings.most_queued,
+        Machine(may_promise, parked, disk=is_on_disk),
+        Tenants(settings.tiers, settings.tenants),
+        Overcommit(
+            settings.overcommit_memory, settings.overcommit_processes, settings.overcommit_disk
+        ),
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cellwall.engine.admission import Cost
 from cellwall.server import answers, asked
 from cellwall.server.call import ClientGone
 from cellwall.server.endpoint import Answer, Endpoint, body_of
@@ -46,11 +47,12 @@ def begin(call: Call, body: ExecuteBody, *, is_streamed: bool) -> ExecutionRecor
         limits = limits.with_changes({"output_kb": state.settings.stream_output_kb})
     request = asked.request(body, limits)
     scan = look(request.code, request.language, body.scan)
-    state.admission.check()
+    cost = Cost.of(limits)
+    state.queue.check(call.owner, cost)
     state.room.check()
 
     async def work(on_event: OnEvent, on_start: OnStart) -> Execution:
-        async with state.admission.place():
+        async with state.queue.place(call.owner, cost):
             return await state.engine.execute(request, on_event, on_start)
 
     shown: dict[str, Any] = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cellwall.engine.admission import Cost
 from cellwall.server import answers, asked
 from cellwall.server.endpoint import Answer, Endpoint, body_of, query_of, sandbox
 from cellwall.server.executions import ExecutionRecord
@@ -18,7 +19,9 @@ from cellwall.server.streams import MEDIA, chosen
 
 if TYPE_CHECKING:
     from cellwall.engine.execution import OnEvent, OnStart
+    from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.model.execution import Execution
+    from cellwall.model.limits import Limits
     from cellwall.server.call import Call
 
 
@@ -44,6 +47,19 @@ async def _created(call: Call, body: SandboxBody) -> SandboxRecord:
     state.sandboxes.begin()
     record: SandboxRecord | None = None
     try:
+        made = await _promised(call, body, limits)
+        facts = {"name": body.name, "language": language, "metadata": body.metadata}
+        record = SandboxRecord(call.owner, made, facts, clipped)
+    finally:
+        state.sandboxes.begun(record)
+    return record
+
+
+async def _promised(call: Call, body: SandboxBody, limits: Limits) -> AsyncSandbox:
+    """Return a sandbox whose limits are set aside from before it is made until it ends."""
+    state = call.state
+    promise = state.queue.hold(call.owner, Cost.of(limits))
+    try:
         made = await state.engine.create_sandbox(
             body.template,
             limits,
@@ -53,11 +69,11 @@ async def _created(call: Call, body: SandboxBody) -> SandboxRecord:
             demand_hard=body.demand_hard,
             start=body.start,
         )
-        facts = {"name": body.name, "language": language, "metadata": body.metadata}
-        record = SandboxRecord(call.owner, made, facts, clipped)
-    finally:
-        state.sandboxes.begun(record)
-    return record
+    except BaseException:
+        promise.release()
+        raise
+    made.on_ended(lambda _reason: promise.release())
+    return made
 
 
 async def index(call: Call) -> None:
