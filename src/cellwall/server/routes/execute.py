@@ -53,7 +53,9 @@ def begin(call: Call, body: ExecuteBody, *, is_streamed: bool) -> ExecutionRecor
 
     async def work(on_event: OnEvent, on_start: OnStart) -> Execution:
         async with state.queue.place(call.owner, cost):
-            return await state.engine.execute(request, on_event, on_start)
+            execution = await state.engine.execute(request, on_event, on_start)
+        state.queue.tenants.spend_output(call.owner, execution.kept_bytes)
+        return execution
 
     shown: dict[str, Any] = {
         "template": body.template,

@@ -143,6 +143,7 @@ def _begin(call: Call, body: CellBody, *, is_streamed: bool) -> ExecutionRecord:
     state, owner = call.state, sandbox(call)
     live = owner.sandbox
     live.live.check_alive()
+    state.queue.tenants.check_output(call.owner)
     source, stdin = asked.source(body), asked.stdin(body)
     language = asked.language(body, owner.language)
     timeout, clipped = asked.clipped_seconds(body.timeout, state.settings.most.wall_s)
@@ -160,6 +161,7 @@ def _begin(call: Call, body: CellBody, *, is_streamed: bool) -> ExecutionRecord:
             on_event=on_event,
             on_start=on_start,
         )
+        state.queue.tenants.spend_output(call.owner, execution.kept_bytes)
         owner.log("executed", language=language, verdict=execution.verdict.value)
         return execution
 
