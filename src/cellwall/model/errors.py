@@ -10,6 +10,7 @@ callers' mistakes. Every message names the step, the object and the remedy.
     ├── CapacityError         full; try again after `retry_after_s` (503)
     │   └── QuotaExceeded     your own share is full; the quota is named (429)
     ├── SandboxUnavailable    the sandbox has ended; the message says why (410)
+    ├── Interrupted           it had begun, and a server's end cut it short; not run again (503)
     ├── FileError             a file operation inside the sandbox was refused by its kernel
     ├── PortError             a connection to a port inside was refused, reset or not answered
     ├── HostUnsupported       this machine cannot give what was asked for (start-up, 503)
@@ -84,6 +85,12 @@ class SandboxUnavailable(CellwallError):
     """The sandbox has ended, or is not running."""
 
     code = "sandbox_unavailable"
+
+
+class Interrupted(CellwallError):
+    """It had begun when its server ended; how far it came is not known. Never run again."""
+
+    code = "interrupted"
 
 
 class FileError(CellwallError):

@@ -16,6 +16,7 @@ from cellwall.model.errors import (
     Conflict,
     FileError,
     HostUnsupported,
+    Interrupted,
     NotFound,
     PortError,
     QuotaExceeded,
@@ -24,6 +25,7 @@ from cellwall.model.errors import (
     UsageError,
 )
 from cellwall.runtimes.channel import ChannelLost
+from cellwall.store.errors import StoreFull
 from cellwall.wire.answer import error_envelope
 
 
@@ -59,6 +61,8 @@ _STATUS: dict[type[CellwallError], int] = {
     CapacityError: 503,
     QuotaExceeded: 429,
     SandboxUnavailable: 410,
+    Interrupted: 503,
+    StoreFull: 507,
     HostUnsupported: 503,
     SandboxBroken: 500,
     ChannelLost: 410,
@@ -70,6 +74,15 @@ _FILE_STATUS = {
     "too_large": 413,
     "no_space": 507,
 }
+
+
+def stopping() -> CapacityError:
+    """Return what is said to whoever wants something of a server that stops."""
+    return CapacityError(
+        "server: it stops, and begins nothing new",
+        retry_after_s=5,
+        remedy="try again when it is back",
+    )
 
 
 def status_of(error: BaseException) -> int:

@@ -56,6 +56,9 @@ class ServerSettings:
     """Further names for the Host header, without port; `*` for any (only behind a proxy)."""
     allowed_origins: tuple[str, ...] = ()
     """Origins (`https://app.example`) of pages that may call; never answered with CORS headers."""
+    store: str = "sqlite"
+    """Where executions, sandboxes and idempotency keys are written down: `sqlite` (a file in the
+    state directory), a URL (`postgresql+asyncpg://…`), or `none`: nothing outlives the server."""
     warm: tuple[str, ...] = ("python",)
     """Templates that are made ready before the server says that it listens, if they are built."""
     most: Limits = field(default_factory=_most)
@@ -96,10 +99,11 @@ class ServerSettings:
     """KiB kept per stream where the answer is streamed and no limit was named."""
     retention_s: float = 600.0
     """How long an ended execution, command or sandbox can be asked about."""
-    retained_executions: int = 2000
-    """Ended executions kept at most; the oldest go first."""
-    retained_bytes: int = 128 * 1024 * 1024
-    """Bytes of their answers and events kept at most."""
+    retained_executions: int = 500
+    """Ended executions kept in memory at most; the others are read from the store, if there is one,
+    and forgotten if there is none."""
+    retained_bytes: int = 64 * 1024 * 1024
+    """Bytes of their answers and events kept in memory at most."""
     body_bytes: int = 64 * 1024 * 1024
     """Largest JSON body; routes that need less have less."""
     upload_bytes: int = 1024 * 1024 * 1024
@@ -117,7 +121,8 @@ class ServerSettings:
     socket_s: float = 86_400.0
     """Whole life of a WebSocket."""
     stop_s: float = 10.0
-    """From the wish to stop to the end of whoever is still connected."""
+    """From the wish to stop to the end of what runs and of whoever is still connected; what has not
+    ended by then is interrupted."""
 
     def __post_init__(self) -> None:
         """Raise `UsageError` on a number that is none or below zero."""
