@@ -46,6 +46,8 @@ ACTIONS: Mapping[tuple[str, str], str] = {
     ("POST", f"{_FILES}/sign"): "file.sign",
     ("PUT", "/signed/{token}"): "file.write",
     ("POST", f"{_BOX}/ports/sign"): "port.sign",
+    ("POST", "/keys"): "key.create",
+    ("DELETE", "/keys/{key_id}"): "key.revoke",
 }
 """What is written before the handler runs."""
 

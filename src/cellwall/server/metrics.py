@@ -89,16 +89,15 @@ class Spread:
 
 
 Reading = Callable[[], Iterable[Metric]]
-"""Reads what others keep, at the moment of a scrape; see `gauge` and `total`."""
+"""Reads what others keep, at the moment of a scrape; made of `gauge` and `total`."""
 
 
 class _Readings(Collector):
-    def __init__(self, readings: list[Reading]) -> None:
-        self._readings = readings
+    def __init__(self) -> None:
+        self.found: list[Metric] = []
 
     def collect(self) -> Iterator[Metric]:
-        for reading in self._readings:
-            yield from reading()
+        return iter(self.found)
 
     def describe(self) -> Iterator[Metric]:
         return iter(())  # without it the registry would collect while the server is put together
@@ -112,7 +111,8 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self.readings: list[Reading] = []
-        registry.register(_Readings(self.readings))
+        self._read = _Readings()
+        registry.register(self._read)
         self.template = Labels(redactor)
         self.tier = Labels(redactor)
         self.requests = Spread(
@@ -157,8 +157,12 @@ class Metrics:
         if cut:
             self._cut.add(by=cut.stdout + cut.stderr + cut.display)
 
+    def read(self) -> None:
+        """Ask those who count by themselves; on the event loop, which is theirs."""
+        self._read.found = [metric for reading in self.readings for metric in reading()]
+
     def page(self) -> bytes:
-        """Return everything as text, format 0.0.4."""
+        """Return everything, with what was last read, as text of format 0.0.4."""
         return generate_latest(self.registry)
 
 

@@ -44,6 +44,7 @@ class MetricsPage:
         if status != 200:
             await _answer(send, status, reason, b"text/plain; charset=utf-8")
             return
+        self._metrics.read()
         # Rendering takes milliseconds, and the loop has executions to look after.
         page = await asyncio.to_thread(self._metrics.page)
         await _answer(send, 200, page, _TYPE)

@@ -171,6 +171,9 @@ def server_readings(state: State) -> Callable[[], Iterator[Metric]]:
         executions = state.executions
         yield gauge("executions_open", "Executions that have not ended.", executions.running)
         yield total("server_failures", "Failed work behind requests.", state.tasks.failed)
+        for name in ("running", "queued", "sandboxes", "memory_mb"):
+            words = f"By tier of tenants: {name}."
+            yield gauge(f"tier_{name}", words, _by_tier(state, name), "tier")
         if state.store is not None:
             now = state.store.statistics()
             yield gauge("store_waiting", "Writes that wait for their turn.", now.waiting)
@@ -181,6 +184,14 @@ def server_readings(state: State) -> Callable[[], Iterator[Metric]]:
             yield gauge("ends_unwritten", "Ends that wait for the store.", unwritten)
 
     return read
+
+
+def _by_tier(state: State, name: str) -> dict[str, float]:
+    """Return the sum of a use over each tier's tenants; tenants themselves are no labels."""
+    found: dict[str, float] = {}
+    for each in state.queue.tenants.all_json():
+        found[each["tier"]] = found.get(each["tier"], 0) + each["use"][name]
+    return found
 
 
 def log_readings(sink: Sink) -> Callable[[], Iterator[Metric]]:
