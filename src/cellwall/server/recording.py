@@ -65,7 +65,7 @@ class Recording:
         is_own = origin is not None and origin.request_id == record.request_id
         if origin is not None and is_own:
             origin.ended_at = record.ended_at
-        self._watch.phased(phases_of(record), origin if is_own else None, record.id)
+        self._watch.phased(record, phases_of(record), origin if is_own else None)
 
 
 def end_entry(execution_id: str, tenant: str, answer: dict[str, Any], request_id: str) -> Entry:

@@ -68,6 +68,7 @@ class State:
         self.queue = _queue(engine, settings)
         self.room = Room(settings.least_free_mb)
         self.watch = Watch(settings, redactor or Redactor())
+        self.watch.tier_of = self.queue.tenants.tier
         self.audit = None if store is None else Audit(store, settings, self.watch)
         recording = Recording(self.watch, self.audit)
         self.ledger = Ledger(store, self.tasks, recording)
