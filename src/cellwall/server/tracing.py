@@ -3,8 +3,8 @@
 Not metrics, and not the sending (`span_batches`). Spans: the request; in it `admit` (until its
 turn), `claim` (until a sandbox is there and the code is handed over), `run`, `answer`. They are
 made after the fact, as values, from times that are kept anyway, so that the way of an execution
-knows nothing of traces; without a collector nothing here is even imported. A W3C `traceparent` of the caller's is
-the parent. The invariant: a collector that is slow or gone costs spans, never requests.
+knows nothing of traces; without a collector nothing here is even imported. A W3C `traceparent` of
+the caller's is the parent. The invariant: a slow or dead collector costs spans, never requests.
 
 The SDK's tracer is not used: it starts threads in every child of a fork, and a process with two
 threads may not enter a namespace, which is what our probes fork for.
