@@ -28,17 +28,19 @@ from cellwall.server.keys import digest_of
 
 ALICE = "alice-key-0123456789abcdef0123456789abcdef"
 BOB = "bob-key-0123456789abcdef0123456789abcdef01"
+MANAGER = "manager-key-0123456789abcdef0123456789abcdef"
 ADMIN = "admin-key-0123456789abcdef0123456789abcdef"
 _START_S = 40
 
 
-def configuration(**server: object) -> str:
-    """Return a TOML with two tenants' keys, an admin's, and settings of the server."""
-    lines = ["[server]"]
+def configuration(more: str = "", /, **server: object) -> str:
+    """Return a TOML with two tenants' keys, an admin's, settings of the server, and `more`."""
+    lines = [more, "[server]"]
     lines += [f"{name} = {json.dumps(value)}" for name, value in server.items()]
     for key, tenant, scope in (
         (ALICE, "alice", "run"),
         (BOB, "bob", "run"),
+        (MANAGER, "manager", "manage"),
         (ADMIN, "admin", "admin"),
     ):
         lines += ["[[keys]]", f'sha256 = "{digest_of(key)}"', f'tenant = "{tenant}"']
@@ -168,12 +170,12 @@ def start(
 
 
 @contextlib.contextmanager
-def running(**server: object) -> Iterator[Server]:
-    """Run a server of its own settings for the length of a block."""
+def running(more: str = "", /, **server: object) -> Iterator[Server]:
+    """Run a server of its own settings for the length of a block; `more` is TOML."""
     # Not a TemporaryDirectory: tests fork, and each child would remove it at its exit.
     folder = Path(tempfile.mkdtemp())
     try:
-        made = start(folder, "--port", "0", config=configuration(**server))
+        made = start(folder, "--port", "0", config=configuration(more, **server))
         try:
             yield made
         finally:

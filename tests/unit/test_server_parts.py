@@ -23,7 +23,6 @@ from cellwall.server.forwarding import from_inside, query_for_inside, to_inside,
 from cellwall.server.guards import allowed_hosts, read_headers
 from cellwall.server.keys import Failures
 from cellwall.server.paths import check_name
-from cellwall.server.room import Room
 from cellwall.server.schemas import ExecuteBody, SandboxBody
 from cellwall.server.settings import ServerSettings
 
@@ -167,7 +166,7 @@ def _every_error() -> list[CellwallError]:
             extra["retry_after_s"] = 2.5
         if "reason" in names:
             extra["reason"] = "not_found"
-        words = ("thing", "m") if "feature" in names else ("m",)
+        words = ("thing", "m") if {"feature", "quota"} & set(names) else ("m",)
         made.append(kind(*words, **extra))
     return made
 
@@ -194,7 +193,7 @@ def test_unexpected_errors_keep_their_words() -> None:
     assert "/sys" not in envelope(host, "id")["error"]["message"]
 
 
-# -- guards, admission, keys, room ---------------------------------------------------------------
+# -- guards, keys --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -227,22 +226,6 @@ def test_failures_are_counted_per_address_in_bounded_memory() -> None:
     for n in range(5000):
         failures.wait_s(f"address {n}")
     assert len(failures._buckets) <= 1024
-
-
-@pytest.mark.parametrize(
-    ("text", "least", "is_full"),
-    [("MemAvailable: 2048000 kB\n", 256, False), ("MemAvailable: 1024 kB\n", 256, True),
-     ("nonsense", 256, False), ("MemAvailable: 1024 kB\n", 0, False)],
-)  # fmt: skip
-def test_room_is_what_the_kernel_says(tmp_path: Path, text: str, least: int, is_full: bool) -> None:
-    source = tmp_path / "meminfo"
-    source.write_text(text)
-    room = Room(least, source)
-    if is_full:
-        with pytest.raises(CapacityError):
-            room.check()
-    else:
-        room.check()
 
 
 # -- settings ------------------------------------------------------------------------------------

@@ -54,6 +54,8 @@ class Cost:
 
 
 NOTHING = Cost()
+UNBOUNDED = 1 << 40
+"""MiB or processes: a capacity that nobody told us. cgroup v1 says about as much for "none"."""
 IDLE = Cost(memory_mb=16, processes=4)
 """What one sandbox costs that runs nothing: measured in design/0005, rounded up."""
 
@@ -69,6 +71,13 @@ class Overcommit:
     memory: float = 1.0
     processes: float = 1.0
     disk: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raise `UsageError` below 1: that would be a smaller machine, which is a capacity."""
+        if min(self.memory, self.processes, self.disk) < 1:
+            raise UsageError(
+                "settings: an overcommit factor is below 1", remedy="set a lower capacity instead"
+            )
 
     def counted(self, cost: Cost) -> Cost:
         """Return what is set aside for a sandbox of `cost`; at least what an idle one uses."""
@@ -136,6 +145,15 @@ class Machine:
     def give_back(self, cost: Cost) -> None:
         """Take a promise back."""
         self._promised -= cost
+
+    def as_json(self) -> dict[str, int | None]:
+        """Return what is promised and what may be; None: nothing bounds it."""
+        found: dict[str, int | None] = {}
+        for name in _REMEDIES:
+            most = getattr(self.capacity, name)
+            found[name] = getattr(self._promised, name)
+            found[f"{name}_most"] = most if name in self._names and most < UNBOUNDED else None
+        return found
 
     def within(self, cost: Cost) -> Cost:
         """Return `cost`, cut to what could ever fit; for what was accepted by a larger machine."""

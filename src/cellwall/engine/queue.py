@@ -166,18 +166,32 @@ class FairQueue:
         Raises `UsageError` for what could never run, `QuotaExceeded` or `CapacityError` (with
         `retry_after_s` and `position`) when nobody more may wait. `on_turn` must not raise.
         """
-        line = self._line(tenant)
-        self.machine.check_ever(cost)
-        line.use.check_ever(cost)
-        self.tenants.check_output(tenant)
+        line = self._possible(tenant, cost)
         waiting = self._enter(line, cost, on_turn)
         self._serve()
         if waiting._on_turn is not None:
-            refusal = self._overfull(line, waiting.position)
+            refusal = self._overfull(line, line.live - 1, self.queued - 1)
             if refusal is not None:
                 waiting.cancel()
                 raise refusal
         return waiting
+
+    def check(self, tenant: str, cost: Cost) -> None:
+        """Raise what `ask` would raise now, before anything is made for it."""
+        line = self._possible(tenant, cost)
+        has_place = not line.live and self.running < self._places
+        if has_place and line.use.may_run(cost) and self.machine.lacks(cost) is None:
+            return
+        refusal = self._overfull(line, line.live, self.queued)
+        if refusal is not None:
+            raise refusal
+
+    def _possible(self, tenant: str, cost: Cost) -> _Line:
+        line = self._line(tenant)
+        self.machine.check_ever(cost)
+        line.use.check_ever(cost)
+        self.tenants.check_output(tenant)
+        return line
 
     def restore(self, tenant: str, cost: Cost, on_turn: OnTurn) -> Waiting:
         """As `ask`, for what was accepted before a restart: never refused."""
@@ -328,26 +342,31 @@ class FairQueue:
         line = waiting._line
         first = line.first()
         before = 0 if first is None else min(waiting._seq - first._seq, line.live - 1)
+        return self._turns_until(line, before)
+
+    def _turns_until(self, line: _Line, before: int) -> int:
+        """Return at most how many turns until that of an item with `before` of its own first."""
         others = (each for each in self._waiting.values() if each is not line)
         return 1 + before + sum(min(each.live, before + 1) for each in others)
 
-    def _overfull(self, line: _Line, position: int) -> CapacityError | None:
-        """Return why the last of `line` may not even wait, or None."""
+    def _overfull(self, line: _Line, own: int, everybodys: int) -> CapacityError | None:
+        """Return why one more of `line` may not wait behind so many, or None."""
         most = line.use.quotas.queued
+        position = self._turns_until(line, own)
         advice_s = position / max(1, self._places) * self._mean_s
         advice_s = min(_LONGEST_ADVICE_S, max(1.0, advice_s))
         words = f"the next would be number {position}"
         refusal: CapacityError
-        if most is not None and line.live > most:
+        if most is not None and own >= most:
             refusal = QuotaExceeded(
                 "queued",
-                f"quota queued: {line.live - 1} of {most} wait, {words}",
+                f"quota queued: {own} of {most} wait, {words}",
                 retry_after_s=advice_s,
                 remedy="wait for some of yours to end, or ask the operator for a larger tier",
             )
-        elif self.queued > self._most_queued and line.live > _ALWAYS:
+        elif everybodys >= self._most_queued and own >= min(_ALWAYS, self._most_queued):
             refusal = CapacityError(
-                f"queue: {self.queued - 1} programs wait already, {words}",
+                f"queue: {everybodys} programs wait already, {words}",
                 retry_after_s=advice_s,
                 remedy="try again later",
             )

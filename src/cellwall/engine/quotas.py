@@ -157,12 +157,6 @@ class Tenants:
         self._tenants = dict(tenants or {})
         self._clock = clock
         self._uses: dict[str, Use] = {}
-        for tenant, tier in self._tenants.items():
-            if tier not in self._tiers:
-                raise UsageError(
-                    f"settings: tenants: {tenant} is of the unknown tier {tier!r}",
-                    remedy=f"known tiers: {', '.join(sorted(self._tiers))}",
-                )
 
     def tier(self, tenant: str) -> str:
         """Return the name of a tenant's tier."""

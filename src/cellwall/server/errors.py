@@ -19,6 +19,7 @@ from cellwall.model.errors import (
     Interrupted,
     NotFound,
     PortError,
+    QuotaExceeded,
     SandboxBroken,
     SandboxUnavailable,
     UsageError,
@@ -58,6 +59,7 @@ _STATUS: dict[type[CellwallError], int] = {
     Conflict: 409,
     PortError: 502,
     CapacityError: 503,
+    QuotaExceeded: 429,
     SandboxUnavailable: 410,
     Interrupted: 503,
     StoreFull: 507,
@@ -112,11 +114,22 @@ def envelope(error: BaseException, request_id: str) -> dict[str, Any]:
         body["error"]["message"] = _HOST_PATH.sub("…", error.message)
     if isinstance(error, FileError):
         body["error"]["reason"] = error.reason
+    if isinstance(error, CapacityError):
+        body["error"].update(_about_capacity(error))
     if isinstance(error, ChannelLost):
         body["error"]["code"] = SandboxUnavailable.code
     if isinstance(error, HttpError):
         body["error"].update(error.extra)
     return body
+
+
+def _about_capacity(error: CapacityError) -> dict[str, Any]:
+    about: dict[str, Any] = {}
+    if error.position is not None:
+        about["position"] = error.position
+    if isinstance(error, QuotaExceeded):
+        about["quota"] = error.quota
+    return about
 
 
 def failure(error: BaseException, request_id: str) -> dict[str, Any]:

@@ -215,6 +215,7 @@ class Executions:
     async def _work(self, record: ExecutionRecord, order: Order, before_code: BeforeCode) -> None:
         execution = await order.work(record.on_event, record.on_start, before_code)
         record.execution = replace(execution, id=record.id)
+        self._queue.tenants.spend_output(record.owner, execution.kept_bytes)
 
     async def _finish(self, record: ExecutionRecord) -> None:
         """Write its end, then tell it."""

@@ -7,8 +7,10 @@ change any of this. Durations are seconds, sizes are named.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+from cellwall.engine.quotas import Quotas
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
 
@@ -65,8 +67,26 @@ class ServerSettings:
     """Live sandboxes at once, of all owners; they hold descriptors and memory."""
     most_running: int = 64
     """One-shots that hold a sandbox at once; more only compete for the processors."""
-    most_queued: int = 2000
-    """One-shots that wait for one of those places; above it callers get 503 at once."""
+    most_queued: int = 20_000
+    """One-shots of all tenants that wait for one of those places; above it callers get 503."""
+    capacity_memory_mb: int = 0
+    """MiB of memory that may be promised; 0: nine tenths of the machine's, or of our cgroup's."""
+    capacity_processes: int = 0
+    """Processes that may be promised; 0: nine tenths of what the kernel has left at the start."""
+    capacity_disk_mb: int = 0
+    """MiB of work areas on a disk that may be promised, where a runtime has them there (`process`;
+    the jail's are memory); 0: what is free at the start, less 1 GiB."""
+    overcommit_memory: float = 32.0
+    """A sandbox sets aside this fraction of its memory limit, at least 16 MiB: most only wait.
+    One-shots always set aside all. 1: the sum of all limits never exceeds the machine."""
+    overcommit_processes: float = 16.0
+    """The same for its limit of processes, at least 4."""
+    overcommit_disk: float = 1.0
+    """The same for its work area, where that lies on a disk."""
+    tiers: Mapping[str, Quotas] = field(default_factory=dict)
+    """Quotas by the name of their tier; `default` is for tenants without one."""
+    tenants: Mapping[str, str] = field(default_factory=dict)
+    """The tier of each tenant that is not `default`."""
     least_free_mb: int = 256
     """MiB of memory the host must have available before anything new is accepted; 0: not asked."""
     most_connections: int = 4096

@@ -15,9 +15,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cellwall.engine.admission import Cost, Machine
+from cellwall.engine import capacity
+from cellwall.engine.admission import IDLE, NOTHING, Cost, Machine, Overcommit
 from cellwall.engine.queue import FairQueue
 from cellwall.engine.quotas import Tenants
+from cellwall.engine.room import Room
 from cellwall.engine.tasks import Tasks
 from cellwall.model.errors import CapacityError
 from cellwall.server.executions import Executions
@@ -26,8 +28,8 @@ from cellwall.server.keys import Failures, KeyRing
 from cellwall.server.ledger import Ledger
 from cellwall.server.oneshots import revived
 from cellwall.server.recovery import recover
-from cellwall.server.room import Room
 from cellwall.server.sandboxes import Sandboxes
+from cellwall.server.stored_keys import StoredKeys
 
 if TYPE_CHECKING:
     from cellwall.engine.engine import Engine
@@ -52,9 +54,10 @@ class State:
         self.settings = settings
         self.keys = keys
         self.store = store
+        self.stored_keys = None if store is None else StoredKeys(store, keys)
         self.failures = Failures()
         self.tasks = Tasks()
-        self.queue = _queue(settings)
+        self.queue = _queue(engine, settings)
         self.room = Room(settings.least_free_mb)
         self.ledger = Ledger(store, self.tasks)
         self.executions = Executions(
@@ -81,6 +84,9 @@ class State:
         """
         if self.store is not None:
             await recover(self, self.store)
+        if self.stored_keys is not None:
+            await self.stored_keys.refresh()
+            self.tasks.spawn(self.stored_keys.watch())
         self._on_timer()
 
     def _on_timer(self) -> None:
@@ -109,7 +115,28 @@ class State:
         await self.tasks.cancel()
 
 
-def _queue(settings: ServerSettings) -> FairQueue:
-    """Return the queue of one-shots."""
-    plenty = Cost(memory_mb=1 << 30, processes=1 << 30, disk_mb=1 << 30)
-    return FairQueue(settings.most_running, settings.most_queued, Machine(plenty), Tenants())
+def _queue(engine: Engine, settings: ServerSettings) -> FairQueue:
+    """Return the queue over this machine, or over what the settings say it is."""
+    is_on_disk = engine.settings.allow_process
+    machine = capacity.read(engine.state_dir if is_on_disk else None)
+    may_promise = Cost(
+        settings.capacity_memory_mb or machine.memory_mb,
+        settings.capacity_processes or machine.processes,
+        settings.capacity_disk_mb or machine.disk_mb,
+        machine.cpus,
+    )
+
+    def parked() -> Cost:
+        pool = engine.pool.statistics()
+        count = pool.parked + pool.starting + pool.destroying
+        return Cost(count * IDLE.memory_mb, count * IDLE.processes) if count else NOTHING
+
+    return FairQueue(
+        settings.most_running,
+        settings.most_queued,
+        Machine(may_promise, parked, disk=is_on_disk),
+        Tenants(settings.tiers, settings.tenants),
+        Overcommit(
+            settings.overcommit_memory, settings.overcommit_processes, settings.overcommit_disk
+        ),
+    )

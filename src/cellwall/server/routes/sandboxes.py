@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cellwall.engine.admission import Cost
 from cellwall.server import answers, asked
 from cellwall.server.endpoint import Answer, Endpoint, body_of, query_of, sandbox
 from cellwall.server.idempotency import gone
@@ -20,7 +21,9 @@ from cellwall.server.streams import MEDIA, chosen
 if TYPE_CHECKING:
     from cellwall.engine.engine import BeforeCode
     from cellwall.engine.execution import OnEvent, OnStart
+    from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.model.execution import Execution
+    from cellwall.model.limits import Limits
     from cellwall.server.call import Call
     from cellwall.server.idempotency import Use
 
@@ -68,15 +71,7 @@ async def _created(call: Call, body: SandboxBody) -> SandboxRecord:
     state.sandboxes.begin()
     record: SandboxRecord | None = None
     try:
-        made = await state.engine.create_sandbox(
-            body.template,
-            limits,
-            env=body.env,
-            runtime=asked.runtime(body),
-            isolation=body.isolation,
-            demand_hard=body.demand_hard,
-            start=body.start,
-        )
+        made = await _promised(call, body, limits)
         facts = {
             "name": body.name,
             "language": language,
@@ -87,6 +82,27 @@ async def _created(call: Call, body: SandboxBody) -> SandboxRecord:
     finally:
         state.sandboxes.begun(record)
     return record
+
+
+async def _promised(call: Call, body: SandboxBody, limits: Limits) -> AsyncSandbox:
+    """Return a sandbox whose limits are set aside from before it is made until it ends."""
+    state = call.state
+    promise = state.queue.hold(call.owner, Cost.of(limits))
+    try:
+        made = await state.engine.create_sandbox(
+            body.template,
+            limits,
+            env=body.env,
+            runtime=asked.runtime(body),
+            isolation=body.isolation,
+            demand_hard=body.demand_hard,
+            start=body.start,
+        )
+    except BaseException:
+        promise.release()
+        raise
+    made.on_ended(lambda _reason: promise.release())
+    return made
 
 
 async def index(call: Call) -> None:
@@ -160,6 +176,7 @@ def _order(call: Call, body: CellBody, use: Use | None, *, is_streamed: bool) ->
     state, owner = call.state, sandbox(call)
     live = owner.sandbox
     live.live.check_alive()
+    state.queue.tenants.check_output(call.owner)
     source, stdin = asked.source(body), asked.stdin(body)
     language = asked.language(body, owner.language)
     timeout, clipped = asked.clipped_seconds(body.timeout, state.settings.most.wall_s)
