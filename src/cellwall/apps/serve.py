@@ -1,25 +1,30 @@
 """The server process: the only place that wires settings, keys, engine, application and socket.
 
 Not the application (`server.app`) and not the flags (`cli.serve`). The invariant: whatever ends
-it, the engine is closed, so no sandbox outlives the server; and nothing listens before the
-checks of `check_exposure`.
+it, the engine is closed, so no sandbox outlives the server; nothing listens before the checks of
+`check_exposure`, and nothing is served before every id of an earlier server has its true state.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import resource
 import socket
 import stat
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
 
+from cellwall.apps.first_key import adopt_file, first_key, has_own_keys
+from cellwall.apps.state_lock import locked
 from cellwall.engine.engine import Engine
 from cellwall.engine.templates import TemplateStore, state_dir
 from cellwall.model.errors import UsageError
@@ -34,7 +39,9 @@ if TYPE_CHECKING:
     from cellwall.apps.settings_loader import Loaded
     from cellwall.server.guards import Guard
     from cellwall.server.settings import ServerSettings
+    from cellwall.store.store import Store
 
+_log = logging.getLogger("cellwall.server")
 _MESSAGE_BYTES = 1024 * 1024
 _BACKLOG = 2048
 
@@ -125,8 +132,14 @@ class _Server(uvicorn.Server):
             self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # It listens until then: whoever comes is told that it stops, and may look.
+        began = time.monotonic()
+        stop_s = self._state.settings.stop_s
+        await self._state.drain(stop_s, lambda: self.force_exit)
         # Streams end when their executions do; otherwise they would hold the server until `stop_s`.
         await self._state.aclose()
+        left_s = max(1, int(stop_s - (time.monotonic() - began)))
+        self.config.timeout_graceful_shutdown = left_s
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -164,17 +177,45 @@ def config_of(settings: ServerSettings, app: Guard) -> uvicorn.Config:
     )
 
 
+def store_url(settings: ServerSettings, directory: Path) -> str | None:
+    """Return where the store is; None for none."""
+    if settings.store == "none":
+        return None
+    if settings.store == "sqlite":
+        return f"sqlite:///{directory.absolute() / 'server' / 'cellwall.db'}"
+    return settings.store
+
+
+async def _store(url: str | None) -> Store | None:
+    if url is None:
+        return None
+    from cellwall.store.store import Store  # brings SQL, which takes a second
+
+    return await Store.open(url)
+
+
 @contextlib.asynccontextmanager
 async def opened(loaded: Loaded, keys: KeyRing, directory: Path) -> AsyncIterator[State]:
-    """Open an engine and the state over it; both are closed at the end."""
-    engine = Engine(directory, loaded.engine)
-    state = State(engine, loaded.server, keys)
+    """Open a store, an engine and the state over both; all are closed at the end."""
+    store = await _store(store_url(loaded.server, directory))
     try:
-        state.open()
-        yield state
+        engine = Engine(directory, loaded.engine)
+        state = State(engine, loaded.server, keys, store)
+        try:
+            yield state
+        finally:
+            await state.aclose()
+            await engine.aclose()
     finally:
-        await state.aclose()
-        await engine.aclose()
+        if store is not None:
+            await store.aclose()
+
+
+async def _sweep(state: State) -> None:
+    """Remove what killed servers left; by label of their owner, so it disturbs nobody."""
+    report = await state.engine.sweep()
+    if any(report.removed.values()) or report.kept:
+        _log.warning("swept: %s", report)
 
 
 async def _warm(state: State) -> None:
@@ -186,22 +227,57 @@ async def _warm(state: State) -> None:
     await state.engine.pool.wait_full()
 
 
-async def serve(
-    loaded: Loaded, keys: KeyRing, on_ready: Callable[[str], None], directory: Path | None = None
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the starter wants to be told."""
+
+    on_ready: Callable[[str], None]
+    """The address, once it listens."""
+    on_key: Callable[[str | None], None] = lambda _key: None
+    """The first key if it was made now; None if it was made before."""
+    is_key_new: bool = False
+    """Make the first key afresh; the old one is void."""
+
+
+async def serve(loaded: Loaded, keys: KeyRing, said: Said, directory: Path | None = None) -> None:
     """Listen until a signal says otherwise."""
     _raise_descriptor_limit()
     settings = loaded.server
+    folder = directory or state_dir()
+    with locked(folder):
+        async with opened(loaded, keys, folder) as state:
+            await _unlock(state, folder, said)
+            with _listening(settings) as sock:
+                state.tasks.spawn(_sweep(state))
+                # Before the turns of what waited: it waits for the pool to be full.
+                await _warm(state)
+                await state.open()
+                server = _Server(
+                    config_of(settings, create_app(state)),
+                    state,
+                    lambda: said.on_ready(address_of(settings, sock)),
+                )
+                await server.serve(sockets=[sock])
+
+
+async def _unlock(state: State, directory: Path, said: Said) -> None:
+    """Make sure that there is a key, and that it suits where the server listens."""
+    is_configured = bool(state.keys.fixed)
+    has_own = is_configured or await has_own_keys(state.store)
+    check_exposure(state.settings, has_own_keys=has_own)
+    if is_configured:
+        return
+    if state.store is not None:
+        await adopt_file(state.store, directory)
+    said.on_key(await first_key(state.store, state.keys, afresh=said.is_key_new))
+
+
+@contextlib.contextmanager
+def _listening(settings: ServerSettings) -> Iterator[socket.socket]:
+    """Give the socket, bound; close it at the end, and remove its file if it has one."""
     sock = bound(settings)
     try:
-        async with opened(loaded, keys, directory or state_dir()) as state:
-            await _warm(state)
-            server = _Server(
-                config_of(settings, create_app(state)),
-                state,
-                lambda: on_ready(address_of(settings, sock)),
-            )
-            await server.serve(sockets=[sock])
+        yield sock
     finally:
         sock.close()
         if settings.unix is not None:
@@ -209,10 +285,10 @@ async def serve(
                 os.unlink(settings.unix)
 
 
-def run(loaded: Loaded, keys: KeyRing, on_ready: Callable[[str], None]) -> None:
+def run(loaded: Loaded, keys: KeyRing, said: Said) -> None:
     """Serve on an event loop of its own."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(loaded, keys, on_ready))
+        runner.run(serve(loaded, keys, said))
 
 
 def _raise_descriptor_limit() -> None:

@@ -76,6 +76,57 @@ class Pool(Shown):
     failed: int
 
 
+class Quotas(Shown):
+    """What a tenant may have; null where only the server's own bounds count."""
+
+    running: int | None
+    queued: int | None
+    creates_per_min: int | None
+    sandboxes: int | None
+    memory_mb: int | None
+    cpus: float | None
+    file_mb: int | None
+    output_mb: int | None
+
+
+class QuotaUse(Shown):
+    """What a tenant has now."""
+
+    running: int
+    queued: int
+    sandboxes: int
+    memory_mb: int
+    cpus: float
+    file_mb: int
+
+
+class Quota(Shown):
+    """A tenant's tier, quotas and use."""
+
+    tenant: str
+    tier: str
+    quotas: Quotas
+    use: QuotaUse
+
+
+class WebhookSecret(Shown):
+    """What signs a tenant's webhooks."""
+
+    secret: str
+    header: str
+
+
+class Promises(Shown):
+    """What of this machine is promised, and what may be; null: nothing is known that bounds it."""
+
+    memory_mb: int
+    memory_mb_most: int | None
+    processes: int
+    processes_most: int | None
+    disk_mb: int
+    disk_mb_most: int | None
+
+
 class ServerStats(Shown):
     """Numbers of the whole server."""
 
@@ -86,6 +137,9 @@ class ServerStats(Shown):
     sandboxes: int
     background_failures: int
     pool: Pool
+    promises: Promises
+    tenants: list[Quota] | None
+    """Of every tenant seen since the start; only for scope `admin`."""
 
 
 class Stats(Shown):
@@ -96,3 +150,29 @@ class Stats(Shown):
     sandboxes: int
     executions: int
     server: ServerStats | None
+
+
+class Key(Shown):
+    """An API key, without the key itself."""
+
+    id: str
+    tenant: str
+    scope: Literal["run", "manage", "admin"]
+    name: str | None
+    created_at: str | None
+    """Null for keys of the configuration."""
+    expires_at: str | None
+    revoked_at: str | None
+    source: Literal["store", "configuration"]
+
+
+class Keys(Shown):
+    """The API keys, oldest first."""
+
+    keys: list[Key]
+
+
+class NewKey(Key):
+    """A key that was made now. This is the only time it is shown."""
+
+    key: str

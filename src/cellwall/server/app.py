@@ -23,11 +23,14 @@ from cellwall.server.routes import (
     files,
     health,
     info,
+    keys,
     pages,
     ports,
+    quota,
     sandboxes,
     signed,
     terminal,
+    webhooks,
 )
 
 if TYPE_CHECKING:
@@ -49,6 +52,9 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *terminal.ENDPOINTS,
     *ports.ENDPOINTS,
     *info.ENDPOINTS,
+    *quota.ENDPOINTS,
+    *webhooks.ENDPOINTS,
+    *keys.ENDPOINTS,
     *health.ENDPOINTS,
     *pages.ENDPOINTS,
 )

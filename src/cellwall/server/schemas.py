@@ -121,6 +121,18 @@ class ExecuteBody(_Coded, _Placed):
     collect: Annotated[list[PathText], Field(max_length=100)] = Field(
         [], description="Files that come back as artifacts."
     )
+    webhook: Annotated[str, Field(max_length=2048)] | None = Field(
+        None, description="A URL that is told of the end, if the operator allows that."
+    )
+    background: bool = Field(
+        False, description="Answer at once, with 202, when it is accepted and on disk."
+    )
+
+    @model_validator(mode="after")
+    def _nobody_waits(self) -> ExecuteBody:
+        if self.background and self.on_disconnect == "cancel":
+            raise ValueError("background: nobody's connection is there to be cancelled with")
+        return self
 
 
 class BatchBody(Closed):
@@ -234,6 +246,17 @@ class Query(BaseModel):
     """What every query is: text that becomes what it says, no unknown names."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class KeyBody(Closed):
+    """A new API key."""
+
+    tenant: Name
+    scope: Literal["run", "manage", "admin"] = "run"
+    name: Name | None = None
+    expires_s: Seconds | None = Field(
+        None, description="Seconds from now until it ends; without it, when it is revoked."
+    )
 
 
 class WaitQuery(Query):

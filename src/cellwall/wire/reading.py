@@ -20,8 +20,10 @@ from cellwall.model.errors import (
     Conflict,
     FileError,
     HostUnsupported,
+    Interrupted,
     NotFound,
     PortError,
+    QuotaExceeded,
     SandboxBroken,
     SandboxUnavailable,
     UsageError,
@@ -45,7 +47,12 @@ _NOWHERE: Json = {"runtime": "", "level": "process", "posture": "", "limits": {}
 
 
 def execution_of(value: Json) -> Execution:
-    """Return the execution an answer of `/execute` or `/executions/{id}` describes."""
+    """Return the execution an answer of `/execute` or `/executions/{id}` describes.
+
+    Raises what of the server failed, if that is how it ended.
+    """
+    if value.get("failure") is not None:
+        raise error_of(value["failure"])
     exception = value.get("exception")
     return Execution(
         id=value["execution_id"],
@@ -179,6 +186,8 @@ _PLAIN: Mapping[str, type[CellwallError]] = {
     "not_found": NotFound,
     "conflict": Conflict,
     "idempotency": Conflict,
+    "interrupted": Interrupted,
+    "gone": NotFound,
     "sandbox_unavailable": SandboxUnavailable,
     "sandbox_broken": SandboxBroken,
     "unauthorized": AccessDenied,
@@ -186,7 +195,7 @@ _PLAIN: Mapping[str, type[CellwallError]] = {
     "host_refused": AccessDenied,
     "origin_refused": AccessDenied,
 }
-_CAPACITY = frozenset({"capacity", "rate_limited"})
+_CAPACITY = frozenset({"capacity", "quota", "rate_limited", "store_busy", "store_full"})
 _PORT = frozenset({"port", "port_unreachable", "port_protocol"})
 
 
@@ -197,13 +206,26 @@ def error_of(error: Json, status: int = 500, retry_after_s: float = 1.0) -> Cell
     return made
 
 
+def _full(error: Json, retry_after_s: float) -> CapacityError:
+    message, remedy = str(error.get("message", "")), error.get("remedy")
+    made: CapacityError
+    if "quota" in error:
+        quota = str(error["quota"])
+        made = QuotaExceeded(quota, message, retry_after_s=retry_after_s, remedy=remedy)
+    else:
+        made = CapacityError(message, retry_after_s=retry_after_s, remedy=remedy)
+    position = error.get("position")
+    made.position = position if isinstance(position, int) else None
+    return made
+
+
 def _made(error: Json, status: int, retry_after_s: float) -> CellwallError:
     code, message = str(error.get("code", "")), str(error.get("message", ""))
     remedy = error.get("remedy")
     if code == "file":
         return FileError(message, reason=str(error.get("reason", "invalid")), remedy=remedy)
     if code in _CAPACITY:
-        return CapacityError(message, retry_after_s=retry_after_s, remedy=remedy)
+        return _full(error, retry_after_s)
     if code in _PORT:
         return PortError(message, reason=str(error.get("reason", "refused")), remedy=remedy)
     if code == "host_unsupported":

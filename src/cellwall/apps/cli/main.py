@@ -19,6 +19,7 @@ from cellwall.apps.cli import (
     demo,
     doctor,
     jail_explain,
+    keys,
     languages,
     run,
     sandbox,
@@ -45,6 +46,7 @@ for module in (run, serve, top, shell, languages, doctor, sweep, demo, bench):
     module.register(app)
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(templates.app, name="templates")
+app.add_typer(keys.app, name="keys")
 app.add_typer(jail_explain.app, name="jail")
 
 
