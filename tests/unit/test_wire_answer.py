@@ -133,6 +133,7 @@ def _every_error() -> list[errors.CellwallError]:
         "CapacityError": {"retry_after_s": 1.0},
         "FileError": {"reason": "not_found"},
         "PortError": {"reason": "refused"},
+        "QuotaExceeded": {"quota": "running", "retry_after_s": 1.0},
     }
     made: list[errors.CellwallError] = []
     for kind in vars(errors).values():
