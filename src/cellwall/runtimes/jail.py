@@ -147,6 +147,8 @@ class JailRuntime:
                 f"start a sandbox with hard limits: {', '.join(weak)} can only be held softly here",
                 remedy="run `cellwall doctor`; it says how to get a delegated cgroup",
             )
+        if not self.host_facts.core_limit:
+            facts.core_limit()  # somebody may have installed a handler since we asked
         if not self._is_swept:
             self._is_swept = True
             await self.sweep()  # what a killed engine left: it cannot remove it itself
