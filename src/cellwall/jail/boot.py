@@ -15,6 +15,7 @@ nothing that a program ever wrote. The steps, letter = process:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -40,7 +41,10 @@ def read_config(fd: int) -> Dict[str, Any]:
 
 
 def main(arguments: List[str]) -> None:
-    """`boot CONTROL_FD CONFIG_FD KEEP_FD…`; reports failure on the control socket."""
+    """`boot CONTROL_FD CONFIG_FD KEEP_FD…`; reports failure on the control socket.
+
+    Silent when the other end of that is gone: the host gave us up, which is no news to it.
+    """
     control = socket.socket(fileno=int(arguments[0]))
     kept = [int(word) for word in arguments[2:]]
     step = "boot: read the configuration"
@@ -81,7 +85,8 @@ def _report(control: socket.socket, step: str, error: BaseException) -> None:
         "errno": errno,
         "detail": detail,
     }
-    fds.send_message(control, message)
+    with contextlib.suppress(fds.ControlClosed):
+        fds.send_message(control, message)
 
 
 def _enter_own_user_namespace() -> None:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -165,6 +166,17 @@ def _is_in_other_pid_namespace(pid: int) -> bool:
         return os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid")
     except OSError:
         return False
+
+
+def _has_ended(pidfd: int) -> bool:
+    """Whether it is a pidfd, and its process dead. poll(2), pidfd_open(2)."""
+    try:
+        link = os.readlink(f"/proc/self/fd/{pidfd}")
+    except OSError:
+        return False
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return "pidfd" in link and bool(poller.poll(0))
 
 
 class ForkServer:
@@ -359,7 +371,9 @@ class ForkServer:
                 errno=message.get("errno"),
             )
         pid = pid_of(received[0])
-        if len(received) != 1 or not _is_in_other_pid_namespace(pid):
+        is_ours = len(received) == 1 and _is_in_other_pid_namespace(pid)
+        # One that is dead already cannot be harmed, and what ended it is in its channel: `hear`.
+        if not is_ours and (len(received) != 1 or not _has_ended(received[0])):
             # SECURITY: it holds a pidfd of ours, to notice our end. Whatever it hands us is
             # killed on the slightest doubt, so that must never be a process of the host.
             fds.close_all(received)
