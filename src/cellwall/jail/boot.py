@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -49,6 +50,7 @@ def main(arguments: List[str]) -> None:
     kept = [int(word) for word in arguments[2:]]
     step = "boot: read the configuration"
     try:
+        _raise_descriptor_limit()
         config = read_config(int(arguments[1]))
         if config["rootless"]:
             step = "boot: make a user namespace (is kernel.unprivileged_userns_clone off?)"
@@ -73,6 +75,12 @@ def main(arguments: List[str]) -> None:
     fds.close_all(kept)
     _, status = os.waitpid(pid, 0)
     os._exit(0 if status == 0 else 1)
+
+
+def _raise_descriptor_limit() -> None:
+    """Be free of the embedder's soft limit: workers keep theirs at a high number. setrlimit(2)."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _report(control: socket.socket, step: str, error: BaseException) -> None:

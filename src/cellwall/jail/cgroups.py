@@ -219,6 +219,18 @@ def _v2_controllers(base: Path) -> frozenset[str]:
     return frozenset(words) & {"memory", "pids", "cpu"}
 
 
+def _make_directory(path: str) -> None:
+    try:
+        os.mkdir(path)
+    except OSError as error:
+        raise HostUnsupported(
+            "cgroups",
+            f"make cgroup {path}: {error.strerror}",
+            remedy="run `cellwall doctor`; it says whether cgroups can still be made here",
+            errno=error.errno,
+        ) from error
+
+
 def _write(path: str | Path, value: str) -> None:
     """Write, and raise if the kernel does not take it; never create a file."""
     try:
@@ -304,13 +316,14 @@ class EngineGroups:
                 _write(path / "cgroup.subtree_control", enable)
             if hierarchy.version == 1 and "memory" in hierarchy.controllers:
                 _write(path / "memory.swappiness", "0")  # what is made below inherits it
-        self._made = True
         reusable = [h for h in self.layout.hierarchies if _is_reusable(h)]
         for number in range(_SPARES if reusable else 0):
             paths = [(h, f"{h.base}/{self.name}/spare{number}") for h in reusable]
             for _, made in paths:
-                os.mkdir(made)
+                with contextlib.suppress(FileExistsError):  # a try that failed half way
+                    os.mkdir(made)
             self._spare.append(_Spare(tuple(paths), {}, 0))
+        self._made = True
 
     def create(self, limits: Limits, *, guests: int = 0) -> Groups:
         """Make a sandbox's directories with its limits already in them.
@@ -324,16 +337,20 @@ class EngineGroups:
             serial = self._serial
         spare = self._take_spare(limits)
         used_before = dict(spare.paths)
-        paths = []
-        for hierarchy in self.layout.hierarchies:
-            path = used_before.get(hierarchy)
-            if path is None:
-                path = f"{hierarchy.base}/{self.name}/{serial}"
-                os.mkdir(path)
-            paths.append((hierarchy, path))
-        groups = Groups(tuple(paths), spare.applied, spare.peak)
-        groups.reset()
-        groups.apply(limits, guests=guests)
+        paths: list[tuple[Hierarchy, str]] = []
+        try:
+            for hierarchy in self.layout.hierarchies:
+                path = used_before.get(hierarchy)
+                if path is None:
+                    path = f"{hierarchy.base}/{self.name}/{serial}"
+                    _make_directory(path)
+                paths.append((hierarchy, path))
+            groups = Groups(tuple(paths), spare.applied, spare.peak)
+            groups.reset()
+            groups.apply(limits, guests=guests)
+        except BaseException:
+            Groups((*paths, *spare.paths)).remove()
+            raise
         return groups
 
     def _take_spare(self, limits: Limits) -> _Spare:

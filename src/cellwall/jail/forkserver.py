@@ -94,7 +94,8 @@ def main(arguments: List[str], arenas: memory.Arenas) -> None:
     except BaseException as error:  # noqa: BLE001 - the host must hear of it
         step = f"fork-server: preload {', '.join(config['preload']) or 'nothing'}"
         message = f"{type(error).__name__}: {error}"[:2000]
-        _tell(control, {"event": "failed", "step": step, "error": message})
+        number = getattr(error, "errno", None)
+        _tell(control, {"event": "failed", "step": step, "error": message, "errno": number})
         os._exit(1)
     fds.close_all(worker_fds)
     _tell(control, {"event": "ready", "preload": report})
