@@ -12,6 +12,7 @@ import contextlib
 import errno
 import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -369,6 +370,13 @@ class EngineGroups:
         hold counters only are used again. SECURITY: a memory cgroup never is, because pages of
         the sandbox's tmpfs may stay charged to it; and no other one that was in any way busy.
         """
+        if groups.is_taken_back:
+            return []  # SECURITY: twice in the list, they would be two sandboxes' at once
+        busy = self._take_back(groups)
+        groups.is_taken_back = not busy
+        return busy
+
+    def _take_back(self, groups: Groups) -> list[str]:
         kept = groups.reusable()
         busy = groups.remove(kept)
         if busy or not kept:
@@ -404,6 +412,8 @@ class Groups:
     peak_before: int = 0
     """`pids.peak` of earlier sandboxes in the same directory, and of the set-up."""
     cpu_before_s: float = 0.0
+    is_taken_back: bool = False
+    """Removed, or kept for another sandbox: not this one's any more."""
 
     def _path(self, controller: str) -> tuple[Hierarchy, str] | None:
         for hierarchy, path in self.paths:
@@ -604,9 +614,7 @@ def _kill_and_remove(path: Path) -> bool:
     deadline = time.monotonic() + 2.0
     while True:
         try:
-            for line in (path / "cgroup.procs").read_text(encoding="ascii").split():
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(int(line), 9)
+            _kill_listed(path)
             path.rmdir()
         except FileNotFoundError:
             return True
@@ -618,3 +626,25 @@ def _kill_and_remove(path: Path) -> bool:
             time.sleep(0.01)
         else:
             return True
+
+
+def _kill_listed(path: Path) -> None:
+    """Kill what the kernel lists in a cgroup, and nobody who got one of these pids meanwhile.
+
+    SECURITY: a number that is still listed after its pidfd was opened is that process's: one that
+    ended between the two would be listed no more, and its successor lives in another cgroup.
+    """
+    with contextlib.ExitStack() as opened:
+        pidfds = {}
+        for pid in _listed(path):
+            with contextlib.suppress(ProcessLookupError):
+                pidfds[pid] = os.pidfd_open(pid)
+                opened.callback(os.close, pidfds[pid])
+        for pid in _listed(path) & set(pidfds):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(pidfds[pid], signal.SIGKILL)
+
+
+def _listed(path: Path) -> set[int]:
+    text = (path / "cgroup.procs").read_text(encoding="ascii")
+    return {int(line) for line in text.split()} - {0}  # 0: of a pid namespace that we cannot see

@@ -206,7 +206,7 @@ class JailRuntime:
         try:
             return await self._confine(entry, spec, hardness, born)
         except BaseException as error:
-            await self._discard(entry, born)
+            await asyncio.shield(self._begin(self._discard(entry, born)))
             if isinstance(error, (posture.PostureMismatch, OSError, HostUnsupported, ChannelLost)):
                 raise _explained(error, f"sandbox {spec.sandbox_id}: confine it") from error
             raise
@@ -223,12 +223,13 @@ class JailRuntime:
             entry.uids.give_back(index)
             entry.server.give_back(worker)  # it is where it was
             raise
+        worker.groups = None  # they are the sandbox's now, whatever becomes of the worker
         return _Born(child, groups, index, self._begin(self._leave(entry, worker)))
 
     async def _discard(self, entry: Entry, born: _Born) -> None:
         born.child.discard()
         with contextlib.suppress(CellwallError):
-            await born.leaving
+            await asyncio.shield(born.leaving)
         await self._groups.remove(born.groups)
         entry.uids.give_back(born.uid_index)
 
@@ -313,7 +314,8 @@ class JailRuntime:
             for pid in contexts:
                 self._verifier.verify_beside(pid, want, namespaces)
             # SECURITY: nothing of ours is in the sandbox's cgroups when caller code comes.
-            await born.leaving
+            # Shielded: given up in the middle, the worker would clone into this one's cgroups again.
+            await asyncio.shield(born.leaving)
             groups.begin()
             groups.apply(spec.limits)
         except BaseException:
@@ -370,7 +372,7 @@ class JailRuntime:
             "fork_servers": len(self._servers.entries),
             "forks": sum(entry.server.forks for entry in self._servers.entries),
             "starts_retried": self._retried,
-            "cgroups_not_removed": self._groups.leaked if "_groups" in vars(self) else 0,
+            "cgroups_not_removed": self._groups.quarantined if "_groups" in vars(self) else 0,
         }
         return RuntimeStatistics(len(self._live), self._started, self._failed, detail)
 
