@@ -314,7 +314,7 @@ class JailRuntime:
             for pid in contexts:
                 self._verifier.verify_beside(pid, want, namespaces)
             # SECURITY: nothing of ours is in the sandbox's cgroups when caller code comes.
-            # Shielded: given up in the middle, the worker would clone into this one's cgroups again.
+            # Shielded: given up half way, the worker would clone into the same ones again.
             await asyncio.shield(born.leaving)
             groups.begin()
             groups.apply(spec.limits)
