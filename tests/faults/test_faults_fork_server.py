@@ -90,7 +90,9 @@ def test_start_under_which_it_is_killed_is_made_again(
         monkeypatch.setattr(supervisor.ForkServer, "spawn", spawn)
         assert (await arena.arun("print('fine')")).stdout.endswith("fine\n")
         assert len(killed) == 1
-        assert await _retried(arena) == before + 1
+        # What a worker had cloned already may outlive it: then there is nothing to make again.
+        least = 0 if (who, step) == ("worker", "cloned") else 1
+        assert before + least <= await _retried(arena) <= before + 1
 
     with arena.leaving_nothing():
         arena.do(attack())

@@ -17,11 +17,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from cellwall.jail import cgroups, exhaustion, fds, owner, plan, posture
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
@@ -99,6 +99,17 @@ class Spawned:
         os.close(self.pidfd)
 
 
+class Berth(NamedTuple):
+    """Cgroups a worker will move itself to, and the open files through which it does."""
+
+    groups: cgroups.Groups
+    entrances: tuple[int, ...]
+
+    def close(self) -> None:
+        """Close the files; the directories stay."""
+        fds.close_all(self.entrances)
+
+
 @dataclass(slots=True)
 class Worker:
     """One process of a fork-server that clones sandboxes, one after the other."""
@@ -110,6 +121,8 @@ class Worker:
     started: int | None
     groups: cgroups.Groups | None = None
     """Where it is now: the cgroups of the next sandbox, which is born into them."""
+    berth: Berth | None = None
+    """Where it goes by itself once it has cloned that one; None where the host has to move it."""
 
     def move(self, groups: cgroups.Groups) -> None:
         """Put the worker into other cgroups; raise if it is gone, or its pid somebody else's."""
@@ -122,6 +135,30 @@ class Worker:
                 raise
             raise SandboxBroken("fork-server: a worker ended while it was moved") from error
         self.groups = groups
+
+    def let_go(self) -> list[cgroups.Groups]:
+        """Forget where it is and where it would go; returns the directories, to be removed."""
+        held = [] if self.groups is None else [self.groups]
+        if self.berth is not None:
+            held.append(self.berth.groups)
+            self.berth.close()
+        self.groups = self.berth = None
+        return held
+
+    def arrive(self) -> None:
+        """It says that it has gone to its berth.
+
+        SECURITY: the kernel is asked, because the worker imported packages that nobody reviewed,
+        and nothing of ours may be in a sandbox's cgroups when caller code comes.
+        """
+        if self.berth is None:
+            return
+        found = cgroups.places(posture.read_text(f"/proc/{self.pid}/cgroup"))
+        if not self.berth.groups.expected_lines() <= found:
+            raise SandboxBroken("fork-server: a worker has not left a sandbox's cgroups")
+        self.groups = self.berth.groups
+        self.berth.close()
+        self.berth = None
 
 
 async def _receive(sock: socket.socket, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
@@ -365,6 +402,14 @@ class ForkServer:
             raise SandboxBroken(f"fork-server: {self._broken}")
         return worker
 
+    async def settle(self, worker: Worker) -> None:
+        """Have a worker go to its first berth."""
+        try:
+            await self._ask(worker.control, {}, worker.berth.entrances if worker.berth else ())
+        except (fds.ControlClosed, OSError, TimeoutError) as error:
+            raise SandboxBroken(f"fork-server: a worker is gone ({error})") from error
+        worker.arrive()
+
     def give_back(self, worker: Worker) -> None:
         """Let another sandbox have the worker."""
         self._idle[worker.purpose].put_nowait(worker)
@@ -382,15 +427,19 @@ class ForkServer:
         guest: Mapping[str, Any],
         start: str,
     ) -> Spawned:
-        """Have a worker clone a child into new namespaces and into the cgroups it is in itself."""
+        """Have a worker clone a child into new namespaces and into the cgroups it is in itself.
+
+        Then the worker goes on to its berth, if it has one.
+        """
         try:
             _check_room()
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:
             raise exhaustion.shortage(error.errno, "clone a sandbox", error) or error from error
         request = {"shape": _shape_text(shape), "uid": uid, "guest": dict(guest), "start": start}
+        entrances = worker.berth.entrances if worker.berth else ()
         try:
-            message, received = await self._ask(worker.control, request, theirs)
+            message, received = await self._ask(worker.control, request, entrances, theirs)
         except BaseException as error:
             ours.close()
             self.lose(f"{type(error).__name__}: {error}")
@@ -418,7 +467,15 @@ class ForkServer:
             self.lose(str(error))
             raise
         self.forks += 1
-        return Spawned(pid, received[0], ours)
+        child = Spawned(pid, received[0], ours)
+        try:
+            worker.arrive()
+        except BaseException as error:
+            child.discard()
+            self.lose(str(error))
+            number = error.errno if isinstance(error, OSError) else None
+            raise exhaustion.shortage(number, "clone a sandbox", error) or error from error
+        return child
 
     @staticmethod
     def _checked_child(received: list[int]) -> int:
@@ -437,10 +494,15 @@ class ForkServer:
 
     @staticmethod
     async def _ask(
-        worker: socket.socket, request: Mapping[str, Any], given: socket.socket
+        worker: socket.socket,
+        request: Mapping[str, Any],
+        entrances: Sequence[int] = (),
+        channel: socket.socket | None = None,
     ) -> tuple[dict[str, Any], list[int]]:
-        with given:  # closed before the answer comes: there is a number free for its descriptor
-            fds.send_message(worker, dict(request), [given.fileno()])
+        with contextlib.ExitStack() as given:
+            # Closed before the answer comes: there is a number free for its descriptor.
+            numbers = [] if channel is None else [given.enter_context(channel).fileno()]
+            fds.send_message(worker, dict(request), [*numbers, *entrances])
         return await _receive(worker, _STEP_TIMEOUT_S)
 
     def abandon(self) -> None:
@@ -448,6 +510,8 @@ class ForkServer:
         for sock in (self._control, *self._sockets):
             if sock is not None:
                 sock.close()
+        for worker in self.workers:
+            worker.let_go()
         self._control, self._sockets, self._boot = None, [], None
 
     async def aclose(self) -> None:

@@ -223,7 +223,8 @@ class JailRuntime:
             entry.uids.give_back(index)
             entry.server.give_back(worker)  # it is where it was
             raise
-        worker.groups = None  # they are the sandbox's now, whatever becomes of the worker
+        if worker.groups is groups:
+            worker.groups = None  # they are the sandbox's now, whatever becomes of the worker
         return _Born(child, groups, index, self._begin(self._leave(entry, worker)))
 
     async def _discard(self, entry: Entry, born: _Born) -> None:
@@ -248,23 +249,29 @@ class JailRuntime:
         """Put the workers of a new fork-server into the cgroups of their first sandboxes."""
         for worker in entry.server.workers:
             await self._move(entry, worker)
+            if self._groups.workers_move_themselves:
+                await entry.server.settle(worker)
+                await self._move(entry, worker)
 
     async def clear(self, entry: Entry) -> None:
         """Remove the cgroups of sandboxes that an ended fork-server did not come to clone."""
         await asyncio.gather(*self._moving, return_exceptions=True)
         for worker in entry.server.workers:
-            if worker.groups is not None:
-                await self._groups.remove(worker.groups)
-                worker.groups = None
+            for groups in worker.let_go():
+                await self._groups.remove(groups)
 
     async def _leave(self, entry: Entry, worker: supervisor.Worker) -> None:
-        """Let the worker leave the new sandbox's cgroups, and be ready for the next one.
+        """Make the worker ready for the next sandbox.
 
-        Moving takes milliseconds when the host is idle (the kernel waits for a grace period), so
-        it goes on while the child locks itself down.
+        Where it cannot move itself, it still has to leave the new sandbox's cgroups. Then that
+        takes milliseconds when the host is idle (the kernel waits for a grace period), so it goes
+        on while the child locks itself down.
         """
         try:
             await self._move(entry, worker)
+        except CellwallError:
+            if not self._groups.workers_move_themselves:
+                raise  # else nobody waits for it; the fork-server is lost, which is known
         finally:
             entry.server.give_back(worker)
 
@@ -314,8 +321,9 @@ class JailRuntime:
             for pid in contexts:
                 self._verifier.verify_beside(pid, want, namespaces)
             # SECURITY: nothing of ours is in the sandbox's cgroups when caller code comes.
-            # Shielded: given up half way, the worker would clone into the same ones again.
-            await asyncio.shield(born.leaving)
+            if not self._groups.workers_move_themselves:
+                # Shielded: given up half way, the worker would clone into the same ones again.
+                await asyncio.shield(born.leaving)
             groups.begin()
             groups.apply(spec.limits)
         except BaseException:
