@@ -93,6 +93,7 @@ def test_start_under_which_it_is_killed_is_made_again(
         # What a worker had cloned already may outlive it: then there is nothing to make again.
         least = 0 if (who, step) == ("worker", "cloned") else 1
         assert before + least <= await _retried(arena) <= before + 1
+        assert (await arena.arun("print('fine')")).ok  # whoever is dead is noticed now
 
     with arena.leaving_nothing():
         arena.do(attack())
@@ -109,10 +110,9 @@ def test_run_under_which_it_is_killed_ends_with_a_name_and_the_next_is_fine(
         )
         task = asyncio.ensure_future(work)
         await up.wait()
-        below = descendants(os.getpid())
-        inits = [p for p in below if _is_init(p)]
-        assert inits
         pids = await _pids(arena)
+        inits = [pid for pid in descendants(pids["boot"]) if _is_init(pid)]
+        assert len(inits) == 1
         parent = _parent(inits[0])
         os.kill(parent if who == "worker" else pids[who], signal.SIGKILL)
         ended = await asyncio.wait_for(task, 10)

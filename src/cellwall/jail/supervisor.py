@@ -124,9 +124,14 @@ class Worker:
     berth: Berth | None = None
     """Where it goes by itself once it has cloned that one; None where the host has to move it."""
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether its process has ended."""
+        return self.started is None or owner.start_time(self.pid) != self.started
+
     def move(self, groups: cgroups.Groups) -> None:
         """Put the worker into other cgroups; raise if it is gone, or its pid somebody else's."""
-        if self.started is None or owner.start_time(self.pid) != self.started:
+        if self.is_gone:
             raise SandboxBroken("fork-server: a worker is gone before it could be moved")
         try:
             groups.join(self.pid)

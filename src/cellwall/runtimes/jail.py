@@ -206,6 +206,8 @@ class JailRuntime:
         try:
             return await self._confine(entry, spec, hardness, born)
         except BaseException as error:
+            if worker.is_gone:
+                entry.server.lose("a worker has ended")
             await asyncio.shield(self._begin(self._discard(entry, born)))
             if isinstance(error, (posture.PostureMismatch, OSError, HostUnsupported, ChannelLost)):
                 raise _explained(error, f"sandbox {spec.sandbox_id}: confine it") from error
@@ -376,9 +378,10 @@ class JailRuntime:
 
     def statistics(self) -> RuntimeStatistics:
         """Counts."""
+        entries = self._servers.entries if "_servers" in vars(self) else ()
         detail = {
-            "fork_servers": len(self._servers.entries),
-            "forks": sum(entry.server.forks for entry in self._servers.entries),
+            "fork_servers": len(entries),
+            "forks": sum(entry.server.forks for entry in entries),
             "starts_retried": self._retried,
             "cgroups_not_removed": self._groups.quarantined if "_groups" in vars(self) else 0,
         }

@@ -85,6 +85,8 @@ class SandboxRecord:
         self.executions = 0
         self.started = 0
         self.ended_at: float | None = None
+        self.ended_s: float | None = None
+        """Monotonic: how long it is remembered follows no clock that can be set."""
         self.ended_because: str | None = None
         self._expires_at = sandbox.ends_at
         self._log: deque[dict[str, Any]] = deque(maxlen=_LOG_RECORDS)
@@ -93,7 +95,7 @@ class SandboxRecord:
         sandbox.on_ended(self._on_ended)
 
     def _on_ended(self, reason: str) -> None:
-        self.ended_at = time.time()
+        self.ended_at, self.ended_s = time.time(), time.monotonic()
         self._expires_at = self.ended_at
         self.ended_because = escaped(reason)
         self.log("ended", reason=reason)
@@ -182,9 +184,9 @@ class Sandboxes:
 
     def expire(self) -> None:
         """Forget what ended too long ago; called now and then."""
-        limit = time.time() - self._settings.retention_s
+        limit = time.monotonic() - self._settings.retention_s
         for record in list(self._all.values()):
-            if record.ended_at is not None and record.ended_at <= limit:
+            if record.ended_s is not None and record.ended_s <= limit:
                 del self._all[record.id]
             else:
                 _expire_commands(record, limit)
@@ -192,5 +194,5 @@ class Sandboxes:
 
 def _expire_commands(record: SandboxRecord, limit: float) -> None:
     for command in list(record.commands.values()):
-        if command.ended_at is not None and command.ended_at <= limit:
+        if command.ended_s is not None and command.ended_s <= limit:
             del record.commands[command.id]

@@ -34,6 +34,9 @@ class Tracked:
         self.error: Exception | None = None
         self.started_at: float | None = None
         self.ended_at: float | None = None
+        """Wall time, to be shown; what counts is `ended_s`."""
+        self.ended_s: float | None = None
+        """Monotonic: how long it is kept follows no clock that can be set."""
         self.is_cancelled = False
         self.started: asyncio.Future[None] = loop.create_future()
         """Done when its code was handed over, or when it ended without that."""
@@ -76,7 +79,7 @@ class Tracked:
         self.spool.finish(
             {"type": "end", "verdict": verdict.value, "outcome": None, "failure": self.failure}
         )
-        self.ended_at = time.time()
+        self.ended_at, self.ended_s = time.time(), time.monotonic()
         for future in (self.started, self.ended):
             if not future.done():
                 future.set_result(None)
