@@ -61,6 +61,24 @@ def test_flood_is_cut_and_counted_and_costs_the_host_little(
     assert growth <= _HOST_MAY_GROW_KIB
 
 
+_THEN: dict[str, tuple[str, dict[str, Any], Verdict]] = {
+    "wall": ("time.sleep(60)", {"timeout": 2}, Verdict.WALL_TIME),
+    "memory": ("time.sleep(1)\nheld = b'x' * (256 << 20)", {}, Verdict.MEMORY),
+    "cpu": ("while True: pass", {"limits": {"cpu_s": 1}}, Verdict.CPU_TIME),
+}
+
+
+@pytest.mark.parametrize("limit", _THEN)
+def test_flood_that_a_limit_ends_is_still_counted(arena: Arena, limit: str) -> None:
+    """What ends it leaves init no last word."""
+    code, options, verdict = _THEN[limit]
+    flood = _FLOOD.format(mib=9, fds=(1,)) + f"import time\n{code}"
+    ended = arena.run(flood, **options)
+    assert ended.verdict is verdict, ended.outcome
+    assert len(ended.stdout) == 1 << 20
+    assert ended.outcome.usage.stdout_bytes == (9 << 20) + 17
+
+
 _BYTE_BY_BYTE = """
 #include <unistd.h>
 int main(void) { for (int i = 0; i < COUNT; i++) if (write(1, "x", 1) != 1) return 7; }

@@ -155,6 +155,9 @@ def stub_context(link: Link, config: Header) -> None:
         link.connect()
         link.send({"ev": "idle"})
         task, source, descriptors = link.receive()
+        while task["op"] == "idle":  # after an interrupt
+            link.send({"ev": "idle"})
+            task, source, descriptors = link.receive()
         link.close()
         for fd in descriptors:
             os.dup2(fd, 0)

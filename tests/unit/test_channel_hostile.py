@@ -64,6 +64,8 @@ HOSTILE: list[tuple[str, bytes]] = [
     ("id never given", frame({"ev": "reply", "id": 99})),
     ("event of another kind of request", frame({"ev": "stdout", "id": 1}, b"x")),
     ("done for a file request", frame(DONE)),
+    ("cut of another stream", frame({"ev": "cut", "id": 1, "stream": "stdin", "bytes": 1})),
+    ("negative cut", frame({"ev": "cut", "id": 1, "stream": "stdout", "bytes": -1})),
     ("fail without a code", frame({"ev": "fail", "id": 1, "message": "m"})),
     ("ready with an id", frame({"ev": "ready", "id": 1, "protocol": 1, "python": "3"})),
     ("NaN", struct.pack(">II", 24, 0) + b'{"ev":"reply","id": NaN}'),

@@ -38,7 +38,8 @@ def _output(host: Host, number: int) -> tuple[dict[str, bytes], dict[str, Any]]:
     streams = {"stdout": b"", "stderr": b""}
     *events, (done, _) = host.events(number)
     for header, body in events:
-        streams[header["ev"]] += body
+        if header["ev"] != "cut":
+            streams[header["ev"]] += body
     return streams, done
 
 

@@ -228,6 +228,28 @@ def test_a_fork_server_cannot_have_its_host_killed(tmp_path: Path, handed: str) 
     asyncio.run(scenario())
 
 
+def test_a_child_that_died_early_is_told_with_its_own_cause(tmp_path: Path) -> None:
+    """Dead before anybody looked at it: that is no stranger's process, and it left a word."""
+    guest = tmp_path / "guest.py"
+    guest.write_text(_SAY.format(_HANDS_BACK.format("[dead()]")), encoding="utf-8")
+
+    async def scenario() -> None:
+        server = supervisor.ForkServer(_settings(guest), facts.collect())
+        await server.start()
+        shape = plan.Shape(1, 64, 64, 100, 10, 8, 64)
+        worker = await server.take_worker("program")
+        spawned = await server.spawn(worker, shape=shape, uid=0, guest={}, start="fork")
+        try:
+            with pytest.raises(HostUnsupported, match=r"write 9 to cgroup\.procs: no"):
+                await supervisor.hear(spawned, b"L")
+            assert server.is_usable
+        finally:
+            spawned.discard()
+            await server.aclose()
+
+    asyncio.run(scenario())
+
+
 _HANDS_BACK = """
 import array, os
 first = os.fork()
@@ -246,7 +268,16 @@ lifeline = int(sys.argv[4])
 workers = [socket.socket(fileno=int(word)) for word in sys.argv[5:]]
 import select
 ready = select.select(workers, [], [])[0][0]
-ready.recvmsg(65536, 1024)
+_, ancillary, _, _ = ready.recvmsg(65536, 1024)
+channel = array.array("i", ancillary[0][2])[0]
+def dead():
+    pid = os.fork()
+    if not pid:
+        os.write(channel, b'E{{"step": "write 9 to cgroup.procs", "error": "no", "errno": 16}}')
+        os._exit(1)
+    fd = os.pidfd_open(pid)
+    os.waitpid(pid, 0)
+    return fd
 rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", {}))
 ready.sendmsg([b'{{"pid": 1}}'], [rights])
 control.recv(1)

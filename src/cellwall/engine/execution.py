@@ -116,6 +116,8 @@ class Recorder:
         self.cause = Cause.ITSELF
         self.detail = ""
         self.done: Mapping[str, Any] = {}
+        self._cut_inside: dict[str, int] = {}
+        """What the guest said it had cut; `done` says it at the end, but not every run has one."""
         self.refused: GuestRefused | None = None
         self.number = 0
         self.interrupt_sent = False
@@ -177,6 +179,9 @@ class Recorder:
         else:
             self.value_refused = str(header.get("unserialisable", "the inside did not say why"))
 
+    def _on_cut(self, header: dict[str, Any], body: bytes) -> None:
+        self._cut_inside[header["stream"]] = header["bytes"]
+
     def _on_started(self, header: dict[str, Any], body: bytes) -> None:
         self.pid = int(header["pid"])
         if self.started is not None and not self.started.done():
@@ -227,7 +232,7 @@ class Recorder:
     @property
     def truncated(self) -> Truncated:
         """What was cut, in the guest or here."""
-        cut = self.done.get("cut", {})
+        cut = self.done.get("cut", self._cut_inside)
         return Truncated(
             self.stdout.cut_bytes + int(cut.get("stdout", 0)),
             self.stderr.cut_bytes + int(cut.get("stderr", 0)),
@@ -236,6 +241,7 @@ class Recorder:
 
 
 _HANDLERS: dict[str, Callable[[Recorder, dict[str, Any], bytes], None]] = {
+    "cut": Recorder._on_cut,
     "display": Recorder._on_display,
     "error": Recorder._on_error,
     "value": Recorder._on_value,

@@ -29,9 +29,11 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn, TextIO
 
     from cellwall.guest.link import Link
+    from cellwall.guest.program import Ending
 
 
 _SIGINT = int(SIGINT)
+_MOST_LATE_INTERRUPTS = 100
 
 
 def main(link: Link, config: dict[str, Any]) -> NoReturn:
@@ -80,6 +82,9 @@ class _Context:
         self._display = Display(self._outbox)
         self._figures = Figures(self._display.publish)
         self._notebook: Notebook | None = None
+        self._handler: Any = _signal.default_int_handler
+        """The caller's, while we note interrupts ourselves."""
+        self._is_deaf = False
         self._is_interrupted = False
         sys.stdin = sys.__stdin__ = _input()  # type: ignore[misc, assignment]
         sys.stdout = sys.__stdout__ = _output(1, "<stdout>")  # type: ignore[misc, assignment]
@@ -120,39 +125,77 @@ class _Context:
     def _wait_for_work(self) -> tuple[dict[str, Any], bytes, list[int]]:
         """One `execute`. An interrupt meanwhile is kept for the code it was meant for.
 
-        Init passes interrupts on only between sending an execution and reading its end, so one
-        that arrives here was sent for code that has not started yet.
+        Init passes interrupts on only between sending an execution and reading its end, and after
+        one it asks for `idle` a second time: whatever was on its way has come by then, and was
+        meant for what is over.
         """
-        self._is_interrupted = False
-        self._handler = _signal.signal(_SIGINT, self._note_interrupt)
+        self._deafen()
         self._link.say(IDLE)
         try:
-            return self._link.receive()
+            header, source, descriptors = self._link.receive()
+            while header.get("op") == "idle":
+                self._forget_interrupt()
+                self._link.say(IDLE)
+                header, source, descriptors = self._link.receive()
         finally:
             self._link.close()
+        return header, source, descriptors
+
+    def _deafen(self) -> None:
+        """From now on an interrupt is only noted."""
+        if not self._is_deaf:
+            # Raises what the caller's handler raises, if one came before this took effect.
+            handler = _signal.signal(_SIGINT, self._note_interrupt)
+            self._handler, self._is_deaf = handler, True
 
     def _note_interrupt(self, _number: int, _frame: object) -> None:
         self._is_interrupted = True
 
+    def _forget_interrupt(self) -> None:
+        self._is_interrupted = False
+
     def _raise_interrupt(self) -> None:
         """Give SIGINT back to the caller, and the one that came early as well."""
         handler = _signal.default_int_handler if self._handler is None else self._handler
+        self._is_deaf = False
         _signal.signal(_SIGINT, handler)
         if self._is_interrupted:
+            self._is_interrupted = False
             _signal.raise_signal(_SIGINT)
 
     def _run_cell(self, header: dict[str, Any], source: str) -> None:
         if self._notebook is None:
             self._notebook = Notebook(self._outbox, self._display, self._figures)
         _reopen_streams()
-        is_displayed = bool(header.get("display", True))
-        ending = self._notebook.run(source, is_displayed, self._raise_interrupt)
+        ending = self._run_deafly(self._notebook, source, bool(header.get("display", True)))
         if not self._outbox.is_ours:
             # A child that caller code forked, at the end of its cell.
             os._exit(ending.exit_code or int(ending.is_raised))
         end = {"ev": "end", "raised": ending.is_raised, "exit_code": ending.exit_code}
         if not self._outbox.post({**end, "display_cut": self._display.cut_bytes}, keep_open=True):
             raise OSError("end of a cell: cannot reach init; close files in the code that ran")
+
+    def _run_deafly(self, notebook: Notebook, source: str, is_displayed: bool) -> Ending:
+        """Run a cell and leave SIGINT to `_note_interrupt`; an interrupt may come in between.
+
+        `notebook.run` raises nothing of the cell's, so what leaves it here came from a signal's
+        handler after the cell's code had ended.
+        """
+        ending: Ending | None = None
+        late: BaseException | None = None
+        for _ in range(_MOST_LATE_INTERRUPTS):
+            try:
+                if ending is None and late is None:
+                    ending = notebook.run(source, is_displayed, self._raise_interrupt)
+                self._deafen()
+                break
+            except BaseException as error:  # noqa: BLE001  a handler raises what it likes
+                late = error
+        if ending is None:
+            assert late is not None  # noqa: S101  for the type checker only
+            notebook.report(late)
+            ending = one_shot.Ending(True, None)
+        return ending
 
 
 _prepared: list[_Context] = []

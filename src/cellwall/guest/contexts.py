@@ -38,6 +38,7 @@ _MOST_NAME_CHARACTERS = 64
 _DEFAULT_OUTPUT_BYTES = 1024 * 1024
 _DEFAULT_DISPLAY_BYTES = 8 * 1024 * 1024
 _MOST_OUTPUT_BYTES = 2**40
+_SAY_IDLE: Header = {"op": "idle"}
 
 
 class ContextBroken(Exception):
@@ -87,10 +88,13 @@ class ContextJob:
     def __init__(self, context: Context, execution: Execution) -> None:
         """Lend an execution to one request; not kept."""
         self._context = context
+        self._execution = execution
         self.feed = execution.feed
 
     def signal(self, number: int) -> None:
         """Signal the context and what it started in its group."""
+        if number == signal.SIGINT:
+            self._execution.is_interrupted = True
         processes.signal_group(self._context.pid, number)
 
     def end_input(self) -> None:
@@ -292,6 +296,7 @@ class Contexts:
         """SIGINT to a context that is running something; to others it would be noise."""
         context = self._by_name.get(name)
         if context is not None and context.execution is not None:
+            context.execution.is_interrupted = True
             processes.signal_group(context.pid, signal.SIGINT)
 
     def job(self, number: int) -> ContextJob | None:
@@ -372,6 +377,12 @@ class Contexts:
         if execution is not None:
             if not execution.is_over or execution.is_program:
                 raise ContextBroken
+            if execution.is_interrupted:
+                # The signal may still be on its way, and must not reach the next cell: what the
+                # context says now, it says after having seen it.
+                execution.is_interrupted = False
+                line.send(_SAY_IDLE, b"", [])
+                return
             context.execution = None
             context.stdout.hold()
             context.stderr.hold()

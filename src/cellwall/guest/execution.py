@@ -38,6 +38,8 @@ class Execution:
         self.feed: Feed | None = None
         self.is_program = False
         self.is_over = False
+        self.is_interrupted = False
+        """A SIGINT was sent to it, and it has not said that it saw it."""
         self.raised = False
 
     def show(self, header: Header, body: bytes) -> None:

@@ -331,6 +331,8 @@ def main(
         code = _EXIT_HOST_GONE
     except FrameError as error:
         _complain(f"cellwall init: channel: {error}\n")
+    except OSError as error:
+        _complain(f"cellwall init: cannot go on: {error}\n")
     except BaseException:  # noqa: BLE001  the outermost frame of the process
         _complain(traceback.format_exc())
     finally:

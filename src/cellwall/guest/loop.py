@@ -1,4 +1,4 @@
-"""Init's event loop: an epoll descriptor, a table of callbacks, and one alarm.
+"""Init's event loop: an epoll descriptor, a table of callbacks, and alarms.
 
 Init and what it owns call this; nothing else does. It is not asyncio, which costs pages and
 microseconds that every sandbox would pay for.
@@ -26,8 +26,7 @@ class Loop:
         self._epoll: Any = None
         self._callbacks: dict[int, Callable[[int], None]] = {}
         self._after_round = after_round
-        self._alarm_at_s = 0.0
-        self._on_alarm: Callable[[], None] | None = None
+        self._alarms: dict[object, tuple[float, Callable[[], None]]] = {}
 
     def open(self) -> None:
         """Take the descriptor; not before the last fork that must not share it."""
@@ -47,14 +46,13 @@ class Loop:
         if self._callbacks.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
-    def set_alarm(self, after_s: float, callback: Callable[[], None]) -> None:
-        """Call `callback` once unless the alarm is set again or cleared before."""
-        self._alarm_at_s = time.monotonic() + after_s
-        self._on_alarm = callback
+    def set_alarm(self, whose: object, after_s: float, callback: Callable[[], None]) -> None:
+        """Call `callback` once unless `whose` alarm is set again or cleared before."""
+        self._alarms[whose] = (time.monotonic() + after_s, callback)
 
-    def clear_alarm(self) -> None:
-        """No alarm."""
-        self._on_alarm = None
+    def clear_alarm(self, whose: object) -> None:
+        """No alarm of `whose`."""
+        self._alarms.pop(whose, None)
 
     def run(self) -> None:
         """Serve for ever."""
@@ -70,12 +68,15 @@ class Loop:
             self._ring()
 
     def _patience_s(self) -> float:
-        if self._on_alarm is None:
+        if not self._alarms:
             return -1
-        return max(0.0, self._alarm_at_s - time.monotonic())
+        return max(0.0, min(at_s for at_s, _ in self._alarms.values()) - time.monotonic())
 
     def _ring(self) -> None:
-        callback = self._on_alarm
-        if callback is not None and time.monotonic() >= self._alarm_at_s:
-            self._on_alarm = None
-            callback()
+        if not self._alarms:
+            return
+        now_s = time.monotonic()
+        for whose, (at_s, callback) in list(self._alarms.items()):
+            if now_s >= at_s:
+                self._alarms.pop(whose, None)
+                callback()

@@ -21,6 +21,8 @@ _READ_BYTES = 64 * 1024
 _WIDE_PIPE_BYTES = 1024 * 1024
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ; fcntl names it only since Python 3.10
 _MOST_SINKS = 64
+_TELL_S = 0.05
+"""Between two words about how much was cut."""
 _MOST_PENDING_BYTES = 64 * 1024 * 1024
 
 
@@ -32,6 +34,8 @@ class Meter:
         self.limit = limit
         self.passed = 0
         self.cut = 0
+        self.told = 0
+        """Of what was cut, how much the host knows of."""
 
     def admit(self, data: bytes) -> bytes:
         """The part of `data` that may pass."""
@@ -62,6 +66,7 @@ class Pump:
         self._is_sink = False
         self._is_watched = False
         self._is_wide = False
+        self._is_telling = False
         self.on_end: Callable[[], None] | None = None
         self._resume()
 
@@ -142,12 +147,38 @@ class Pump:
 
     def forward(self, data: bytes) -> None:
         """Send what was read from the pipe, as far as it may pass."""
-        if self._meter is not None:
-            admitted = self._meter.admit(data)
+        meter = self._meter
+        if meter is not None:
+            admitted = meter.admit(data)
             if admitted:
                 self._channel.send({"ev": self._event, "id": self._job}, admitted)
+            if meter.cut > meter.told:
+                self._tell_soon(meter)
         if len(data) == _READ_BYTES and not self._is_wide:
             self._widen()
+
+    def _tell_soon(self, meter: Meter) -> None:
+        """Tell how much was cut, now and then: a limit may end it, and then no `done` will."""
+        if not meter.told:
+            self._tell(meter)
+        elif not self._is_telling:
+            self._is_telling = True
+            self._loop.set_alarm(self, _TELL_S, self._on_tell)
+
+    def _on_tell(self) -> None:
+        self._is_telling = False
+        meter = self._meter
+        if meter is not None and meter.cut > meter.told:
+            if self._channel.is_full:
+                self._tell_soon(meter)
+            else:
+                self._tell(meter)
+
+    def _tell(self, meter: Meter) -> None:
+        meter.told = meter.cut
+        self._channel.send(
+            {"ev": "cut", "id": self._job, "stream": self._event, "bytes": meter.cut}
+        )
 
     def _widen(self) -> None:
         # A full read means a busy stream. Best effort: an account's sum of wide pipes is limited.

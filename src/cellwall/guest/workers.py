@@ -158,7 +158,7 @@ class Workers:
             self._late = worker
             worker.feed.on_progress = lambda: self._on_progress(worker)
             self._channel.pause()
-            self._loop.set_alarm(PATIENCE_S, lambda: self._on_stuck(worker))
+            self._loop.set_alarm(self, PATIENCE_S, lambda: self._on_stuck(worker))
 
     def chunk_end(self, number: int) -> None:
         """No more input."""
@@ -197,12 +197,12 @@ class Workers:
         if worker.feed.pending <= _MOST_PENDING_BYTES // 2:
             self._forgive(worker)
         elif self._late is worker:
-            self._loop.set_alarm(PATIENCE_S, lambda: self._on_stuck(worker))
+            self._loop.set_alarm(self, PATIENCE_S, lambda: self._on_stuck(worker))
 
     def _forgive(self, worker: Worker) -> None:
         if self._late is worker:
             self._late = None
-            self._loop.clear_alarm()
+            self._loop.clear_alarm(self)
             self._channel.resume()
 
     def _on_stuck(self, worker: Worker) -> None:

@@ -15,8 +15,10 @@ nothing that a program ever wrote. The steps, letter = process:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -40,11 +42,15 @@ def read_config(fd: int) -> Dict[str, Any]:
 
 
 def main(arguments: List[str]) -> None:
-    """`boot CONTROL_FD CONFIG_FD KEEP_FD…`; reports failure on the control socket."""
+    """`boot CONTROL_FD CONFIG_FD KEEP_FD…`; reports failure on the control socket.
+
+    Silent when the other end of that is gone: the host gave us up, which is no news to it.
+    """
     control = socket.socket(fileno=int(arguments[0]))
     kept = [int(word) for word in arguments[2:]]
     step = "boot: read the configuration"
     try:
+        _raise_descriptor_limit()
         config = read_config(int(arguments[1]))
         if config["rootless"]:
             step = "boot: make a user namespace (is kernel.unprivileged_userns_clone off?)"
@@ -71,6 +77,12 @@ def main(arguments: List[str]) -> None:
     os._exit(0 if status == 0 else 1)
 
 
+def _raise_descriptor_limit() -> None:
+    """Be free of the embedder's soft limit: workers keep theirs at a high number. setrlimit(2)."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def _report(control: socket.socket, step: str, error: BaseException) -> None:
     errno = getattr(error, "errno", None)
     detail = "" if errno is not None else traceback.format_exc()[-2000:]
@@ -81,7 +93,8 @@ def _report(control: socket.socket, step: str, error: BaseException) -> None:
         "errno": errno,
         "detail": detail,
     }
-    fds.send_message(control, message)
+    with contextlib.suppress(fds.ControlClosed):
+        fds.send_message(control, message)
 
 
 def _enter_own_user_namespace() -> None:

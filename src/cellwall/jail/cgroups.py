@@ -12,6 +12,7 @@ import contextlib
 import errno
 import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -224,6 +225,18 @@ def _v2_controllers(base: Path) -> frozenset[str]:
     return frozenset(words) & {"memory", "pids", "cpu"}
 
 
+def _make_directory(path: str) -> None:
+    try:
+        os.mkdir(path)
+    except OSError as error:
+        raise HostUnsupported(
+            "cgroups",
+            f"make cgroup {path}: {error.strerror}",
+            remedy="run `cellwall doctor`; it says whether cgroups can still be made here",
+            errno=error.errno,
+        ) from error
+
+
 def _open(path: str | Path, value: str) -> int:
     """Open a file of the kernel's for writing `value`; never create one."""
     try:
@@ -314,13 +327,14 @@ class EngineGroups:
                 _write(path / "cgroup.subtree_control", enable)
             if hierarchy.version == 1 and "memory" in hierarchy.controllers:
                 _write(path / "memory.swappiness", "0")  # what is made below inherits it
-        self._made = True
         reusable = [h for h in self.layout.hierarchies if _is_reusable(h)]
         for number in range(_SPARES if reusable else 0):
             paths = [(h, f"{h.base}/{self.name}/spare{number}") for h in reusable]
             for _, made in paths:
-                os.mkdir(made)
+                with contextlib.suppress(FileExistsError):  # a try that failed half way
+                    os.mkdir(made)
             self._spare.append(_Spare(tuple(paths), {}, 0))
+        self._made = True
 
     def create(self, limits: Limits, *, guests: int = 0) -> Groups:
         """Make a sandbox's directories with its limits already in them.
@@ -334,16 +348,20 @@ class EngineGroups:
             serial = self._serial
         spare = self._take_spare(limits)
         used_before = dict(spare.paths)
-        paths = []
-        for hierarchy in self.layout.hierarchies:
-            path = used_before.get(hierarchy)
-            if path is None:
-                path = f"{hierarchy.base}/{self.name}/{serial}"
-                os.mkdir(path)
-            paths.append((hierarchy, path))
-        groups = Groups(tuple(paths), spare.applied, spare.peak)
-        groups.reset()
-        groups.apply(limits, guests=guests)
+        paths: list[tuple[Hierarchy, str]] = []
+        try:
+            for hierarchy in self.layout.hierarchies:
+                path = used_before.get(hierarchy)
+                if path is None:
+                    path = f"{hierarchy.base}/{self.name}/{serial}"
+                    _make_directory(path)
+                paths.append((hierarchy, path))
+            groups = Groups(tuple(paths), spare.applied, spare.peak)
+            groups.reset()
+            groups.apply(limits, guests=guests)
+        except BaseException:
+            Groups((*paths, *spare.paths)).remove()
+            raise
         return groups
 
     def _take_spare(self, limits: Limits) -> _Spare:
@@ -362,6 +380,13 @@ class EngineGroups:
         hold counters only are used again. SECURITY: a memory cgroup never is, because pages of
         the sandbox's tmpfs may stay charged to it; and no other one that was in any way busy.
         """
+        if groups.is_taken_back:
+            return []  # SECURITY: twice in the list, they would be two sandboxes' at once
+        busy = self._take_back(groups)
+        groups.is_taken_back = not busy
+        return busy
+
+    def _take_back(self, groups: Groups) -> list[str]:
         kept = groups.reusable()
         busy = groups.remove(kept)
         if busy or not kept:
@@ -412,6 +437,8 @@ class Groups:
     peak_before: int = 0
     """`pids.peak` of earlier sandboxes in the same directory, and of the set-up."""
     cpu_before_s: float = 0.0
+    is_taken_back: bool = False
+    """Removed, or kept for another sandbox: not this one's any more."""
 
     def _path(self, controller: str) -> tuple[Hierarchy, str] | None:
         for hierarchy, path in self.paths:
@@ -633,9 +660,7 @@ def _kill_and_remove(path: Path) -> bool:
     deadline = time.monotonic() + 2.0
     while True:
         try:
-            for line in (path / "cgroup.procs").read_text(encoding="ascii").split():
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(int(line), 9)
+            _kill_listed(path)
             path.rmdir()
         except FileNotFoundError:
             return True
@@ -647,3 +672,25 @@ def _kill_and_remove(path: Path) -> bool:
             time.sleep(0.01)
         else:
             return True
+
+
+def _kill_listed(path: Path) -> None:
+    """Kill what the kernel lists in a cgroup, and nobody who got one of these pids meanwhile.
+
+    SECURITY: a number that is still listed after its pidfd was opened is that process's: one that
+    ended between the two would be listed no more, and its successor lives in another cgroup.
+    """
+    with contextlib.ExitStack() as opened:
+        pidfds = {}
+        for pid in _listed(path):
+            with contextlib.suppress(ProcessLookupError):
+                pidfds[pid] = os.pidfd_open(pid)
+                opened.callback(os.close, pidfds[pid])
+        for pid in _listed(path) & set(pidfds):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(pidfds[pid], signal.SIGKILL)
+
+
+def _listed(path: Path) -> set[int]:
+    text = (path / "cgroup.procs").read_text(encoding="ascii")
+    return {int(line) for line in text.split()} - {0}  # 0: of a pid namespace that we cannot see

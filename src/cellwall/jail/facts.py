@@ -8,11 +8,13 @@ beyond its kernel's version and its processor.
 from __future__ import annotations
 
 import os
+import resource
 import stat
 from pathlib import Path
 
 from cellwall.jail.linux import landlock, process
 from cellwall.jail.plan import HostFacts
+from cellwall.model.errors import HostUnsupported
 
 _TOP_LEVEL = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC_COPIED = ("ld.so.conf", "os-release", "mime.types", "services", "protocols")
@@ -26,6 +28,11 @@ _ETC_BOUND = (
     "ssl/openssl.cnf",
 )
 _TEXT_LIMIT = 262_144
+_CORE_PATTERN = "/proc/sys/kernel/core_pattern"
+CORE_REMEDY = (
+    "start it with a hard limit of 1 or more: `ulimit -Hc unlimited` before (as root), "
+    "LimitCORE=infinity in a systemd unit, --ulimit core=-1 for a container"
+)
 
 
 def collect() -> HostFacts:
@@ -45,7 +52,35 @@ def collect() -> HostFacts:
         version=names.version,
         last_capability=process.last_capability(),
         landlock_abi=landlock.abi(),
+        core_limit=core_limit(),
     )
+
+
+def core_limit() -> int:
+    """RLIMIT_CORE for sandboxes; 1 where we may have it. setrlimit(2), core(5).
+
+    With a hard limit of 0 it can only be 0: as good where the kernel writes core files, while a
+    handler behind a pipe is started at 0 as at any value but 1, so that is a HostUnsupported.
+    """
+    if resource.getrlimit(resource.RLIMIT_CORE)[1] != 0:
+        return 1
+    pattern = _core_pattern()
+    if pattern is None or pattern.startswith("|"):
+        raise HostUnsupported(
+            "core limit",
+            f"set RLIMIT_CORE of a sandbox to 1: ours is 0 and cannot be raised, and "
+            f"kernel.core_pattern is {'hidden from us' if pattern is None else repr(pattern)}, "
+            "which may hand crashes to a handler of the host's",
+            remedy=CORE_REMEDY,
+        )
+    return 0
+
+
+def _core_pattern() -> str | None:
+    try:
+        return Path(_CORE_PATTERN).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:  # masked
+        return None
 
 
 def _top_level() -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:

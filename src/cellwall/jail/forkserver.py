@@ -95,11 +95,19 @@ def main(arguments: List[str], arenas: memory.Arenas) -> None:
     except BaseException as error:  # noqa: BLE001 - the host must hear of it
         step = f"fork-server: preload {', '.join(config['preload']) or 'nothing'}"
         message = f"{type(error).__name__}: {error}"[:2000]
-        fds.send_message(control, {"event": "failed", "step": step, "error": message})
+        number = getattr(error, "errno", None)
+        _tell(control, {"event": "failed", "step": step, "error": message, "errno": number})
         os._exit(1)
     fds.close_all(worker_fds)
-    fds.send_message(control, {"event": "ready", "preload": report})
+    _tell(control, {"event": "ready", "preload": report})
     _watch(control, lifeline)
+
+
+def _tell(control: socket.socket, message: Dict[str, Any]) -> None:
+    try:
+        fds.send_message(control, message)
+    except fds.ControlClosed:
+        os._exit(0)  # given up while it started; nobody is left to tell
 
 
 def _fork_workers(

@@ -77,6 +77,8 @@ class HostFacts:
     version: str
     last_capability: int
     landlock_abi: int
+    core_limit: int = 1
+    """RLIMIT_CORE of sandboxes: 1, or 0 where the host allows no more and starts no handler."""
 
     def as_json(self) -> Dict[str, Any]:
         """Plain data, for the way to the fork-server."""
@@ -310,7 +312,7 @@ def _lockdown(facts: HostFacts, shape: Shape) -> s.Lockdown:
     rlimits: List[Tuple[int, int, int]] = [
         # 1 and not 0: no file is that small, and it is the one value at which the kernel does not
         # start the host's core handler (a `|` in core_pattern ignores every other). core(5)
-        (resource.RLIMIT_CORE, 1, 1),
+        (resource.RLIMIT_CORE, facts.core_limit, facts.core_limit),
         (resource.RLIMIT_FSIZE, files, files),
         (resource.RLIMIT_NOFILE, shape.open_files, shape.open_files),
         (resource.RLIMIT_MEMLOCK, 0, 0),

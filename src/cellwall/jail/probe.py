@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from cellwall.jail import cgroups
+from cellwall.jail import cgroups, facts
 from cellwall.jail.linux import landlock, mounts, process
+from cellwall.model.errors import HostUnsupported
 
 Grade = Literal["PASS", "CAUTION", "FAIL"]
 
@@ -38,6 +39,7 @@ def run() -> list[Found]:
         _landlock,
         _cgroups,
         _host_settings,
+        _core_limit,
         _core_pattern,
         _interpreters,
     )
@@ -222,6 +224,14 @@ def _host_settings() -> list[Found]:
         else Found("swap", "PASS", "off")
     )
     return found
+
+
+def _core_limit() -> list[Found]:
+    try:
+        limit = facts.core_limit()
+    except HostUnsupported as error:
+        return [Found("core limit", "FAIL", error.message, error.remedy or "")]
+    return [Found("core limit", "PASS", f"sandboxes have RLIMIT_CORE {limit}")]
 
 
 def _core_pattern() -> list[Found]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -21,12 +23,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from cellwall.jail import cgroups, fds, owner, plan, posture
-from cellwall.model.errors import HostUnsupported, SandboxBroken
+from cellwall.jail import cgroups, exhaustion, fds, owner, plan, posture
+from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
 
 T = TypeVar("T")
 _PRELOAD_TIMEOUT_S = 120.0
 _STEP_TIMEOUT_S = 20.0
+_START_DESCRIPTORS = 5
+"""Two ends of a channel, a pidfd, the work area, and one to read with."""
 _REMEDY = "run `cellwall doctor`; it checks each step and names the command that fixes it"
 
 
@@ -120,11 +124,21 @@ class Worker:
     berth: Berth | None = None
     """Where it goes by itself once it has cloned that one; None where the host has to move it."""
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether its process has ended."""
+        return self.started is None or owner.start_time(self.pid) != self.started
+
     def move(self, groups: cgroups.Groups) -> None:
         """Put the worker into other cgroups; raise if it is gone, or its pid somebody else's."""
-        if self.started is None or owner.start_time(self.pid) != self.started:
+        if self.is_gone:
             raise SandboxBroken("fork-server: a worker is gone before it could be moved")
-        groups.join(self.pid)
+        try:
+            groups.join(self.pid)
+        except HostUnsupported as error:
+            if error.errno != errno.ESRCH:
+                raise
+            raise SandboxBroken("fork-server: a worker ended while it was moved") from error
         self.groups = groups
 
     def let_go(self) -> list[cgroups.Groups]:
@@ -204,6 +218,24 @@ def _is_in_other_pid_namespace(pid: int) -> bool:
         return False
 
 
+def _check_room() -> None:
+    """Raise OSError (EMFILE, ENFILE) unless a start finds the descriptors that it needs."""
+    with contextlib.ExitStack() as taken:
+        for _ in range(_START_DESCRIPTORS):
+            taken.callback(os.close, os.open("/", os.O_PATH | os.O_CLOEXEC))
+
+
+def _has_ended(pidfd: int) -> bool:
+    """Whether it is a pidfd, and its process dead. poll(2), pidfd_open(2)."""
+    try:
+        link = os.readlink(f"/proc/self/fd/{pidfd}")
+    except OSError:
+        return False
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return "pidfd" in link and bool(poller.poll(0))
+
+
 class ForkServer:
     """One running fork-server with its workers."""
 
@@ -227,29 +259,24 @@ class ForkServer:
     @property
     def is_usable(self) -> bool:
         """Whether sandboxes can be forked from it."""
-        return self._control is not None and not self._broken
+        return self._control is not None and not self._broken and not self._has_hung_up()
+
+    def _has_hung_up(self) -> bool:
+        """Whether its end of the control socket is closed: the kernel does that first of all."""
+        if self._control is None:
+            return True
+        poller = select.poll()
+        poller.register(self._control.fileno(), select.POLLRDHUP)
+        if poller.poll(0):
+            self.lose("it has ended")
+        return bool(self._broken)
 
     async def start(self) -> None:
         """Start boot, wait for "ready"; raises HostUnsupported with the step that failed."""
-        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pairs = [
-            socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            for _ in range(sum(self.settings.workers.values()))
-        ]
-        lifeline = os.pidfd_open(os.getpid())
-        config = fds.as_document(json.dumps(self._config()))
-        inherited = [theirs.fileno(), config, lifeline, *(pair[1].fileno() for pair in pairs)]
-        control.setblocking(False)
         try:
-            self._boot = self._run_boot(inherited)
-        finally:
-            theirs.close()
-            os.close(config)
-            os.close(lifeline)
-            for _, worker_end in pairs:
-                worker_end.close()
-        self._control = control
-        self._sockets = [pair[0] for pair in pairs]
+            self._launch()
+        except OSError as error:
+            raise exhaustion.shortage(error.errno, "start a fork-server", error) or error from error
         self.started_at = asyncio.get_running_loop().time()
         try:
             await self._wait_started()
@@ -258,8 +285,29 @@ class ForkServer:
             await self.aclose()
             raise
         for worker in self.workers:
-            worker.control.setblocking(False)
             self.give_back(worker)
+
+    def _launch(self) -> None:
+        """Start boot with its ends of our sockets; raises OSError and keeps nothing then."""
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+
+            def pair() -> tuple[socket.socket, int]:
+                kept, given = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                ours.callback(kept.close)
+                theirs.callback(given.close)
+                kept.setblocking(False)
+                return kept, given.fileno()
+
+            control, control_fd = pair()
+            pairs = [pair() for _ in range(sum(self.settings.workers.values()))]
+            lifeline = os.pidfd_open(os.getpid())
+            theirs.callback(os.close, lifeline)
+            config = fds.as_document(json.dumps(self._config()))
+            theirs.callback(os.close, config)
+            worker_fds = [given for _, given in pairs]
+            self._boot = self._run_boot([control_fd, config, lifeline, *worker_fds])
+            self._control, self._sockets = control, [kept for kept, _ in pairs]
+            ours.pop_all()
 
     def _run_boot(self, inherited: list[int]) -> subprocess.Popen[bytes]:
         control, config, *kept = (str(fd) for fd in inherited)
@@ -321,13 +369,15 @@ class ForkServer:
                 self.preload = _field(message, "preload", dict)
                 return
             else:
-                step, problem = _field(message, "step", str), _field(message, "error", str)
-                raise HostUnsupported(
-                    "jail",
-                    f"{step}: {problem}{message.get('detail', '')}",
-                    remedy=_REMEDY,
-                    errno=message.get("errno"),
-                )
+                raise self._failure(message)
+
+    @staticmethod
+    def _failure(message: Mapping[str, Any]) -> CellwallError:
+        step, problem = _field(message, "step", str), _field(message, "error", str)
+        number = message.get("errno")
+        return exhaustion.shortage(number, step, problem) or HostUnsupported(
+            "jail", f"{step}: {problem}{message.get('detail', '')}", remedy=_REMEDY, errno=number
+        )
 
     def _checked_pid(self, pid: int) -> int:
         """SECURITY: what is said to be the fork-server must be the child of our boot process:
@@ -386,35 +436,41 @@ class ForkServer:
 
         Then the worker goes on to its berth, if it has one.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        request = {"shape": _shape_text(shape), "uid": uid, "guest": dict(guest), "start": start}
         try:
-            given = [theirs.fileno(), *(worker.berth.entrances if worker.berth else ())]
-            message, received = await self._ask(worker.control, request, given)
+            _check_room()
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            raise exhaustion.shortage(error.errno, "clone a sandbox", error) or error from error
+        request = {"shape": _shape_text(shape), "uid": uid, "guest": dict(guest), "start": start}
+        entrances = worker.berth.entrances if worker.berth else ()
+        try:
+            message, received = await self._ask(worker.control, request, entrances, theirs)
         except BaseException as error:
             ours.close()
             self.lose(f"{type(error).__name__}: {error}")
             if isinstance(error, (fds.ControlClosed, OSError, TimeoutError)):
                 raise SandboxBroken(f"fork-server: a worker is gone ({error})") from error
             raise
-        finally:
-            theirs.close()
         if not received:
             ours.close()
-            raise HostUnsupported(
+            number = message.get("errno")
+            raise exhaustion.shortage(
+                number, "clone a sandbox", message.get("error")
+            ) or HostUnsupported(
                 "namespaces",
                 f"clone a sandbox: {message.get('error')}",
                 remedy=_REMEDY,
-                errno=message.get("errno"),
+                errno=number,
             )
-        pid = pid_of(received[0])
-        if len(received) != 1 or not _is_in_other_pid_namespace(pid):
+        try:
+            pid = self._checked_child(received)
+        except BaseException as error:
             # SECURITY: it holds a pidfd of ours, to notice our end. Whatever it hands us is
             # killed on the slightest doubt, so that must never be a process of the host.
             fds.close_all(received)
             ours.close()
-            self._broken = "it answered with a process that is no sandbox's"
-            raise SandboxBroken(f"fork-server: {self._broken}")
+            self.lose(str(error))
+            raise
         self.forks += 1
         child = Spawned(pid, received[0], ours)
         try:
@@ -422,14 +478,36 @@ class ForkServer:
         except BaseException as error:
             child.discard()
             self.lose(str(error))
-            raise
+            number = error.errno if isinstance(error, OSError) else None
+            raise exhaustion.shortage(number, "clone a sandbox", error) or error from error
         return child
 
     @staticmethod
+    def _checked_child(received: list[int]) -> int:
+        """The pid on the host of a child just cloned, -1 if it is dead and gone already."""
+        is_ours = len(received) == 1
+        try:
+            pid = pid_of(received[0])
+            is_ours = is_ours and _is_in_other_pid_namespace(pid)
+        except OSError as error:
+            step = "fork-server: look at the child it cloned"
+            raise exhaustion.shortage(error.errno, step, error) or error from error
+        # One that is dead already cannot be harmed, and what ended it is in its channel: `hear`.
+        if not is_ours and (len(received) != 1 or not _has_ended(received[0])):
+            raise SandboxBroken("fork-server: it answered with a process that is no sandbox's")
+        return pid
+
+    @staticmethod
     async def _ask(
-        worker: socket.socket, request: Mapping[str, Any], given: Sequence[int]
+        worker: socket.socket,
+        request: Mapping[str, Any],
+        entrances: Sequence[int] = (),
+        channel: socket.socket | None = None,
     ) -> tuple[dict[str, Any], list[int]]:
-        fds.send_message(worker, dict(request), given)
+        with contextlib.ExitStack() as given:
+            # Closed before the answer comes: there is a number free for its descriptor.
+            numbers = [] if channel is None else [given.enter_context(channel).fileno()]
+            fds.send_message(worker, dict(request), [*numbers, *entrances])
         return await _receive(worker, _STEP_TIMEOUT_S)
 
     def abandon(self) -> None:

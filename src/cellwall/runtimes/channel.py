@@ -37,7 +37,7 @@ _PREFIX = struct.Struct(">II")
 
 REPLY = frozenset({"reply", "fail"})
 REPLY_WITH_CHUNKS = frozenset({"reply", "fail", "chunk"})
-RUN = frozenset({"stdout", "stderr", "display", "error", "value", "started", "done", "fail"})
+RUN = frozenset({"stdout", "stderr", "cut", "display", "error", "value", "started", "done", "fail"})
 TERMINAL = frozenset({"stdout", "credit", "started", "done", "fail"})
 CONNECTION = frozenset({"connected", "data", "credit", "end", "closed", "fail"})
 WATCH = frozenset({"data", "reply", "fail"})
@@ -151,6 +151,7 @@ _SCHEMA: dict[str, dict[str, Check]] = {
     "ready": {"protocol": _is_count, "python": _is_text},
     "stdout": {},
     "stderr": {},
+    "cut": {"stream": lambda v: v in ("stdout", "stderr"), "bytes": _is_count},
     "display": {"kind": lambda v: v in ("display", "result")},
     "error": {},
     "value": {},

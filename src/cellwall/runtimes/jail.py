@@ -16,14 +16,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from cellwall.jail import cgroups, facts, owner, plan, posture, probe, supervisor, uids
+from cellwall.jail import cgroups, exhaustion, facts, owner, plan, posture, probe, supervisor, uids
 from cellwall.jail.steps import Lockdown
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.model.template import BuiltTemplate
 from cellwall.runtimes.base import Finding, RuntimeStatistics, SandboxSpec, SweepReport
-from cellwall.runtimes.channel import GuestChannel
+from cellwall.runtimes.channel import ChannelLost, GuestChannel
 from cellwall.runtimes.jail_groups import GroupKeeper
 from cellwall.runtimes.jail_sandbox import Cpus, JailSandbox, Made
 from cellwall.runtimes.jail_servers import Entry, ForkServers, inside_environment
@@ -65,6 +65,19 @@ def hardness_of(limits: Limits, layout: cgroups.Layout) -> dict[str, str]:
     }
 
 
+def _explained(error: Exception, step: str) -> CellwallError:
+    """The error of a start that failed after the clone, as a caller should get it."""
+    short = exhaustion.shortage(getattr(error, "errno", None), step, error)
+    if short is not None:
+        return short
+    if isinstance(error, HostUnsupported):
+        return error
+    remedy = None
+    if isinstance(error, ChannelLost):
+        remedy = "try again; is this host or our cgroup short of memory or processes?"
+    return SandboxBroken(f"{step}: {error}", remedy=remedy)
+
+
 class _Born(NamedTuple):
     """A sandbox that has been cloned and is not yet known to be confined."""
 
@@ -87,7 +100,7 @@ class JailRuntime:
         self._live: set[JailSandbox] = set()
         self._under_way: set[asyncio.Task[Any]] = set()
         self._moving: set[asyncio.Task[None]] = set()
-        self._started = self._failed = 0
+        self._started = self._failed = self._retried = 0
         self._is_swept = False
         self._watchdog: asyncio.Task[None] | None = None
         self._verifier = posture.Verifier()
@@ -147,23 +160,37 @@ class JailRuntime:
                 f"start a sandbox with hard limits: {', '.join(weak)} can only be held softly here",
                 remedy="run `cellwall doctor`; it says how to get a delegated cgroup",
             )
+        if not self.host_facts.core_limit:
+            facts.core_limit()  # somebody may have installed a handler since we asked
         if not self._is_swept:
             self._is_swept = True
             await self.sweep()  # what a killed engine left: it cannot remove it itself
-        entry = await self._servers.get(spec.template)
-        entry.live += 1
-        try:
-            sandbox = await self._build(entry, spec, hardness)
-        except BaseException:
-            entry.live -= 1
-            self._failed += 1
-            raise
+        sandbox = await self._start_again(spec, hardness)
         self._started += 1
         self._live.add(sandbox)
         sandbox.pin()
         if hardness["memory_mb"] == "soft" and self._watchdog is None:
             self._watchdog = asyncio.get_running_loop().create_task(self._watch_softly())
         return sandbox
+
+    async def _start_again(self, spec: SandboxSpec, hardness: dict[str, str]) -> JailSandbox:
+        """Start it, from a second fork-server if the first one went away meanwhile.
+
+        Nothing of the caller's has been handed over by then, so nothing of it can run twice.
+        """
+        for is_last in (False, True):
+            entry = await self._servers.get(spec.template)
+            entry.live += 1
+            try:
+                return await self._build(entry, spec, hardness)
+            except BaseException as error:
+                entry.live -= 1
+                is_ours = isinstance(error, SandboxBroken)
+                if is_last or not is_ours or entry.server.is_usable:
+                    self._failed += 1
+                    raise
+                self._retried += 1
+        raise AssertionError("the last try returns or raises")
 
     async def _build(
         self, entry: Entry, spec: SandboxSpec, hardness: dict[str, str]
@@ -179,9 +206,11 @@ class JailRuntime:
         try:
             return await self._confine(entry, spec, hardness, born)
         except BaseException as error:
-            await self._discard(entry, born)
-            if isinstance(error, posture.PostureMismatch):
-                raise SandboxBroken(f"sandbox {spec.sandbox_id}: {error}") from error
+            if worker.is_gone:
+                entry.server.lose("a worker has ended")
+            await asyncio.shield(self._begin(self._discard(entry, born)))
+            if isinstance(error, (posture.PostureMismatch, OSError, HostUnsupported, ChannelLost)):
+                raise _explained(error, f"sandbox {spec.sandbox_id}: confine it") from error
             raise
 
     async def _fork(self, entry: Entry, worker: supervisor.Worker, spec: SandboxSpec) -> _Born:
@@ -196,12 +225,14 @@ class JailRuntime:
             entry.uids.give_back(index)
             entry.server.give_back(worker)  # it is where it was
             raise
+        if worker.groups is groups:
+            worker.groups = None  # they are the sandbox's now, whatever becomes of the worker
         return _Born(child, groups, index, self._begin(self._leave(entry, worker)))
 
     async def _discard(self, entry: Entry, born: _Born) -> None:
         born.child.discard()
         with contextlib.suppress(CellwallError):
-            await born.leaving
+            await asyncio.shield(born.leaving)
         await self._groups.remove(born.groups)
         entry.uids.give_back(born.uid_index)
 
@@ -293,7 +324,8 @@ class JailRuntime:
                 self._verifier.verify_beside(pid, want, namespaces)
             # SECURITY: nothing of ours is in the sandbox's cgroups when caller code comes.
             if not self._groups.workers_move_themselves:
-                await born.leaving
+                # Shielded: given up half way, the worker would clone into the same ones again.
+                await asyncio.shield(born.leaving)
             groups.begin()
             groups.apply(spec.limits)
         except BaseException:
@@ -346,10 +378,12 @@ class JailRuntime:
 
     def statistics(self) -> RuntimeStatistics:
         """Counts."""
+        entries = self._servers.entries if "_servers" in vars(self) else ()
         detail = {
-            "fork_servers": len(self._servers.entries),
-            "forks": sum(entry.server.forks for entry in self._servers.entries),
-            "cgroups_not_removed": self._groups.leaked if "_groups" in vars(self) else 0,
+            "fork_servers": len(entries),
+            "forks": sum(entry.server.forks for entry in entries),
+            "starts_retried": self._retried,
+            "cgroups_not_removed": self._groups.quarantined if "_groups" in vars(self) else 0,
         }
         return RuntimeStatistics(len(self._live), self._started, self._failed, detail)
 

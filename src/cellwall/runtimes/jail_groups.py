@@ -8,6 +8,7 @@ nothing moves, soon after.
 from __future__ import annotations
 
 import asyncio
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
@@ -15,8 +16,11 @@ from typing import NamedTuple
 from cellwall.jail import cgroups, owner, supervisor
 from cellwall.model.limits import Limits
 
+_THREADS = 2
 _REMOVE_TRIES = 100
 _RETRY_S = 0.01
+_QUARANTINE_FIRST_S = 1.0
+_QUARANTINE_MOST_S = 60.0
 _LINGER_S = 0.005
 """How long an ended sandbox's directories wait for a move to go along with."""
 
@@ -32,10 +36,18 @@ class GroupKeeper:
     def __init__(self, layout: cgroups.Layout) -> None:
         """Make no directory yet."""
         self._groups = cgroups.EngineGroups(layout, owner.new_label())
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="cellwall-cgroup")
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="cellwall-cgroup")
         self._ended: list[_Ended] = []
         self._timer: asyncio.TimerHandle | None = None
-        self.leaked = 0
+        self._is_closed = False
+        self._quarantine: list[cgroups.Groups] = []
+        self._retry: asyncio.TimerHandle | None = None
+        self._pause_s = _QUARANTINE_FIRST_S
+        barrier = threading.Barrier(_THREADS + 1)
+        for _ in range(_THREADS):
+            # Now: later, with no process left to be had, what has ended could not be removed.
+            self._threads.submit(barrier.wait)
+        barrier.wait()
 
     @property
     def name(self) -> str:
@@ -54,18 +66,52 @@ class GroupKeeper:
     async def remove(self, groups: cgroups.Groups) -> None:
         """Take an ended sandbox's directories back.
 
-        rmdir says EBUSY until the kernel has let go of the last task; try for a second.
+        rmdir says EBUSY until the kernel has let go of the last task; try for a second, and then
+        now and again.
         """
         for _ in range(_REMOVE_TRIES):
             if await self._try_to_remove(groups):
                 return
             await asyncio.sleep(_RETRY_S)
-        self.leaked += 1
+        self._isolate(groups)
+
+    @property
+    def quarantined(self) -> int:
+        """How many ended sandboxes' directories could not be removed yet."""
+        return len(self._quarantine)
+
+    def _isolate(self, groups: cgroups.Groups) -> None:
+        self._quarantine.append(groups)
+        if self._retry is None and not self._is_closed:
+            self._pause_s = _QUARANTINE_FIRST_S
+            self._retry_later()
+
+    def _retry_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._retry = loop.call_later(self._pause_s, self._try_quarantined)
+        self._pause_s = min(_QUARANTINE_MOST_S, 2 * self._pause_s)
+
+    def _try_quarantined(self) -> None:
+        self._retry = None
+        loop, waiting = asyncio.get_running_loop(), list(self._quarantine)
+
+        def answer(removed: list[cgroups.Groups]) -> None:
+            self._quarantine = [each for each in self._quarantine if each not in removed]
+            if self._quarantine and not self._is_closed:
+                self._retry_later()
+
+        def work() -> None:
+            removed = [each for each in waiting if not self._groups.take_back(each)]
+            loop.call_soon_threadsafe(answer, removed)
+
+        self._threads.submit(work)
 
     def close(self) -> None:
         """Remove the engine's own directories; no sandbox may be left."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._is_closed = True
+        for timer in (self._timer, self._retry):
+            if timer is not None:
+                timer.cancel()
         self._groups.remove()
         self._threads.shutdown(wait=False)
 
@@ -94,13 +140,13 @@ class GroupKeeper:
         """On a thread: the move, for which somebody waits, then the removals."""
         try:
             if worker is not None:
-                self._move(worker)
+                self._move(loop, worker)
         finally:
             results = [not self._groups.take_back(each.groups) for each in ended]
             if ended:
                 loop.call_soon_threadsafe(partial(_answer, ended, results))
 
-    def _move(self, worker: supervisor.Worker) -> None:
+    def _move(self, loop: asyncio.AbstractEventLoop, worker: supervisor.Worker) -> None:
         groups = self._groups.create(Limits(), guests=1)  # room for the worker itself
         try:
             if self.workers_move_themselves:
@@ -108,7 +154,8 @@ class GroupKeeper:
             else:
                 worker.move(groups)
         except BaseException:
-            groups.remove()
+            if groups.remove():  # it is in some of them, until its fork-server is ended
+                loop.call_soon_threadsafe(self._isolate, groups)
             raise
 
 

@@ -289,10 +289,10 @@ class Executions:
 
     def expire(self) -> None:
         """Forget what ended too long ago; called now and then."""
-        limit = time.time() - self._settings.retention_s
+        limit = time.monotonic() - self._settings.retention_s
         for record_id in list(self._ended):
-            ended_at = self._all[record_id].ended_at
-            if ended_at is not None and ended_at > limit:
+            ended_s = self._all[record_id].ended_s
+            if ended_s is not None and ended_s > limit:
                 return
             self._forget(record_id)
 

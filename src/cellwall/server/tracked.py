@@ -38,6 +38,9 @@ class Tracked:
         self.error: Exception | None = None
         self.started_at: float | None = None
         self.ended_at: float | None = None
+        """Wall time, to be shown; what counts is `ended_s`."""
+        self.ended_s: float | None = None
+        """Monotonic: how long it is kept follows no clock that can be set."""
         self.is_cancelled = False
         self.end_event: Event | None = None
         """Its last event, held back until its end may be told."""
@@ -95,6 +98,7 @@ class Tracked:
         else:
             self.spool.finish(content)
         self.ended_at = self.ended_at or time.time()
+        self.ended_s = time.monotonic()
         for future in (self.started, self.ended):
             if not future.done():
                 future.set_result(None)

@@ -1,0 +1,169 @@
+"""FI-06: a fork-server, its boot or a worker killed while idle, in mid-fork and in mid-run.
+
+No start fails for it: nothing of the caller's was handed over, so it is tried again from a new one
+(the engine counts that). What runs in a sandbox of the dead one ends with a named verdict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from arena import Arena, Traces, descendants
+
+from cellwall import Engine, EngineSettings, Execution, Verdict
+from cellwall.jail import posture, supervisor
+
+pytestmark = pytest.mark.attack
+
+WHO = ["boot", "fork-server", "worker"]
+
+
+@pytest.fixture(autouse=True)
+def _settled(arena: Arena) -> None:
+    arena.settle()
+
+
+async def _pids(arena: Arena) -> dict[str, int]:
+    boot, first = await arena.fork_server()
+    return {"boot": boot, "fork-server": first, "worker": posture.children(first)[0]}
+
+
+async def _retried(arena: Arena) -> int:
+    return (await arena.engine.runtime()).statistics().detail["starts_retried"]
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_idle_one_that_was_killed_costs_no_run(arena: Arena, who: str) -> None:
+    async def attack() -> None:
+        pids = await _pids(arena)
+        gone = os.pidfd_open(pids[who])
+        os.kill(pids[who], signal.SIGKILL)
+        await asyncio.to_thread(_wait, gone)
+        runs = await asyncio.gather(*(arena.arun("print('fine')") for _ in range(6)))
+        assert all(run.stdout.endswith("fine\n") for run in runs)
+        assert (await _pids(arena))["fork-server"] != pids["fork-server"]
+
+    with arena.leaving_nothing():
+        arena.do(attack())
+
+
+def _wait(pidfd: int) -> None:
+    select.select([pidfd], [], [], 10)
+    os.close(pidfd)
+
+
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("step", ["asked", "cloned"])
+def test_start_under_which_it_is_killed_is_made_again(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch, who: str, step: str
+) -> None:
+    """Killed right before a worker is asked, and right after it answered with a child."""
+    killed: list[int] = []
+    real_spawn = supervisor.ForkServer.spawn
+
+    async def kill_workers_parent(server: supervisor.ForkServer, worker: int) -> None:
+        assert server._boot is not None
+        pids = {"boot": server._boot.pid, "fork-server": server.pid, "worker": worker}
+        killed.append(pids[who])
+        gone = os.pidfd_open(pids[who])
+        os.kill(pids[who], signal.SIGKILL)
+        await asyncio.to_thread(_wait, gone)
+
+    async def spawn(
+        server: supervisor.ForkServer, worker: supervisor.Worker, **given: Any
+    ) -> supervisor.Spawned:
+        if step == "asked" and not killed:
+            await kill_workers_parent(server, worker.pid)
+        spawned = await real_spawn(server, worker, **given)
+        if step == "cloned" and not killed:
+            await kill_workers_parent(server, worker.pid)
+        return spawned
+
+    async def attack() -> None:
+        before = await _retried(arena)
+        monkeypatch.setattr(supervisor.ForkServer, "spawn", spawn)
+        assert (await arena.arun("print('fine')")).stdout.endswith("fine\n")
+        assert len(killed) == 1
+        # What a worker had cloned already may outlive it: then there is nothing to make again.
+        least = 0 if (who, step) == ("worker", "cloned") else 1
+        assert before + least <= await _retried(arena) <= before + 1
+        assert (await arena.arun("print('fine')")).ok  # whoever is dead is noticed now
+
+    with arena.leaving_nothing():
+        arena.do(attack())
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_run_under_which_it_is_killed_ends_with_a_name_and_the_next_is_fine(
+    arena: Arena, who: str
+) -> None:
+    async def attack() -> Execution:
+        up = asyncio.Event()
+        work = arena.engine.run(
+            "print('up', flush=True)\nimport time; time.sleep(60)", on_event=lambda _: up.set()
+        )
+        task = asyncio.ensure_future(work)
+        await up.wait()
+        pids = await _pids(arena)
+        inits = [pid for pid in descendants(pids["boot"]) if _is_init(pid)]
+        assert len(inits) == 1
+        parent = _parent(inits[0])
+        os.kill(parent if who == "worker" else pids[who], signal.SIGKILL)
+        ended = await asyncio.wait_for(task, 10)
+        assert (await arena.arun("print('fine')")).ok
+        return ended
+
+    with arena.leaving_nothing():
+        ended = arena.do(attack())
+    assert ended.verdict is Verdict.SANDBOX_ERROR
+    assert "the sandbox ended under it" in ended.outcome.notes[0]
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _is_init(pid: int) -> bool:
+    """Pid 1 of a pid namespace below a fork-server's: three numbers in NSpid."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    line = next(line for line in status.splitlines() if line.startswith("NSpid:"))
+    return len(line.split()) == 4 and line.split()[-1] == "1"
+
+
+def test_template_that_always_loses_its_fork_server_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The control: it is tried once more and no oftener, and the error says what was lost."""
+    real, asked = supervisor.ForkServer.spawn, 0
+
+    async def spawn(
+        server: supervisor.ForkServer, worker: supervisor.Worker, **given: Any
+    ) -> supervisor.Spawned:
+        nonlocal asked
+        asked += 1
+        os.kill(server.pid, signal.SIGKILL)
+        return await real(server, worker, **given)
+
+    async def attack() -> str:
+        engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
+        monkeypatch.setattr(supervisor.ForkServer, "spawn", spawn)
+        try:
+            ended = await asyncio.gather(engine.run("print(1)"), return_exceptions=True)
+            return str(ended[0])
+        finally:
+            await engine.aclose()
+
+    before = Traces.now()
+    said = asyncio.run(attack())
+    assert Traces.now() == before
+    assert asked == 2
+    assert "fork-server" in said

@@ -1,0 +1,108 @@
+"""FI-26, FI-40: every single call that builds and locks down a sandbox fails once.
+
+The calls are counted, not listed, so that a new one is covered on its first day. A copy of the
+guest's bundle fails the call whose number the request names; one fork-server serves all of them.
+The control is the number after the last: nothing fails, and the program runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import zipfile
+from pathlib import Path
+
+import pytest
+from arena import Traces
+
+from cellwall import Engine, EngineSettings, HostUnsupported
+from cellwall.runtimes import guest_bundle, jail_servers
+
+pytestmark = pytest.mark.attack
+
+_COUNTING = """
+
+FAIL_AT, made = -1, 0
+_do_all = do_all
+
+def do_all(calls):
+    global made
+    for call in calls:
+        if made == FAIL_AT:
+            raise SyscallError(28, f"call {made}: {call.step}")
+        made += 1
+        _do_all((call,))
+"""
+_READ = """
+        from cellwall.jail.linux import libc
+        libc.FAIL_AT, libc.made = int((request["guest"]["env"] or {}).get("FAIL_AT", -1)), 0
+"""
+
+
+def _counting(bundle: Path, target: Path) -> Path:
+    with zipfile.ZipFile(bundle) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            data = old.read(name)
+            if name == "cellwall/jail/linux/libc.py":
+                data += _COUNTING.encode()
+            if name == "cellwall/jail/inside.py":
+                marked = b"        _lock(worker, ready, channel, wait_r)\n"
+                assert data.count(marked) == 1
+                data = data.replace(marked, _READ.encode() + marked)
+            if name not in {"cellwall/jail/linux/libc.pyc", "cellwall/jail/inside.pyc"}:
+                new.writestr(name, data)
+    target.chmod(0o644)
+    return target
+
+
+async def _step(engine: Engine, number: int) -> str:
+    """The words of the refusal when call `number` fails; "" if there was no such call."""
+    env = {"FAIL_AT": str(number)}
+    try:
+        done = await engine.run("print('seen', flush=True)", env=env)
+    except HostUnsupported as error:
+        return f"{error.errno} {error}" if error.remedy else "no remedy"
+    assert done.stdout == "seen\n"
+    return ""
+
+
+async def _steps(engine: Engine) -> list[str]:
+    found: list[str] = []
+    while said := await _step(engine, len(found)):
+        found.append(said)
+    return found
+
+
+def test_every_call_of_the_set_up_that_fails_is_named_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = guest_bundle.build_bundle
+    monkeypatch.setattr(
+        jail_servers,
+        "build_bundle",
+        lambda *given: _counting(real(*given), tmp_path / "counting.pyz"),
+    )
+
+    async def scenario() -> list[str]:
+        engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
+        try:
+            assert (await engine.run("print(1)")).ok
+            await engine.pool.wait_buried()
+            before = Traces.now()
+            found = await _steps(engine)
+            await engine.pool.wait_buried()
+            assert Traces.now() == before
+            runtime = await engine.runtime()
+            assert runtime.statistics().detail["starts_retried"] == 0
+            return found
+        finally:
+            await engine.aclose()
+
+    found = asyncio.run(scenario())
+    assert len(found) > 60
+    for number, said in enumerate(found):
+        assert said.startswith(f"{errno.ENOSPC} sandbox set-up, call {number}: ")
+    text = "\n".join(found)
+    steps = ("setresuid 1000", "mount", "unshare", "setrlimit", "PR_CAPBSET_DROP 0", "capset")
+    for step in (*steps, "PR_SET_NO_NEW_PRIVS", "andlock", "SECCOMP"):
+        assert step in text, found
