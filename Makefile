@@ -5,7 +5,7 @@
 BIN := .venv/bin
 TEMPLATES := python data
 
-.PHONY: run test check bench clean environment dev templates
+.PHONY: run test check deployment bench clean environment dev templates
 
 run: environment templates
 	$(BIN)/cellwall demo
@@ -21,6 +21,11 @@ check: dev
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 	$(BIN)/pytest tests/unit tests/meta
+
+# The image in a real container engine, the service's walls: minutes, as root, with what .ci/run
+# installs for it.
+deployment: dev templates
+	$(BIN)/pytest -m "slow or not slow" tests/deploy
 
 bench: dev templates
 	$(BIN)/cellwall bench --write bench/RESULTS.md
