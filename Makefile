@@ -37,7 +37,7 @@ dev:
 	@scripts/bootstrap --dev
 
 # After the environment, whichever of the two the goal asked for.
-templates: | $(if $(filter test,$(MAKECMDGOALS)),dev,environment)
+templates: | $(if $(filter test deployment,$(MAKECMDGOALS)),dev,environment)
 	@$(BIN)/cellwall templates build $(TEMPLATES)
 
 clean:

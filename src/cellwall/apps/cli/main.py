@@ -23,6 +23,7 @@ from cellwall.apps.cli import (
     run,
     sandbox,
     serve,
+    settings,
     shell,
     sweep,
     templates,
@@ -45,6 +46,7 @@ for module in (run, serve, top, shell, languages, doctor, sweep, demo, bench):
     module.register(app)
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(templates.app, name="templates")
+app.add_typer(settings.app, name="settings")
 app.add_typer(jail_explain.app, name="jail")
 
 
