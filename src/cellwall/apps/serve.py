@@ -22,6 +22,7 @@ import uvloop
 
 from cellwall.engine.engine import Engine
 from cellwall.engine.templates import TemplateStore, state_dir
+from cellwall.jail.delegation import step_aside
 from cellwall.model.errors import UsageError
 from cellwall.server.app import create_app
 from cellwall.server.keys import KeyRing
@@ -211,6 +212,7 @@ async def serve(
 
 def run(loaded: Loaded, keys: KeyRing, on_ready: Callable[[str], None]) -> None:
     """Serve on an event loop of its own."""
+    step_aside()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(loaded, keys, on_ready))
 
