@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -56,6 +57,12 @@ def server() -> Iterator[Server]:
 
     with running() as made:
         yield made
+
+
+@pytest.fixture(params=["sqlite"])
+def store_url(tmp_path: Path) -> str:
+    """A database of its own, empty, of each kind in turn."""
+    return f"sqlite:///{tmp_path}/state/cellwall.db"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -151,7 +151,6 @@ _BREAKING: dict[str, tuple[str, str]] = {
     "ProcSubset": ("pid", ""),
     "ProtectHostname": ("yes", ""),
     "RestrictNamespaces": ("yes", "user namespaces"),
-    "LimitCORE": ("0", "RLIMIT_CORE"),
 }
 """What is added, and what of `doctor` fails then; where nothing, a run must."""
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import httpx
 
+from cellwall.engine.templates import state_dir
 from cellwall.server.keys import digest_of
 
 ALICE = "alice-key-0123456789abcdef0123456789abcdef"
@@ -31,9 +32,9 @@ ADMIN = "admin-key-0123456789abcdef0123456789abcdef"
 _START_S = 40
 
 
-def configuration(**server: object) -> str:
-    """Return a TOML with two tenants' keys, an admin's, and settings of the server."""
-    lines = ["[server]"]
+def configuration(more: str = "", **server: object) -> str:
+    """Return a TOML with two tenants' keys, an admin's, settings of the server, and `more`."""
+    lines = [more, "[server]"]
     lines += [f"{name} = {json.dumps(value)}" for name, value in server.items()]
     for key, tenant, scope in (
         (ALICE, "alice", "run"),
@@ -118,17 +119,33 @@ def read_all(sock: socket.socket) -> bytes:
     return found
 
 
+def state_of(folder: Path) -> Path:
+    """Return a state directory in `folder`, for one server; its templates are everybody's."""
+    made = folder / "state"
+    made.mkdir(mode=0o700, exist_ok=True)
+    templates = state_dir().absolute() / "templates"
+    templates.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (made / "templates").symlink_to(templates)
+    return made
+
+
 def start(
-    folder: Path, *flags: str, environ: Mapping[str, str] | None = None, config: str | None = None
+    folder: Path,
+    *flags: str,
+    environ: Mapping[str, str] | None = None,
+    config: str | None = None,
+    entry: tuple[str, ...] = ("-m", "cellwall.apps.cli.main"),
 ) -> Server:
-    """Start a server and wait until it listens."""
-    argv = [sys.executable, "-m", "cellwall.apps.cli.main", "serve", *flags]
+    """Start a server and wait until it listens; `entry` is what the interpreter runs."""
+    argv = [sys.executable, *entry, "serve", *flags]
     if config is not None:
         path = folder / "cellwall.toml"
         path.write_text(config, encoding="utf-8")
         argv += ["--config", str(path)]
     log = folder / "server.log"
     env = {k: v for k, v in os.environ.items() if k not in {"CELLWALL_API_KEY", "CELLWALL_CONFIG"}}
+    env["CELLWALL_STATE_DIR"] = str(state_of(folder))
     with log.open("w", encoding="utf-8") as stderr:
         process = subprocess.Popen(
             argv,
@@ -151,12 +168,12 @@ def start(
 
 
 @contextlib.contextmanager
-def running(**server: object) -> Iterator[Server]:
-    """Run a server of its own settings for the length of a block."""
+def running(more: str = "", **server: object) -> Iterator[Server]:
+    """Run a server of its own settings for the length of a block; `more` is TOML."""
     # Not a TemporaryDirectory: tests fork, and each child would remove it at its exit.
     folder = Path(tempfile.mkdtemp())
     try:
-        made = start(folder, "--port", "0", config=configuration(**server))
+        made = start(folder, "--port", "0", config=configuration(more, **server))
         try:
             yield made
         finally:

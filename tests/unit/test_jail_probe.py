@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cellwall.jail import probe
-from cellwall.jail.probe_counts import UNLIMITED, Counts, judge
+from cellwall.jail.probe_counts import Counts, judge
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,6 @@ def test_core_pattern_is_a_caution_where_no_limit_stops_it(pattern: str, grade: 
 
 
 PLENTY = Counts(
-    core_limit=UNLIMITED,
     open_files=65_536,
     processes=32_768,
     inotify_instances=8192,
@@ -46,8 +45,6 @@ def test_a_host_with_plenty_passes_every_count() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "feature", "grade"),
     [
-        ("core_limit", 0, "RLIMIT_CORE", "FAIL"),
-        ("core_limit", 1, "RLIMIT_CORE", "PASS"),
         ("open_files", 1024, "open files", "CAUTION"),
         ("processes", 512, "processes", "CAUTION"),
         ("inotify_instances", 128, "fs.inotify.max_user_instances", "CAUTION"),
@@ -66,11 +63,10 @@ def test_scarcity_is_graded_and_has_a_remedy(
 
 def test_what_a_container_hides_is_not_judged() -> None:
     hidden = PLENTY._replace(inotify_instances=None, user_namespaces=None)
-    assert set(grades(hidden)) == {"RLIMIT_CORE", "open files", "processes"}
+    assert set(grades(hidden)) == {"open files", "processes"}
 
 
 def test_counts_of_this_process_are_the_kernels() -> None:
     counts = Counts.of_this_process()
-    assert (counts.core_limit > 0) == (resource.getrlimit(resource.RLIMIT_CORE)[1] != 0)
     assert counts.open_files == resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     assert 0 < counts.processes <= int(Path("/proc/sys/kernel/pid_max").read_text())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 from pathlib import Path
@@ -17,7 +16,6 @@ from cellwall.model import errors as model_errors
 from cellwall.model.errors import CapacityError, CellwallError, NotFound, UsageError
 from cellwall.model.limits import Limits
 from cellwall.server import asked, tokens
-from cellwall.server.admission import Admission
 from cellwall.server.downloads import _span, attachment
 from cellwall.server.endpoint import parsed
 from cellwall.server.errors import HttpError, envelope, headers_of, status_of
@@ -25,7 +23,6 @@ from cellwall.server.forwarding import from_inside, query_for_inside, to_inside,
 from cellwall.server.guards import allowed_hosts, read_headers
 from cellwall.server.keys import Failures
 from cellwall.server.paths import check_name
-from cellwall.server.room import Room
 from cellwall.server.schemas import ExecuteBody, SandboxBody
 from cellwall.server.settings import ServerSettings
 
@@ -169,7 +166,7 @@ def _every_error() -> list[CellwallError]:
             extra["retry_after_s"] = 2.5
         if "reason" in names:
             extra["reason"] = "not_found"
-        words = ("thing", "m") if "feature" in names else ("m",)
+        words = ("thing", "m") if {"feature", "quota"} & set(names) else ("m",)
         made.append(kind(*words, **extra))
     return made
 
@@ -196,7 +193,7 @@ def test_unexpected_errors_keep_their_words() -> None:
     assert "/sys" not in envelope(host, "id")["error"]["message"]
 
 
-# -- guards, admission, keys, room ---------------------------------------------------------------
+# -- guards, keys --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -221,35 +218,6 @@ def test_hosts_are_what_was_bound_and_what_was_allowed() -> None:
     assert remote == {"10.0.0.1", "box.example"}
 
 
-def test_places_go_round_in_order_and_come_back() -> None:
-    async def scene() -> list[int]:
-        admission = Admission(1, 2)
-        order: list[int] = []
-        gate = asyncio.Event()
-
-        async def work(number: int) -> None:
-            async with admission.place():
-                order.append(number)
-                await gate.wait()
-
-        tasks = [asyncio.ensure_future(work(n)) for n in range(3)]
-        await asyncio.sleep(0)
-        assert (admission.running, admission.queued) == (1, 2)
-        with pytest.raises(CapacityError):
-            admission.check()
-        tasks[1].cancel()
-        await asyncio.sleep(0)
-        assert admission.queued == 1
-        gate.set()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert (admission.running, admission.queued) == (0, 0)
-        async with admission.place():
-            pass
-        return order
-
-    assert asyncio.run(scene()) == [0, 2]
-
-
 def test_failures_are_counted_per_address_in_bounded_memory() -> None:
     failures = Failures()
     assert all(failures.wait_s("a") == 0 for _ in range(10))
@@ -258,22 +226,6 @@ def test_failures_are_counted_per_address_in_bounded_memory() -> None:
     for n in range(5000):
         failures.wait_s(f"address {n}")
     assert len(failures._buckets) <= 1024
-
-
-@pytest.mark.parametrize(
-    ("text", "least", "is_full"),
-    [("MemAvailable: 2048000 kB\n", 256, False), ("MemAvailable: 1024 kB\n", 256, True),
-     ("nonsense", 256, False), ("MemAvailable: 1024 kB\n", 0, False)],
-)  # fmt: skip
-def test_room_is_what_the_kernel_says(tmp_path: Path, text: str, least: int, is_full: bool) -> None:
-    source = tmp_path / "meminfo"
-    source.write_text(text)
-    room = Room(least, source)
-    if is_full:
-        with pytest.raises(CapacityError):
-            room.check()
-    else:
-        room.check()
 
 
 # -- settings ------------------------------------------------------------------------------------

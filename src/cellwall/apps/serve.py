@@ -1,25 +1,28 @@
 """The server process: the only place that wires settings, keys, engine, application and socket.
 
 Not the application (`server.app`) and not the flags (`cli.serve`). The invariant: whatever ends
-it, the engine is closed, so no sandbox outlives the server; and nothing listens before the
-checks of `check_exposure`.
+it, the engine is closed, so no sandbox outlives the server; nothing listens before the checks of
+`check_exposure`, and nothing is served before every id of an earlier server has its true state.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import resource
 import socket
 import stat
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
 
+from cellwall.apps.state_lock import locked
 from cellwall.engine.engine import Engine
 from cellwall.engine.templates import TemplateStore, state_dir
 from cellwall.jail.delegation import step_aside
@@ -28,6 +31,7 @@ from cellwall.server.app import create_app
 from cellwall.server.keys import KeyRing
 from cellwall.server.protocol import Connection, SocketConnection
 from cellwall.server.state import State
+from cellwall.store.store import Store
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     from cellwall.server.guards import Guard
     from cellwall.server.settings import ServerSettings
 
+_log = logging.getLogger("cellwall.server")
 _MESSAGE_BYTES = 1024 * 1024
 _BACKLOG = 2048
 
@@ -126,8 +131,14 @@ class _Server(uvicorn.Server):
             self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # It listens until then: whoever comes is told that it stops, and may look.
+        began = time.monotonic()
+        stop_s = self._state.settings.stop_s
+        await self._state.drain(stop_s, lambda: self.force_exit)
         # Streams end when their executions do; otherwise they would hold the server until `stop_s`.
         await self._state.aclose()
+        left_s = max(1, int(stop_s - (time.monotonic() - began)))
+        self.config.timeout_graceful_shutdown = left_s
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -165,17 +176,38 @@ def config_of(settings: ServerSettings, app: Guard) -> uvicorn.Config:
     )
 
 
+def store_url(settings: ServerSettings, directory: Path) -> str | None:
+    """Return where the store is; None for none."""
+    if settings.store == "none":
+        return None
+    if settings.store == "sqlite":
+        return f"sqlite:///{directory.absolute() / 'server' / 'cellwall.db'}"
+    return settings.store
+
+
 @contextlib.asynccontextmanager
 async def opened(loaded: Loaded, keys: KeyRing, directory: Path) -> AsyncIterator[State]:
-    """Open an engine and the state over it; both are closed at the end."""
-    engine = Engine(directory, loaded.engine)
-    state = State(engine, loaded.server, keys)
+    """Open a store, an engine and the state over both; all are closed at the end."""
+    url = store_url(loaded.server, directory)
+    store = None if url is None else await Store.open(url)
     try:
-        state.open()
-        yield state
+        engine = Engine(directory, loaded.engine)
+        state = State(engine, loaded.server, keys, store)
+        try:
+            yield state
+        finally:
+            await state.aclose()
+            await engine.aclose()
     finally:
-        await state.aclose()
-        await engine.aclose()
+        if store is not None:
+            await store.aclose()
+
+
+async def _sweep(state: State) -> None:
+    """Remove what killed servers left; by label of their owner, so it disturbs nobody."""
+    report = await state.engine.sweep()
+    if any(report.removed.values()) or report.kept:
+        _log.warning("swept: %s", report)
 
 
 async def _warm(state: State) -> None:
@@ -193,16 +225,26 @@ async def serve(
     """Listen until a signal says otherwise."""
     _raise_descriptor_limit()
     settings = loaded.server
-    sock = bound(settings)
-    try:
-        async with opened(loaded, keys, directory or state_dir()) as state:
-            await _warm(state)
+    folder = directory or state_dir()
+    with locked(folder), _listening(settings) as sock:
+        async with opened(loaded, keys, folder) as state:
+            state.tasks.spawn(_sweep(state))
+            await _warm(state)  # before the turns of what waited: it waits for the pool to be full
+            await state.open()
             server = _Server(
                 config_of(settings, create_app(state)),
                 state,
                 lambda: on_ready(address_of(settings, sock)),
             )
             await server.serve(sockets=[sock])
+
+
+@contextlib.contextmanager
+def _listening(settings: ServerSettings) -> Iterator[socket.socket]:
+    """Give the socket, bound; close it at the end, and remove its file if it has one."""
+    sock = bound(settings)
+    try:
+        yield sock
     finally:
         sock.close()
         if settings.unix is not None:

@@ -6,6 +6,8 @@ invariant: an unknown name is an error, never silently ignored, and no key is ev
     [server]  fields of ServerSettings      [most]  ceilings of limits
     [engine]  fields of EngineSettings      [limits]  limits of a request that names none
     [[keys]]  sha256, tenant, scope, expires_at
+    [tiers.NAME]  quotas of the tenants of that tier; `default` is everybody else's
+    [tenants]     TENANT = "TIER"
 """
 
 from __future__ import annotations
@@ -17,14 +19,16 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from cellwall.engine.quotas import DEFAULT_TIER, Quotas
 from cellwall.engine.settings import EngineSettings
 from cellwall.model.errors import UsageError
 from cellwall.server.keys import KeyRecord, check_key, digest_of
 from cellwall.server.settings import ServerSettings
 
-SECTIONS = frozenset({"server", "engine", "limits", "most", "keys"})
+SECTIONS = frozenset({"server", "engine", "limits", "most", "keys", "tiers", "tenants"})
 _NOT_ENGINE = frozenset({"limits"})
-_NOT_SERVER = frozenset({"most"})
+_NO_NAMES: frozenset[str] = frozenset()
+_NOT_SERVER = frozenset({"most", "tiers", "tenants"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ def load(
     server = _changed(server, _from_environment(source), _NOT_SERVER, "environment")
     given = {name: value for name, value in flags.items() if value is not None}
     server = _changed(server, given, _NOT_SERVER, "flags")
+    server = replace(server, tiers=_tiers(document), tenants=_tenants(document))
     engine = EngineSettings.from_environment(source)
     engine = replace(engine, limits=engine.limits.with_changes(_section(document, "limits")))
     engine = _changed(engine, _section(document, "engine"), _NOT_ENGINE, "engine")
@@ -100,6 +105,7 @@ def _fitting(name: str, value: Any, kind: str) -> Any:  # noqa: ANN401 - of TOML
         if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
             raise UsageError(f"settings: {name} is not a list of texts", remedy='write ["a", "b"]')
         return tuple(value)
+    kind = kind.removesuffix(" | None")
     if kind == "float" and type(value) is int:
         return float(value)
     wanted = {"int": int, "float": float, "bool": bool}.get(kind, str)
@@ -109,6 +115,26 @@ def _fitting(name: str, value: Any, kind: str) -> Any:  # noqa: ANN401 - of TOML
             remedy="run `cellwall settings`, or see docs/settings.md",
         )
     return value
+
+
+def _tiers(document: Mapping[str, Any]) -> dict[str, Quotas]:
+    return {
+        name: _changed(Quotas(), _section(_section(document, "tiers"), name), _NO_NAMES, where)
+        for name in _section(document, "tiers")
+        for where in (f"tiers.{name}",)
+    }
+
+
+def _tenants(document: Mapping[str, Any]) -> dict[str, str]:
+    tiers = {DEFAULT_TIER, *_section(document, "tiers")}
+    tenants = _section(document, "tenants")
+    for tenant, tier in tenants.items():
+        if tier not in tiers:
+            raise UsageError(
+                f"settings: tenants: {tenant} = {tier!r}: there is no such tier",
+                remedy=f"known tiers: {', '.join(sorted(tiers))}; make one with [tiers.NAME]",
+            )
+    return tenants
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:

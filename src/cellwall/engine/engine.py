@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from cellwall.runtimes.base import Finding, Runtime
 
 
+BeforeCode = Callable[[], Awaitable[None]]
+"""Awaited when a sandbox is there and nothing of the caller is in it yet."""
+
+
 class Templates(Protocol):
     """What the engine needs of a template store."""
 
@@ -59,6 +63,15 @@ class EngineStatistics:
     background_failures: int
     pool: PoolStatistics
     runtimes: Mapping[str, RuntimeStatistics]
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """Who is told what of one execution."""
+
+    on_event: OnEvent | None
+    on_start: OnStart | None
+    before_code: BeforeCode | None
 
 
 class Engine:
@@ -144,14 +157,17 @@ class Engine:
         request: Request,
         on_event: OnEvent | None = None,
         on_start: OnStart | None = None,
+        before_code: BeforeCode | None = None,
     ) -> Execution:
-        """Do one request; the sandbox is destroyed after the answer."""
-        with self._calling():
-            return await self._execute(request, on_event, on_start)
+        """Do one request; the sandbox is destroyed after the answer.
 
-    async def _execute(
-        self, request: Request, on_event: OnEvent | None, on_start: OnStart | None
-    ) -> Execution:
+        `before_code` is awaited between the claim of a sandbox and the first byte of the caller
+        that goes into it; what it raises ends the request, and nothing has run.
+        """
+        with self._calling():
+            return await self._execute(request, _Watch(on_event, on_start, before_code))
+
+    async def _execute(self, request: Request, watch: _Watch) -> Execution:
         work = plan(request, self.settings.limits)
         template = self._built.get(request.template) or await self.template(request.template)
         runtime = await self._runtimes.choose(request.isolation, request.runtime)
@@ -168,22 +184,22 @@ class Engine:
         self._under_way.add(live)
         self._runs += 1
         try:
+            if watch.before_code is not None:
+                await watch.before_code()
             self._check_open()  # it may have been closed while we waited for the sandbox
-            return await self._run_in(live, work, on_event, on_start)
+            return await self._run_in(live, work, watch)
         finally:
             self._under_way.discard(live)
             live.kill("its one program has ended")
             self._pool.release(live, runtime)
 
-    async def _run_in(
-        self, live: Live, work: Plan, on_event: OnEvent | None, on_start: OnStart | None
-    ) -> Execution:
+    async def _run_in(self, live: Live, work: Plan, watch: _Watch) -> Execution:
         started_at = time.time()
         try:
             await _write_files(live, work)
-            attempt = Attempt(live, _one_shot(work), on_event)
-            if on_start is not None:
-                on_start(attempt)
+            attempt = Attempt(live, _one_shot(work), watch.on_event)
+            if watch.on_start is not None:
+                watch.on_start(attempt)
             outcome = await attempt.wait()
         except GuestRefused as refusal:
             raise _explain(refusal, work) from None

@@ -7,8 +7,10 @@ callers' mistakes. Every message names the step, the object and the remedy.
     ├── UsageError            the caller asked for something that cannot be (HTTP 400)
     ├── NotFound              no such sandbox, context, file, template, language (404)
     ├── Conflict              the object is in a state that forbids this (409)
-    ├── CapacityError         full; try again after `retry_after_s` (429 or 503)
+    ├── CapacityError         full; try again after `retry_after_s` (503)
+    │   └── QuotaExceeded     your own share is full; the quota is named (429)
     ├── SandboxUnavailable    the sandbox has ended; the message says why (410)
+    ├── Interrupted           it had begun, and a server's end cut it short; not run again (503)
     ├── FileError             a file operation inside the sandbox was refused by its kernel
     ├── PortError             a connection to a port inside was refused, reset or not answered
     ├── HostUnsupported       this machine cannot give what was asked for (start-up, 503)
@@ -57,16 +59,38 @@ class CapacityError(CellwallError):
 
     code = "capacity"
 
+    position: int | None = None
+    """The place in the queue it would have had, 1 for the next; None where there is no queue."""
+
     def __init__(self, message: str, *, retry_after_s: float, remedy: str | None = None) -> None:
         """`retry_after_s` is the caller's advice, in seconds."""
         super().__init__(message, remedy=remedy)
         self.retry_after_s = retry_after_s
 
 
+class QuotaExceeded(CapacityError):
+    """The caller's tenant has as much as its tier allows."""
+
+    code = "quota"
+
+    def __init__(
+        self, quota: str, message: str, *, retry_after_s: float, remedy: str | None = None
+    ) -> None:
+        """`quota` is the name of the setting, as `/quota` shows it."""
+        super().__init__(message, retry_after_s=retry_after_s, remedy=remedy)
+        self.quota = quota
+
+
 class SandboxUnavailable(CellwallError):
     """The sandbox has ended, or is not running."""
 
     code = "sandbox_unavailable"
+
+
+class Interrupted(CellwallError):
+    """It had begun when its server ended; how far it came is not known. Never run again."""
+
+    code = "interrupted"
 
 
 class FileError(CellwallError):

@@ -102,6 +102,12 @@ class Execution:
         return self.outcome.exit_code
 
     @property
+    def kept_bytes(self) -> int:
+        """Size of everything that came back, roughly: what keeping it costs."""
+        shown = sum(len(str(value)) for bundle in self.results for value in bundle.values())
+        return len(self.stdout) + len(self.stderr) + shown + sum(map(len, self.files.values()))
+
+    @property
     def text(self) -> str | None:
         """The plain text of the last result, as a notebook shows it."""
         for bundle in reversed(self.results):

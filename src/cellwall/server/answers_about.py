@@ -76,6 +76,50 @@ class Pool(Shown):
     failed: int
 
 
+class Quotas(Shown):
+    """What a tenant may have; null where only the server's own bounds count."""
+
+    running: int | None
+    queued: int | None
+    creates_per_min: int | None
+    sandboxes: int | None
+    memory_mb: int | None
+    cpus: float | None
+    file_mb: int | None
+    output_mb: int | None
+
+
+class QuotaUse(Shown):
+    """What a tenant has now."""
+
+    running: int
+    queued: int
+    sandboxes: int
+    memory_mb: int
+    cpus: float
+    file_mb: int
+
+
+class Quota(Shown):
+    """A tenant's tier, quotas and use."""
+
+    tenant: str
+    tier: str
+    quotas: Quotas
+    use: QuotaUse
+
+
+class Promises(Shown):
+    """What of this machine is promised, and what may be; null: nothing is known that bounds it."""
+
+    memory_mb: int
+    memory_mb_most: int | None
+    processes: int
+    processes_most: int | None
+    disk_mb: int
+    disk_mb_most: int | None
+
+
 class ServerStats(Shown):
     """Numbers of the whole server."""
 
@@ -86,6 +130,9 @@ class ServerStats(Shown):
     sandboxes: int
     background_failures: int
     pool: Pool
+    promises: Promises
+    tenants: list[Quota] | None
+    """Of every tenant seen since the start; only for scope `admin`."""
 
 
 class Stats(Shown):

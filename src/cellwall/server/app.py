@@ -25,6 +25,7 @@ from cellwall.server.routes import (
     info,
     pages,
     ports,
+    quota,
     sandboxes,
     signed,
     terminal,
@@ -49,6 +50,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *terminal.ENDPOINTS,
     *ports.ENDPOINTS,
     *info.ENDPOINTS,
+    *quota.ENDPOINTS,
     *health.ENDPOINTS,
     *pages.ENDPOINTS,
 )

@@ -19,6 +19,7 @@ from cellwall.wire.answer import one_line
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from cellwall.server.execution_record import ExecutionRecord, KeptExecution
     from cellwall.server.keys import Principal
     from cellwall.server.settings import ServerSettings
     from cellwall.server.state import State
@@ -42,6 +43,7 @@ class Call:
     __slots__ = (
         "_body_read",
         "_gone",
+        "execution",
         "has_answered",
         "headers",
         "params",
@@ -71,6 +73,8 @@ class Call:
         self.principal = principal
         self.params: Mapping[str, str] = {}
         self.state: State
+        self.execution: ExecutionRecord | KeptExecution | None = None
+        """What the path names, once it was found."""
         self.has_answered = False
         self._body_read = False
         self._gone: asyncio.Task[None] | None = None

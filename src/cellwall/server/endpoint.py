@@ -9,21 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, ValidationError
 
 from cellwall.model.errors import UsageError
-from cellwall.server.errors import HttpError
+from cellwall.server.errors import HttpError, stopping
 from cellwall.server.ownership import owned
 
 if TYPE_CHECKING:
     from cellwall.server.call import Call
+    from cellwall.server.execution_record import ExecutionRecord, KeptExecution
     from cellwall.server.keys import Scope
     from cellwall.server.sandboxes import CommandRecord, SandboxRecord
     from cellwall.server.tracked import Tracked
 
+_LOOKING = frozenset({"GET", "DELETE"})
+"""Methods that begin nothing; they are served while the server stops."""
 SMALL_BYTES = 64 * 1024
 _M = TypeVar("_M", bound=BaseModel)
 Handler = Callable[["Call"], Awaitable[None]]
@@ -67,6 +70,8 @@ class Endpoint:
 
 async def serve(endpoint: Endpoint, call: Call) -> None:
     """Check scope and ownership, then run the handler."""
+    if call.state.is_stopping and endpoint.method not in _LOOKING:
+        raise stopping()
     if endpoint.access == "key" and not call.caller.may(endpoint.scope):
         raise HttpError(
             403,
@@ -75,11 +80,11 @@ async def serve(endpoint: Endpoint, call: Call) -> None:
             remedy="use another key",
         )
     if endpoint.access == "key":
-        check_ownership(call)
+        await check_ownership(call)
     await endpoint.handler(call)
 
 
-def check_ownership(call: Call) -> None:
+async def check_ownership(call: Call) -> None:
     """Raise `NotFound` unless everything the path names is the caller's."""
     params = call.params
     if "sandbox_id" in params:
@@ -87,7 +92,7 @@ def check_ownership(call: Call) -> None:
         if "command_id" in params:
             command(call)
     if "execution_id" in params:
-        execution(call)
+        call.execution = await found_execution(call, params["execution_id"])
 
 
 def sandbox(call: Call) -> SandboxRecord:
@@ -100,9 +105,18 @@ def command(call: Call) -> CommandRecord:
     return owned(sandbox(call).commands, call.owner, "command", call.params["command_id"])
 
 
-def execution(call: Call) -> Any:  # noqa: ANN401 - an ExecutionRecord; no import cycle
+async def found_execution(call: Call, execution_id: str) -> ExecutionRecord | KeptExecution:
+    """Return the caller's execution of that id, from memory or from the store."""
+    found = await call.state.executions.find(call.owner, execution_id)
+    return owned({} if found is None else {execution_id: found}, call.owner, "execution",
+                 execution_id)  # fmt: skip
+
+
+def execution(call: Call) -> ExecutionRecord | KeptExecution:
     """Return the execution the path names."""
-    return owned(call.state.executions.all, call.owner, "execution", call.params["execution_id"])
+    if call.execution is None:
+        raise LookupError("the path names no execution")
+    return call.execution
 
 
 async def body_of(call: Call, model: type[_M], most_bytes: int = SMALL_BYTES) -> _M:

@@ -16,13 +16,16 @@ from cellwall.model.errors import (
     Conflict,
     FileError,
     HostUnsupported,
+    Interrupted,
     NotFound,
     PortError,
+    QuotaExceeded,
     SandboxBroken,
     SandboxUnavailable,
     UsageError,
 )
 from cellwall.runtimes.channel import ChannelLost
+from cellwall.store.errors import StoreFull
 from cellwall.wire.answer import error_envelope
 
 
@@ -56,7 +59,10 @@ _STATUS: dict[type[CellwallError], int] = {
     Conflict: 409,
     PortError: 502,
     CapacityError: 503,
+    QuotaExceeded: 429,
     SandboxUnavailable: 410,
+    Interrupted: 503,
+    StoreFull: 507,
     HostUnsupported: 503,
     SandboxBroken: 500,
     ChannelLost: 410,
@@ -68,6 +74,15 @@ _FILE_STATUS = {
     "too_large": 413,
     "no_space": 507,
 }
+
+
+def stopping() -> CapacityError:
+    """Return what is said to whoever wants something of a server that stops."""
+    return CapacityError(
+        "server: it stops, and begins nothing new",
+        retry_after_s=5,
+        remedy="try again when it is back",
+    )
 
 
 def status_of(error: BaseException) -> int:
@@ -99,11 +114,22 @@ def envelope(error: BaseException, request_id: str) -> dict[str, Any]:
         body["error"]["message"] = _HOST_PATH.sub("…", error.message)
     if isinstance(error, FileError):
         body["error"]["reason"] = error.reason
+    if isinstance(error, CapacityError):
+        body["error"].update(_about_capacity(error))
     if isinstance(error, ChannelLost):
         body["error"]["code"] = SandboxUnavailable.code
     if isinstance(error, HttpError):
         body["error"].update(error.extra)
     return body
+
+
+def _about_capacity(error: CapacityError) -> dict[str, Any]:
+    about: dict[str, Any] = {}
+    if error.position is not None:
+        about["position"] = error.position
+    if isinstance(error, QuotaExceeded):
+        about["quota"] = error.quota
+    return about
 
 
 def failure(error: BaseException, request_id: str) -> dict[str, Any]:

@@ -1,8 +1,10 @@
-"""The executions this server knows: those that run and those that ended a while ago.
+"""The executions this server does: those that wait, those that run, those that ended just now.
 
-Not how code runs (`engine`) and not how answers are sent (`streams`). Executions belong to an
-owner and, in sessions, to a sandbox; never to a connection. The invariant: what was accepted is
-found here until its retention is over, and memory for it is bounded by number and bytes.
+Not how code runs (`engine`), not how answers are sent (`streams`), not what is on disk (`ledger`).
+Executions belong to an owner and, in sessions, to a sandbox; never to a connection. The
+invariants: code is handed over only when that is on disk, an end is told only when that is; what
+was accepted is found until its retention is over; what waits in the background costs little more
+than its id.
 """
 
 from __future__ import annotations
@@ -10,153 +12,260 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from cellwall.engine.admission import Cost
+from cellwall.model.errors import CellwallError
 from cellwall.model.ids import new_id
-from cellwall.server.errors import failure
-from cellwall.server.times import rfc3339
-from cellwall.server.tracked import Tracked
-from cellwall.wire.answer import answer
+from cellwall.server.errors import stopping
+from cellwall.server.execution_record import ExecutionRecord, KeptExecution
+from cellwall.server.turns import Queued, Turn
 
 if TYPE_CHECKING:
-    from cellwall.engine.execution import OnEvent, OnStart
+    from collections.abc import Coroutine
+
+    from cellwall.engine.engine import BeforeCode
+    from cellwall.engine.queue import FairQueue, Place
     from cellwall.engine.tasks import Tasks
-    from cellwall.model.execution import Execution
+    from cellwall.server.ledger import Ledger
+    from cellwall.server.orders import Order
     from cellwall.server.settings import ServerSettings
+    from cellwall.store.rows import ExecutionRow
 
-    Work = Callable[[OnEvent, OnStart], Awaitable[Execution]]
+    Revive = Callable[[ExecutionRow, bytes], Order]
 
-
-class ExecutionRecord(Tracked):
-    """One execution."""
-
-    def __init__(
-        self, owner: str, request_id: str, spool_bytes: int, asked: Mapping[str, Any]
-    ) -> None:
-        """`asked` is what is shown while there is no answer: template, language, sandbox_id…"""
-        super().__init__(new_id(), owner, request_id, spool_bytes)
-        self.asked = asked
-        self.execution: Execution | None = None
-
-    @property
-    def cost_bytes(self) -> int:
-        """What keeping it costs, roughly."""
-        cost = 2048 + self.spool.kept_bytes
-        if self.execution is not None:
-            cost += len(self.execution.stdout) + len(self.execution.stderr)
-            cost += sum(map(len, self.execution.files.values()))
-            cost += sum(len(str(v)) for b in self.execution.results for v in b.values())
-        return cost
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the object of `/execute` and `/executions/{id}`."""
-        extra = {key: self.asked.get(key) for key in ("clipped", "scan")}
-        if self.execution is not None:
-            value = answer(self.execution)
-        else:
-            value = {**_NOTHING, **{k: v for k, v in self.asked.items() if k in _NOTHING}}
-            value["execution_id"] = self.id
-            value.update(self._state())
-        value.update(extra)
-        value["started_at"] = None if self.started_at is None else rfc3339(self.started_at)
-        if self.failure is not None:
-            value["failure"] = self.failure
-        return value
-
-    def _state(self) -> dict[str, Any]:
-        if self.failure is not None:
-            words = str(self.failure["message"])
-            return {"status": "error", "verdict": "sandbox_error", "error": words}
-        if self.ended.done():
-            return {"status": "error", "verdict": "cancelled", "error": "cancelled before it ran"}
-        return {"status": "queued" if self.attempt is None else "running", "verdict": None}
-
-
-_NOTHING: Mapping[str, Any] = {
-    "execution_id": "",
-    "sandbox_id": None,
-    "template": "",
-    "language": "",
-    "status": "",
-    "verdict": None,
-    "stdout": "",
-    "stderr": "",
-    "result": None,
-    "results": [],
-    "exit_code": None,
-    "signal": None,
-    "error": None,
-    "exception": None,
-    "oom_killed": False,
-    "time_ms": 0,
-    "execution_time": 0,
-    "artifacts": [],
-    "truncated": {"stdout": 0, "stderr": 0, "display": 0},
-    "usage": None,
-    "isolation": None,
-    "limits": None,
-    "notes": [],
-}
+_INTERRUPT_S = 5.0
+"""From the wish to cut the rest short until each of them has its end on disk."""
 
 
 class Executions:
     """All of them, by id."""
 
-    def __init__(self, settings: ServerSettings, tasks: Tasks) -> None:
-        """None yet."""
+    def __init__(
+        self,
+        settings: ServerSettings,
+        tasks: Tasks,
+        queue: FairQueue,
+        ledger: Ledger,
+        revive: Revive,
+    ) -> None:
+        """`revive` makes an order again from what is on disk of it."""
         self._settings = settings
         self._tasks = tasks
+        self._queue = queue
+        self._ledger = ledger
+        self._revive = revive
         self._all: dict[str, ExecutionRecord] = {}
+        self._queued: dict[str, Queued] = {}
         self._ended: OrderedDict[str, int] = OrderedDict()
         self._ended_bytes = 0
+        self._is_stopping = False
         self.total = 0
 
     @property
     def all(self) -> Mapping[str, ExecutionRecord]:
-        """Every record, for `ownership.owned`."""
+        """Those in memory: every one that waits for somebody or runs, and some that ended."""
         return self._all
 
     @property
     def running(self) -> int:
-        """How many have not ended."""
+        """How many in memory have not ended."""
         return len(self._all) - len(self._ended)
 
-    def start(
-        self, owner: str, request_id: str, asked: Mapping[str, Any], work: Work
-    ) -> ExecutionRecord:
-        """Begin `work` in the background and return its record."""
-        record = ExecutionRecord(owner, request_id, self._settings.spool_bytes, asked)
-        self._all[record.id] = record
+    # -- beginning -------------------------------------------------------------------------
+
+    def start(self, order: Order) -> ExecutionRecord:
+        """Begin `order`, or let it wait for its turn; somebody waits for it.
+
+        Raises as `FairQueue.ask`, at once and for free, when nobody more may even wait.
+        """
+        self._check_open()
+        turn = Turn()
+        if order.cost is None:
+            turn.is_given = True
+        else:
+            turn.waiting = self._queue.ask(order.owner, order.cost, turn.give)
+        record = self._add(new_id(), order.owner, order.request_id, order.asked)
+        record.replay = order.replay
+        record.turn = turn
         self.total += 1
-        record.task = self._tasks.spawn(self._run(record, work))
+        record.task = self._tasks.spawn(self._run(record, self._perform(record, order, turn)))
         return record
 
-    async def _run(self, record: ExecutionRecord, work: Work) -> None:
+    async def submit(self, order: Order) -> str:
+        """Accept `order` to be done in the background and return its id once that is on disk.
+
+        Raises as `start`, or what the store says; then nothing runs.
+        """
+        if self._ledger.store is None or order.cost is None:
+            return self.start(order).id
+        self._check_open()
+        item = Queued(new_id(), order.owner, self._on_turn)
+        item.waiting = self._queue.ask(order.owner, order.cost, item.on_turn)
+        self._queued[item.id] = item
         try:
-            execution = await work(record.spool.append, record.on_start)
-            record.execution = replace(execution, id=record.id)
+            await self._ledger.accept(item.id, order, is_started=False)
+        except BaseException:
+            del self._queued[item.id]
+            item.leave()
+            raise
+        self.total += 1
+        item.is_accepted = True
+        if item.place is not None:
+            self._begin(item, item.place)
+        return item.id
+
+    def restore(self, row: ExecutionRow) -> None:
+        """Let one wait that was accepted before this server began; in the order of acceptance."""
+        item = Queued(row.id, row.tenant, self._on_turn)
+        item.is_accepted = True
+        self._queued[item.id] = item
+        cost = Cost(*row.asked["cost"])
+        item.waiting = self._queue.restore(row.tenant, cost, item.on_turn)
+
+    def _on_turn(self, item: Queued, place: Place) -> None:
+        item.place = place
+        if item.is_accepted:
+            self._begin(item, place)
+
+    def _begin(self, item: Queued, place: Place) -> None:
+        if self._is_stopping:
+            return  # it stays on disk for the next server, and the place with it
+        del self._queued[item.id]
+        record = item.record
+        if record is None:
+            record = self._add(item.id, item.owner, "", {})
+        record.turn = Turn(place)
+        record.task = self._tasks.spawn(self._run(record, self._resume(record)))
+
+    def _add(
+        self, execution_id: str, owner: str, request_id: str, asked: Mapping[str, Any]
+    ) -> ExecutionRecord:
+        size = self._settings.spool_bytes
+        record = ExecutionRecord(execution_id, owner, request_id, size, asked)
+        record.spool.overflow = self._ledger.overflow(execution_id)
+        self._all[execution_id] = record
+        return record
+
+    def _check_open(self) -> None:
+        if self._is_stopping:
+            raise stopping()
+
+    # -- doing -----------------------------------------------------------------------------
+
+    async def _run(self, record: ExecutionRecord, work: Coroutine[Any, Any, None]) -> None:
+        """Do `work`, and see to its end whatever comes."""
+        try:
+            await work
         except asyncio.CancelledError:
-            if not record.is_cancelled:
-                record.failure = _stopped(record)
+            if not record.is_cancelled and record.failure is None:
+                record.fail(stopping())
+                record.settle()
                 raise
         except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
             record.fail(error)
         finally:
+            record.turn.leave()
+        await self._finish(record)
+
+    async def _perform(self, record: ExecutionRecord, order: Order, turn: Turn) -> None:
+        is_started = turn.is_given
+        accepted = asyncio.ensure_future(
+            self._ledger.accept(record.id, order, is_started=is_started)
+        )
+        written = [accepted]
+        try:
+            if not is_started:
+                await asyncio.shield(accepted)
+                await turn.wait()
+                written.append(asyncio.ensure_future(self._ledger.started(record.id)))
+            await self._work(record, order, partial(_passed, written[-1]))
+        finally:
+            # Whatever ended it: what is on its way to the disk decides what is found there.
+            await asyncio.wait(written)
+            record.is_on_disk = accepted.exception() is None and written[-1].exception() is None
+
+    async def _resume(self, record: ExecutionRecord) -> None:
+        """Do one that is on disk alone."""
+        record.is_on_disk = True
+        row, body = await self._ledger.find(record.id), await self._ledger.body(record.id)
+        if row is None or body is None:
+            raise CellwallError(f"execution {record.id}: what it was asked for is gone")
+        record.asked, record.request_id = row.asked, row.request_id
+        order = self._revive(row, body)
+        await self._ledger.started_at_last(record.id)
+        await self._work(record, order, _nothing)
+
+    async def _work(self, record: ExecutionRecord, order: Order, before_code: BeforeCode) -> None:
+        execution = await order.work(record.on_event, record.on_start, before_code)
+        record.execution = replace(execution, id=record.id)
+        self._queue.tenants.spend_output(record.owner, execution.kept_bytes)
+
+    async def _finish(self, record: ExecutionRecord) -> None:
+        """Write its end, then tell it."""
+        record.ended_at = time.time()
+        is_refused = record.attempt is None and record.error is not None
+        try:
+            if record.is_on_disk and not record.is_left:
+                await self._ledger.ended(record, is_forgettable=is_refused)
+        finally:
+            if is_refused and record.replay is not None and not record.is_left:
+                record.replay.drop()
             record.settle()
             self._retain(record)
+
+    def _cancel_queued(self, item: Queued, record: ExecutionRecord) -> None:
+        """End one that waits and has no task."""
+        if self._queued.pop(item.id, None) is None:
+            return
+        item.leave()
+        record.is_on_disk = True
+        self._all[record.id] = record
+        record.task = self._tasks.spawn(self._finish(record))
+
+    # -- finding ---------------------------------------------------------------------------
+
+    async def find(self, owner: str, execution_id: str) -> ExecutionRecord | KeptExecution | None:
+        """Return the owner's execution of that id, or None."""
+        record = self._all.get(execution_id)
+        if record is not None and record.owner == owner:
+            return record
+        # Another owner's costs the same look as one that is nowhere.
+        row = await self._ledger.find(execution_id)
+        if row is not None and row.state == "running" and execution_id not in self._all:
+            row = await self._ledger.find(execution_id)  # it ended while we looked
+        record = self._all.get(execution_id)
+        if record is not None:
+            return record if record.owner == owner else None
+        return None if row is None or row.tenant != owner else KeptExecution(row)
+
+    def followed(self, found: ExecutionRecord | KeptExecution) -> ExecutionRecord | KeptExecution:
+        """Return what can be waited for, read live and cancelled, if it has not ended."""
+        if isinstance(found, ExecutionRecord):
+            return found
+        item = self._queued.get(found.id)
+        if item is None:
+            return self._all.get(found.id, found)
+        if item.record is None:
+            record = self._add(found.id, found.owner, found.row.request_id, found.row.asked)
+            record.on_cancel = partial(self._cancel_queued, item, record)
+            item.record = record
+        return item.record
+
+    # -- the end ---------------------------------------------------------------------------
 
     def _retain(self, record: ExecutionRecord) -> None:
         cost = record.cost_bytes
         self._ended[record.id] = cost
         self._ended_bytes += cost
         settings = self._settings
-        while self._ended and (
-            len(self._ended) > settings.retained_executions
-            or self._ended_bytes > settings.retained_bytes
-        ):
-            self._forget(next(iter(self._ended)))
+        most, most_bytes = settings.retained_executions, settings.retained_bytes
+        while len(self._ended) > most or self._ended_bytes > most_bytes:
+            if not self._forget(next(iter(self._ended))):
+                return
 
     def expire(self) -> None:
         """Forget what ended too long ago; called now and then."""
@@ -167,13 +276,50 @@ class Executions:
                 return
             self._forget(record_id)
 
-    def _forget(self, record_id: str) -> None:
+    def _forget(self, record_id: str) -> bool:
+        """Let go of one, unless memory has the only copy of its end."""
+        if self._ledger.is_unwritten(record_id):
+            return False
         self._ended_bytes -= self._ended.pop(record_id)
         del self._all[record_id]
+        return True
+
+    async def drain(self, wait_s: float, is_forced: Callable[[], bool]) -> None:
+        """Take nothing new, let what runs end for `wait_s`, cut the rest short.
+
+        What waits for its turn stays on disk for the next server, or is cancelled there.
+        """
+        self._is_stopping = True
+        for record in self._open():
+            if not record.turn.is_given:
+                record.leave(stopping())
+        end = time.monotonic() + wait_s
+        while (running := self._open()) and time.monotonic() < end and not is_forced():
+            await _wait_some(running, min(0.2, max(0.0, end - time.monotonic())))
+        for record in self._open():
+            record.interrupt("the server was stopped while it ran")
+        if running := self._open():
+            await asyncio.wait([each.ended for each in running], timeout=_INTERRUPT_S)
+        await self._ledger.write_unwritten()
+
+    def _open(self) -> list[ExecutionRecord]:
+        return [
+            each for each in self._all.values() if each.task is not None and not each.ended.done()
+        ]
 
 
-def _stopped(record: ExecutionRecord) -> dict[str, Any]:
-    from cellwall.model.errors import SandboxUnavailable
+async def _wait_some(records: list[ExecutionRecord], timeout_s: float) -> None:
+    await asyncio.wait(
+        [each.ended for each in records],
+        timeout=timeout_s,
+        return_when=asyncio.FIRST_COMPLETED,
+    )
 
-    stopped = SandboxUnavailable("execute: the server stops", remedy="try again")
-    return failure(stopped, record.request_id)
+
+async def _passed(written: asyncio.Future[None]) -> None:
+    """Return when it is on disk; whoever is cancelled meanwhile does not stop the writing."""
+    await asyncio.shield(written)
+
+
+async def _nothing() -> None:
+    """Nothing is left to be done before the code."""

@@ -1,29 +1,39 @@
 """The sandboxes this server keeps for its owners, their commands and their logs.
 
-Not the sandbox itself (`engine.sandbox`): a record outlives it for a while, so that its owner can
-learn why it ended. The invariant: one record per sandbox, one owner for its whole life.
+Not the sandbox itself (`engine.sandbox`): a record outlives it for a while, also on disk, so that
+its owner can learn why it ended. The invariant: one record per sandbox, one owner for its whole
+life.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from cellwall.model.errors import CapacityError
+from cellwall.model.errors import CapacityError, SandboxUnavailable
 from cellwall.model.ids import new_id
 from cellwall.server.logs import escaped
 from cellwall.server.times import rfc3339
 from cellwall.server.tracked import Tracked
+from cellwall.store.changes import EndSandbox, PutSandbox
+from cellwall.store.recovery import SANDBOX_BECAUSE
+from cellwall.store.rows import SandboxRow
 
 if TYPE_CHECKING:
     from cellwall.engine.commands import Command
     from cellwall.engine.sandbox import AsyncSandbox
+    from cellwall.engine.tasks import Tasks
     from cellwall.model.execution import CommandResult
     from cellwall.server.schemas import Window
     from cellwall.server.settings import ServerSettings
+    from cellwall.store.changes import Change
+    from cellwall.store.store import Store
 
+_RESTART = "its server ended"
 _LOG_RECORDS = 1000
 _ENDED_COMMANDS = 256
 
@@ -64,39 +74,86 @@ class CommandRecord(Tracked):
 
 
 class SandboxRecord:
-    """One sandbox."""
+    """One sandbox: of this server, or of one before it, which ended with that."""
 
     def __init__(
         self,
         owner: str,
-        sandbox: AsyncSandbox,
-        facts: Mapping[str, Any],
-        clipped: Mapping[str, float],
+        sandbox: AsyncSandbox | None,
+        shown: Mapping[str, Any],
+        times: tuple[float, float | None] = (0.0, None),
     ) -> None:
-        """`facts` are its name, language and metadata."""
+        """`shown` is what never changes of it, and its name, language and metadata.
+
+        `times` are when one of another server began and ended, in seconds since the epoch.
+        """
         self.owner = owner
-        self.id = sandbox.id
-        self.sandbox = sandbox
-        self.name: str | None = facts.get("name")
-        self.language: str = facts["language"]
-        self.metadata: dict[str, str] = dict(facts.get("metadata", {}))
-        self.clipped = clipped
+        self.id: str = shown["id"] if sandbox is None else sandbox.id
+        self.name: str | None = shown.get("name")
+        self.language: str = shown["language"]
+        self.metadata: dict[str, str] = dict(shown.get("metadata", {}))
+        self.clipped: Mapping[str, float] = shown["clipped"]
         self.commands: dict[str, CommandRecord] = {}
         self.executions = 0
         self.started = 0
-        self.ended_at: float | None = None
-        self.ended_because: str | None = None
-        self._expires_at = sandbox.ends_at
+        self.ended_because: str | None = shown.get("ended_because")
+        self.on_ended: Callable[[SandboxRecord], None] = lambda _: None
+        self._sandbox = sandbox
         self._log: deque[dict[str, Any]] = deque(maxlen=_LOG_RECORDS)
         self._logged = 0
+        self._shown = dict(shown)
+        if sandbox is None:
+            self.created_at, self.ended_at = times
+            self._expires_at = self.ended_at or self.created_at
+            return
+        self.created_at, self.ended_at = sandbox.created_at, None
+        self._expires_at = sandbox.ends_at
+        self._shown = {**shown, **_fixed(sandbox)}
         self.log("created", template=sandbox.template)
         sandbox.on_ended(self._on_ended)
+
+    @classmethod
+    def restored(cls, row: SandboxRow) -> SandboxRecord:
+        """Return the record of one that a server before this one had."""
+        because = row.ended_because or ""
+        because = _RESTART if because == SANDBOX_BECAUSE else because
+        shown = {**row.shown, "id": row.id, "ended_because": because}
+        return cls(row.tenant, None, shown, (row.created_at, row.ended_at))
+
+    def row(self) -> SandboxRow:
+        """Return what the store keeps of it."""
+        changing = {"name": self.name, "metadata": self.metadata, "clipped": dict(self.clipped)}
+        return SandboxRow(
+            self.id, self.owner, {**self._shown, "language": self.language, **changing},
+            self.created_at,
+        )  # fmt: skip
+
+    @property
+    def sandbox(self) -> AsyncSandbox:
+        """The sandbox itself; `SandboxUnavailable` if it was another server's."""
+        if self._sandbox is None:
+            raise SandboxUnavailable(
+                f"sandbox {self.id}: it has ended: {self.ended_because}",
+                remedy="create a new sandbox",
+            )
+        return self._sandbox
+
+    @property
+    def status(self) -> str:
+        """`running` or `stopped`."""
+        return "stopped" if self._sandbox is None else self._sandbox.status
+
+    async def close(self) -> None:
+        """End it; idempotent."""
+        if self._sandbox is not None:
+            await self._sandbox.close()
 
     def _on_ended(self, reason: str) -> None:
         self.ended_at = time.time()
         self._expires_at = self.ended_at
         self.ended_because = escaped(reason)
         self.log("ended", reason=reason)
+        self.on_ended(self)
 
     def extend(self) -> None:
         """Its life was changed."""
@@ -126,31 +183,39 @@ class SandboxRecord:
 
     def as_json(self) -> dict[str, Any]:
         """Return the object of the sandbox routes."""
-        from dataclasses import asdict
-
-        sandbox = self.sandbox
         return {
             "id": self.id,
             "name": self.name,
-            "status": sandbox.status,
+            "status": self.status,
             "language": self.language,
-            "template": sandbox.template,
-            "created_at": rfc3339(sandbox.created_at),
+            "template": self._shown["template"],
+            "created_at": rfc3339(self.created_at),
             "expires_at": rfc3339(self._expires_at),
-            "isolation": sandbox.isolation.as_json(),
-            "limits": asdict(sandbox.limits),
+            "isolation": self._shown["isolation"],
+            "limits": self._shown["limits"],
             "clipped": dict(self.clipped),
             "metadata": self.metadata,
             "ended_because": self.ended_because,
         }
 
 
+def _fixed(sandbox: AsyncSandbox) -> dict[str, Any]:
+    """Return what is shown of a sandbox for its whole life."""
+    return {
+        "template": sandbox.template,
+        "isolation": sandbox.isolation.as_json(),
+        "limits": asdict(sandbox.limits),
+    }
+
+
 class Sandboxes:
     """All of them, by id, oldest first."""
 
-    def __init__(self, settings: ServerSettings) -> None:
-        """None yet."""
+    def __init__(self, settings: ServerSettings, store: Store | None, tasks: Tasks) -> None:
+        """None yet; without a store none is known to the next server."""
         self._settings = settings
+        self._store = store
+        self._tasks = tasks
         self._all: dict[str, SandboxRecord] = {}
         self._starting = 0
 
@@ -179,6 +244,31 @@ class Sandboxes:
         self._starting -= 1
         if record is not None:
             self._all[record.id] = record
+
+    async def keep(self, record: SandboxRecord, *others: Change) -> None:
+        """Write down a sandbox that was created or changed, and `others` with it.
+
+        Raises `CapacityError` or another `CellwallError` if that cannot be.
+        """
+        if self._store is not None:
+            record.on_ended = self._on_ended
+            await self._store.write(PutSandbox(record.row()), *others)
+            if record.ended_at is not None:
+                self._on_ended(record)
+
+    def _on_ended(self, record: SandboxRecord) -> None:
+        self._tasks.spawn(self._write_end(record))
+
+    async def _write_end(self, record: SandboxRecord) -> None:
+        because = record.ended_because or ""
+        with contextlib.suppress(CapacityError):  # the next server finds out by itself
+            if self._store is not None:
+                await self._store.write(EndSandbox(record.id, record.ended_at or 0.0, because))
+
+    def restore(self, rows: list[SandboxRow]) -> None:
+        """Know those of a server before this one; all of them have ended."""
+        for row in rows:
+            self._all[row.id] = SandboxRecord.restored(row)
 
     def expire(self) -> None:
         """Forget what ended too long ago; called now and then."""

@@ -121,6 +121,15 @@ class ExecuteBody(_Coded, _Placed):
     collect: Annotated[list[PathText], Field(max_length=100)] = Field(
         [], description="Files that come back as artifacts."
     )
+    background: bool = Field(
+        False, description="Answer at once, with 202, when it is accepted and on disk."
+    )
+
+    @model_validator(mode="after")
+    def _nobody_waits(self) -> ExecuteBody:
+        if self.background and self.on_disconnect == "cancel":
+            raise ValueError("background: nobody's connection is there to be cancelled with")
+        return self
 
 
 class BatchBody(Closed):

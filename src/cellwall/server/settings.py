@@ -7,8 +7,10 @@ change any of this. Durations are seconds, sizes are named.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+from cellwall.engine.quotas import Quotas
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
 
@@ -54,6 +56,9 @@ class ServerSettings:
     """Further names for the Host header, without port; `*` for any (only behind a proxy)."""
     allowed_origins: tuple[str, ...] = ()
     """Origins (`https://app.example`) of pages that may call; never answered with CORS headers."""
+    store: str = "sqlite"
+    """Where executions, sandboxes and idempotency keys are written down: `sqlite` (a file in the
+    state directory), a URL (`postgresql+asyncpg://…`), or `none`: nothing outlives the server."""
     warm: tuple[str, ...] = ("python",)
     """Templates that are made ready before the server says that it listens, if they are built."""
     most: Limits = field(default_factory=_most)
@@ -62,8 +67,26 @@ class ServerSettings:
     """Live sandboxes at once, of all owners; they hold descriptors and memory."""
     most_running: int = 64
     """One-shots that hold a sandbox at once; more only compete for the processors."""
-    most_queued: int = 2000
-    """One-shots that wait for one of those places; above it callers get 503 at once."""
+    most_queued: int = 20_000
+    """One-shots of all tenants that wait for one of those places; above it callers get 503."""
+    capacity_memory_mb: int = 0
+    """MiB of memory that may be promised; 0: nine tenths of the machine's, or of our cgroup's."""
+    capacity_processes: int = 0
+    """Processes that may be promised; 0: nine tenths of what the kernel has left at the start."""
+    capacity_disk_mb: int = 0
+    """MiB of work areas on a disk that may be promised, where a runtime has them there (`process`;
+    the jail's are memory); 0: what is free at the start, less 1 GiB."""
+    overcommit_memory: float = 32.0
+    """A sandbox sets aside this fraction of its memory limit, at least 16 MiB: most only wait.
+    One-shots always set aside all. 1: the sum of all limits never exceeds the machine."""
+    overcommit_processes: float = 16.0
+    """The same for its limit of processes, at least 4."""
+    overcommit_disk: float = 1.0
+    """The same for its work area, where that lies on a disk."""
+    tiers: Mapping[str, Quotas] = field(default_factory=dict)
+    """Quotas by the name of their tier; `default` is for tenants without one."""
+    tenants: Mapping[str, str] = field(default_factory=dict)
+    """The tier of each tenant that is not `default`."""
     least_free_mb: int = 256
     """MiB of memory the host must have available before anything new is accepted; 0: not asked."""
     most_connections: int = 4096
@@ -76,10 +99,11 @@ class ServerSettings:
     """KiB kept per stream where the answer is streamed and no limit was named."""
     retention_s: float = 600.0
     """How long an ended execution, command or sandbox can be asked about."""
-    retained_executions: int = 2000
-    """Ended executions kept at most; the oldest go first."""
-    retained_bytes: int = 128 * 1024 * 1024
-    """Bytes of their answers and events kept at most."""
+    retained_executions: int = 500
+    """Ended executions kept in memory at most; the others are read from the store, if there is one,
+    and forgotten if there is none."""
+    retained_bytes: int = 64 * 1024 * 1024
+    """Bytes of their answers and events kept in memory at most."""
     body_bytes: int = 64 * 1024 * 1024
     """Largest JSON body; routes that need less have less."""
     upload_bytes: int = 1024 * 1024 * 1024
@@ -97,7 +121,8 @@ class ServerSettings:
     socket_s: float = 86_400.0
     """Whole life of a WebSocket."""
     stop_s: float = 10.0
-    """From the wish to stop to the end of whoever is still connected."""
+    """From the wish to stop to the end of what runs and of whoever is still connected; what has not
+    ended by then is interrupted."""
 
     def __post_init__(self) -> None:
         """Raise `UsageError` on a number that is none or below zero."""

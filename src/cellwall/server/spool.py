@@ -12,10 +12,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cellwall.model.execution import Event
+from cellwall.server.lines import Line, gap
 from cellwall.wire.answer import event_line, one_line
+
+if TYPE_CHECKING:
+    from cellwall.server.overflow import Overflow
 
 HIGH_BYTES = 256 * 1024
 """A reader this far behind pauses the source."""
@@ -24,17 +28,6 @@ _HARD_BYTES = 32 * 1024 * 1024
 _BATCH_BYTES = 256 * 1024
 _EVENT_BYTES = 256
 """What an event costs beside its text."""
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One event as it is sent."""
-
-    seq: int | None
-    """None for a gap record, which has no number of its own."""
-    kind: str
-    text: str
-    """Strict JSON without a line end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +60,8 @@ class Spool:
         self.is_closed = False
         self.on_pressure: Callable[[bool], None] | None = None
         """Called with True when the source should wait, with False when it may go on."""
+        self.overflow: Overflow | None = None
+        """Takes what memory no longer keeps; None: it is gone."""
 
     @property
     def kept_bytes(self) -> int:
@@ -116,6 +111,8 @@ class Spool:
                 return
             self._dropped += oldest.size
             self._items.popleft()
+            if self.overflow is not None:
+                self.overflow.take(oldest.line())
 
     def _press(self) -> None:
         if self.on_pressure is None:
@@ -125,6 +122,10 @@ class Spool:
             self.on_pressure(True)
         elif behind < HIGH_BYTES // 2:
             self.on_pressure(False)
+
+    def lines(self) -> list[Line]:
+        """Return everything that memory keeps."""
+        return [item.line() for item in self._items]
 
     def reader(self, after: int = 0) -> Reader:
         """Return a reader that continues at `after + 1`; it must be closed."""
@@ -178,14 +179,25 @@ class Reader:
         """Whether nothing will come any more."""
         return self._spool.is_closed and self.position >= self._spool.last
 
+    async def overflowed(self) -> list[Line]:
+        """Return what memory no longer has for this reader but the store still does; move on."""
+        spool = self._spool
+        if spool.overflow is None or self.position + 1 >= spool.first:
+            return []
+        lines = [
+            line for line in await spool.overflow.after(self.position)
+            if line.seq is None or line.seq < spool.first
+        ]  # fmt: skip
+        if lines and lines[-1].seq is not None:
+            self.position = lines[-1].seq
+        return lines
+
     def take(self) -> list[Line]:
         """Return the lines that are there, oldest first, and move on."""
         spool = self._spool
         lines: list[Line] = []
         if self.position + 1 < spool.first:
-            lost = spool.first - self.position - 1
-            gap = {"type": "gap", "after": self.position, "next": spool.first, "lost": lost}
-            lines.append(Line(None, "gap", one_line(gap)))
+            lines.append(gap(self.position, spool.first))
             self.position = spool.first - 1
         items = spool._after(self.position)
         if items:

@@ -8,21 +8,32 @@ bound of its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
+from cellwall.engine import capacity
+from cellwall.engine.admission import IDLE, NOTHING, Cost, Machine, Overcommit
+from cellwall.engine.queue import FairQueue
+from cellwall.engine.quotas import Tenants
+from cellwall.engine.room import Room
 from cellwall.engine.tasks import Tasks
-from cellwall.server.admission import Admission
-from cellwall.server.executions import ExecutionRecord, Executions
+from cellwall.model.errors import CapacityError
+from cellwall.server.executions import Executions
 from cellwall.server.idempotency import Replays
 from cellwall.server.keys import Failures, KeyRing
-from cellwall.server.room import Room
-from cellwall.server.sandboxes import CommandRecord, Sandboxes, SandboxRecord
+from cellwall.server.ledger import Ledger
+from cellwall.server.oneshots import revived
+from cellwall.server.recovery import recover
+from cellwall.server.sandboxes import Sandboxes
 
 if TYPE_CHECKING:
     from cellwall.engine.engine import Engine
     from cellwall.server.settings import ServerSettings
+    from cellwall.store.store import Store
 
 _EXPIRE_EVERY_S = 15.0
 
@@ -30,20 +41,31 @@ _EXPIRE_EVERY_S = 15.0
 class State:
     """See the module. Make it on the event loop it will live on."""
 
-    def __init__(self, engine: Engine, settings: ServerSettings, keys: KeyRing) -> None:
-        """Nothing happens yet."""
+    def __init__(
+        self,
+        engine: Engine,
+        settings: ServerSettings,
+        keys: KeyRing,
+        store: Store | None = None,
+    ) -> None:
+        """Nothing happens yet. None as store: nothing outlives this server."""
         self.engine = engine
         self.settings = settings
         self.keys = keys
+        self.store = store
         self.failures = Failures()
         self.tasks = Tasks()
-        self.admission = Admission(settings.most_running, settings.most_queued)
+        self.queue = _queue(engine, settings)
         self.room = Room(settings.least_free_mb)
-        self.executions = Executions(settings, self.tasks)
-        self.sandboxes = Sandboxes(settings)
-        self.replays: Replays[ExecutionRecord | SandboxRecord | CommandRecord] = Replays()
+        self.ledger = Ledger(store, self.tasks)
+        self.executions = Executions(
+            settings, self.tasks, self.queue, self.ledger, partial(revived, engine, settings)
+        )
+        self.sandboxes = Sandboxes(settings, store, self.tasks)
+        self.replays = Replays(store)
         self.signing_key = secrets.token_bytes(32)
         self.began_at = time.time()
+        self.is_stopping = False
         self.requests = 0
         self.request_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -53,19 +75,63 @@ class State:
         self.requests += 1
         self.request_s += seconds
 
-    def open(self) -> None:
-        """Begin to forget what has expired."""
+    async def open(self) -> None:
+        """Take over what another server left, and begin to forget what has expired.
+
+        Raises what the store says.
+        """
+        if self.store is not None:
+            await recover(self, self.store)
         self._on_timer()
 
     def _on_timer(self) -> None:
         self.executions.expire()
         self.sandboxes.expire()
+        if self.store is not None:
+            self.tasks.spawn(self._expire_stored(self.store))
         loop = asyncio.get_running_loop()
         pause_s = min(_EXPIRE_EVERY_S, self.settings.retention_s / 2 + 0.1)
         self._timer = loop.call_later(pause_s, self._on_timer)
 
+    async def _expire_stored(self, store: Store) -> None:
+        with contextlib.suppress(CapacityError):  # there is another time
+            await store.expire(time.time() - self.settings.retention_s)
+
+    async def drain(self, wait_s: float, is_forced: Callable[[], bool] = lambda: False) -> None:
+        """Begin nothing new, let executions end for `wait_s`, cut the rest short."""
+        self.is_stopping = True
+        await self.executions.drain(wait_s, is_forced)
+
     async def aclose(self) -> None:
-        """End everything that runs; the engine is its owner's to close."""
+        """End everything that runs; engine and store are their owner's to close."""
+        self.is_stopping = True
         if self._timer is not None:
             self._timer.cancel()
         await self.tasks.cancel()
+
+
+def _queue(engine: Engine, settings: ServerSettings) -> FairQueue:
+    """Return the queue over this machine, or over what the settings say it is."""
+    is_on_disk = engine.settings.allow_process
+    machine = capacity.read(engine.state_dir if is_on_disk else None)
+    may_promise = Cost(
+        settings.capacity_memory_mb or machine.memory_mb,
+        settings.capacity_processes or machine.processes,
+        settings.capacity_disk_mb or machine.disk_mb,
+        machine.cpus,
+    )
+
+    def parked() -> Cost:
+        pool = engine.pool.statistics()
+        count = pool.parked + pool.starting + pool.destroying
+        return Cost(count * IDLE.memory_mb, count * IDLE.processes) if count else NOTHING
+
+    return FairQueue(
+        settings.most_running,
+        settings.most_queued,
+        Machine(may_promise, parked, disk=is_on_disk),
+        Tenants(settings.tiers, settings.tenants),
+        Overcommit(
+            settings.overcommit_memory, settings.overcommit_processes, settings.overcommit_disk
+        ),
+    )

@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from cellwall.server.errors import HttpError
-from cellwall.server.spool import Line
+from cellwall.server.lines import Line
+from cellwall.server.overflow import lines_of, with_gaps
 from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
@@ -88,6 +89,21 @@ def resume_from(call: Call, after: int | None) -> int:
     return int(last) if last.isascii() and last.isdecimal() and len(last) < 16 else 0
 
 
+async def send_kept(
+    call: Call, execution_id: str, form: Format, after: int, headers: Mapping[str, str]
+) -> None:
+    """Send everything after `after` of an execution that has ended and is in the store alone."""
+    store = call.state.ledger.store
+    chunks = [] if store is None else await store.events(execution_id, after)
+    await call.start(200, MEDIA[form], {"cache-control": "no-store", **headers})
+    position = after
+    for chunk in chunks:
+        lines = with_gaps(lines_of([chunk], position), position)
+        position = chunk.last_seq
+        await call.write("".join(encode(line, form) for line in lines).encode())
+    await call.end()
+
+
 async def send_spool(
     call: Call, spool: Spool, form: Format, after: int, headers: Mapping[str, str]
 ) -> None:
@@ -96,7 +112,7 @@ async def send_spool(
     try:
         await call.start(200, MEDIA[form], {"cache-control": "no-store", **headers})
         while True:
-            lines = reader.take()
+            lines = await reader.overflowed() or reader.take()
             if lines:
                 await call.write("".join(encode(line, form) for line in lines).encode())
                 reader.passed()

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from cellwall.model.errors import Interrupted
+from cellwall.model.execution import Event
 from cellwall.model.outcome import Verdict
 from cellwall.server.errors import failure
 from cellwall.server.spool import Spool
@@ -35,6 +38,8 @@ class Tracked:
         self.started_at: float | None = None
         self.ended_at: float | None = None
         self.is_cancelled = False
+        self.end_event: Event | None = None
+        """Its last event, held back until its end may be told."""
         self.started: asyncio.Future[None] = loop.create_future()
         """Done when its code was handed over, or when it ended without that."""
         self.ended: asyncio.Future[None] = loop.create_future()
@@ -70,13 +75,25 @@ class Tracked:
         self.error = error
         self.failure = failure(error, self.request_id)
 
+    def end_content(self) -> Event | Mapping[str, Any]:
+        """Return the last event, of the engine or of ours."""
+        event, failed = self.end_event, self.failure
+        if failed is None:
+            cancelled = {"verdict": Verdict.CANCELLED.value, "outcome": None, "failure": None}
+            return {"type": "end", **cancelled} if event is None else event
+        is_interrupted = failed["code"] == Interrupted.code
+        verdict = Verdict.INTERRUPTED if is_interrupted else Verdict.SANDBOX_ERROR
+        outcome = None if event is None or event.outcome is None else event.outcome.as_json()
+        return {"type": "end", "verdict": verdict.value, "outcome": outcome, "failure": failed}
+
     def settle(self) -> None:
         """It is over: complete the spool and wake whoever waits."""
-        verdict = Verdict.SANDBOX_ERROR if self.failure is not None else Verdict.CANCELLED
-        self.spool.finish(
-            {"type": "end", "verdict": verdict.value, "outcome": None, "failure": self.failure}
-        )
-        self.ended_at = time.time()
+        content = self.end_content()
+        if isinstance(content, Event):
+            self.spool.append(content)
+        else:
+            self.spool.finish(content)
+        self.ended_at = self.ended_at or time.time()
         for future in (self.started, self.ended):
             if not future.done():
                 future.set_result(None)

@@ -174,6 +174,11 @@ def one_line(value: Mapping[str, Any]) -> str:
         return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
 
 
+def finite(value: dict[str, Any]) -> dict[str, Any]:
+    """Return `value` with null for every number that JSON does not have."""
+    return {key: _finite(item) for key, item in value.items()}
+
+
 def _finite(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None

@@ -22,6 +22,7 @@ from cellwall.model.errors import (
     HostUnsupported,
     NotFound,
     PortError,
+    QuotaExceeded,
     SandboxBroken,
     SandboxUnavailable,
     UsageError,
@@ -186,7 +187,7 @@ _PLAIN: Mapping[str, type[CellwallError]] = {
     "host_refused": AccessDenied,
     "origin_refused": AccessDenied,
 }
-_CAPACITY = frozenset({"capacity", "rate_limited"})
+_CAPACITY = frozenset({"capacity", "quota", "rate_limited"})
 _PORT = frozenset({"port", "port_unreachable", "port_protocol"})
 
 
@@ -197,13 +198,26 @@ def error_of(error: Json, status: int = 500, retry_after_s: float = 1.0) -> Cell
     return made
 
 
+def _full(error: Json, retry_after_s: float) -> CapacityError:
+    message, remedy = str(error.get("message", "")), error.get("remedy")
+    made: CapacityError
+    if "quota" in error:
+        quota = str(error["quota"])
+        made = QuotaExceeded(quota, message, retry_after_s=retry_after_s, remedy=remedy)
+    else:
+        made = CapacityError(message, retry_after_s=retry_after_s, remedy=remedy)
+    position = error.get("position")
+    made.position = position if isinstance(position, int) else None
+    return made
+
+
 def _made(error: Json, status: int, retry_after_s: float) -> CellwallError:
     code, message = str(error.get("code", "")), str(error.get("message", ""))
     remedy = error.get("remedy")
     if code == "file":
         return FileError(message, reason=str(error.get("reason", "invalid")), remedy=remedy)
     if code in _CAPACITY:
-        return CapacityError(message, retry_after_s=retry_after_s, remedy=remedy)
+        return _full(error, retry_after_s)
     if code in _PORT:
         return PortError(message, reason=str(error.get("reason", "refused")), remedy=remedy)
     if code == "host_unsupported":

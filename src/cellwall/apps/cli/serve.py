@@ -35,6 +35,13 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter per option
     ] = None,
     tls_cert: Annotated[str | None, typer.Option(help="PEM file of the certificate.")] = None,
     tls_key: Annotated[str | None, typer.Option(help="PEM file of its private key.")] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="sqlite (in the state directory), a URL, or none: forget at the end.",
+        ),
+    ] = None,
     allow_plain: Annotated[
         bool, typer.Option("--allow-plain", help="Keys may travel in plain text off this host.")
     ] = False,
@@ -60,7 +67,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter per option
     _set_state_dir(state_dir)
     set_up(log_level)
     flags = {"host": host, "port": port, "unix": unix, "tls_cert": tls_cert, "tls_key": tls_key}
-    loaded = load(config, {**flags, "allow_plain": allow_plain or None})
+    loaded = load(config, {**flags, "store": store, "allow_plain": allow_plain or None})
     check_exposure(loaded.server, has_own_keys=bool(loaded.keys))
     keys = KeyRing(loaded.keys)
     if not loaded.keys:

@@ -17,14 +17,14 @@ from cellwall.model.errors import CapacityError, UsageError
 from cellwall.server.call import ClientGone
 from cellwall.server.endpoint import Answer, Endpoint, body_of, explained
 from cellwall.server.errors import HttpError, failure
-from cellwall.server.routes.execute import begin
+from cellwall.server.routes.execute import oneshot
 from cellwall.server.schemas import BatchBody, ExecuteBody
 from cellwall.server.streams import MEDIA, chosen
 from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
     from cellwall.server.call import Call
-    from cellwall.server.executions import ExecutionRecord
+    from cellwall.server.execution_record import ExecutionRecord
 
 _MOST = 10_000
 _LINE_BYTES = 16 * 1024 * 1024
@@ -117,7 +117,12 @@ class _Batch:
             try:
                 if isinstance(item, Exception):
                     raise item
-                return begin(self._call, item, is_streamed=False)
+                if item.background:
+                    raise UsageError(
+                        "background: not for the programs of a batch", remedy="leave it out"
+                    )
+                order = oneshot(self._call, item, is_streamed=False)
+                return self._call.state.executions.start(order)
             except CapacityError:
                 # The batch is patient: others fill the queue, and ours will run when it empties.
                 if self._running:

@@ -20,6 +20,7 @@ from cellwall.server.endpoint import (
     sandbox,
     wait_ended,
 )
+from cellwall.server.idempotency import gone
 from cellwall.server.routes.execute import leaving, raise_failure
 from cellwall.server.sandboxes import CommandRecord
 from cellwall.server.schemas import (
@@ -51,11 +52,14 @@ async def start(call: Call) -> None:
     """`POST /sandboxes/{id}/commands`."""
     form = chosen(call, ("ndjson", "json", "sse"))
     body = await body_of(call, CommandBody, call.settings.body_bytes)
-    record = call.state.replays.find(call)
-    is_replay = isinstance(record, CommandRecord)
-    if not isinstance(record, CommandRecord):
-        record = await started(call, sandbox(call), body)
-        call.state.replays.keep(call, record)
+    async with call.state.replays.using(call, "command") as use:
+        is_replay = use is not None and use.thing_id is not None
+        if use is not None and use.thing_id is not None:
+            record = _again(sandbox(call), use.thing_id)
+        else:
+            record = await started(call, sandbox(call), body)
+            if use is not None:
+                use.made(record.id)
     headers = {"x-command-id": record.id}
     if is_replay:
         headers["idempotent-replay"] = "true"
@@ -73,6 +77,13 @@ async def start(call: Call) -> None:
         if leaving(call, body.on_disconnect, "detach") == "cancel" and not is_replay:
             record.cancel()
         raise
+
+
+def _again(owner: SandboxRecord, command_id: str) -> CommandRecord:
+    """Return the command that an earlier call with the same key started."""
+    if command_id not in owner.commands:
+        raise gone()
+    return owner.commands[command_id]
 
 
 async def started(call: Call, owner: SandboxRecord, body: CommandBody) -> CommandRecord:

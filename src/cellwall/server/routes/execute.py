@@ -6,20 +6,23 @@ started as an execution of its own, and answered as JSON or as a stream.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from cellwall.server import answers, asked
+from cellwall.model.errors import Interrupted
+from cellwall.server import answers, oneshots
 from cellwall.server.call import ClientGone
 from cellwall.server.endpoint import Answer, Endpoint, body_of
-from cellwall.server.executions import ExecutionRecord
-from cellwall.server.scanning import look
+from cellwall.server.execution_record import ExecutionRecord, waits
+from cellwall.server.idempotency import gone
 from cellwall.server.schemas import ExecuteBody
-from cellwall.server.streams import MEDIA, chosen, send_spool
+from cellwall.server.streams import MEDIA, chosen, send_kept, send_spool
 
 if TYPE_CHECKING:
-    from cellwall.engine.execution import OnEvent, OnStart
-    from cellwall.model.execution import Execution
     from cellwall.server.call import Call
+    from cellwall.server.execution_record import KeptExecution
+    from cellwall.server.idempotency import Use
+    from cellwall.server.orders import Order
     from cellwall.server.schemas import OnDisconnect
     from cellwall.server.streams import Format
     from cellwall.server.tracked import Tracked
@@ -29,37 +32,48 @@ async def execute(call: Call) -> None:
     """`POST /execute`."""
     form = chosen(call, ("json", "ndjson", "sse"))
     body = await body_of(call, ExecuteBody, call.settings.body_bytes)
-    record = call.state.replays.find(call)
-    is_replay = isinstance(record, ExecutionRecord)
-    if not isinstance(record, ExecutionRecord):
-        record = begin(call, body, is_streamed=form != "json")
-        call.state.replays.keep(call, record)
-    await give(call, record, form, leaving=leaving(call, body.on_disconnect), is_replay=is_replay)
+    async with call.state.replays.using(call, "execution") as use:
+        if use is not None and use.thing_id is not None:
+            await again(call, use.thing_id, form, is_background=body.background)
+            return
+        order = oneshot(call, body, is_streamed=form != "json")
+        order = replace(
+            order,
+            body=call.scope["cellwall.body"],
+            on_disconnect=leaving(call, body.on_disconnect),
+            replay=use,
+        )
+        if body.background:
+            await _submit(call, replace(order, on_disconnect="detach"), use)
+            return
+        record = call.state.executions.start(order)
+        if use is not None:
+            use.made(record.id)
+    await give(call, record, form, leaving=order.on_disconnect)
 
 
-def begin(call: Call, body: ExecuteBody, *, is_streamed: bool) -> ExecutionRecord:
-    """Check, clip and start a one-shot."""
+def oneshot(call: Call, body: ExecuteBody, *, is_streamed: bool) -> Order:
+    """Check and clip a one-shot; raises what refuses it, for free."""
     state = call.state
-    limits, clipped = asked.limits(body, state.engine.settings.limits, state.settings.most)
-    is_named = body.limits is not None and body.limits.output_kb is not None
-    if is_streamed and not is_named:
-        limits = limits.with_changes({"output_kb": state.settings.stream_output_kb})
-    request = asked.request(body, limits)
-    scan = look(request.code, request.language, body.scan)
-    state.admission.check()
+    caller = oneshots.Caller(call.owner, call.request_id, call.caller.key_id)
+    order = oneshots.order(state.engine, state.settings, body, caller, is_streamed=is_streamed)
     state.room.check()
+    return order
 
-    async def work(on_event: OnEvent, on_start: OnStart) -> Execution:
-        async with state.admission.place():
-            return await state.engine.execute(request, on_event, on_start)
 
-    shown: dict[str, Any] = {
-        "template": body.template,
-        "language": request.language,
-        "clipped": clipped,
-        "scan": scan,
-    }
-    return state.executions.start(call.owner, call.request_id, shown, work)
+async def _submit(call: Call, order: Order, use: Use | None) -> None:
+    execution_id = await call.state.executions.submit(order)
+    if use is not None:
+        use.made(execution_id)
+    await _accepted(call, waits(execution_id, order.asked))
+
+
+async def _accepted(call: Call, value: dict[str, Any], *, is_replay: bool = False) -> None:
+    execution_id = value["execution_id"]
+    headers = {"location": f"/executions/{execution_id}", "x-execution-id": execution_id}
+    if is_replay:
+        headers["idempotent-replay"] = "true"
+    await call.answer(value, 202, headers)
 
 
 def leaving(call: Call, wanted: OnDisconnect | None, default: OnDisconnect = "cancel") -> str:
@@ -68,6 +82,27 @@ def leaving(call: Call, wanted: OnDisconnect | None, default: OnDisconnect = "ca
         return wanted
     # Who sends a key wants to come back for the answer.
     return "detach" if "idempotency-key" in call.headers else default
+
+
+async def again(
+    call: Call, execution_id: str, form: Format, *, is_background: bool = False
+) -> None:
+    """Answer with the execution that an earlier call with the same key made."""
+    found = await call.state.executions.find(call.owner, execution_id)
+    if found is None:
+        raise gone()
+    if is_background:
+        await _accepted(call, found.as_json(), is_replay=True)
+        return
+    found = call.state.executions.followed(found)
+    if isinstance(found, ExecutionRecord):
+        await give(call, found, form, leaving="detach", is_replay=True)
+        return
+    headers = {"x-execution-id": found.id, "idempotent-replay": "true"}
+    if form == "json":
+        await call.answer(found.as_json(), headers=headers)
+    else:
+        await send_kept(call, found.id, form, 0, headers)
 
 
 async def give(
@@ -79,7 +114,7 @@ async def give(
         headers["idempotent-replay"] = "true"
     try:
         await call.wait(record.ended if form == "json" else record.started)
-        raise_early(call, record)
+        raise_early(record)
         if form == "json":
             raise_failure(record)
             await call.answer(record.as_json(), headers=headers)
@@ -91,16 +126,27 @@ async def give(
         raise
 
 
-def raise_early(call: Call, record: Tracked) -> None:
+async def follow(
+    call: Call, found: ExecutionRecord | KeptExecution, form: Format, after: int
+) -> None:
+    """Send the events of an execution, wherever they are, live until its end."""
+    found = call.state.executions.followed(found)
+    headers = {"x-execution-id": found.id}
+    if isinstance(found, ExecutionRecord):
+        await send_spool(call, found.spool, form, after, headers)
+    else:
+        await send_kept(call, found.id, form, after, headers)
+
+
+def raise_early(record: Tracked) -> None:
     """Raise what kept it from starting at all; a retry may then try again."""
     if record.attempt is None and record.error is not None:
-        call.state.replays.drop(call)
         raise record.error
 
 
 def raise_failure(record: Tracked) -> None:
-    """Raise what of ours failed on the way."""
-    if record.error is not None:
+    """Raise what of ours failed on the way; what was cut short is an answer."""
+    if record.error is not None and not isinstance(record.error, Interrupted):
         raise record.error
 
 
@@ -112,6 +158,7 @@ ENDPOINTS = (
         "Run one program in a fresh sandbox",
         {
             200: Answer("How it ended, or its events.", answers.Execution, tuple(MEDIA.values())),
+            202: Answer("It will run in the background; Location says where.", answers.Execution),
         },
         body=ExecuteBody,
         headers=("Idempotency-Key",),

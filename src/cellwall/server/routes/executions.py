@@ -6,36 +6,45 @@ from typing import TYPE_CHECKING
 
 from cellwall.server import answers
 from cellwall.server.endpoint import Answer, Endpoint, execution, query_of, wait_ended
+from cellwall.server.execution_record import ExecutionRecord
+from cellwall.server.routes.execute import follow
 from cellwall.server.schemas import AfterQuery, WaitQuery
-from cellwall.server.streams import MEDIA, chosen, resume_from, send_spool
+from cellwall.server.streams import MEDIA, chosen, resume_from
 
 if TYPE_CHECKING:
     from cellwall.server.call import Call
+
+_CANCEL_S = 2.0
+"""Waited for the end of what was cancelled; a cell may take a second to obey."""
 
 
 async def get(call: Call) -> None:
     """`GET /executions/{id}`."""
     query = query_of(call, WaitQuery)
-    record = execution(call)
-    await wait_ended(call, record, query.wait)
-    await call.answer(record.as_json())
+    found = execution(call)
+    if query.wait > 0:
+        found = call.state.executions.followed(found)
+    if isinstance(found, ExecutionRecord):
+        await wait_ended(call, found, query.wait)
+    await call.answer(found.as_json())
 
 
 async def events(call: Call) -> None:
     """`GET /executions/{id}/events`."""
     form = chosen(call, ("ndjson", "sse"))
     after = resume_from(call, query_of(call, AfterQuery).after)
-    record = execution(call)
-    await send_spool(call, record.spool, form, after, {"x-execution-id": record.id})
+    await follow(call, execution(call), form, after)
 
 
 async def cancel(call: Call) -> None:
     """`DELETE /executions/{id}`."""
-    record = execution(call)
-    has_ended = record.ended.done()
-    record.cancel()
+    found = call.state.executions.followed(execution(call))
+    has_ended = not isinstance(found, ExecutionRecord) or found.ended.done()
+    if isinstance(found, ExecutionRecord):
+        found.cancel()
+        await call.wait(found.ended, _CANCEL_S)
     message = "it had ended" if has_ended else "cancelled"
-    await call.answer({"message": message, "id": record.id})
+    await call.answer({"message": message, "id": found.id})
 
 
 ENDPOINTS = (

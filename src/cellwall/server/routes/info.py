@@ -19,6 +19,7 @@ from cellwall.server.schemas import LogQuery
 if TYPE_CHECKING:
     from cellwall.engine.engine import Engine
     from cellwall.server.call import Call
+    from cellwall.server.keys import Principal
     from cellwall.server.state import State
 
 
@@ -113,21 +114,24 @@ async def stats(call: Call) -> None:
             "uptime_s": round(time.time() - state.began_at, 3),
             "sandboxes": len(mine),
             "executions": sum(r.owner == owner for r in state.executions.all.values()),
-            "server": _server(state) if call.caller.may("manage") else None,
+            "server": _server(state, call.caller) if call.caller.may("manage") else None,
         }
     )
 
 
-def _server(state: State) -> dict[str, Any]:
+def _server(state: State, caller: Principal) -> dict[str, Any]:
     engine = state.engine.statistics()
+    queue = state.queue
     return {
         "requests": state.requests,
         "runs": engine.runs,
-        "running": state.admission.running,
-        "queued": state.admission.queued,
+        "running": queue.running,
+        "queued": queue.queued,
         "sandboxes": engine.sandboxes,
         "background_failures": engine.background_failures + state.tasks.failed,
         "pool": asdict(engine.pool),
+        "promises": queue.machine.as_json(),
+        "tenants": queue.tenants.all_json() if caller.may("admin") else None,
     }
 
 

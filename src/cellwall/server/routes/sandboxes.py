@@ -7,33 +7,60 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cellwall.engine.admission import Cost
 from cellwall.server import answers, asked
 from cellwall.server.endpoint import Answer, Endpoint, body_of, query_of, sandbox
-from cellwall.server.executions import ExecutionRecord
-from cellwall.server.routes.execute import give, leaving
+from cellwall.server.idempotency import gone
+from cellwall.server.orders import Order
+from cellwall.server.routes.execute import again, give, leaving
 from cellwall.server.sandboxes import SandboxRecord
 from cellwall.server.scanning import look
 from cellwall.server.schemas import CellBody, ListQuery, SandboxBody, SandboxChange
 from cellwall.server.streams import MEDIA, chosen
 
 if TYPE_CHECKING:
+    from cellwall.engine.engine import BeforeCode
     from cellwall.engine.execution import OnEvent, OnStart
+    from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.model.execution import Execution
+    from cellwall.model.limits import Limits
     from cellwall.server.call import Call
+    from cellwall.server.idempotency import Use
 
 
 async def create(call: Call) -> None:
     """`POST /sandboxes`."""
     body = await body_of(call, SandboxBody)
-    record = call.state.replays.find(call)
     headers: dict[str, str] = {}
-    if isinstance(record, SandboxRecord):
-        headers["idempotent-replay"] = "true"
-    else:
-        record = await _created(call, body)
-        call.state.replays.keep(call, record)
+    async with call.state.replays.using(call, "sandbox") as use:
+        if use is not None and use.thing_id is not None:
+            record = _again(call, use.thing_id)
+            headers["idempotent-replay"] = "true"
+        else:
+            record = await _created(call, body)
+            await _keep(call, record, use)
     headers["location"] = f"/sandboxes/{record.id}"
     await call.answer(record.as_json(), 201, headers)
+
+
+def _again(call: Call, sandbox_id: str) -> SandboxRecord:
+    """Return the sandbox that an earlier call with the same key made."""
+    record = call.state.sandboxes.all.get(sandbox_id)
+    if record is None or record.owner != call.owner:
+        raise gone()
+    return record
+
+
+async def _keep(call: Call, record: SandboxRecord, use: Use | None) -> None:
+    """Write it down before anybody hears of it; what cannot be written is not kept alive."""
+    try:
+        replay = () if use is None else use.changes(record.id)
+        await call.state.sandboxes.keep(record, *replay)
+    except BaseException:
+        await record.close()
+        raise
+    if use is not None:
+        use.made(record.id)
 
 
 async def _created(call: Call, body: SandboxBody) -> SandboxRecord:
@@ -44,6 +71,24 @@ async def _created(call: Call, body: SandboxBody) -> SandboxRecord:
     state.sandboxes.begin()
     record: SandboxRecord | None = None
     try:
+        made = await _promised(call, body, limits)
+        facts = {
+            "name": body.name,
+            "language": language,
+            "metadata": body.metadata,
+            "clipped": clipped,
+        }
+        record = SandboxRecord(call.owner, made, facts)
+    finally:
+        state.sandboxes.begun(record)
+    return record
+
+
+async def _promised(call: Call, body: SandboxBody, limits: Limits) -> AsyncSandbox:
+    """Return a sandbox whose limits are set aside from before it is made until it ends."""
+    state = call.state
+    promise = state.queue.hold(call.owner, Cost.of(limits))
+    try:
         made = await state.engine.create_sandbox(
             body.template,
             limits,
@@ -53,11 +98,11 @@ async def _created(call: Call, body: SandboxBody) -> SandboxRecord:
             demand_hard=body.demand_hard,
             start=body.start,
         )
-        facts = {"name": body.name, "language": language, "metadata": body.metadata}
-        record = SandboxRecord(call.owner, made, facts, clipped)
-    finally:
-        state.sandboxes.begun(record)
-    return record
+    except BaseException:
+        promise.release()
+        raise
+    made.on_ended(lambda _reason: promise.release())
+    return made
 
 
 async def index(call: Call) -> None:
@@ -72,7 +117,7 @@ async def index(call: Call) -> None:
     found = [
         record
         for record in mine
-        if (query.state is None or record.sandbox.status == query.state)
+        if (query.state is None or record.status == query.state)
         and all(record.metadata.get(key) == value for key, value in wanted.items())
     ]
     page = found[: query.limit]
@@ -98,6 +143,7 @@ async def change(call: Call) -> None:
         record.name = body.name
     if body.metadata is not None:
         record.metadata = body.metadata
+    await call.state.sandboxes.keep(record)
     record.log("changed", fields=", ".join(sorted(body.model_fields_set)))
     await call.answer(record.as_json())
 
@@ -106,7 +152,7 @@ async def delete(call: Call) -> None:
     """`DELETE /sandboxes/{id}`."""
     record = sandbox(call)
     has_ended = record.ended_at is not None
-    await record.sandbox.close()
+    await record.close()
     await call.answer({"message": "it had ended" if has_ended else "deleted", "id": record.id})
 
 
@@ -114,26 +160,31 @@ async def execute(call: Call) -> None:
     """`POST /sandboxes/{id}/execute`."""
     form = chosen(call, ("ndjson", "json", "sse"))
     body = await body_of(call, CellBody, call.settings.body_bytes)
-    record = call.state.replays.find(call)
-    is_replay = isinstance(record, ExecutionRecord)
-    if not isinstance(record, ExecutionRecord):
-        record = _begin(call, body, is_streamed=form != "json")
-        call.state.replays.keep(call, record)
     ends = leaving(call, body.on_disconnect, "detach")
-    await give(call, record, form, leaving=ends, is_replay=is_replay)
+    async with call.state.replays.using(call, "execution") as use:
+        if use is not None and use.thing_id is not None:
+            await again(call, use.thing_id, form)
+            return
+        order = _order(call, body, use, is_streamed=form != "json")
+        record = call.state.executions.start(order)
+        if use is not None:
+            use.made(record.id)
+    await give(call, record, form, leaving=ends)
 
 
-def _begin(call: Call, body: CellBody, *, is_streamed: bool) -> ExecutionRecord:
+def _order(call: Call, body: CellBody, use: Use | None, *, is_streamed: bool) -> Order:
     state, owner = call.state, sandbox(call)
     live = owner.sandbox
     live.live.check_alive()
+    state.queue.tenants.check_output(call.owner)
     source, stdin = asked.source(body), asked.stdin(body)
     language = asked.language(body, owner.language)
     timeout, clipped = asked.clipped_seconds(body.timeout, state.settings.most.wall_s)
     scan = look(source, language, body.scan)
     output_kb = state.settings.stream_output_kb if is_streamed else None
 
-    async def work(on_event: OnEvent, on_start: OnStart) -> Execution:
+    async def work(on_event: OnEvent, on_start: OnStart, before_code: BeforeCode) -> Execution:
+        await before_code()
         execution = await live.run(
             source,
             language,
@@ -154,8 +205,9 @@ def _begin(call: Call, body: CellBody, *, is_streamed: bool) -> ExecutionRecord:
         "language": language,
         "clipped": clipped,
         "scan": scan,
+        "key_id": call.caller.key_id,
     }
-    return state.executions.start(call.owner, call.request_id, shown, work)
+    return Order(call.owner, call.request_id, shown, work, replay=use)
 
 
 ENDPOINTS = (

@@ -1,0 +1,213 @@
+"""What of executions is on disk, and when: the only place where executions meet the store.
+
+Not the store itself and not how code runs (`executions`). Without a store nothing is written and
+everything else is the same. The invariants: an execution is accepted, started and ended in this
+order; what could not be written at its end is kept, said in its notes, and written when the store
+is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cellwall.model.errors import CapacityError, CellwallError
+from cellwall.model.execution import Event
+from cellwall.server.lines import Line
+from cellwall.server.overflow import Overflow, chunk_of
+from cellwall.store.changes import Accept, Change, DropReplay, Ended, Started
+from cellwall.store.errors import StoreConflict
+from cellwall.store.rows import ExecutionRow
+from cellwall.wire.answer import event_line, finite, one_line
+
+if TYPE_CHECKING:
+    from cellwall.engine.tasks import Tasks
+    from cellwall.server.execution_record import ExecutionRecord
+    from cellwall.server.orders import Order
+    from cellwall.store.rows import EventChunk
+    from cellwall.store.store import Store
+
+_AGAIN_S = 1.0
+"""Between two tries to write what could not be written."""
+_MOST_BYTES = 15 * 1024 * 1024
+"""Events of one execution written while it runs; with what memory keeps it is 16 MiB at most."""
+_NOT_WRITTEN = (
+    "this end is not on disk yet, the store could not write: it is lost if the server ends "
+    "before it can"
+)
+
+
+class Recorder(Protocol):
+    """Writes about executions, in the transaction of what it writes about: the audit."""
+
+    def accept(self, execution_id: str, order: Order) -> tuple[Change, ...]:
+        """Return what joins the acceptance; if that fails to be written, nothing runs."""
+
+    def ended(self, record: ExecutionRecord, answer: dict[str, Any]) -> tuple[Change, ...]:
+        """Return what joins the end."""
+
+
+class _NoRecorder:
+    """Writes nothing."""
+
+    def accept(self, execution_id: str, order: Order) -> tuple[Change, ...]:
+        return ()
+
+    def ended(self, record: ExecutionRecord, answer: dict[str, Any]) -> tuple[Change, ...]:
+        return ()
+
+
+class Ledger:
+    """See the module."""
+
+    def __init__(self, store: Store | None, tasks: Tasks, recorder: Recorder | None = None) -> None:
+        """None as store: nothing outlives this server."""
+        self.store = store
+        self.recorder: Recorder = recorder or _NoRecorder()
+        self._tasks = tasks
+        self._last_seq = 0
+        self._unwritten: dict[str, tuple[ExecutionRecord, tuple[Change, ...]]] = {}
+        self._writing: asyncio.Task[None] | None = None
+
+    def go_on_after(self, seq: int) -> None:
+        """Give higher places in the order of acceptance than `seq`."""
+        self._last_seq = seq
+
+    def is_unwritten(self, execution_id: str) -> bool:
+        """Report whether memory has the only copy of its end."""
+        return execution_id in self._unwritten
+
+    @property
+    def unwritten(self) -> int:
+        """How many ends wait for the store."""
+        return len(self._unwritten)
+
+    # -- before ----------------------------------------------------------------------------
+
+    def overflow(self, execution_id: str) -> Overflow | None:
+        """Return where its oldest events go when memory is full."""
+        if self.store is None:
+            return None
+        return Overflow(execution_id, self.store, self._tasks, _MOST_BYTES)
+
+    async def accept(self, execution_id: str, order: Order, *, is_started: bool) -> None:
+        """Write that it was accepted, and with that that it is started if its turn is at once.
+
+        Raises `CapacityError` or another `CellwallError` if that cannot be; nothing is to run.
+        """
+        if self.store is None:
+            return
+        self._last_seq += 1
+        row = _row(execution_id, order, self._last_seq, is_started=is_started)
+        replay = () if order.replay is None else order.replay.changes(execution_id)
+        await self.store.write(
+            Accept(row), *replay, *self.recorder.accept(execution_id, order)
+        )  # fmt: skip
+
+    async def started(self, execution_id: str) -> None:
+        """Write that its code is about to be handed over. Raises as `accept`."""
+        if self.store is not None:
+            await self.store.write(Started(execution_id, time.time()))
+
+    async def started_at_last(self, execution_id: str) -> None:
+        """As `started`, for whom nobody waits: as often as it takes.
+
+        Raises `StoreConflict` if it has started before: then it must not run.
+        """
+        while True:
+            try:
+                await self.started(execution_id)
+            except CapacityError as error:
+                await asyncio.sleep(min(error.retry_after_s, _AGAIN_S))
+            else:
+                return
+
+    # -- the end ---------------------------------------------------------------------------
+
+    async def ended(self, record: ExecutionRecord, *, is_forgettable: bool) -> None:
+        """Write its end; nobody is told before this returns. Never raises `CellwallError`.
+
+        `is_forgettable`: its idempotency key may be used again, since nothing was started.
+        """
+        store = self.store
+        if store is None:
+            return
+        value = finite(record.final())
+        chunks = await _chunks(record)
+        changes: list[Change] = [Ended(record.id, record.ended_at or time.time(), value, chunks)]
+        changes += self.recorder.ended(record, value)
+        if is_forgettable and record.replay is not None:
+            changes.append(DropReplay(record.owner, record.replay.key))
+        try:
+            await store.write(*changes)
+        except StoreConflict:
+            raise
+        except CellwallError:
+            record.notes.append(_NOT_WRITTEN)
+            self._unwritten[record.id] = (record, tuple(changes))
+            if self._writing is None:
+                self._writing = self._tasks.spawn(self._write_later())
+
+    async def _write_later(self) -> None:
+        try:
+            while self._unwritten:
+                await asyncio.sleep(_AGAIN_S)
+                await self.write_unwritten()
+        finally:
+            self._writing = None
+
+    async def write_unwritten(self) -> None:
+        """Try to write the ends that could not be written before, oldest first."""
+        store = self.store
+        with contextlib.suppress(CapacityError):
+            while store is not None and self._unwritten:
+                execution_id, (record, changes) = next(iter(self._unwritten.items()))
+                await store.write(*changes)
+                del self._unwritten[execution_id]
+                record.notes.remove(_NOT_WRITTEN)
+
+    # -- reading ---------------------------------------------------------------------------
+
+    async def find(self, execution_id: str) -> ExecutionRow | None:
+        """Return what is on disk of one."""
+        return None if self.store is None else await self.store.execution(execution_id)
+
+    async def body(self, execution_id: str) -> bytes | None:
+        """Return what one that waits was asked for."""
+        return None if self.store is None else await self.store.body(execution_id)
+
+
+def _row(execution_id: str, order: Order, seq: int, *, is_started: bool) -> ExecutionRow:
+    now = time.time()
+    return ExecutionRow(
+        id=execution_id,
+        tenant=order.owner,
+        seq=seq,
+        sandbox_id=order.asked.get("sandbox_id"),
+        state="running" if is_started else "queued",
+        request_id=order.request_id,
+        asked=dict(order.asked),
+        body=order.body if order.outlives and not is_started else None,
+        on_disconnect=order.on_disconnect if order.outlives else "cancel",
+        created_at=now,
+        started_at=now if is_started else None,
+    )
+
+
+async def _chunks(record: ExecutionRecord) -> tuple[EventChunk, ...]:
+    """Return the events that are not on disk yet, the last one included."""
+    spool, content = record.spool, record.end_content()
+    value = (
+        event_line(content) if isinstance(content, Event) else {"seq": spool.last + 1, **content}
+    )
+    last = Line(spool.last + 1, "end", one_line(value))
+    waited: Sequence[Line] = [] if spool.overflow is None else await spool.overflow.rest()
+    runs: list[list[Line]] = []
+    for line in (*waited, *spool.lines(), last):
+        if not runs or line.seq != (runs[-1][-1].seq or 0) + 1:
+            runs.append([])
+        runs[-1].append(line)
+    return tuple(chunk_of(record.id, run) for run in runs)

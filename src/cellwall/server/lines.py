@@ -1,0 +1,28 @@
+"""One event as it is sent and as it is kept: a number, a kind, one line of JSON.
+
+Not where lines wait (`spool`, `overflow`) and not their frames (`streams`). The invariant: a line
+without a number is a gap record, and says which numbers are gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cellwall.wire.answer import one_line
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One event."""
+
+    seq: int | None
+    """None for a gap record, which has no number of its own."""
+    kind: str
+    text: str
+    """Strict JSON without a line end."""
+
+
+def gap(after: int, following: int) -> Line:
+    """Return the record that says: what is between `after` and `following` is no longer kept."""
+    value = {"type": "gap", "after": after, "next": following, "lost": following - after - 1}
+    return Line(None, "gap", one_line(value))

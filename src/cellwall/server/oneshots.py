@@ -1,0 +1,74 @@
+"""One-shots as orders: a checked body becomes something to do now, or later from what is on disk.
+
+Not the route (`routes.execute`) and not the doing (`executions`). The invariant: an order made
+again from the store is the same as the first one, but for the operator's ceilings of today.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cellwall.engine.admission import Cost
+from cellwall.engine.requests import plan
+from cellwall.server import asked
+from cellwall.server.orders import Order
+from cellwall.server.scanning import look
+from cellwall.server.schemas import ExecuteBody
+
+if TYPE_CHECKING:
+    from cellwall.engine.engine import BeforeCode, Engine
+    from cellwall.engine.execution import OnEvent, OnStart
+    from cellwall.model.execution import Execution
+    from cellwall.server.settings import ServerSettings
+    from cellwall.store.rows import ExecutionRow
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks."""
+
+    owner: str
+    request_id: str
+    key_id: str
+
+
+def order(
+    engine: Engine,
+    settings: ServerSettings,
+    body: ExecuteBody,
+    caller: Caller,
+    *,
+    is_streamed: bool,
+) -> Order:
+    """Return what `body` asks for; raises `UsageError` or what a scan refuses."""
+    limits, clipped = asked.limits(body, engine.settings.limits, settings.most)
+    is_named = body.limits is not None and body.limits.output_kb is not None
+    if is_streamed and not is_named:
+        limits = limits.with_changes({"output_kb": settings.stream_output_kb})
+    request = asked.request(body, limits)
+    scan = look(request.code, request.language, body.scan)
+    cost = Cost.of(limits)
+    shown: dict[str, Any] = {
+        "template": body.template,
+        "language": request.language,
+        "clipped": clipped,
+        "scan": scan,
+        "is_streamed": is_streamed,
+        "key_id": caller.key_id,
+        "cost": [cost.memory_mb, cost.processes, cost.disk_mb, cost.cpus],
+    }
+    plan(request, limits)  # what can never work is refused here, before it is written down
+
+    async def work(on_event: OnEvent, on_start: OnStart, before_code: BeforeCode) -> Execution:
+        return await engine.execute(request, on_event, on_start, before_code)
+
+    return Order(caller.owner, caller.request_id, shown, work, cost=cost)
+
+
+def revived(engine: Engine, settings: ServerSettings, row: ExecutionRow, body: bytes) -> Order:
+    """Return the order that is on disk as `row` and `body`."""
+    caller = Caller(row.tenant, row.request_id, str(row.asked.get("key_id", "")))
+    checked = ExecuteBody.model_validate_json(body)
+    is_streamed = bool(row.asked.get("is_streamed"))
+    return order(engine, settings, checked, caller, is_streamed=is_streamed)

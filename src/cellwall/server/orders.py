@@ -1,0 +1,46 @@
+"""An execution that was asked for: checked, and ready to be done now or later.
+
+Values only; made by `oneshots` and by the routes of sandboxes, done by `executions`. The
+invariant: nothing of it has run. What is written down of it is enough to make it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cellwall.engine.admission import Cost
+    from cellwall.engine.engine import BeforeCode
+    from cellwall.engine.execution import OnEvent, OnStart
+    from cellwall.model.execution import Execution
+    from cellwall.server.idempotency import Use
+
+    Work = Callable[[OnEvent, OnStart, BeforeCode], Awaitable[Execution]]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One execution that was asked for."""
+
+    owner: str
+    request_id: str
+    asked: Mapping[str, Any]
+    """What is shown while there is no answer (template, language, sandbox_id, clipped, scan), and
+    what its body does not say: `is_streamed`, `key_id`."""
+    work: Work
+    """Does it: calls `before_code` when a sandbox is there, and only then hands the code over."""
+    on_disconnect: str = "cancel"
+    cost: Cost | None = None
+    """What it takes of the machine; None for a cell, whose sandbox has its place already."""
+    body: bytes | None = None
+    """What was asked for, as JSON of `ExecuteBody`; None: it cannot wait for another server."""
+    replay: Use | None = None
+    """The use of an idempotency key that becomes durable with it."""
+    created_at: float = field(default=0.0)
+
+    @property
+    def outlives(self) -> bool:
+        """Whether it is done later if this server ends before its turn."""
+        return self.body is not None and self.on_disconnect == "detach"

@@ -1,0 +1,133 @@
+"""What can be done to the store: small values, handed to `Store.write`.
+
+Not how (`apply`). The changes of one `write` become durable together or not at all, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cellwall.store.rows import (
+    AuditRow,
+    EventChunk,
+    ExecutionRow,
+    Json,
+    KeyRow,
+    ReplayRow,
+    SandboxRow,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """A new execution, in whatever state its row says."""
+
+    row: ExecutionRow
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A queued execution is about to get its code; its body is forgotten.
+
+    `StoreConflict` if it is not queued: it must not run, it may have run already.
+    """
+
+    id: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An execution has its answer. `StoreConflict` if it has one: a shown end never changes."""
+
+    id: str
+    at: float
+    answer: Json
+    chunks: tuple[EventChunk, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AppendEvents:
+    """More events of an execution; its chunks do not overlap."""
+
+    chunk: EventChunk
+
+
+@dataclass(frozen=True, slots=True)
+class KeepReplay:
+    """An idempotency key has been used; an older use of it is forgotten."""
+
+    row: ReplayRow
+
+
+@dataclass(frozen=True, slots=True)
+class DropReplay:
+    """The call with that idempotency key started nothing."""
+
+    tenant: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class PutSandbox:
+    """A new sandbox, or what is shown of a known one; it never undoes an `EndSandbox`."""
+
+    row: SandboxRow
+
+
+@dataclass(frozen=True, slots=True)
+class EndSandbox:
+    """A sandbox has ended; only the first end counts."""
+
+    id: str
+    at: float
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class PutKey:
+    """A new key. `StoreConflict` if there is one with its digest."""
+
+    row: KeyRow
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeKey:
+    """A key is no longer accepted; only the first time counts."""
+
+    digest: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class PutFact:
+    """Something about the whole store, by name."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class AppendAudit:
+    """One more audit record, made when its place in the chain is known."""
+
+    make: Callable[[int, bytes], AuditRow]
+    """Called inside the transaction with the record's number and the hash of the one before it
+    (32 zero bytes for the first); maybe more than once, so it must have no effect of its own."""
+
+
+Change = (
+    Accept
+    | Started
+    | Ended
+    | AppendEvents
+    | KeepReplay
+    | DropReplay
+    | PutSandbox
+    | EndSandbox
+    | PutKey
+    | RevokeKey
+    | PutFact
+    | AppendAudit
+)

@@ -1,0 +1,33 @@
+"""Where statements run: the contract that SQLite and PostgreSQL fulfil.
+
+Work is a plain function over a SQLAlchemy connection, the same for both; a database decides on
+which thread or greenlet it runs. The invariant: `write` returns after the transaction is durable,
+and a `write` that raises has left nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from sqlalchemy import Connection
+
+T = TypeVar("T")
+Work = Callable[[Connection], T]
+
+
+class Database(Protocol):
+    """One database, open."""
+
+    async def write(self, work: Work[T]) -> T:
+        """Run `work` in a transaction of its own, commit it, return what it returned.
+
+        One at a time. Waits for another process's lock at most a short while, then raises what
+        `failures.kind_of` calls busy.
+        """
+
+    async def read(self, work: Work[T]) -> T:
+        """Run `work` over one consistent view; it waits for no writer."""
+
+    async def aclose(self) -> None:
+        """Close it; idempotent."""

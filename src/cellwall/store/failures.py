@@ -1,0 +1,99 @@
+"""Whose failure was it? From a driver's exception to one of six kinds.
+
+Pure. Read from codes, never from messages: SQLite's result codes, PostgreSQL's SQLSTATE. What is
+not recognised is called `change`, so that it is tried apart from its neighbours and only its own
+writer sees it; the price is one more failure if the database itself was the reason.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from cellwall.model.errors import CellwallError
+from cellwall.store.errors import StoreBroken, StoreBusy, StoreConflict, StoreFull
+
+Kind = Literal["busy", "lost", "full", "broken", "change"]
+
+_RETRY_S = 5.0
+
+# https://www.sqlite.org/rescode.html; the low byte is the primary code.
+_SQLITE: dict[int, Kind] = {
+    5: "busy",  # BUSY
+    6: "busy",  # LOCKED
+    8: "broken",  # READONLY
+    10: "broken",  # IOERR
+    11: "broken",  # CORRUPT
+    13: "full",  # FULL
+    14: "broken",  # CANTOPEN
+    26: "broken",  # NOTADB
+}
+# A quota (EDQUOT) or a file limit (EFBIG) is no ENOSPC to SQLite, but it is for the operator.
+_SQLITE_EXTENDED: dict[int, Kind] = {
+    778: "full",  # IOERR_WRITE
+    4874: "full",  # IOERR_SHMSIZE
+}
+# https://www.postgresql.org/docs/current/errcodes-appendix.html, by class or whole.
+_POSTGRES: dict[str, Kind] = {
+    "08": "lost",
+    "57": "lost",
+    "40": "busy",
+    "53": "busy",
+    "55": "busy",
+    "53100": "full",
+    "58": "broken",
+    "XX": "broken",
+}
+
+
+def kind_of(error: Exception) -> Kind:
+    """Return who or what is to blame."""
+    if isinstance(error, (ConnectionError, TimeoutError)):
+        return "lost"
+    if not isinstance(error, DBAPIError):
+        return "change"
+    if error.connection_invalidated:
+        return "lost"
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    if code is not None:
+        return _SQLITE_EXTENDED.get(code) or _SQLITE.get(code & 0xFF, "change")
+    state = getattr(error.orig, "sqlstate", None) or ""
+    return _POSTGRES.get(state) or _POSTGRES.get(state[:2], "change")
+
+
+def busy(step: str, after_s: float) -> StoreBusy:
+    """Return what a write that waited for too long, or not at all, is told."""
+    return StoreBusy(
+        f"{step}: the database did not take it within {after_s:g} s",
+        retry_after_s=_RETRY_S,
+        remedy="try again; if it lasts, see who locks the database and how slow its disk is",
+    )
+
+
+def answer_to(step: str, error: Exception) -> Exception:
+    """Return what the caller of `step` is told instead of the driver's exception."""
+    if isinstance(error, CellwallError):
+        return error
+    if isinstance(error, IntegrityError):
+        return StoreConflict(f"{step}: there is a row of that name", remedy="use a fresh id")
+    kind = kind_of(error)
+    if kind in ("busy", "lost"):
+        return StoreBusy(
+            f"{step}: the database does not answer",
+            retry_after_s=_RETRY_S,
+            remedy="try again; if it lasts, look at the database's own log",
+        )
+    if kind == "full":
+        return StoreFull(
+            f"{step}: no space for the database",
+            retry_after_s=_RETRY_S,
+            remedy="free space where it lies, or raise the quota or file limit",
+        )
+    if kind == "broken":
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        return StoreBroken(
+            f"{step}: the database failed: {cause}",
+            remedy="look at the disk and the system's log; restore a backup if it is damaged",
+        )
+    return error

@@ -1,0 +1,64 @@
+"""Bring a database to the newest version, or say why that cannot be.
+
+Alembic does it; it is imported only when there is something to do, which saves a server 0.2 s of
+its start. Everything happens in the caller's transaction: a crash leaves the old version.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from sqlalchemy import Connection, inspect, text
+
+from cellwall.store import schema
+from cellwall.store.errors import StoreBroken
+
+SERVER_ID = "server_id"
+
+
+def version_of(connection: Connection) -> str | None:
+    """Return the version of the database; None for one without any table of ours."""
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    found: str | None = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    return found
+
+
+def migrate(connection: Connection, name: str) -> None:
+    """Bring the database called `name` to `schema.VERSION` in the transaction that is open.
+
+    Raises `StoreBroken` if it was made by a newer cellwall, or holds somebody else's tables.
+    """
+    found = version_of(connection)
+    if found == schema.VERSION:
+        return
+    from alembic.util import CommandError
+
+    if found is None and (others := inspect(connection).get_table_names()):
+        raise StoreBroken(
+            f"open {name}: it holds tables that are not ours: {', '.join(sorted(others)[:5])}",
+            remedy="give the store a database of its own",
+        )
+    try:
+        _upgrade(connection)
+    except CommandError:
+        raise StoreBroken(
+            f"open {name}: it is at version {found!r}, which this cellwall does not know",
+            remedy=f"run the cellwall that wrote it, or a newer one (this one knows "
+            f"{schema.VERSION}), or restore a backup from before its upgrade",
+        ) from None
+    if found is None:
+        connection.execute(
+            schema.facts.insert(), {"name": SERVER_ID, "value": secrets.token_hex(16)}
+        )
+
+
+def _upgrade(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")

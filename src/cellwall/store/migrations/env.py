@@ -1,0 +1,15 @@
+"""What Alembic runs before the versions: it takes the connection that `store.migration` gives.
+
+Only ever run by Alembic; importing it does nothing useful.
+"""
+
+from __future__ import annotations
+
+from alembic import context
+
+from cellwall.store.schema import tables
+
+connection = context.config.attributes["connection"]
+context.configure(connection=connection, target_metadata=tables, transactional_ddl=True)
+with context.begin_transaction():
+    context.run_migrations()

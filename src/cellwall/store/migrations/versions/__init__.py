@@ -1,0 +1,1 @@
+"""One module for each version; each knows the one before it."""

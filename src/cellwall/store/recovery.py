@@ -1,0 +1,70 @@
+"""After a crash: what was started is ended, what was only accepted waits again, in its old order.
+
+One transaction. Not the sweep of processes and cgroups, which the operating system remembers. The
+invariant: nothing that started ever becomes queued again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sqlalchemy import ColumnElement, Connection, bindparam, func, select, update
+
+from cellwall.store import queries, schema
+from cellwall.store.apply import apply
+from cellwall.store.changes import Change
+from cellwall.store.rows import Because, Leftover, Recovery
+
+SANDBOX_BECAUSE = "server_restart"
+"""What ended the sandboxes that were alive."""
+_AT_ONCE = 500
+
+_executions, _sandboxes = schema.executions, schema.sandboxes
+
+End = Callable[[Leftover], Sequence[Change]]
+"""Given a leftover, returns its `Ended` and whatever else belongs to it. Called inside the
+transaction, so it must be quick and without an effect of its own."""
+
+
+def recover(connection: Connection, at: float, end: End) -> Recovery:
+    """Do it; `at` is the time of the end, in seconds since the epoch."""
+    running = _executions.c.state == "running"
+    leaving = (_executions.c.state == "queued") & (_executions.c.on_disconnect == "cancel")
+    interrupted = _end_all(connection, running, "interrupted", end)
+    cancelled = _end_all(connection, leaving, "cancelled", end)
+    return Recovery(
+        interrupted,
+        cancelled,
+        _end_sandboxes(connection, at),
+        connection.execute(
+            select(func.count()).select_from(_executions).where(_executions.c.state == "queued")
+        ).scalar_one(),
+        connection.execute(select(func.max(_executions.c.seq))).scalar() or 0,
+    )
+
+
+def _end_all(
+    connection: Connection, which: ColumnElement[bool], because: Because, end: End
+) -> tuple[str, ...]:
+    light = [column for column in _executions.c if column.name != "body"]
+    behind = _executions.c.seq > bindparam("after")
+    found = select(*light).where(which, behind).order_by(_executions.c.seq).limit(_AT_ONCE)
+    ended: list[str] = []
+    after = -1
+    while rows := [queries.execution_of(r) for r in connection.execute(found, {"after": after})]:
+        after = rows[-1].seq
+        changes: list[Change] = []
+        for row in rows:
+            changes += end(Leftover(row, because, queries.last_event(connection, row.id)))
+        apply(connection, changes)
+        ended += [row.id for row in rows]
+    return tuple(ended)
+
+
+def _end_sandboxes(connection: Connection, at: float) -> tuple[str, ...]:
+    alive = _sandboxes.c.ended_at.is_(None)
+    ids = tuple(connection.execute(select(_sandboxes.c.id).where(alive)).scalars())
+    if ids:
+        ended = update(_sandboxes).where(alive)
+        connection.execute(ended.values(ended_at=at, ended_because=SANDBOX_BECAUSE))
+    return ids

@@ -1,0 +1,199 @@
+"""The store: what everybody else calls.
+
+Not SQL (`apply`, `queries`) and not a database (`sqlite`, `postgres`). The invariant: when `write`
+returns, its changes survive the loss of power.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+
+from cellwall.store import queries, recovery, retention
+from cellwall.store.apply import KEYS_VERSION
+from cellwall.store.changes import Change
+from cellwall.store.database import Database, T, Work
+from cellwall.store.errors import StoreBroken
+from cellwall.store.failures import answer_to
+from cellwall.store.migration import SERVER_ID
+from cellwall.store.opening import open_database
+from cellwall.store.rows import (
+    AuditRow,
+    EventChunk,
+    ExecutionRow,
+    KeyRow,
+    Recovery,
+    ReplayRow,
+    SandboxRow,
+)
+from cellwall.store.writer import Writer
+
+REPLAY_S = 86_400.0
+"""How long an idempotency key is remembered beyond what else is kept."""
+WAIT_S = 10.0
+"""How long a write waits for its turn before its caller hears of a busy store."""
+MOST_WAITING = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """What the store has done since it was opened."""
+
+    waiting: int
+    """Writes that wait for their turn now."""
+    writes: int
+    transactions: int
+    largest: int
+    """Most writes that one transaction carried."""
+    refused: int
+    """Writes that were told of an error."""
+    retried: int
+    """Transactions that failed and were tried again, apart or later."""
+
+
+class Store:
+    """See the module. Lives on one event loop; made by `open`."""
+
+    def __init__(self, database: Database, *, wait_s: float, most_waiting: int) -> None:
+        """Use `open`."""
+        self._database = database
+        self._writer = Writer(database, wait_s, most_waiting)
+        self._writer.start()
+
+    @classmethod
+    async def open(
+        cls, url: str, *, wait_s: float = WAIT_S, most_waiting: int = MOST_WAITING
+    ) -> Store:
+        """Open the database at `url`, make it if there is none, bring it to the newest version.
+
+        Raises `UsageError` for a URL of no kind we know, `StoreBroken` if the database cannot be
+        used: it never starts empty in the place of one that was there.
+        """
+        return cls(await open_database(url), wait_s=wait_s, most_waiting=most_waiting)
+
+    async def aclose(self) -> None:
+        """Write what waits, then close; idempotent."""
+        await self._writer.aclose()
+        await self._database.aclose()
+
+    def statistics(self) -> StoreStatistics:
+        """Return what it has done."""
+        counts = self._writer.counts
+        return StoreStatistics(
+            self._writer.waiting,
+            counts.writes,
+            counts.transactions,
+            counts.largest,
+            counts.refused,
+            counts.retried,
+        )
+
+    async def write(self, *changes: Change) -> None:
+        """Return when the changes are durable, all of them, in order.
+
+        Raises `StoreBusy` or `StoreFull` (nothing was written, try again), `StoreConflict` (the
+        rows forbid it), `StoreBroken`. Cancelled while it waits for its turn, nothing is written;
+        cancelled later, it is written all the same.
+        """
+        if changes:
+            await self._writer.write(changes)
+
+    async def _read(self, step: str, work: Work[T]) -> T:
+        try:
+            return await self._database.read(work)
+        except Exception as error:
+            raise answer_to(step, error) from error
+
+    # ── executions ────────────────────────────────────────────────────────────────────────────
+
+    async def execution(self, execution_id: str) -> ExecutionRow | None:
+        """Return the execution, or None."""
+        return await self._read(
+            "read an execution", partial(queries.execution, execution_id=execution_id)
+        )
+
+    async def body(self, execution_id: str) -> bytes:
+        """Return the body of a queued execution; `StoreBroken` if it has none."""
+        found = await self._read("read a body", partial(queries.body, execution_id=execution_id))
+        if found is None:
+            raise StoreBroken(
+                f"read the body of execution {execution_id}: there is none",
+                remedy="ask only for those that are queued",
+            )
+        return found
+
+    async def queued(self, after_seq: int, limit: int) -> list[ExecutionRow]:
+        """Return up to `limit` queued executions behind place `after_seq`, without their bodies."""
+        return await self._read(
+            "read the queue", partial(queries.queued, after_seq=after_seq, limit=limit)
+        )
+
+    async def events(self, execution_id: str, after: int) -> list[EventChunk]:
+        """Return the chunks that hold events after number `after`; the first may begin before."""
+        return await self._read(
+            "read events", partial(queries.events, execution_id=execution_id, after=after)
+        )
+
+    async def recover(self, at: float, end: recovery.End) -> Recovery:
+        """End what a server before this one left, in one transaction; before anything else runs.
+
+        `end` is asked for the changes that end each leftover: its `Ended` and what goes with it.
+        """
+        try:
+            return await self._database.write(partial(recovery.recover, at=at, end=end))
+        except Exception as error:
+            raise answer_to("recover", error) from error
+
+    async def expire(self, before: float, replays_before: float | None = None) -> int:
+        """Forget what ended before that time; return how many rows went.
+
+        Idempotency keys stay `REPLAY_S` longer, unless `replays_before` says otherwise.
+        """
+        if replays_before is None:
+            replays_before = before - REPLAY_S
+        work = partial(retention.expire_some, before=before, replays_before=replays_before)
+        total = 0
+        try:
+            while gone := await self._database.write(work):
+                total += gone
+                await asyncio.sleep(0)
+        except Exception as error:
+            raise answer_to("expire", error) from error
+        return total
+
+    # ── everything else ───────────────────────────────────────────────────────────────────────
+
+    async def sandboxes(self) -> list[SandboxRow]:
+        """Return every sandbox that is kept, oldest first; also those that have ended."""
+        return await self._read("read sandboxes", queries.sandboxes)
+
+    async def keys(self) -> list[KeyRow]:
+        """Return every key, oldest first; also the revoked and the expired ones."""
+        return await self._read("read keys", queries.keys)
+
+    async def version(self) -> str:
+        """Return a token that changes when a key does, whichever process did it."""
+        return await self._read("read the version", partial(queries.fact, name=KEYS_VERSION)) or ""
+
+    async def replay(self, tenant: str, key: str) -> ReplayRow | None:
+        """Return what an idempotency key was used for, or None."""
+        return await self._read("read a replay", partial(queries.replay, tenant=tenant, key=key))
+
+    async def audit(self, after_seq: int, limit: int) -> list[AuditRow]:
+        """Return up to `limit` audit records behind number `after_seq`, in order."""
+        return await self._read(
+            "read the audit", partial(queries.audit, after_seq=after_seq, limit=limit)
+        )
+
+    async def audit_head(self) -> AuditRow | None:
+        """Return the newest audit record, or None."""
+        return await self._read("read the audit's head", queries.audit_head)
+
+    async def fact(self, name: str) -> str | None:
+        """Return what `PutFact` stored under that name, or None."""
+        return await self._read("read a fact", partial(queries.fact, name=name))
+
+    async def server_id(self) -> str:
+        """Return 128 random bits in hexadecimal, made with the database."""
+        return await self.fact(SERVER_ID) or ""

@@ -1,0 +1,185 @@
+"""Group commit: what waits to be written goes into one transaction, and one fsync serves all.
+
+Not the SQL (`apply`) and not the threads (`sqlite`). One task per store. The invariant: a write
+that is told of an error has left nothing in the database, and one that fails does not take its
+neighbours along: they are tried again apart from it. A write that is under way is waited for,
+however slow the disk is; only waiting for a turn has a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+
+from cellwall.store.apply import apply
+from cellwall.store.changes import Accept, AppendEvents, Change, Ended
+from cellwall.store.database import Database
+from cellwall.store.errors import StoreBroken
+from cellwall.store.failures import answer_to, busy, kind_of
+from cellwall.surface.tasks import Tasks
+
+_BATCH_CHANGES = 512
+_BATCH_BYTES = 8 * 1024 * 1024
+"""Of one transaction: bounds how long a small write waits behind big ones."""
+_LOST_PAUSE_S = 0.25
+"""Between attempts to reach a server that is gone; it refuses without making us wait."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    changes: tuple[Change, ...]
+    done: asyncio.Future[None]
+    until: float
+    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(_size_of(each) for each in self.changes)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a writer has done since it was made."""
+
+    writes: int = 0
+    transactions: int = 0
+    largest: int = 0
+    """Most writes that one transaction carried."""
+    refused: int = 0
+    """Writes that were told of an error."""
+    retried: int = 0
+    """Transactions that failed and were tried again, apart or later."""
+
+
+@dataclass(slots=True)
+class Writer:
+    """See the module. Lives on one event loop."""
+
+    database: Database
+    wait_s: float
+    """How long a write waits for its turn."""
+    most_waiting: int
+    counts: Counts = field(default_factory=Counts)
+    _waiting: deque[_Waiting] = field(default_factory=deque)
+    _tasks: Tasks = field(default_factory=Tasks)
+    _arrival: asyncio.Future[None] | None = None
+    _is_closing: bool = False
+
+    def start(self) -> None:
+        """Begin to write; `aclose` ends it."""
+        self._tasks.spawn(self._work())
+
+    @property
+    def waiting(self) -> int:
+        """How many writes wait for their turn."""
+        return len(self._waiting)
+
+    async def write(self, changes: tuple[Change, ...]) -> None:
+        """Return when the changes are durable.
+
+        Raises `StoreBusy`, `StoreFull`, `StoreConflict`, `StoreBroken`. Cancelled while it waits
+        for its turn, nothing is written; cancelled later, it is written all the same.
+        """
+        if self._is_closing:
+            raise StoreBroken("write: the store is closed", remedy="open it again")
+        if len(self._waiting) >= self.most_waiting:
+            self.counts.refused += 1
+            raise busy(f"write: {len(self._waiting)} others wait", 0)
+        loop = asyncio.get_running_loop()
+        item = _Waiting(changes, loop.create_future(), loop.time() + self.wait_s)
+        self._arm(item)
+        self._waiting.append(item)
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+        await item.done
+
+    def _arm(self, item: _Waiting) -> None:
+        item.timer = asyncio.get_running_loop().call_at(item.until, self._give_up, item)
+
+    def _give_up(self, item: _Waiting) -> None:
+        # It stays where it is: `_take` passes over what is done, and removing costs a search.
+        self._refuse(item, busy("write: waiting for its turn", self.wait_s))
+
+    def _refuse(self, item: _Waiting, error: Exception) -> None:
+        self.counts.refused += 1
+        if not item.done.done():
+            item.done.set_exception(error)
+
+    async def _work(self) -> None:
+        while True:
+            batch = self._take()
+            if batch:
+                await self._commit(batch)
+            elif self._is_closing:
+                return
+            elif not self._waiting:
+                self._arrival = asyncio.get_running_loop().create_future()
+                await self._arrival
+
+    def _take(self) -> list[_Waiting]:
+        batch: list[_Waiting] = []
+        count = size = 0
+        while self._waiting and count < _BATCH_CHANGES and size < _BATCH_BYTES:
+            item = self._waiting.popleft()
+            if item.timer is not None:
+                item.timer.cancel()
+            if item.done.done():
+                continue  # its caller has gone; nobody has been promised anything
+            batch.append(item)
+            count += len(item.changes)
+            size += item.size_bytes
+        return batch
+
+    async def _commit(self, batch: list[_Waiting]) -> None:
+        changes = [each for item in batch for each in item.changes]
+        try:
+            await self.database.write(lambda connection: apply(connection, changes))
+        except Exception as error:  # noqa: BLE001 - whoever waits is told, whatever it is
+            await self._failed(batch, error)
+            return
+        self.counts.writes += len(batch)
+        self.counts.transactions += 1
+        self.counts.largest = max(self.counts.largest, len(batch))
+        for item in batch:
+            if not item.done.done():
+                item.done.set_result(None)
+
+    async def _failed(self, batch: list[_Waiting], error: Exception) -> None:
+        kind = kind_of(error)
+        if kind in ("busy", "lost"):
+            self.counts.retried += 1
+            self._again(batch)
+            if kind == "lost":
+                await asyncio.sleep(_LOST_PAUSE_S)
+        elif len(batch) == 1 or kind == "broken":
+            for item in batch:
+                self._refuse(item, answer_to("write", error))
+        else:
+            self.counts.retried += 1
+            for item in batch:
+                await self._commit([item])
+
+    def _again(self, batch: list[_Waiting]) -> None:
+        now = asyncio.get_running_loop().time()
+        for item in reversed(batch):
+            if item.until <= now:
+                self._refuse(item, busy("write: waiting for its turn", self.wait_s))
+            else:
+                self._arm(item)
+                self._waiting.appendleft(item)
+
+    async def aclose(self) -> None:
+        """Write what waits, then stop; later writes are refused. Idempotent."""
+        self._is_closing = True
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+        await self._tasks.wait_empty()
+
+
+def _size_of(change: Change) -> int:
+    if isinstance(change, Accept):
+        return len(change.row.body or b"")
+    if isinstance(change, Ended):
+        return sum(len(chunk.lines) for chunk in change.chunks)
+    return len(change.chunk.lines) if isinstance(change, AppendEvents) else 0

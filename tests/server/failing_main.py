@@ -1,0 +1,97 @@
+"""The real server with fail points: run as a program by the tests of faults, never imported.
+
+Not part of any release: it wraps named methods of the released code from outside. What is asked
+for comes from the environment:
+
+`CELLWALL_TEST_KILL`   `before:Accept`, `after:Ended`…: the process kills itself around the first
+                       write to the store that holds such a change; `at:collect` and `at:code`
+                       when the engine collects artifacts and when it hands code over.
+`CELLWALL_TEST_FULL`   `Accept:/path`: while that file exists, such writes say that the disk is full.
+`CELLWALL_TEST_LEDGER` a file that gets one line for each program that code is handed over for,
+                       before the first byte of it goes into a sandbox: `NUMBER of the program`.
+`CELLWALL_TEST_STARTS` a file that gets the id of each execution when its start is durable.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from cellwall.apps.cli.main import main
+from cellwall.engine import engine
+from cellwall.store.errors import StoreFull
+from cellwall.store.store import Store
+
+_NONCE = re.compile(rb"nonce = (\w+)")
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _append(path: str, line: str) -> None:
+    """Append in one system call: lines of a process that is killed are whole or absent."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(fd, f"{line}\n".encode())
+    os.close(fd)
+
+
+def _wrap_store(kill: str, full: str, starts: str) -> None:
+    real = Store.write
+    when, _, what = kill.partition(":")
+    full_kind, _, full_flag = full.partition(":")
+
+    async def write(self: Store, *changes: Any) -> None:
+        kinds = [type(change).__name__ for change in changes]
+        if what in kinds and when == "before":
+            _kill()
+        if full_kind in kinds and Path(full_flag).exists():
+            raise StoreFull("write: the disk is full, says the test", retry_after_s=1)
+        await real(self, *changes)
+        if starts:
+            for change in changes:
+                if type(change).__name__ == "Started":
+                    _append(starts, change.id)
+        if what in kinds and when == "after":
+            _kill()
+
+    Store.write = write  # type: ignore[method-assign]
+
+
+def _wrap_engine(kill: str, ledger: str) -> None:
+    real_write, real_collect = engine._write_files, engine.Engine._collect
+
+    async def write_files(live: Any, work: Any) -> None:
+        found = _NONCE.search(work.source)
+        if ledger and found is not None:
+            _append(ledger, found[1].decode())
+        if kill == "at:code":
+            _kill()
+        await real_write(live, work)
+
+    async def collect(self: engine.Engine, live: Any, work: Any) -> Any:
+        if kill == "at:collect":
+            _kill()
+        return await real_collect(self, live, work)
+
+    engine._write_files = write_files
+    engine.Engine._collect = collect  # type: ignore[method-assign]
+
+
+def _patched(run: Callable[[], Awaitable[None] | None]) -> None:
+    kill = os.environ.get("CELLWALL_TEST_KILL", "")
+    _wrap_store(
+        kill,
+        os.environ.get("CELLWALL_TEST_FULL", ""),
+        os.environ.get("CELLWALL_TEST_STARTS", ""),
+    )
+    _wrap_engine(kill, os.environ.get("CELLWALL_TEST_LEDGER", ""))
+    run()
+
+
+if __name__ == "__main__":
+    _patched(main)
