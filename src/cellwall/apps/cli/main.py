@@ -15,6 +15,7 @@ import typer
 
 from cellwall import __version__
 from cellwall.apps.cli import (
+    backup,
     bench,
     demo,
     doctor,
@@ -42,7 +43,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for module in (run, serve, top, shell, languages, doctor, sweep, demo, bench):
+for module in (run, serve, top, shell, languages, doctor, sweep, backup, demo, bench):
     module.register(app)
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(templates.app, name="templates")

@@ -57,7 +57,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter per option
     """
     from cellwall.engine.templates import state_dir as default_state_dir
 
-    check_extra()
+    _check_extra()
     from cellwall.apps.key_file import first_key
     from cellwall.apps.serve import check_exposure, run
     from cellwall.apps.settings_loader import load
@@ -77,8 +77,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter per option
     run(loaded, keys, lambda address: typer.echo(f"listening on {address}"))
 
 
-def check_extra() -> None:
-    """Refuse with the way to install it where the server's extra is missing."""
+def _check_extra() -> None:
     try:
         import uvloop  # noqa: F401
 

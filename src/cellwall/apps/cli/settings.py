@@ -24,9 +24,9 @@ def settings(
     """Print every setting of the server: its name, variable, flag, default and meaning."""
     if context.invoked_subcommand is not None:
         return
-    from cellwall.apps.cli.serve import check_extra
+    from cellwall.apps.cli.extras import check_server
 
-    check_extra()
+    check_server()
     from cellwall.apps.settings_reference import reference
 
     if as_json:
@@ -47,9 +47,9 @@ def check(
     An unknown name, a value of the wrong kind, an address that keys would travel to in plain text:
     125 and a word on what to change.
     """
-    from cellwall.apps.cli.serve import check_extra
+    from cellwall.apps.cli.extras import check_server
 
-    check_extra()
+    check_server()
     from cellwall.apps.serve import check_exposure
     from cellwall.apps.settings_loader import load
 
