@@ -32,7 +32,7 @@ from cellwall import (
     SandboxBroken,
     Verdict,
 )
-from cellwall.jail.cgroups import Groups
+from cellwall.jail.cgroups import Groups, Layout
 from cellwall.runtimes import guest_bundle, jail_servers
 
 pytestmark = pytest.mark.attack
@@ -316,22 +316,73 @@ def test_dirty_preload_is_refused(
     assert said in str(error)
 
 
-@pytest.mark.parametrize("case", ["FI-26-cgroup"])
+@pytest.mark.parametrize("case", ["FI-26-cgroup", "FI-26-cgroup-by-the-host"])
 def test_refused_cgroup_is_named_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    real = Groups.join
+    name, file = ("join", "cgroup.procs") if case.endswith("host") else ("entrances", "tasks")
+    real = getattr(Groups, name)
 
-    def join(groups: Groups, pid: int) -> None:
+    def gone(groups: Groups, *given: int) -> object:
         groups.remove()  # so that the kernel itself refuses
-        real(groups, pid)
+        return real(groups, *given)
 
-    monkeypatch.setattr(Groups, "join", join)
+    if name == "join":
+        monkeypatch.setattr(Layout, "lets_move_itself", False)
+    monkeypatch.setattr(Groups, name, gone)
     before = Traces.now()
     error = asyncio.run(_refused("print('the nonce that nobody may see')"))
     assert Traces.now() == before
-    assert "cgroup.procs" in str(error)
+    assert file in str(error)
     assert error.remedy
+
+
+def test_workers_that_the_host_moves_serve_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on cgroup v2, where no task can move itself cheaply."""
+    monkeypatch.setattr(Layout, "lets_move_itself", False)
+    before = Traces.now()
+
+    async def runs() -> list[Execution]:
+        engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
+        try:
+            return list(await asyncio.gather(*(engine.run(f"print({n})") for n in range(6))))
+        finally:
+            await engine.aclose()
+
+    assert [each.stdout for each in asyncio.run(runs())] == [f"{n}\n" for n in range(6)]
+    assert Traces.now() == before
+
+
+@pytest.mark.parametrize(
+    ("line", "inserted"),
+    [
+        pytest.param("os.write(fd, b", "continue\n", id="from-the-first"),
+        pytest.param("_go_through(entrances)", "entrances = []\n", id="after-cloning"),
+    ],
+)
+def test_worker_that_stays_in_a_sandboxs_cgroups_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str, inserted: str
+) -> None:
+    """The worker imported packages that nobody reviewed; what it says is not what is believed."""
+    real = guest_bundle.build_bundle
+
+    def changed(*given: Any) -> Path:
+        return _changed(real(*given), "jail/forkserver.py", line, inserted, tmp_path / "stays.pyz")
+
+    before = Traces.now()
+    assert asyncio.run(_run_once()).stdout == "45\n"  # the control: the worker as it is
+    monkeypatch.setattr(jail_servers, "build_bundle", changed)
+    error = asyncio.run(_refused("print('the nonce that nobody may see')"))
+    assert "has not left a sandbox's cgroups" in str(error)
+    assert Traces.now() == before
+
+
+async def _run_once() -> Execution:
+    engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
+    try:
+        return await engine.run("print(45)")
+    finally:
+        await engine.aclose()
 
 
 def _runs(arena: Arena, count: int) -> Iterator[bool]:

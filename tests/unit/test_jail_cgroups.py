@@ -278,7 +278,20 @@ def test_the_posture_expects_engine_and_sandbox_names(tmp_path: Path) -> None:
     path = tmp_path / "cellwall.label" / "sandbox"
     hierarchy = cgroups.Hierarchy(2, frozenset(), tmp_path)
     groups = cgroups.Groups(((hierarchy, str(path)),))
-    assert groups.expected_lines() == {"cellwall.label/sandbox"}
+    assert groups.expected_lines() == {":cellwall.label/sandbox"}
+    assert groups.expected_lines() <= cgroups.places("0::/some/cellwall.label/sandbox\n")
+
+
+def test_each_controller_has_its_own_place(tmp_path: Path) -> None:
+    """A process that is in the right directory of one hierarchy only is not where it should be."""
+    pids = cgroups.Hierarchy(1, frozenset({"pids"}), tmp_path)
+    cpu = cgroups.Hierarchy(1, frozenset({"cpu", "cpuacct"}), tmp_path)
+    both = cgroups.Groups(((pids, "/p/cellwall.label/spare0"), (cpu, "/c/cellwall.label/spare0")))
+    right = "8:pids:/cellwall.label/spare0\n1:cpu,cpuacct:/cellwall.label/spare0\n0::/\n"
+    assert both.expected_lines() <= cgroups.places(right)
+    for wrong in ("8:pids:/cellwall.label/spare1", "8:pids:/"):
+        text = right.replace("8:pids:/cellwall.label/spare0", wrong)
+        assert not both.expected_lines() <= cgroups.places(text)
 
 
 def test_a_sweep_touches_no_label_it_cannot_judge(tmp_path: Path) -> None:

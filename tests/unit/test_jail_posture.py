@@ -41,7 +41,7 @@ GOOD: dict[str, Any] = {
     "uid_map": ("1000", str(UID), "1"),
     "gid_map": ("1000", str(GID), "1"),
     "limits": LIMITS,
-    "cgroups": frozenset({"cellwall.engine/sandbox"}),
+    "cgroups": frozenset({"memory:cellwall.engine/sandbox"}),
 }
 
 
@@ -53,7 +53,7 @@ def _lockdown(*, rootless: bool = False) -> Lockdown:
 
 def _want(*, rootless: bool = False) -> posture.Expectation:
     lockdown = _lockdown(rootless=rootless)
-    return posture.expected(lockdown, (UID, GID), {"cellwall.engine/sandbox"}, HOST)
+    return posture.expected(lockdown, (UID, GID), {"memory:cellwall.engine/sandbox"}, HOST)
 
 
 def _found(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:

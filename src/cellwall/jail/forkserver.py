@@ -9,7 +9,8 @@ sandbox made from it. The steps, letter = process:
                   programs; the same once more with what sessions need, for the workers for those
     2b  first     wait: the control socket's end, or the embedding process's, is our end
     3c  worker    receive `spawn` with the sandbox's end of its channel
-    4c  worker    clone3 into all namespaces; write the id maps; let it go; answer with its pidfd
+    4c  worker    clone3 into all namespaces; write the id maps; let it go; leave the cgroups that
+                  the child was born into for those of the next one; answer with its pidfd
     5d  init      see `inside`
 """
 
@@ -180,7 +181,12 @@ def _serve(worker: Worker, fd: int) -> None:
     while True:
         try:
             request, received = fds.receive_message(control)
-            _spawn(worker, control, plans, request, received)
+            if request:
+                _spawn(worker, control, plans, request, received)
+            else:
+                _go_through(received)
+                fds.close_all(received)
+                fds.send_message(control, {"moved": True})
         except fds.ControlClosed:
             os._exit(0)
 
@@ -207,7 +213,7 @@ def _spawn(
                 decided.lockdown, worker.program, worker.last_capability, inside.FREE_FD
             ),
         )
-    channel = received[0]
+    channel, *entrances = received
     wait_r, wait_w = os.pipe()
     try:
         pid = worker.cloner.clone()
@@ -224,12 +230,20 @@ def _spawn(
     try:
         _write_maps(pid, int(request["uid"]))
         os.write(wait_w, b"!")
-        fds.send_message(control, {"pid": pid}, [pidfd])
     except OSError as error:
         os.kill(pid, signal.SIGKILL)
         fds.send_message(control, {"error": f"id map: {error}", "errno": error.errno})
+    else:
+        _go_through(entrances)  # a worker that cannot ends, and the sandbox with its channel
+        fds.send_message(control, {"pid": pid}, [pidfd])
     finally:
         fds.close_all([wait_r, wait_w, pidfd, *received])
+
+
+def _go_through(entrances: List[int]) -> None:
+    """Move ourselves into other cgroups: 0 is whoever writes (`cgroups.Groups.entrances`)."""
+    for fd in entrances:
+        os.write(fd, b"0")
 
 
 def _write_maps(pid: int, uid: int) -> None:

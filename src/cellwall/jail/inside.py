@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 CHANNEL_FD = 3
 FREE_FD = 4
-"""The worker has 0, 1, 2 and one high number open: what it receives and opens for us is these."""
+"""The worker has 0, 1, 2 and one high number open: what it receives first is the channel."""
 _OWN_CGROUP_NAMESPACE = (process.prepare_unshare(process.CLONE_NEWCGROUP),)
 """Its root is where we are at the time: the sandbox's cgroups, into which we were born."""
 
@@ -58,8 +58,9 @@ def main(worker: Worker, ready: Ready, request: Dict[str, Any], channel: int, wa
 
 def _lock(worker: Worker, ready: Ready, channel: int, wait_r: int) -> None:
     # SECURITY: whatever the worker had open, a sandbox starts with the channel and nothing else.
-    os.closerange(max(channel, wait_r) + 1, fds.HIGHEST)
-    if channel != CHANNEL_FD or wait_r != FREE_FD or os.read(wait_r, 1) != b"!":
+    os.closerange(CHANNEL_FD + 1, wait_r)
+    os.closerange(wait_r + 1, fds.HIGHEST)
+    if channel != CHANNEL_FD or wait_r < FREE_FD or os.read(wait_r, 1) != b"!":
         raise Abandoned
     os.close(wait_r)
     lock = ready.lockdown

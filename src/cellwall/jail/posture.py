@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from cellwall.jail.cgroups import places
 from cellwall.jail.plan import HOME
 from cellwall.jail.steps import Lockdown
 
@@ -146,8 +147,17 @@ def read(pid: int) -> dict[str, Any]:
     facts["uid_map"] = tuple(read_text(base + "/uid_map").split())
     facts["gid_map"] = tuple(read_text(base + "/gid_map").split())
     facts["limits"] = _read_limits(read_text(base + "/limits"))
-    facts["cgroups"] = _read_cgroups(read_text(base + "/cgroup"))
+    facts["cgroups"] = places(read_text(base + "/cgroup"))
     return facts
+
+
+def last_cpu(pid: int) -> int:
+    """The CPU a process ran on last (`processor` of proc_pid_stat(5)); -1 when it is gone."""
+    try:
+        fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    except OSError:
+        return -1
+    return int(fields[36]) if len(fields) > 36 else -1
 
 
 def read_mounts(pid: int) -> list[tuple[str, frozenset[str]]]:
@@ -186,11 +196,6 @@ def _read_limits(text: str) -> dict[str, tuple[str, str]]:
         words = line[26:].split()
         limits[line[:26].strip()] = (words[0], words[1])
     return limits
-
-
-def _read_cgroups(text: str) -> frozenset[str]:
-    """The last two components of each line: engine directory and sandbox directory."""
-    return frozenset("/".join(line.rsplit("/", 2)[-2:]) for line in text.splitlines())
 
 
 def compare(pid: int, facts: Mapping[str, Any], want: Expectation) -> None:
@@ -267,7 +272,7 @@ class Verifier:
         return (
             key in self._limits
             and _has_status(read_text(base + "/status"), want)
-            and want.cgroups <= _read_cgroups(read_text(base + "/cgroup"))
+            and want.cgroups <= places(read_text(base + "/cgroup"))
         )
 
     def _verify_slowly(self, pid: int, want: Expectation) -> None:

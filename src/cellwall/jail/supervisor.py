@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from cellwall.jail import cgroups, fds, owner, plan, posture
 from cellwall.model.errors import HostUnsupported, SandboxBroken
@@ -95,6 +95,17 @@ class Spawned:
         os.close(self.pidfd)
 
 
+class Berth(NamedTuple):
+    """Cgroups a worker will move itself to, and the open files through which it does."""
+
+    groups: cgroups.Groups
+    entrances: tuple[int, ...]
+
+    def close(self) -> None:
+        """Close the files; the directories stay."""
+        fds.close_all(self.entrances)
+
+
 @dataclass(slots=True)
 class Worker:
     """One process of a fork-server that clones sandboxes, one after the other."""
@@ -106,6 +117,8 @@ class Worker:
     started: int | None
     groups: cgroups.Groups | None = None
     """Where it is now: the cgroups of the next sandbox, which is born into them."""
+    berth: Berth | None = None
+    """Where it goes by itself once it has cloned that one; None where the host has to move it."""
 
     def move(self, groups: cgroups.Groups) -> None:
         """Put the worker into other cgroups; raise if it is gone, or its pid somebody else's."""
@@ -113,6 +126,30 @@ class Worker:
             raise SandboxBroken("fork-server: a worker is gone before it could be moved")
         groups.join(self.pid)
         self.groups = groups
+
+    def let_go(self) -> list[cgroups.Groups]:
+        """Forget where it is and where it would go; returns the directories, to be removed."""
+        held = [] if self.groups is None else [self.groups]
+        if self.berth is not None:
+            held.append(self.berth.groups)
+            self.berth.close()
+        self.groups = self.berth = None
+        return held
+
+    def arrive(self) -> None:
+        """It says that it has gone to its berth.
+
+        SECURITY: the kernel is asked, because the worker imported packages that nobody reviewed,
+        and nothing of ours may be in a sandbox's cgroups when caller code comes.
+        """
+        if self.berth is None:
+            return
+        found = cgroups.places(posture.read_text(f"/proc/{self.pid}/cgroup"))
+        if not self.berth.groups.expected_lines() <= found:
+            raise SandboxBroken("fork-server: a worker has not left a sandbox's cgroups")
+        self.groups = self.berth.groups
+        self.berth.close()
+        self.berth = None
 
 
 async def _receive(sock: socket.socket, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
@@ -320,6 +357,14 @@ class ForkServer:
             raise SandboxBroken(f"fork-server: {self._broken}")
         return worker
 
+    async def settle(self, worker: Worker) -> None:
+        """Have a worker go to its first berth."""
+        try:
+            await self._ask(worker.control, {}, worker.berth.entrances if worker.berth else ())
+        except (fds.ControlClosed, OSError, TimeoutError) as error:
+            raise SandboxBroken(f"fork-server: a worker is gone ({error})") from error
+        worker.arrive()
+
     def give_back(self, worker: Worker) -> None:
         """Let another sandbox have the worker."""
         self._idle[worker.purpose].put_nowait(worker)
@@ -337,11 +382,15 @@ class ForkServer:
         guest: Mapping[str, Any],
         start: str,
     ) -> Spawned:
-        """Have a worker clone a child into new namespaces and into the cgroups it is in itself."""
+        """Have a worker clone a child into new namespaces and into the cgroups it is in itself.
+
+        Then the worker goes on to its berth, if it has one.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         request = {"shape": _shape_text(shape), "uid": uid, "guest": dict(guest), "start": start}
         try:
-            message, received = await self._ask(worker.control, request, [theirs.fileno()])
+            given = [theirs.fileno(), *(worker.berth.entrances if worker.berth else ())]
+            message, received = await self._ask(worker.control, request, given)
         except BaseException as error:
             ours.close()
             self.lose(f"{type(error).__name__}: {error}")
@@ -367,7 +416,14 @@ class ForkServer:
             self._broken = "it answered with a process that is no sandbox's"
             raise SandboxBroken(f"fork-server: {self._broken}")
         self.forks += 1
-        return Spawned(pid, received[0], ours)
+        child = Spawned(pid, received[0], ours)
+        try:
+            worker.arrive()
+        except BaseException as error:
+            child.discard()
+            self.lose(str(error))
+            raise
+        return child
 
     @staticmethod
     async def _ask(
@@ -381,6 +437,8 @@ class ForkServer:
         for sock in (self._control, *self._sockets):
             if sock is not None:
                 sock.close()
+        for worker in self.workers:
+            worker.let_go()
         self._control, self._sockets, self._boot = None, [], None
 
     async def aclose(self) -> None:

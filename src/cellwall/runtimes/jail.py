@@ -220,23 +220,29 @@ class JailRuntime:
         """Put the workers of a new fork-server into the cgroups of their first sandboxes."""
         for worker in entry.server.workers:
             await self._move(entry, worker)
+            if self._groups.workers_move_themselves:
+                await entry.server.settle(worker)
+                await self._move(entry, worker)
 
     async def clear(self, entry: Entry) -> None:
         """Remove the cgroups of sandboxes that an ended fork-server did not come to clone."""
         await asyncio.gather(*self._moving, return_exceptions=True)
         for worker in entry.server.workers:
-            if worker.groups is not None:
-                await self._groups.remove(worker.groups)
-                worker.groups = None
+            for groups in worker.let_go():
+                await self._groups.remove(groups)
 
     async def _leave(self, entry: Entry, worker: supervisor.Worker) -> None:
-        """Let the worker leave the new sandbox's cgroups, and be ready for the next one.
+        """Make the worker ready for the next sandbox.
 
-        Moving takes milliseconds when the host is idle (the kernel waits for a grace period), so
-        it goes on while the child locks itself down.
+        Where it cannot move itself, it still has to leave the new sandbox's cgroups. Then that
+        takes milliseconds when the host is idle (the kernel waits for a grace period), so it goes
+        on while the child locks itself down.
         """
         try:
             await self._move(entry, worker)
+        except CellwallError:
+            if not self._groups.workers_move_themselves:
+                raise  # else nobody waits for it; the fork-server is lost, which is known
         finally:
             entry.server.give_back(worker)
 
@@ -286,7 +292,8 @@ class JailRuntime:
             for pid in contexts:
                 self._verifier.verify_beside(pid, want, namespaces)
             # SECURITY: nothing of ours is in the sandbox's cgroups when caller code comes.
-            await born.leaving
+            if not self._groups.workers_move_themselves:
+                await born.leaving
             groups.begin()
             groups.apply(spec.limits)
         except BaseException:

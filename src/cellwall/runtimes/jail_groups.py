@@ -42,8 +42,13 @@ class GroupKeeper:
         """Of the engine's directory in each hierarchy."""
         return self._groups.name
 
+    @property
+    def workers_move_themselves(self) -> bool:
+        """Whether `move_on` only prepares the way."""
+        return self._groups.layout.lets_move_itself
+
     async def move_on(self, worker: supervisor.Worker) -> None:
-        """Put a worker into the directories of a sandbox to come."""
+        """Put a worker into the directories of a sandbox to come, or open them for it."""
         await asyncio.wrap_future(self._submit(worker))
 
     async def remove(self, groups: cgroups.Groups) -> None:
@@ -98,7 +103,10 @@ class GroupKeeper:
     def _move(self, worker: supervisor.Worker) -> None:
         groups = self._groups.create(Limits(), guests=1)  # room for the worker itself
         try:
-            worker.move(groups)
+            if self.workers_move_themselves:
+                worker.berth = supervisor.Berth(groups, tuple(groups.entrances()))
+            else:
+                worker.move(groups)
         except BaseException:
             groups.remove()
             raise

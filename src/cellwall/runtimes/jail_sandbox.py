@@ -30,13 +30,18 @@ class Cpus:
         """Nothing is pinned yet."""
         self._load: Counter[int] = Counter()
 
-    def take(self, count: int) -> frozenset[int]:
-        """The `count` least used CPUs; empty when that is all of them."""
+    def take(self, count: int, near: int = -1) -> frozenset[int]:
+        """The `count` least used CPUs; empty when that is all of them.
+
+        One that has a single sandbox more than the others still counts as least used if it is
+        `near`: what runs there need not move, and finds its caches.
+        """
         allowed = sorted(os.sched_getaffinity(0))
         if count >= len(allowed):
             return frozenset()
-        chosen = sorted(allowed, key=lambda cpu: self._load[cpu])[:count]
-        self._load.update(chosen)
+        load = self._load
+        chosen = sorted(allowed, key=lambda cpu: load[cpu] - 1.5 * (cpu == near))[:count]
+        load.update(chosen)
         return frozenset(chosen)
 
     def give_back(self, cpus: frozenset[int]) -> None:
@@ -157,9 +162,13 @@ class JailSandbox:
 
     def pin(self) -> None:
         """Show and give the sandbox as many CPUs as its quota has, the least used ones."""
+        count = max(1, math.ceil(self._limits.cpus))
+        if count == len(self._cpus):
+            return
         self._runtime.cpus.give_back(self._cpus)
-        self._cpus = self._runtime.cpus.take(max(1, math.ceil(self._limits.cpus)))
-        for pid in self._made.pids if self._cpus else ():
+        pids = self._made.pids
+        self._cpus = self._runtime.cpus.take(count, posture.last_cpu(pids[-1]))
+        for pid in pids if self._cpus else ():
             os.sched_setaffinity(pid, self._cpus)
 
     @property
