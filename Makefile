@@ -5,7 +5,7 @@
 BIN := .venv/bin
 TEMPLATES := python data
 
-.PHONY: run test check deployment bench clean environment dev templates
+.PHONY: run test check deployment bench ledger clean environment dev templates
 
 run: environment templates
 	$(BIN)/cellwall demo
@@ -39,6 +39,10 @@ dev:
 # After the environment, whichever of the two the goal asked for.
 templates: | $(if $(filter test deployment,$(MAKECMDGOALS)),dev,environment)
 	@$(BIN)/cellwall templates build $(TEMPLATES)
+
+# 10,000 queued programs and servers that are killed, twenty times; takes an hour or so.
+ledger: dev templates
+	cd tests/server && ../../$(BIN)/python rehearsal.py --count 10000 --rounds 20
 
 clean:
 	rm -rf .venv .tools .bootstrap.lock .pytest_cache .ruff_cache .mypy_cache .hypothesis dist build

@@ -15,6 +15,7 @@ import pytest
 
 if TYPE_CHECKING:
     from arena import Arena
+    from postgres_server import Postgres
     from servers import Server
 
 Require = Callable[[str, bool, str], None]
@@ -59,9 +60,24 @@ def server() -> Iterator[Server]:
         yield made
 
 
-@pytest.fixture(params=["sqlite"])
-def store_url(tmp_path: Path) -> str:
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server of our own."""
+    from postgres_server import programs, running
+
+    found = programs()
+    require_capability("postgresql", found is not None, "run: apt-get install postgresql")
+    assert found is not None
+    with running(found) as made:
+        yield made
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A database of its own, empty, of each kind in turn."""
+    if request.param == "postgresql":
+        made: Postgres = request.getfixturevalue("postgres")
+        return made.database()
     return f"sqlite:///{tmp_path}/state/cellwall.db"
 
 

@@ -6,7 +6,7 @@ for comes from the environment:
 `CELLWALL_TEST_KILL`   `before:Accept`, `after:Ended`…: the process kills itself around the first
                        write to the store that holds such a change; `at:collect` and `at:code`
                        when the engine collects artifacts and when it hands code over.
-`CELLWALL_TEST_FULL`   `Accept:/path`: while that file exists, such writes say that the disk is full.
+`CELLWALL_TEST_FULL`   `Accept:/path`: while that file exists, such writes find a full disk.
 `CELLWALL_TEST_LEDGER` a file that gets one line for each program that code is handed over for,
                        before the first byte of it goes into a sandbox: `NUMBER of the program`.
 `CELLWALL_TEST_STARTS` a file that gets the id of each execution when its start is durable.
@@ -26,11 +26,16 @@ from cellwall.engine import engine
 from cellwall.store.errors import StoreFull
 from cellwall.store.store import Store
 
-_NONCE = re.compile(rb"nonce = (\w+)")
+_NONCE = re.compile(rb"nonce = '(\w+)'")
+"""Marks programs of tests; others (what warms the pool) are left alone."""
 
 
 def _kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _is_there(path: str) -> bool:
+    return Path(path).exists()
 
 
 def _append(path: str, line: str) -> None:
@@ -49,7 +54,7 @@ def _wrap_store(kill: str, full: str, starts: str) -> None:
         kinds = [type(change).__name__ for change in changes]
         if what in kinds and when == "before":
             _kill()
-        if full_kind in kinds and Path(full_flag).exists():
+        if full_kind in kinds and _is_there(full_flag):
             raise StoreFull("write: the disk is full, says the test", retry_after_s=1)
         await real(self, *changes)
         if starts:
@@ -69,14 +74,15 @@ def _wrap_engine(kill: str, ledger: str) -> None:
         found = _NONCE.search(work.source)
         if ledger and found is not None:
             _append(ledger, found[1].decode())
-        if kill == "at:code":
+        if kill == "at:code" and found is not None:
             _kill()
         await real_write(live, work)
 
     async def collect(self: engine.Engine, live: Any, work: Any) -> Any:
-        if kill == "at:collect":
+        found = await real_collect(self, live, work)
+        if kill == "at:collect" and _NONCE.search(work.source):
             _kill()
-        return await real_collect(self, live, work)
+        return found
 
     engine._write_files = write_files
     engine.Engine._collect = collect  # type: ignore[method-assign]

@@ -31,7 +31,6 @@ from cellwall.server.app import create_app
 from cellwall.server.keys import KeyRing
 from cellwall.server.protocol import Connection, SocketConnection
 from cellwall.server.state import State
-from cellwall.store.store import Store
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from cellwall.apps.settings_loader import Loaded
     from cellwall.server.guards import Guard
     from cellwall.server.settings import ServerSettings
+    from cellwall.store.store import Store
 
 _log = logging.getLogger("cellwall.server")
 _MESSAGE_BYTES = 1024 * 1024
@@ -185,11 +185,18 @@ def store_url(settings: ServerSettings, directory: Path) -> str | None:
     return settings.store
 
 
+async def _store(url: str | None) -> Store | None:
+    if url is None:
+        return None
+    from cellwall.store.store import Store  # brings SQL, which takes a second
+
+    return await Store.open(url)
+
+
 @contextlib.asynccontextmanager
 async def opened(loaded: Loaded, keys: KeyRing, directory: Path) -> AsyncIterator[State]:
     """Open a store, an engine and the state over both; all are closed at the end."""
-    url = store_url(loaded.server, directory)
-    store = None if url is None else await Store.open(url)
+    store = await _store(store_url(loaded.server, directory))
     try:
         engine = Engine(directory, loaded.engine)
         state = State(engine, loaded.server, keys, store)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.client.attempts import Attempt
 from cellwall.client.sandbox import AsyncSandbox, Opening
+from cellwall.client.submitted import AsyncSubmitted
 from cellwall.client.transport import Ask, Transport
 from cellwall.model.ids import new_id
 from cellwall.wire import asking
@@ -66,25 +67,39 @@ class AsyncClient:
         on_event: OnEvent | None = None,
     ) -> Execution:
         """Run `code` once in a fresh sandbox and return what it did."""
-        wanted = asking.limits(limits)
-        if timeout is not None:  # it is short for `wall_s`, and wins
-            wanted = {**(wanted or {}), "wall_s": timeout}
-        body = {
-            **asking.source(code),
-            **asking.stdin(stdin),
-            **asking.given(
-                language=language,
-                arguments=None if arguments is None else dict(arguments),
-                files=asking.files(files),
-                limits=wanted,
-                env=None if env is None else dict(env),
-            ),
-            **_place(template, runtime, isolation, demand_hard, start),
-            "args": asking.words(args, "args"),
-            "collect": asking.words(collect, "collect"),
-        }
+        body = _program(
+            code,
+            language=language,
+            stdin=stdin,
+            arguments=arguments,
+            files=files,
+            timeout=timeout,
+            limits=limits,
+            template=template,
+            runtime=runtime,
+            isolation=isolation,
+            demand_hard=demand_hard,
+            start=start,
+            env=env,
+            args=args,
+            collect=collect,
+        )
         attempt = Attempt(self._transport, "/execute", body)
         return execution_of(await attempt.perform(on_event))
+
+    async def submit(self, code: str, **options: Any) -> AsyncSubmitted:  # noqa: ANN401 - of arun
+        """Let `code` run in the background and return as soon as that is on the server's disk.
+
+        Options as in `arun`, except `on_event`. It runs once, also if the server is killed before
+        its turn; if that happens in the middle, its result is the error `Interrupted`.
+        """
+        body = {**_program(code, **options), "background": True}
+        facts = await self._transport.json(Ask("POST", "/execute", body=body, key=new_id()))
+        return AsyncSubmitted(self._transport, facts["execution_id"])
+
+    def execution(self, execution_id: str) -> AsyncSubmitted:
+        """Return an execution that was submitted before, perhaps by another process."""
+        return AsyncSubmitted(self._transport, execution_id)
 
     # -- sandboxes -------------------------------------------------------------------------
 
@@ -170,6 +185,44 @@ class Sandboxes:
     def create(self, template: str = "python", **options: Any) -> Opening:  # noqa: ANN401 - of create_sandbox
         """Make one: `async with client.AsyncSandbox.create() as sandbox`."""
         return Opening(lambda: self._client.create_sandbox(template, **options))
+
+
+def _program(  # noqa: PLR0913 - each is a choice of the caller's
+    code: str,
+    *,
+    language: str = "python",
+    stdin: str | bytes | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    files: Mapping[str, str | bytes] | None = None,
+    timeout: float | None = None,
+    limits: Limits | Mapping[str, Any] | None = None,
+    template: str = "python",
+    runtime: str | None = None,
+    isolation: str = "namespace",
+    demand_hard: bool = False,
+    start: str = "fork",
+    env: Mapping[str, str] | None = None,
+    args: Sequence[str] = (),
+    collect: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return the body that asks for one program."""
+    wanted = asking.limits(limits)
+    if timeout is not None:  # it is short for `wall_s`, and wins
+        wanted = {**(wanted or {}), "wall_s": timeout}
+    return {
+        **asking.source(code),
+        **asking.stdin(stdin),
+        **asking.given(
+            language=language,
+            arguments=None if arguments is None else dict(arguments),
+            files=asking.files(files),
+            limits=wanted,
+            env=None if env is None else dict(env),
+        ),
+        **_place(template, runtime, isolation, demand_hard, start),
+        "args": asking.words(args, "args"),
+        "collect": asking.words(collect, "collect"),
+    }
 
 
 def _place(

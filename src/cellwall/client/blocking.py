@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.client.asynchronous import AsyncClient
 from cellwall.client.sandbox import AsyncSandbox
+from cellwall.client.submitted import Submitted
 from cellwall.surface.sandbox import SyncSandbox
 from cellwall.surface.threads import LoopThread, Put, at_exit
 
@@ -109,6 +110,19 @@ class Client:
             return client.arun(code, on_event=None if on_event is None else put, **options)
 
         return self._thread.call(work, on_event)
+
+    def submit(self, code: str, **options: Any) -> Submitted:  # noqa: ANN401 - of AsyncClient.arun
+        """Let `code` run in the background and return as soon as that is on the server's disk.
+
+        Options as in `cellwall.run`, except `on_event`. It runs once, also if the server is killed
+        before its turn; if that happens in the middle, its result is the error `Interrupted`.
+        """
+        made = self._thread.call(lambda client, _put: client.submit(code, **options))
+        return Submitted(self._thread, made)
+
+    def execution(self, execution_id: str) -> Submitted:
+        """Return an execution that was submitted before, perhaps by another process."""
+        return Submitted(self._thread, self._thread.subject.execution(execution_id))
 
     def Sandbox(
         self,

@@ -63,6 +63,8 @@ class Executions:
         self._ended: OrderedDict[str, int] = OrderedDict()
         self._ended_bytes = 0
         self._is_stopping = False
+        self._latest: asyncio.Future[None] | None = None
+        """Done when the background execution whose turn came last is about to be started."""
         self.total = 0
 
     @property
@@ -191,13 +193,24 @@ class Executions:
     async def _resume(self, record: ExecutionRecord) -> None:
         """Do one that is on disk alone."""
         record.is_on_disk = True
+        before, mine = self._latest, asyncio.get_running_loop().create_future()
+        self._latest = mine
+        try:
+            order = await self._read(record)
+            if before is not None:
+                await asyncio.shield(before)  # reads overtake each other, starts must not
+            started = asyncio.ensure_future(self._ledger.started_at_last(record.id))
+        finally:
+            mine.set_result(None)
+        await started
+        await self._work(record, order, _nothing)
+
+    async def _read(self, record: ExecutionRecord) -> Order:
         row, body = await self._ledger.find(record.id), await self._ledger.body(record.id)
         if row is None or body is None:
             raise CellwallError(f"execution {record.id}: what it was asked for is gone")
         record.asked, record.request_id = row.asked, row.request_id
-        order = self._revive(row, body)
-        await self._ledger.started_at_last(record.id)
-        await self._work(record, order, _nothing)
+        return self._revive(row, body)
 
     async def _work(self, record: ExecutionRecord, order: Order, before_code: BeforeCode) -> None:
         execution = await order.work(record.on_event, record.on_start, before_code)

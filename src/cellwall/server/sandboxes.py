@@ -20,7 +20,6 @@ from cellwall.server.logs import escaped
 from cellwall.server.times import rfc3339
 from cellwall.server.tracked import Tracked
 from cellwall.store.changes import EndSandbox, PutSandbox
-from cellwall.store.recovery import SANDBOX_BECAUSE
 from cellwall.store.rows import SandboxRow
 
 if TYPE_CHECKING:
@@ -115,6 +114,8 @@ class SandboxRecord:
     @classmethod
     def restored(cls, row: SandboxRow) -> SandboxRecord:
         """Return the record of one that a server before this one had."""
+        from cellwall.store.recovery import SANDBOX_BECAUSE  # brings SQL, which takes a second
+
         because = row.ended_because or ""
         because = _RESTART if because == SANDBOX_BECAUSE else because
         shown = {**row.shown, "id": row.id, "ended_because": because}

@@ -49,16 +49,17 @@ _POSTGRES: dict[str, Kind] = {
 
 def kind_of(error: Exception) -> Kind:
     """Return who or what is to blame."""
-    if isinstance(error, (ConnectionError, TimeoutError)):
-        return "lost"
-    if not isinstance(error, DBAPIError):
-        return "change"
-    if error.connection_invalidated:
-        return "lost"
-    code = getattr(error.orig, "sqlite_errorcode", None)
+    if isinstance(error, OSError):
+        return "lost"  # no connection: refused, reset, timed out, no such socket
+    cause: object = error
+    if isinstance(error, DBAPIError):
+        if error.connection_invalidated:
+            return "lost"
+        cause = error.orig
+    code = getattr(cause, "sqlite_errorcode", None)
     if code is not None:
         return _SQLITE_EXTENDED.get(code) or _SQLITE.get(code & 0xFF, "change")
-    state = getattr(error.orig, "sqlstate", None) or ""
+    state = getattr(cause, "sqlstate", None) or ""
     return _POSTGRES.get(state) or _POSTGRES.get(state[:2], "change")
 
 

@@ -15,6 +15,7 @@ from cellwall.store import schema
 from cellwall.store.errors import StoreBroken
 
 SERVER_ID = "server_id"
+_VERSIONS = Path(__file__).parent / "migrations"
 
 
 def version_of(connection: Connection) -> str | None:
@@ -59,6 +60,6 @@ def _upgrade(connection: Connection) -> None:
     from alembic.config import Config
 
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.set_main_option("script_location", str(_VERSIONS))
     config.attributes["connection"] = connection
     command.upgrade(config, "head")

@@ -20,6 +20,7 @@ from cellwall.model.errors import (
     Conflict,
     FileError,
     HostUnsupported,
+    Interrupted,
     NotFound,
     PortError,
     QuotaExceeded,
@@ -46,7 +47,12 @@ _NOWHERE: Json = {"runtime": "", "level": "process", "posture": "", "limits": {}
 
 
 def execution_of(value: Json) -> Execution:
-    """Return the execution an answer of `/execute` or `/executions/{id}` describes."""
+    """Return the execution an answer of `/execute` or `/executions/{id}` describes.
+
+    Raises what of the server failed, if that is how it ended.
+    """
+    if value.get("failure") is not None:
+        raise error_of(value["failure"])
     exception = value.get("exception")
     return Execution(
         id=value["execution_id"],
@@ -180,6 +186,8 @@ _PLAIN: Mapping[str, type[CellwallError]] = {
     "not_found": NotFound,
     "conflict": Conflict,
     "idempotency": Conflict,
+    "interrupted": Interrupted,
+    "gone": NotFound,
     "sandbox_unavailable": SandboxUnavailable,
     "sandbox_broken": SandboxBroken,
     "unauthorized": AccessDenied,
@@ -187,7 +195,7 @@ _PLAIN: Mapping[str, type[CellwallError]] = {
     "host_refused": AccessDenied,
     "origin_refused": AccessDenied,
 }
-_CAPACITY = frozenset({"capacity", "quota", "rate_limited"})
+_CAPACITY = frozenset({"capacity", "quota", "rate_limited", "store_busy", "store_full"})
 _PORT = frozenset({"port", "port_unreachable", "port_protocol"})
 
 

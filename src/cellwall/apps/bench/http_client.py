@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cellwall.apps.bench.latency import BenchError
+from cellwall.engine.templates import state_dir
 
 _START_S = 60.0
 
@@ -46,12 +47,16 @@ class Target:
 async def serving(
     settings: Sequence[str] = (), environ: Mapping[str, str] | None = None
 ) -> AsyncIterator[Target]:
-    """Run `cellwall serve` for the length of a block."""
+    """Run `cellwall serve` for the length of a block, with a store of its own."""
     key = secrets.token_urlsafe(33)
     argv = [sys.executable, "-m", "cellwall.apps.cli.main", "serve", "--port", "0", *settings]
-    env = {**os.environ, "CELLWALL_API_KEY": key, **(environ or {})}
-    async with started(argv, env, "listening on ") as (process, line):
-        yield Target(int(line.rpartition(":")[2]), key, process.pid)
+    with tempfile.TemporaryDirectory() as folder:
+        templates = state_dir().absolute() / "templates"
+        Path(folder, "templates").symlink_to(templates)  # noqa: ASYNC240 - before anything runs
+        own = {"CELLWALL_API_KEY": key, "CELLWALL_STATE_DIR": folder}
+        env = {**os.environ, **own, **(environ or {})}
+        async with started(argv, env, "listening on ") as (process, line):
+            yield Target(int(line.rpartition(":")[2]), key, process.pid)
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,105 @@
+"""An execution in the background, from our end: known by its id, asked about when one likes.
+
+Not the calls that wait (`attempts`). Made by `submit`, or by `execution` from an id, also in
+another process and after the server was started again. The invariant: nothing here starts anything,
+so everything may be asked again, and leaving early cancels nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Generator
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from cellwall.client.attempts import events_of, follow
+from cellwall.client.transport import Ask, Json, Transport
+from cellwall.surface.threads import Ended
+from cellwall.wire.reading import execution_of
+
+if TYPE_CHECKING:
+    from cellwall.client.asynchronous import AsyncClient
+    from cellwall.model.execution import Event, Execution
+    from cellwall.surface.threads import LoopThread, Put
+
+_WAIT_S = 50
+"""Of one request that waits for the end; the server holds none for longer than 60 s."""
+
+
+class AsyncSubmitted:
+    """One execution that nobody's connection belongs to."""
+
+    def __init__(self, transport: Transport, execution_id: str) -> None:
+        """`submit` and `execution` make it."""
+        self._transport = transport
+        self._place = f"/executions/{quote(execution_id, safe='')}"
+        self.id = execution_id
+
+    async def status(self) -> str:
+        """Return `queued`, `running`, or how it ended: `success`, `error`, `timeout`."""
+        return str((await self._transport.json(Ask("GET", self._place)))["status"])
+
+    async def result(self, timeout: float | None = None) -> Execution:  # noqa: ASYNC109 - as in concurrent.futures
+        """Return what it did, once it has ended; `TimeoutError` after `timeout` seconds.
+
+        Raises what of the server failed: `Interrupted` if its end cut the execution short.
+        """
+        async with asyncio.timeout(timeout):
+            while True:
+                ask = Ask("GET", self._place, {"wait": _WAIT_S}, is_held=True)
+                facts: Json = await self._transport.json(ask)
+                if facts["verdict"] is not None:
+                    return execution_of(facts)
+
+    async def events(self, after: int = 0) -> AsyncGenerator[Event, None]:
+        """Yield its events after number `after`, live, to the `end`."""
+        async with contextlib.aclosing(
+            follow(self._transport, lambda n: events_of(self._place, n), after=after)
+        ) as events:
+            async for event in events:
+                yield event
+
+    async def cancel(self) -> None:
+        """End it, also before its turn; idempotent."""
+        await self._transport.request(Ask("DELETE", self._place))
+
+
+class Submitted:
+    """The same for ordinary programs."""
+
+    def __init__(self, thread: LoopThread[AsyncClient], remote: AsyncSubmitted) -> None:
+        """`submit` and `execution` make it."""
+        self._thread = thread
+        self._remote = remote
+        self.id = remote.id
+
+    def status(self) -> str:
+        """Return `queued`, `running`, or how it ended: `success`, `error`, `timeout`."""
+        return self._thread.call(lambda _client, _put: self._remote.status())
+
+    def result(self, timeout: float | None = None) -> Execution:
+        """Return what it did, once it has ended; `TimeoutError` after `timeout` seconds.
+
+        Raises what of the server failed: `Interrupted` if its end cut the execution short.
+        """
+        return self._thread.call(lambda _client, _put: self._remote.result(timeout))
+
+    def events(self, after: int = 0) -> Generator[Event, None, None]:
+        """Yield its events after number `after`, live, to the `end`."""
+
+        async def work(put: Put) -> None:
+            async with contextlib.aclosing(self._remote.events(after)) as events:
+                async for event in events:
+                    put(event)
+
+        with contextlib.closing(self._thread.iterate(lambda _client, put: work(put))) as items:
+            for item in items:
+                if not isinstance(item, Ended):
+                    yield item
+                elif item.error is not None:
+                    raise item.error
+
+    def cancel(self) -> None:
+        """End it, also before its turn; idempotent."""
+        self._thread.call(lambda _client, _put: self._remote.cancel())

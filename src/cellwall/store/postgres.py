@@ -1,0 +1,142 @@
+"""PostgreSQL: one connection that writes, a few that read, on the event loop.
+
+SQLAlchemy runs our plain functions over asyncpg on a greenlet, so that both databases share them.
+Not a cluster: one server writes, others (`cellwall keys`) now and then. The invariant: a commit is
+on the server's disk, whatever the database's or the role's own settings say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from sqlalchemy import URL, Connection, text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from cellwall.model.errors import CellwallError
+from cellwall.store.database import T, Work
+from cellwall.store.errors import StoreBroken
+from cellwall.store.failures import kind_of
+from cellwall.store.migration import migrate
+
+_READERS = 4
+_CONNECT_S = 5.0
+_SETTINGS = {
+    "application_name": "cellwall",
+    "synchronous_commit": "on",
+    "lock_timeout": "250",  # ms; one attempt, the writer tries again until a write's bound is over
+    "idle_in_transaction_session_timeout": "60000",
+}
+_ASK_AGAIN_S = 0.25
+_NUMBER = text("SELECT pg_current_xact_id()::text")
+_STATUS = text("SELECT pg_xact_status(CAST(CAST(:number AS text) AS xid8))")
+_MIGRATION_LOCK = 0x63656C6D
+
+
+class PostgresDatabase:
+    """One database of a PostgreSQL server; see `database.Database`."""
+
+    def __init__(self, url: URL) -> None:
+        """Nothing is connected yet."""
+        self._name = url.render_as_string()
+        """Without the password."""
+        self._engine = _engine(url, 1)
+        self._readers = _engine(url, _READERS)
+        self._turn = asyncio.Lock()
+        """The writing connection is one transaction's at a time."""
+        self._is_closed = False
+
+    @classmethod
+    async def open(cls, url: URL) -> PostgresDatabase:
+        """Connect, check that commits are durable, bring the tables to the newest version.
+
+        Raises `StoreBroken` if that cannot be.
+        """
+        made = cls(url)
+        try:
+            await made.write(lambda connection: _prepare(connection, made._name))
+        except CellwallError:
+            await made.aclose()
+            raise
+        except Exception as error:
+            await made.aclose()
+            raise StoreBroken(
+                f"open {made._name}: {error}",
+                remedy="check the address, the user, that the database exists, the server's log",
+            ) from error
+        return made
+
+    async def write(self, work: Work[T]) -> T:
+        """See `Database.write`."""
+        async with self._turn, self._engine.connect() as connection:
+            await connection.begin()
+            number = (await connection.execute(_NUMBER)).scalar_one()
+            result = await connection.run_sync(work)
+            try:
+                await connection.commit()
+            except Exception as error:
+                if kind_of(error) != "lost" or not await self._is_committed(number):
+                    raise
+            return result
+
+    async def _is_committed(self, number: str) -> bool:
+        """Learn how a transaction ended whose commit got no answer.
+
+        Guessing either way would lose an accepted row or write it twice, so this waits until the
+        server answers again. Raises `StoreBroken` if the store is closed before, or if the server
+        does not know: it is another one, restored from a backup.
+        """
+        while not self._is_closed:
+            try:
+                async with self._readers.connect() as connection:
+                    found = (await connection.execute(_STATUS, {"number": number})).scalar()
+            except Exception as error:
+                if kind_of(error) != "lost":
+                    raise
+                found = "in progress"
+            if found in ("committed", "aborted"):
+                return bool(found == "committed")
+            if found is None:
+                break
+            await asyncio.sleep(_ASK_AGAIN_S)
+        raise StoreBroken(
+            f"commit to {self._name}: the connection broke, and how it ended is not known",
+            remedy="look whether the rows are there before sending them again",
+        )
+
+    async def read(self, work: Work[T]) -> T:
+        """See `Database.read`; once more if the connection had broken while nobody used it."""
+        try:
+            return await self._read(work)
+        except Exception as error:
+            if kind_of(error) != "lost":
+                raise
+            return await self._read(work)
+
+    async def _read(self, work: Work[T]) -> T:
+        async with self._readers.connect() as connection, connection.begin():
+            return await connection.run_sync(work)
+
+    async def aclose(self) -> None:
+        """See `Database.aclose`."""
+        self._is_closed = True
+        await self._engine.dispose()
+        await self._readers.dispose()
+
+
+def _engine(url: URL, connections: int) -> AsyncEngine:
+    return create_async_engine(
+        url,
+        pool_size=connections,
+        max_overflow=0,
+        connect_args={"server_settings": _SETTINGS, "timeout": _CONNECT_S},
+    )
+
+
+def _prepare(connection: Connection, name: str) -> None:
+    if connection.execute(text("SHOW fsync")).scalar() != "on":
+        raise StoreBroken(
+            f"open {name}: the server does not wait for its disk (fsync is off)",
+            remedy="set fsync = on in postgresql.conf and restart the server",
+        )
+    connection.execute(text(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})"))
+    migrate(connection, name)

@@ -1,0 +1,147 @@
+"""A SQLite file from its path to a checked, migrated, durable database.
+
+Not the transactions (`sqlite`). Called on a thread, with the guard locked. The invariant: a new
+database appears under its name only when it is whole, and one that is damaged is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import StaticPool
+
+from cellwall.store.apply import apply
+from cellwall.store.changes import PutFact
+from cellwall.store.errors import StoreBroken
+from cellwall.store.failures import answer_to
+from cellwall.store.guard import Guard, locked, sync_folder
+from cellwall.store.migration import migrate
+from cellwall.store.queries import fact
+
+LOCK_WAIT_MS = 250
+"""One attempt; the writer tries again until a write's own bound is over."""
+_OPEN_WAIT_MS = 10_000
+_CACHE_KIB = 8192
+_LOG_BYTES = 64 * 1024 * 1024
+"""What the write-ahead log shrinks to after a burst."""
+_PRAGMAS = (
+    f"PRAGMA busy_timeout={_OPEN_WAIT_MS}",
+    "PRAGMA synchronous=FULL",
+    f"PRAGMA cache_size=-{_CACHE_KIB}",
+    f"PRAGMA journal_size_limit={_LOG_BYTES}",
+    "PRAGMA trusted_schema=OFF",
+    "PRAGMA cell_size_check=ON",
+)
+_OPENED = "opened"
+
+
+def engine_of(path: Path, begin: str) -> Engine:
+    """Return an engine of one connection, whose transactions start with the statement `begin`."""
+
+    def connect() -> sqlite3.Connection:
+        # mode=rw: a file that is gone is an error, never a new empty database.
+        made = sqlite3.connect(
+            f"{path.as_uri()}?mode=rw", uri=True, isolation_level=None, check_same_thread=False
+        )
+        for pragma in _PRAGMAS:
+            made.execute(pragma)
+        return made
+
+    engine = create_engine("sqlite://", creator=connect, poolclass=StaticPool)
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql(begin)
+
+    return engine
+
+
+def prepare(path: Path) -> Engine:
+    """Return the writing engine of the database at `path`, made if there is none.
+
+    Raises `StoreBroken` if it is missing, damaged or of another version, `StoreBusy` if another
+    process does not let it go, `StoreFull` if there is no space.
+    """
+    try:
+        _make_folder(path.parent)
+        with locked(path) as guard:
+            if not guard.check():
+                _make(guard)
+            return _open(guard)
+    except OSError as error:
+        raise StoreBroken(
+            f"open {path}: {error.strerror}", remedy="give the store a folder it may write to"
+        ) from error
+    except (DBAPIError, sqlite3.Error) as error:
+        raise answer_to(f"open {path}", error) from error
+
+
+def _make_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def _make(guard: Guard) -> None:
+    fresh = guard.path.with_name(guard.path.name + ".new")
+    for leftover in fresh.parent.glob(fresh.name + "*"):
+        leftover.unlink()
+    os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    engine = engine_of(fresh, "BEGIN IMMEDIATE")
+    try:
+        with engine.begin() as connection:
+            migrate(connection, str(guard.path))
+    finally:
+        engine.dispose()
+    handle = os.open(fresh, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    fresh.rename(guard.path)
+    sync_folder(guard.path.parent)
+    guard.note("closed")
+
+
+def _open(guard: Guard) -> Engine:
+    engine = engine_of(guard.path, "BEGIN IMMEDIATE")
+    try:
+        _check(engine, guard.path)
+        _pragma(engine, "journal_mode=WAL")
+        with engine.begin() as connection:
+            migrate(connection, str(guard.path))
+            # After this commit the log is there and durable, which is what `open` will mean.
+            times = int(fact(connection, _OPENED) or 0) + 1
+            apply(connection, [PutFact(_OPENED, str(times))])
+        guard.note("open")
+        _pragma(engine, f"busy_timeout={LOCK_WAIT_MS}")
+    except BaseException:
+        with guard.closing():
+            engine.dispose()
+        raise
+    return engine
+
+
+def _check(engine: Engine, path: Path) -> None:
+    # https://www.sqlite.org/pragma.html#pragma_quick_check: everything but the indexes' content.
+    found = _pragma(engine, "quick_check(1)")
+    if found != "ok":
+        raise StoreBroken(f"open {path}: it is damaged: {found}", remedy="restore a backup")
+
+
+def _pragma(engine: Engine, setting: str) -> object:
+    """Set or ask outside of any transaction, where SQLAlchemy would always begin one."""
+    connection = engine.raw_connection()
+    try:
+        cursor = connection.cursor()
+        cursor.execute(f"PRAGMA {setting}")
+        row = cursor.fetchone()
+        cursor.close()
+        return None if row is None else row[0]
+    finally:
+        connection.close()
