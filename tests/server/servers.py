@@ -28,6 +28,7 @@ from cellwall.server.keys import digest_of
 
 ALICE = "alice-key-0123456789abcdef0123456789abcdef"
 BOB = "bob-key-0123456789abcdef0123456789abcdef01"
+MANAGER = "manager-key-0123456789abcdef0123456789abcdef"
 ADMIN = "admin-key-0123456789abcdef0123456789abcdef"
 _START_S = 40
 
@@ -39,6 +40,7 @@ def configuration(more: str = "", **server: object) -> str:
     for key, tenant, scope in (
         (ALICE, "alice", "run"),
         (BOB, "bob", "run"),
+        (MANAGER, "manager", "manage"),
         (ADMIN, "admin", "admin"),
     ):
         lines += ["[[keys]]", f'sha256 = "{digest_of(key)}"', f'tenant = "{tenant}"']

@@ -12,11 +12,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from servers import ADMIN, ALICE, configuration, start
+from servers import ADMIN, ALICE, configuration, start, state_of
 
-from cellwall.apps.key_file import first_key
 from cellwall.apps.serve import check_exposure
-from cellwall.engine.templates import state_dir
 from cellwall.model.errors import UsageError
 from cellwall.server.keys import KeyRecord, KeyRing, digest_of, new_key
 from cellwall.server.settings import ServerSettings
@@ -62,32 +60,74 @@ def test_open_bind_without_keys_does_not_start(tmp_path: Path) -> None:
 
 
 def test_first_start_makes_a_key_that_is_printed_once(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    state.mkdir()
-    (state / "templates").symlink_to(Path(str(state_dir())) / "templates")
-    environ = {"CELLWALL_STATE_DIR": str(state)}
-    first = start(tmp_path, "--port", "0", environ=environ)
+    first = start(tmp_path, "--port", "0")
     try:
         key = first.lines[0].removeprefix("key: ")
         assert first.client(key).get("/stats").json()["server"] is not None
         assert first.client("x" * 46).get("/stats").status_code == 401
-        path = state / "server" / "key.json"
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert key not in path.read_text(encoding="utf-8")
         assert key not in first.log.read_text(encoding="utf-8")
         for name in ("cmdline", "environ"):
             assert key.encode() not in Path(f"/proc/{first.process.pid}/{name}").read_bytes()
     finally:
         assert first.stop() == 0
-    second = start(tmp_path, "--port", "0", environ=environ)
+    for path in (tmp_path / "state" / "server").rglob("*"):
+        if path.is_file():
+            assert key.encode() not in path.read_bytes()
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    second = start(tmp_path, "--port", "0")
     try:
         assert key not in "\n".join(second.lines)
         assert second.client(key).get("/stats").status_code == 200
     finally:
         second.stop()
-    record, made = first_key(state, afresh=True)
-    assert made is not None
-    assert record.digest != digest_of(key)
+    third = start(tmp_path, "--port", "0", "--new-key")
+    try:
+        afresh = third.lines[0].removeprefix("key: ")
+        assert third.client(afresh).get("/stats").status_code == 200
+        assert third.client(key).get("/stats").status_code == 401
+    finally:
+        third.stop()
+
+
+def test_key_file_of_an_older_server_moves_into_the_store(tmp_path: Path) -> None:
+    path = state_of(tmp_path) / "server" / "key.json"
+    path.parent.mkdir(mode=0o700)
+    path.write_text(json.dumps({"sha256": digest_of(OWN), "made_at": 1_700_000_000}))
+    for _ in range(2):
+        server = start(tmp_path, "--port", "0")
+        try:
+            assert "key: cw_" not in "\n".join(server.lines)
+            assert server.client(OWN).get("/stats").json()["server"] is not None
+            (kept,) = server.client(OWN).get("/keys").json()["keys"]
+            assert (kept["name"], kept["created_at"]) == (
+                "first start", "2023-11-14T22:13:20.000Z",
+            )  # fmt: skip
+        finally:
+            server.stop()
+        assert not path.exists()
+
+
+def test_damaged_key_file_keeps_the_server_from_starting(tmp_path: Path) -> None:
+    path = state_of(tmp_path) / "server" / "key.json"
+    path.parent.mkdir(mode=0o700)
+    path.write_text("{}")
+    with pytest.raises(AssertionError, match=r"key\.json cannot be read.*--new-key"):
+        start(tmp_path, "--port", "0")
+    assert path.exists()
+
+
+def test_server_without_a_store_has_a_key_for_its_life(tmp_path: Path) -> None:
+    keys = []
+    for _ in range(2):
+        server = start(tmp_path, "--port", "0", "--store", "none")
+        try:
+            keys.append(server.lines[0].removeprefix("key: "))
+            client = server.client(keys[-1])
+            assert client.get("/stats").status_code == 200
+            assert client.post("/keys", json={"tenant": "a"}).status_code == 409
+        finally:
+            server.stop()
+    assert keys[0] != keys[1]
 
 
 def test_own_key_and_unix_socket(tmp_path: Path) -> None:
@@ -146,11 +186,11 @@ def test_our_keys_have_enough_bits_and_are_kept_as_digests() -> None:
 
 
 def test_keys_expire_and_are_revoked_at_once() -> None:
-    ring = KeyRing([KeyRecord(digest_of(ALICE), expires_at=1.0), KeyRecord(digest_of(ADMIN))])
+    ring = KeyRing([KeyRecord(digest_of(ALICE), expires_at=1.0)])
+    ring.replace_stored([KeyRecord(digest_of(ADMIN))])
     assert ring.find(ALICE) is None
-    found = ring.find(ADMIN)
-    assert found is not None
-    ring.remove(found.key_id)
+    assert ring.find(ADMIN) is not None
+    ring.replace_stored([])
     assert ring.find(ADMIN) is None
 
 

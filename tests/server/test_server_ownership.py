@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import ADMIN, ALICE, BOB, Server, error_of, new_sandbox
+from servers import ADMIN, ALICE, BOB, MANAGER, Server, error_of, new_sandbox
 
 from cellwall.server.app import ENDPOINTS
 from cellwall.server.endpoint import Endpoint
@@ -29,6 +29,10 @@ BODIES: dict[str, dict[str, Any]] = {
     "MoveBody": {"path": "a", "target": "b"},
     "SignBody": {"path": "a", "operation": "read"},
     "PortSignBody": {"port": 8000},
+    "ExecuteBody": {"code": "1"},
+    "BatchBody": {"executions": []},
+    "SandboxBody": {},
+    "KeyBody": {"tenant": "carol"},
 }
 QUERIES = {"PathQuery": {"path": "a"}, "WriteQuery": {"path": "a"}, "RemoveQuery": {"path": "a"}}
 
@@ -114,6 +118,28 @@ def test_owner_reaches_them(server: Server, alices: dict[str, str]) -> None:
             and "events" not in endpoint.path
         ):
             assert ask(client, endpoint, alices).status_code != 404 or "files" in endpoint.path
+
+
+KEYED = [each for each in ENDPOINTS if each.access == "key" and each.method != "WS"]
+SCOPES = {"run": ALICE, "manage": MANAGER, "admin": ADMIN}
+
+
+@pytest.mark.parametrize("endpoint", KEYED, ids=name_of)
+def test_every_route_wants_the_scope_it_says(server: Server, endpoint: Endpoint) -> None:
+    """API-2: less is refused before the thing is looked for; as much is not refused."""
+    ids = dict.fromkeys(("sandbox_id", "command_id", "execution_id", "key_id"), "0" * 26)
+    ids |= {"context": "main", "port": "8000", "path": "x"}
+    names = list(SCOPES)
+    for scope, key in SCOPES.items():
+        answer = ask(server.client(key), endpoint, ids)
+        is_enough = names.index(scope) >= names.index(endpoint.scope)
+        is_forbidden = answer.status_code == 403 and error_of(answer)["code"] == "forbidden"
+        assert is_forbidden is not is_enough, (scope, answer.text)
+
+
+def test_some_routes_want_more_than_the_least_scope() -> None:
+    """The control of the one above: it refuses something."""
+    assert {each.path for each in KEYED if each.scope == "admin"} >= {"/keys", "/keys/{key_id}"}
 
 
 def test_every_route_says_how_it_is_protected() -> None:

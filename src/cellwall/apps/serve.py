@@ -16,12 +16,14 @@ import socket
 import stat
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
 
+from cellwall.apps.first_key import adopt_file, first_key, has_own_keys
 from cellwall.apps.state_lock import locked
 from cellwall.engine.engine import Engine
 from cellwall.engine.templates import TemplateStore, state_dir
@@ -226,24 +228,49 @@ async def _warm(state: State) -> None:
     await state.engine.pool.wait_full()
 
 
-async def serve(
-    loaded: Loaded, keys: KeyRing, on_ready: Callable[[str], None], directory: Path | None = None
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the starter wants to be told."""
+
+    on_ready: Callable[[str], None]
+    """The address, once it listens."""
+    on_key: Callable[[str | None], None] = lambda _key: None
+    """The first key if it was made now; None if it was made before."""
+    is_key_new: bool = False
+    """Make the first key afresh; the old one is void."""
+
+
+async def serve(loaded: Loaded, keys: KeyRing, said: Said, directory: Path | None = None) -> None:
     """Listen until a signal says otherwise."""
     _raise_descriptor_limit()
     settings = loaded.server
     folder = directory or state_dir()
-    with locked(folder), _listening(settings) as sock:
+    with locked(folder):
         async with opened(loaded, keys, folder) as state:
-            state.tasks.spawn(_sweep(state))
-            await _warm(state)  # before the turns of what waited: it waits for the pool to be full
-            await state.open()
-            server = _Server(
-                config_of(settings, create_app(state)),
-                state,
-                lambda: on_ready(address_of(settings, sock)),
-            )
-            await server.serve(sockets=[sock])
+            await _unlock(state, folder, said)
+            with _listening(settings) as sock:
+                state.tasks.spawn(_sweep(state))
+                # Before the turns of what waited: it waits for the pool to be full.
+                await _warm(state)
+                await state.open()
+                server = _Server(
+                    config_of(settings, create_app(state)),
+                    state,
+                    lambda: said.on_ready(address_of(settings, sock)),
+                )
+                await server.serve(sockets=[sock])
+
+
+async def _unlock(state: State, directory: Path, said: Said) -> None:
+    """Make sure that there is a key, and that it suits where the server listens."""
+    is_configured = bool(state.keys.fixed)
+    has_own = is_configured or await has_own_keys(state.store)
+    check_exposure(state.settings, has_own_keys=has_own)
+    if is_configured:
+        return
+    if state.store is not None:
+        await adopt_file(state.store, directory)
+    said.on_key(await first_key(state.store, state.keys, afresh=said.is_key_new))
 
 
 @contextlib.contextmanager
@@ -259,11 +286,11 @@ def _listening(settings: ServerSettings) -> Iterator[socket.socket]:
                 os.unlink(settings.unix)
 
 
-def run(loaded: Loaded, keys: KeyRing, on_ready: Callable[[str], None]) -> None:
+def run(loaded: Loaded, keys: KeyRing, said: Said) -> None:
     """Serve on an event loop of its own."""
     step_aside()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(loaded, keys, on_ready))
+        runner.run(serve(loaded, keys, said))
 
 
 def _raise_descriptor_limit() -> None:

@@ -143,3 +143,29 @@ class Stats(Shown):
     sandboxes: int
     executions: int
     server: ServerStats | None
+
+
+class Key(Shown):
+    """An API key, without the key itself."""
+
+    id: str
+    tenant: str
+    scope: Literal["run", "manage", "admin"]
+    name: str | None
+    created_at: str | None
+    """Null for keys of the configuration."""
+    expires_at: str | None
+    revoked_at: str | None
+    source: Literal["store", "configuration"]
+
+
+class Keys(Shown):
+    """The API keys, oldest first."""
+
+    keys: list[Key]
+
+
+class NewKey(Key):
+    """A key that was made now. This is the only time it is shown."""
+
+    key: str

@@ -23,6 +23,7 @@ from cellwall.server.routes import (
     files,
     health,
     info,
+    keys,
     pages,
     ports,
     quota,
@@ -51,6 +52,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *ports.ENDPOINTS,
     *info.ENDPOINTS,
     *quota.ENDPOINTS,
+    *keys.ENDPOINTS,
     *health.ENDPOINTS,
     *pages.ENDPOINTS,
 )

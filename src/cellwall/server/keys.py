@@ -91,28 +91,30 @@ def check_key(key: str) -> str:
 
 
 class KeyRing:
-    """The keys of one server."""
+    """The keys of one server: those of its configuration and those of its store."""
 
     def __init__(self, records: Iterable[KeyRecord] = ()) -> None:
-        """Start with these."""
-        self._records = {record.digest: record for record in records}
+        """Start with these, which stay until the server ends."""
+        self._fixed = {record.digest: record for record in records}
+        self._stored: dict[str, KeyRecord] = {}
 
-    def __len__(self) -> int:
-        """Return how many keys there are."""
-        return len(self._records)
+    @property
+    def fixed(self) -> list[KeyRecord]:
+        """The keys of the configuration."""
+        return list(self._fixed.values())
 
     def add(self, record: KeyRecord) -> None:
-        """Accept one more key."""
-        self._records[record.digest] = record
+        """Accept one more key until the server ends."""
+        self._fixed[record.digest] = record
 
-    def remove(self, key_id: str) -> None:
-        """Stop accepting a key, at once."""
-        self._records = {d: r for d, r in self._records.items() if r.key_id != key_id}
+    def replace_stored(self, records: Iterable[KeyRecord]) -> None:
+        """Accept these besides, and what was given here before no longer."""
+        self._stored = {record.digest: record for record in records}
 
     def find(self, presented: str) -> Principal | None:
         """Return whose key it is, or None."""
         digest = digest_of(presented)
-        record = self._records.get(digest)
+        record = self._fixed.get(digest) or self._stored.get(digest)
         # A lookup by digest gives nothing away: nobody can choose the digest of a guess.
         if record is None or not hmac.compare_digest(record.digest, digest):
             return None

@@ -245,6 +245,17 @@ class Query(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
+class KeyBody(Closed):
+    """A new API key."""
+
+    tenant: Name
+    scope: Literal["run", "manage", "admin"] = "run"
+    name: Name | None = None
+    expires_s: Seconds | None = Field(
+        None, description="Seconds from now until it ends; without it, when it is revoked."
+    )
+
+
 class WaitQuery(Query):
     """How long to hold the answer."""
 

@@ -29,6 +29,7 @@ from cellwall.server.ledger import Ledger
 from cellwall.server.oneshots import revived
 from cellwall.server.recovery import recover
 from cellwall.server.sandboxes import Sandboxes
+from cellwall.server.stored_keys import StoredKeys
 
 if TYPE_CHECKING:
     from cellwall.engine.engine import Engine
@@ -53,6 +54,7 @@ class State:
         self.settings = settings
         self.keys = keys
         self.store = store
+        self.stored_keys = None if store is None else StoredKeys(store, keys)
         self.failures = Failures()
         self.tasks = Tasks()
         self.queue = _queue(engine, settings)
@@ -82,6 +84,9 @@ class State:
         """
         if self.store is not None:
             await recover(self, self.store)
+        if self.stored_keys is not None:
+            await self.stored_keys.refresh()
+            self.tasks.spawn(self.stored_keys.watch())
         self._on_timer()
 
     def _on_timer(self) -> None:

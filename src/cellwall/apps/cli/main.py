@@ -20,6 +20,7 @@ from cellwall.apps.cli import (
     demo,
     doctor,
     jail_explain,
+    keys,
     languages,
     run,
     sandbox,
@@ -48,6 +49,7 @@ for module in (run, serve, top, shell, languages, doctor, sweep, backup, demo, b
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(templates.app, name="templates")
 app.add_typer(settings.app, name="settings")
+app.add_typer(keys.app, name="keys")
 app.add_typer(jail_explain.app, name="jail")
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from cellwall.model.errors import HostUnsupported
+from cellwall.apps.cli.extras import check_server
 
 
 def register(app: typer.Typer) -> None:
@@ -55,11 +55,8 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter per option
     Without a configuration it listens on this machine only, with a key it makes and prints once;
     CELLWALL_API_KEY brings one of your own. See docs/server.md.
     """
-    from cellwall.engine.templates import state_dir as default_state_dir
-
-    _check_extra()
-    from cellwall.apps.key_file import first_key
-    from cellwall.apps.serve import check_exposure, run
+    check_server()
+    from cellwall.apps.serve import Said, run
     from cellwall.apps.settings_loader import load
     from cellwall.server.keys import KeyRing
     from cellwall.server.logs import set_up
@@ -68,28 +65,14 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter per option
     set_up(log_level)
     flags = {"host": host, "port": port, "unix": unix, "tls_cert": tls_cert, "tls_key": tls_key}
     loaded = load(config, {**flags, "store": store, "allow_plain": allow_plain or None})
-    check_exposure(loaded.server, has_own_keys=bool(loaded.keys))
-    keys = KeyRing(loaded.keys)
-    if not loaded.keys:
-        record, key = first_key(default_state_dir(), afresh=new_key)
-        keys.add(record)
-        typer.echo(f"key: {key}" if key else "key: the one printed at the first start (--new-key)")
-    run(loaded, keys, lambda address: typer.echo(f"listening on {address}"))
-
-
-def _check_extra() -> None:
-    try:
-        import uvloop  # noqa: F401
-
-        import cellwall.server.app  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("cellwall"):
-            raise
-        raise HostUnsupported(
-            "server",
-            f"serve: the package {error.name!r} is not installed",
-            remedy="run: pip install 'cellwall[server]'",
-        ) from None
+    said = Said(
+        on_ready=lambda address: typer.echo(f"listening on {address}"),
+        on_key=lambda key: typer.echo(
+            f"key: {key}" if key else "key: the one printed at the first start (--new-key)"
+        ),
+        is_key_new=new_key,
+    )
+    run(loaded, KeyRing(loaded.keys), said)
 
 
 def _set_state_dir(path: Path | None) -> None:

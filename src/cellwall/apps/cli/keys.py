@@ -1,0 +1,160 @@
+"""`cellwall keys`: make, list and revoke API keys, also while the server runs.
+
+Not how a key is checked (`server.keys`). Called by `main`. Invariant: stdout of `create` is the
+key alone, shown this once; no other command can show it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from cellwall.apps.cli import table
+from cellwall.apps.cli.extras import check_server
+from cellwall.apps.cli.terminal import complain
+from cellwall.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from cellwall.store.rows import KeyRow
+    from cellwall.store.store import Store
+
+T = TypeVar("T")
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_LIFE = re.compile(r"([0-9]{1,6})([smhdw])")
+
+app = typer.Typer(
+    help="Make, list and revoke API keys, also while the server runs.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Where = Annotated[
+    str | None, typer.Option("--store", help="URL of the server's store; default: as `serve`.")
+]
+Config = Annotated[
+    Path | None, typer.Option(envvar="CELLWALL_CONFIG", help="The server's settings, as TOML.")
+]
+
+
+@app.command("create")
+def create(
+    tenant: Annotated[str, typer.Option(help="Whose key it is.")] = "default",
+    scope: Annotated[str, typer.Option(help="run, manage or admin.")] = "run",
+    name: Annotated[str | None, typer.Option(help="What it is for; for your own eyes.")] = None,
+    expires: Annotated[
+        str | None, typer.Option(metavar="LIFE", help="90s, 30m, 12h, 30d or 4w; else never.")
+    ] = None,
+    store: Where = None,
+    config: Config = None,
+) -> None:
+    """Make a key and print it, this once."""
+    life_s = None if expires is None else life(expires)
+
+    async def made(opened: Store) -> tuple[KeyRow, str]:
+        from cellwall.server import stored_keys
+
+        return await stored_keys.create(opened, tenant, scope, name, life_s)
+
+    row, key = _with_store(store, config, made)
+    until = "until it is revoked" if row.expires_at is None else f"until {_time(row.expires_at)}"
+    complain(f"key {row.digest[:12]} of {tenant}, scope {scope}, {until}; it is not shown again")
+    typer.echo(key)
+
+
+@app.command("ls")
+def list_all(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    store: Where = None,
+    config: Config = None,
+) -> None:
+    """List the keys of the store, also the revoked ones; never the keys themselves."""
+
+    async def listed(opened: Store) -> list[KeyRow]:
+        return await opened.keys()
+
+    found = [_shown(row) for row in _with_store(store, config, listed)]
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    columns = ("id", "tenant", "scope", "name", "created_at", "expires_at", "state")
+    table.show(columns, [[str(each[name] or "") for name in columns] for each in found])
+
+
+@app.command("revoke")
+def revoke(
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="As `cellwall keys ls` shows it.")],
+    store: Where = None,
+    config: Config = None,
+) -> None:
+    """Revoke a key; a running server refuses it within a second."""
+
+    async def revoked(opened: Store) -> KeyRow:
+        from cellwall.server import stored_keys
+
+        return await stored_keys.revoke(opened, key_id)
+
+    row = _with_store(store, config, revoked)
+    typer.echo(f"{key_id} revoked" if row.revoked_at is None else f"{key_id} had been revoked")
+
+
+def life(text: str) -> float:
+    """Return the seconds of `30d`; `UsageError` for anything else."""
+    found = _LIFE.fullmatch(text)
+    if found is None:
+        raise UsageError(
+            f"keys: --expires {text!r} is not a length of time",
+            remedy="give a number and one of s, m, h, d, w: 30d",
+        )
+    return float(int(found[1]) * _UNITS_S[found[2]])
+
+
+def _with_store(url: str | None, config: Path | None, work: Callable[[Store], Awaitable[T]]) -> T:
+    check_server()
+    from cellwall.apps.serve import store_url
+    from cellwall.apps.settings_loader import load
+    from cellwall.engine.templates import state_dir
+    from cellwall.store.store import Store
+
+    settings = load(config, {"store": url}).server
+    where = store_url(settings, state_dir())
+    if where is None:
+        raise UsageError("keys: that server keeps nothing", remedy="name a store with --store")
+
+    async def opened() -> T:
+        store = await Store.open(where)
+        try:
+            return await work(store)
+        finally:
+            await store.aclose()
+
+    return asyncio.run(opened())
+
+
+def _shown(row: KeyRow) -> dict[str, Any]:
+    state = "accepted"
+    if row.revoked_at is not None:
+        state = "revoked"
+    elif row.expires_at is not None and row.expires_at <= time.time():
+        state = "expired"
+    return {
+        "id": row.digest[:12],
+        "tenant": row.tenant,
+        "scope": row.scope,
+        "name": row.name,
+        "created_at": _time(row.created_at),
+        "expires_at": None if row.expires_at is None else _time(row.expires_at),
+        "revoked_at": None if row.revoked_at is None else _time(row.revoked_at),
+        "state": state,
+    }
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

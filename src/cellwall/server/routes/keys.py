@@ -1,0 +1,123 @@
+"""API keys of every tenant, for keys of scope `admin`.
+
+Not how they are checked (`server.keys`). The invariant: a key in clear is in the answer that made
+it and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cellwall.model.errors import Conflict
+from cellwall.server import answers, answers_about
+from cellwall.server.endpoint import Answer, Endpoint, body_of
+from cellwall.server.schemas import KeyBody
+from cellwall.server.stored_keys import create as create_key
+from cellwall.server.stored_keys import revoke as revoke_key
+from cellwall.server.times import rfc3339
+
+if TYPE_CHECKING:
+    from cellwall.server.call import Call
+    from cellwall.server.keys import KeyRecord
+    from cellwall.server.stored_keys import StoredKeys
+    from cellwall.store.rows import KeyRow
+    from cellwall.store.store import Store
+
+
+async def create(call: Call) -> None:
+    """`POST /keys`."""
+    body = await body_of(call, KeyBody)
+    store, stored = _kept(call)
+    row, key = await create_key(store, body.tenant, body.scope, body.name, body.expires_s)
+    await stored.refresh()
+    await call.answer({**_shown(row), "key": key}, 201, {"cache-control": "no-store"})
+
+
+async def index(call: Call) -> None:
+    """`GET /keys`."""
+    store = call.state.store
+    rows = [] if store is None else await store.keys()
+    found = [_configured(each) for each in call.state.keys.fixed]
+    await call.answer({"keys": found + [_shown(row) for row in rows]})
+
+
+async def revoke(call: Call) -> None:
+    """`DELETE /keys/{id}`."""
+    key_id = call.params["key_id"]
+    if any(each.key_id == key_id for each in call.state.keys.fixed):
+        raise Conflict(
+            f"key {key_id}: it is in the configuration",
+            remedy="remove it there, and start the server again",
+        )
+    store, stored = _kept(call)
+    row = await revoke_key(store, key_id)
+    await stored.refresh()
+    message = "revoked" if row.revoked_at is None else "it had been revoked"
+    await call.answer({"message": message, "id": key_id})
+
+
+def _kept(call: Call) -> tuple[Store, StoredKeys]:
+    store, stored = call.state.store, call.state.stored_keys
+    if store is None or stored is None:
+        raise Conflict(
+            "keys: this server keeps nothing", remedy="start it with a store, or configure the keys"
+        )
+    return store, stored
+
+
+def _shown(row: KeyRow) -> dict[str, Any]:
+    return {
+        "id": row.digest[:12],
+        "tenant": row.tenant,
+        "scope": row.scope,
+        "name": row.name,
+        "created_at": rfc3339(row.created_at),
+        "expires_at": None if row.expires_at is None else rfc3339(row.expires_at),
+        "revoked_at": None if row.revoked_at is None else rfc3339(row.revoked_at),
+        "source": "store",
+    }
+
+
+def _configured(record: KeyRecord) -> dict[str, Any]:
+    return {
+        "id": record.key_id,
+        "tenant": record.tenant,
+        "scope": record.scope,
+        "name": None,
+        "created_at": None,
+        "expires_at": None if record.expires_at is None else rfc3339(record.expires_at),
+        "revoked_at": None,
+        "source": "configuration",
+    }
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/keys",
+        index,
+        "The API keys of all tenants, without the keys themselves",
+        {200: Answer("All of them.", answers_about.Keys)},
+        scope="admin",
+        tags=("keys",),
+    ),
+    Endpoint(
+        "POST",
+        "/keys",
+        create,
+        "Make an API key; it is shown this once",
+        {201: Answer("It is accepted from now on.", answers_about.NewKey)},
+        body=KeyBody,
+        scope="admin",
+        tags=("keys",),
+    ),
+    Endpoint(
+        "DELETE",
+        "/keys/{key_id}",
+        revoke,
+        "Revoke an API key, at once",
+        {200: Answer("It is no longer accepted.", answers.Done)},
+        scope="admin",
+        tags=("keys",),
+    ),
+)
