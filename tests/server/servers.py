@@ -33,7 +33,7 @@ ADMIN = "admin-key-0123456789abcdef0123456789abcdef"
 _START_S = 40
 
 
-def configuration(more: str = "", **server: object) -> str:
+def configuration(more: str = "", /, **server: object) -> str:
     """Return a TOML with two tenants' keys, an admin's, settings of the server, and `more`."""
     lines = [more, "[server]"]
     lines += [f"{name} = {json.dumps(value)}" for name, value in server.items()]
@@ -170,7 +170,7 @@ def start(
 
 
 @contextlib.contextmanager
-def running(more: str = "", **server: object) -> Iterator[Server]:
+def running(more: str = "", /, **server: object) -> Iterator[Server]:
     """Run a server of its own settings for the length of a block; `more` is TOML."""
     # Not a TemporaryDirectory: tests fork, and each child would remove it at its exit.
     folder = Path(tempfile.mkdtemp())

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import resource
 import socket
@@ -24,6 +23,8 @@ import uvicorn
 import uvloop
 
 from cellwall.apps.first_key import adopt_file, first_key, has_own_keys
+from cellwall.apps.instruments import connect, facts_of
+from cellwall.apps.metrics_listener import check_metrics_exposure, listening
 from cellwall.apps.state_lock import locked
 from cellwall.engine.engine import Engine
 from cellwall.engine.templates import TemplateStore, state_dir
@@ -39,10 +40,10 @@ if TYPE_CHECKING:
 
     from cellwall.apps.settings_loader import Loaded
     from cellwall.server.guards import Guard
+    from cellwall.server.logs import Log
     from cellwall.server.settings import ServerSettings
     from cellwall.store.store import Store
 
-_log = logging.getLogger("cellwall.server")
 _MESSAGE_BYTES = 1024 * 1024
 _BACKLOG = 2048
 
@@ -196,17 +197,23 @@ async def _store(url: str | None) -> Store | None:
 
 
 @contextlib.asynccontextmanager
-async def opened(loaded: Loaded, keys: KeyRing, directory: Path) -> AsyncIterator[State]:
+async def opened(
+    loaded: Loaded, keys: KeyRing, directory: Path, log: Log | None = None
+) -> AsyncIterator[State]:
     """Open a store, an engine and the state over both; all are closed at the end."""
     store = await _store(store_url(loaded.server, directory))
     try:
         engine = Engine(directory, loaded.engine)
-        state = State(engine, loaded.server, keys, store)
+        state = State(engine, loaded.server, keys, store, None if log is None else log.redactor)
+        connect(state, log)
         try:
             yield state
         finally:
             await state.aclose()
             await engine.aclose()
+            await asyncio.to_thread(state.watch.close)
+            if state.audit is not None:
+                await state.audit.aclose()
     finally:
         if store is not None:
             await store.aclose()
@@ -215,8 +222,7 @@ async def opened(loaded: Loaded, keys: KeyRing, directory: Path) -> AsyncIterato
 async def _sweep(state: State) -> None:
     """Remove what killed servers left; by label of their owner, so it disturbs nobody."""
     report = await state.engine.sweep()
-    if any(report.removed.values()) or report.kept:
-        _log.warning("swept: %s", report)
+    state.watch.swept(report)
 
 
 async def _warm(state: State) -> None:
@@ -238,15 +244,20 @@ class Said:
     """The first key if it was made now; None if it was made before."""
     is_key_new: bool = False
     """Make the first key afresh; the old one is void."""
+    log: Log | None = None
+    """Where the server logs to; None: to nobody."""
 
 
 async def serve(loaded: Loaded, keys: KeyRing, said: Said, directory: Path | None = None) -> None:
     """Listen until a signal says otherwise."""
     _raise_descriptor_limit()
     settings = loaded.server
+    check_metrics_exposure(settings)
     folder = directory or state_dir()
     with locked(folder):
-        async with opened(loaded, keys, folder) as state:
+        async with opened(loaded, keys, folder, said.log) as state, listening(state):
+            if state.audit is not None:
+                await state.audit.open(facts_of(loaded))
             await _unlock(state, folder, said)
             with _listening(settings) as sock:
                 state.tasks.spawn(_sweep(state))

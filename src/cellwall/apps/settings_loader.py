@@ -148,6 +148,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _read(name: str, text: str, kind: str) -> Any:  # noqa: ANN401 - of a setting
+    kind = kind.removesuffix(" | None")
     try:
         if kind == "int":
             return int(text)

@@ -340,6 +340,36 @@ class LogRecord(BaseModel):
     event: str
 
 
+class AuditRecord(Shown):
+    """One audit record, as it is chained."""
+
+    v: str
+    seq: int
+    time: str
+    mono_ns: int
+    tenant: str
+    actor: str
+    action: str
+    object: str
+    parameters: str
+    decision: str
+    runtime: str
+    posture: str
+    result: str
+    usage: str
+    details: str
+    request: str
+    prev: str
+    hash: str
+
+
+class AuditPage(Shown):
+    """A part of the audit, oldest first."""
+
+    records: list[AuditRecord]
+    next: int | None
+
+
 class Logs(Shown):
     """A part of a sandbox's log."""
 

@@ -15,6 +15,7 @@ from cellwall.server.endpoint import Endpoint, serve
 from cellwall.server.errors import HttpError
 from cellwall.server.guards import Guard
 from cellwall.server.routes import (
+    audit,
     batch,
     commands,
     contexts,
@@ -51,6 +52,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *terminal.ENDPOINTS,
     *ports.ENDPOINTS,
     *info.ENDPOINTS,
+    *audit.ENDPOINTS,
     *quota.ENDPOINTS,
     *keys.ENDPOINTS,
     *health.ENDPOINTS,
@@ -88,6 +90,7 @@ class Router:
                 remedy=f"use {allowed}",
                 headers={"allow": allowed},
             )
+        call.route = endpoint.path
         await serve(endpoint, call)
 
     def _find(self, call: Call) -> Mapping[str, Endpoint]:

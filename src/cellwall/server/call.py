@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from cellwall.server.errors import HttpError
+from cellwall.server.origin import Origin
 from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
@@ -43,16 +44,22 @@ class Call:
     __slots__ = (
         "_body_read",
         "_gone",
+        "action",
         "execution",
+        "execution_id",
         "has_answered",
         "headers",
+        "object",
+        "origin",
         "params",
         "principal",
         "receive",
         "request_id",
+        "route",
         "scope",
         "send",
         "state",
+        "status",
     )
 
     def __init__(
@@ -75,6 +82,17 @@ class Call:
         self.state: State
         self.execution: ExecutionRecord | KeptExecution | None = None
         """What the path names, once it was found."""
+        self.route = ""
+        """The pattern of its path, once it is found; for logs and metrics."""
+        self.status = 0
+        """Status of its answer; 0 while there is none."""
+        self.execution_id: str | None = None
+        """The execution it is about, if its answer says so."""
+        self.origin = Origin(request_id)
+        self.action: str | None = None
+        """What it is audited as."""
+        self.object = ""
+        """What that is done to."""
         self.has_answered = False
         self._body_read = False
         self._gone: asyncio.Task[None] | None = None

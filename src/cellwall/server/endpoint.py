@@ -15,6 +15,8 @@ from urllib.parse import parse_qsl
 from pydantic import BaseModel, ValidationError
 
 from cellwall.model.errors import UsageError
+from cellwall.server import audited
+from cellwall.server.call import ClientGone
 from cellwall.server.errors import HttpError, stopping
 from cellwall.server.ownership import owned
 
@@ -81,7 +83,17 @@ async def serve(endpoint: Endpoint, call: Call) -> None:
         )
     if endpoint.access == "key":
         await check_ownership(call)
-    await endpoint.handler(call)
+    call.action = audited.action_of(call, endpoint.method, endpoint.path)
+    if endpoint.body is None and call.action is not None:
+        await audited.begin(call)
+    try:
+        await endpoint.handler(call)
+    except ClientGone:
+        raise
+    except Exception as error:
+        if call.action is not None and call.state.audit is not None:
+            call.state.audit.failed(call, call.action, str(getattr(error, "code", "internal")))
+        raise
 
 
 async def check_ownership(call: Call) -> None:
@@ -108,8 +120,10 @@ def command(call: Call) -> CommandRecord:
 async def found_execution(call: Call, execution_id: str) -> ExecutionRecord | KeptExecution:
     """Return the caller's execution of that id, from memory or from the store."""
     found = await call.state.executions.find(call.owner, execution_id)
-    return owned({} if found is None else {execution_id: found}, call.owner, "execution",
-                 execution_id)  # fmt: skip
+    known: Mapping[str, ExecutionRecord | KeptExecution] = (
+        call.state.executions.all if found is None else {execution_id: found}
+    )
+    return owned(known, call.owner, "execution", execution_id)
 
 
 def execution(call: Call) -> ExecutionRecord | KeptExecution:
@@ -124,7 +138,17 @@ async def body_of(call: Call, model: type[_M], most_bytes: int = SMALL_BYTES) ->
     call.check_type("application/json")
     data = await call.body(most_bytes)
     call.scope["cellwall.body"] = data  # for the idempotency key, which covers it
-    return parsed(model, data)
+    body = parsed(model, data)
+    learn_secrets(call, body)
+    await audited.begin(call, body, data)
+    return body
+
+
+def learn_secrets(call: Call, body: BaseModel) -> None:
+    """Keep the values of a body's environment out of whatever the server writes."""
+    env: Mapping[str, str] | None = getattr(body, "env", None)
+    if env:
+        call.state.watch.redactor.learn_all(env.values(), call.owner)
 
 
 def parsed(model: type[_M], data: bytes) -> _M:

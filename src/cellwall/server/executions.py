@@ -220,6 +220,7 @@ class Executions:
     async def _finish(self, record: ExecutionRecord) -> None:
         """Write its end, then tell it."""
         record.ended_at = time.time()
+        self._ledger.recorder.seen(record)
         is_refused = record.attempt is None and record.error is not None
         try:
             if record.is_on_disk and not record.is_left:

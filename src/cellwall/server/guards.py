@@ -13,10 +13,12 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from cellwall.model.errors import CellwallError
+from cellwall.model.errors import CellwallError, FileError
 from cellwall.model.ids import new_id
 from cellwall.server.call import Call, ClientGone, unauthorized
 from cellwall.server.errors import HttpError, envelope, headers_of, status_of
+from cellwall.server.origin import ORIGIN
+from cellwall.server.settings import LOOPBACK
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from cellwall.server.state import State
 
 _log = logging.getLogger("cellwall.server")
+_STARTS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 PUBLIC = frozenset({"/health", "/openapi.json", "/docs", "/docs/style.css"})
 _TOKEN_PATHS = re.compile(r"/signed/|/sandboxes/[a-z0-9]+/ports/")
 """Paths where a token of ours may stand for a key; their handlers check it."""
@@ -48,6 +51,7 @@ class Guard:
         self._app = app
         self._hosts = allowed_hosts(state.settings)
         self._origins = frozenset(state.settings.allowed_origins)
+        self._seen_keys: set[str] = set()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
@@ -56,13 +60,8 @@ class Guard:
         request_id = ""
 
         async def send_named(message: Message) -> None:
-            if message["type"] in {
-                "http.response.start",
-                "websocket.http.response.start",
-                "websocket.accept",
-            }:
-                headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
-                message["headers"] = headers
+            if message["type"] in _STARTS:
+                note_answer(call, message)
             await send(message)
 
         headers, fault = read_headers(scope["headers"])
@@ -70,8 +69,11 @@ class Guard:
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = new_id()
         call = Call(scope, receive, send_named, headers, request_id, None)
-        call.state = self._state
-        began = time.monotonic()
+        call.state = state = self._state
+        began = time.perf_counter()
+        ORIGIN.set(call.origin)
+        if state.watch.tracing is not None:
+            state.watch.tracing.begin(call)
         try:
             if fault is not None:
                 raise fault
@@ -84,11 +86,13 @@ class Guard:
             await _answer_error(call, error)
         finally:
             call.close()
-            self._state.count(time.monotonic() - began)
+            seconds = time.perf_counter() - began
+            state.count(seconds)
+            state.watch.request(call, seconds)
 
     def _check_host(self, call: Call) -> None:
         host = call.headers.get("host", "")
-        if "*" not in self._hosts and _name_of(host) not in self._hosts:
+        if "*" not in self._hosts and name_of_host(host) not in self._hosts:
             raise HttpError(
                 403,
                 "host_refused",
@@ -134,7 +138,21 @@ class Guard:
         raise refusal
 
     def _find(self, presented: str, call: Call) -> Principal | None:
-        return self._state.keys.find(presented)
+        found = self._state.keys.find(presented)
+        if found is not None and found.key_id not in self._seen_keys:
+            self._seen_keys.add(found.key_id)
+            self._state.watch.redactor.learn(presented, "keys")
+        return found
+
+
+def note_answer(call: Call, message: Message) -> None:
+    """Add what every answer carries, and remember what it says for the log."""
+    headers = [*message.get("headers", ()), (b"x-request-id", call.request_id.encode())]
+    message["headers"] = headers
+    call.status = message.get("status", 101)
+    for name, value in headers:
+        if name == b"x-execution-id":
+            call.execution_id = value.decode("latin-1")
 
 
 def presented_key(call: Call) -> str | None:
@@ -182,15 +200,20 @@ def read_headers(raw: list[tuple[bytes, bytes]]) -> tuple[dict[str, str], HttpEr
 
 def allowed_hosts(settings: ServerSettings) -> frozenset[str]:
     """Return the names the server answers to, lower case, without port."""
-    names = [*settings.allowed_hosts]
-    if settings.unix is not None or settings.is_local:
+    if settings.unix is not None:
+        return names_of("localhost", settings.allowed_hosts)
+    return names_of(settings.host, settings.allowed_hosts)
+
+
+def names_of(host: str, allowed: tuple[str, ...]) -> frozenset[str]:
+    """Return the names a listener at `host` answers to: its own, loopback's there, `allowed`."""
+    names = [*allowed, f"[{host}]" if ":" in host else host]
+    if host in LOOPBACK:
         names += _LOOPBACK_NAMES
-    if settings.unix is None:
-        names.append(f"[{settings.host}]" if ":" in settings.host else settings.host)
     return frozenset(name.lower() for name in names)
 
 
-def _name_of(host: str) -> str:
+def name_of_host(host: str) -> str:
     """Return a Host header without its port."""
     name, colon, port = host.rpartition(":")
     is_port = colon and port.isascii() and port.isdecimal() and not name.endswith(":")
@@ -199,6 +222,8 @@ def _name_of(host: str) -> str:
 
 async def _answer_error(call: Call, error: Exception) -> None:
     status = status_of(error)
+    if status < 500 or status in {503, 507}:
+        _note_refusal(call, status, error)
     if status >= 500 and not isinstance(error, HttpError):
         level = logging.ERROR if status == 500 else logging.WARNING
         is_ours = isinstance(error, CellwallError)
@@ -222,6 +247,14 @@ async def _answer_error(call: Call, error: Exception) -> None:
         await _refuse_socket(call, status, body, headers)
     else:
         await call.refuse(body, status, headers)
+
+
+def _note_refusal(call: Call, status: int, error: Exception) -> None:
+    state, code = call.state, str(getattr(error, "code", "internal"))
+    state.watch.refused(call, status, code)
+    is_access = status in {401, 403, 429} and not isinstance(error, FileError)
+    if state.audit is not None and (is_access or getattr(error, "is_of_other", False)):
+        state.audit.refused(call, status, code)
 
 
 async def _refuse_socket(

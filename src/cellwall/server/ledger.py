@@ -49,9 +49,15 @@ class Recorder(Protocol):
     def ended(self, record: ExecutionRecord, answer: dict[str, Any]) -> tuple[Change, ...]:
         """Return what joins the end."""
 
+    def seen(self, record: ExecutionRecord) -> None:
+        """Take note of an end, also where there is no store."""
+
 
 class _NoRecorder:
     """Writes nothing."""
+
+    def seen(self, record: ExecutionRecord) -> None:
+        pass
 
     def accept(self, execution_id: str, order: Order) -> tuple[Change, ...]:
         return ()

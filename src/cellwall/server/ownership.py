@@ -24,11 +24,19 @@ class Owned(Protocol):
 T = TypeVar("T", bound=Owned)
 
 
+class NotYours(NotFound):
+    """There is none for this owner; for the audit it says whether there is one for another."""
+
+    is_of_other: bool = False
+
+
 def owned(things: Mapping[str, T], owner: str, kind: str, name: str) -> T:
     """Return the thing called `name` if it is `owner`'s, else `NotFound`."""
     thing = things.get(name)
     if thing is None or thing.owner != owner:
-        raise NotFound(
+        refusal = NotYours(
             f"{kind} {name[:64]!r}: there is none", remedy="look at your own; it may have expired"
         )
+        refusal.is_of_other = thing is not None
+        raise refusal
     return thing

@@ -11,11 +11,13 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from cellwall.server.audit_chain import sealed
 from cellwall.server.errors import failure
 from cellwall.server.execution_record import blank, complete, failed, interrupted
 from cellwall.server.lines import Line
 from cellwall.server.overflow import chunk_of
-from cellwall.store.changes import Change, Ended
+from cellwall.server.recording import end_entry
+from cellwall.store.changes import AppendAudit, Change, Ended
 from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
@@ -64,7 +66,8 @@ def ending(leftover: Leftover, at: float) -> tuple[Change, ...]:
         "failure": value.get("failure"),
     }
     chunk = chunk_of(row.id, [Line(leftover.last_seq + 1, "end", one_line(end))])
-    return (Ended(row.id, at, value, (chunk,)),)
+    entry = end_entry(row.id, row.tenant, value, row.request_id)
+    return (Ended(row.id, at, value, (chunk,)), AppendAudit(sealed(entry)))
 
 
 def _interrupted(row: ExecutionRow) -> dict[str, Any]:

@@ -16,6 +16,9 @@ from cellwall.model.limits import Limits
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
+_WORDS = {"log_format": ("auto", "json", "console"), "audit": ("required", "flag")}
+"""Settings that are one of a few words."""
+
 
 def _most() -> Limits:
     """Return ceilings that suit this machine: half its memory, all its processors."""
@@ -123,18 +126,65 @@ class ServerSettings:
     stop_s: float = 10.0
     """From the wish to stop to the end of what runs and of whoever is still connected; what has not
     ended by then is interrupted."""
+    log_format: str = "auto"
+    """`json`, `console`, or `auto`: console on a terminal, JSON lines elsewhere."""
+    metrics_port: int | None = None
+    """Port of the metrics' own listener, 0 for any; None: no metrics are kept."""
+    metrics_host: str = "127.0.0.1"
+    """Its address. Anything but loopback needs `metrics_token_sha256`."""
+    metrics_token_sha256: str | None = None
+    """SHA-256, in hexadecimal, of the bearer token that scrapes must show; None: no token."""
+    otel_endpoint: str | None = None
+    """Where traces go, as OTLP over HTTP (`http://127.0.0.1:4318/v1/traces`); None: no traces."""
+    flag_window_s: float = 60.0
+    """Window of the rules that flag unusual runs; each flags at most once per window and tenant."""
+    flag_limit_hits: int = 30
+    """So many programs of a tenant ended by a limit within the window are unusual; 0: never."""
+    flag_syscalls: int = 3
+    """The same for programs ended by a denied system call."""
+    flag_creations: int = 300
+    """The same for sandboxes asked for."""
+    flag_refusals: int = 60
+    """The same for refused requests, of a tenant or of an address without a key."""
+    audit: str = "required"
+    """What happens when an audit record cannot be written: `required`: the action neither;
+    `flag`: it goes on, the log and the metrics say so. Records lie in the store."""
+    audit_anchor: str | None = None
+    """Where the head of the audit's chain is written down, out of the store's reach: a file, which
+    is only appended to, or `syslog`; None: nowhere, and nobody can tell a shortened chain."""
+    audit_anchor_s: float = 30.0
+    """At least so often, while there are new records."""
+    audit_reads: bool = False
+    """Reads of files get audit records, too; otherwise they are only counted."""
 
     def __post_init__(self) -> None:
         """Raise `UsageError` on a number that is none or below zero."""
         for each in fields(self):
             value = getattr(self, each.name)
-            if each.type in {"int", "float"} and (
+            if value is None and str(each.type).endswith("| None"):
+                continue
+            if str(each.type).partition(" ")[0] in {"int", "float"} and (
                 isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0
             ):
                 raise UsageError(
                     f"settings: {each.name} = {value!r} is not a number from 0",
                     remedy="run `cellwall settings`, or see docs/settings.md",
                 )
+        self._check_words()
+
+    def _check_words(self) -> None:
+        for name, words in _WORDS.items():
+            if getattr(self, name) not in words:
+                raise UsageError(
+                    f"settings: {name} = {getattr(self, name)!r} is not known",
+                    remedy=f"one of: {', '.join(words)}",
+                )
+        token = self.metrics_token_sha256
+        if token is not None and (len(token) != 64 or set(token) - set("0123456789abcdef")):
+            raise UsageError(
+                "settings: metrics_token_sha256 is not a SHA-256 in hexadecimal",
+                remedy="make it with: printf %s TOKEN | sha256sum",
+            )
 
     @property
     def is_local(self) -> bool:

@@ -22,14 +22,18 @@ from cellwall.engine.quotas import Tenants
 from cellwall.engine.room import Room
 from cellwall.engine.tasks import Tasks
 from cellwall.model.errors import CapacityError
+from cellwall.server.audit import Audit
 from cellwall.server.executions import Executions
 from cellwall.server.idempotency import Replays
 from cellwall.server.keys import Failures, KeyRing
 from cellwall.server.ledger import Ledger
 from cellwall.server.oneshots import revived
+from cellwall.server.recording import Recording
 from cellwall.server.recovery import recover
+from cellwall.server.redaction import Redactor
 from cellwall.server.sandboxes import Sandboxes
 from cellwall.server.stored_keys import StoredKeys
+from cellwall.server.watching import Watch
 
 if TYPE_CHECKING:
     from cellwall.engine.engine import Engine
@@ -48,8 +52,12 @@ class State:
         settings: ServerSettings,
         keys: KeyRing,
         store: Store | None = None,
+        redactor: Redactor | None = None,
     ) -> None:
-        """Nothing happens yet. None as store: nothing outlives this server."""
+        """Nothing happens yet. None as store: nothing outlives this server, and there is no audit.
+
+        `redactor` is the one that the log uses.
+        """
         self.engine = engine
         self.settings = settings
         self.keys = keys
@@ -59,7 +67,10 @@ class State:
         self.tasks = Tasks()
         self.queue = _queue(engine, settings)
         self.room = Room(settings.least_free_mb)
-        self.ledger = Ledger(store, self.tasks)
+        self.watch = Watch(settings, redactor or Redactor())
+        self.audit = None if store is None else Audit(store, settings, self.watch)
+        recording = Recording(self.watch, self.audit)
+        self.ledger = Ledger(store, self.tasks, recording)
         self.executions = Executions(
             settings, self.tasks, self.queue, self.ledger, partial(revived, engine, settings)
         )

@@ -8,14 +8,18 @@ what the store says is revoked is not accepted, whoever revoked it.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from cellwall.model.errors import CellwallError, NotFound, UsageError
+from cellwall.server.audit_chain import Entry, sealed
 from cellwall.server.keys import KeyRecord, digest_of, new_key
-from cellwall.store.changes import PutKey, RevokeKey
+from cellwall.server.origin import ORIGIN
+from cellwall.server.redaction import Redactor
+from cellwall.store.changes import AppendAudit, PutKey, RevokeKey
 from cellwall.store.rows import KeyRow
 
 if TYPE_CHECKING:
@@ -62,7 +66,7 @@ async def create(
     expires_at = None if life_s is None else now + life_s
     row = KeyRow(digest_of(key), tenant, scope, name, now, expires_at)
     record_of(row)
-    await store.write(PutKey(row))
+    await store.write(PutKey(row), _on_record("key.create", row))
     return row, key
 
 
@@ -73,9 +77,27 @@ async def revoke(store: Store, key_id: str) -> KeyRow:
     """
     for row in await store.keys():
         if row.digest[:12] == key_id:
-            await store.write(RevokeKey(row.digest, time.time()))
+            await store.write(RevokeKey(row.digest, time.time()), _on_record("key.revoke", row))
             return row
     raise NotFound(f"key {key_id[:64]!r}: there is none", remedy="list them: cellwall keys ls")
+
+
+def _on_record(action: str, row: KeyRow) -> AppendAudit:
+    """Return the audit record of a change of keys, for the same transaction.
+
+    A request has one of its own besides, which says whose key asked for it.
+    """
+    facts = {"scope": row.scope, "name": row.name, "expires_at": row.expires_at}
+    entry = Entry(
+        time=time.time(),
+        mono_ns=time.monotonic_ns(),
+        tenant=row.tenant,
+        actor="cli" if ORIGIN.get() is None else "server",
+        action=action,
+        object=f"key:{row.digest[:12]}",
+        details=Redactor().clean(json.dumps(facts, separators=(",", ":"))),
+    )
+    return AppendAudit(sealed(entry))
 
 
 class StoredKeys:

@@ -33,6 +33,7 @@ class Tracked:
         self.request_id = request_id
         self.spool = Spool(spool_bytes)
         self.attempt: Attempt | None = None
+        self.created_at = time.time()
         self.failure: dict[str, Any] | None = None
         self.error: Exception | None = None
         self.started_at: float | None = None

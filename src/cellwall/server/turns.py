@@ -7,6 +7,7 @@ exactly once, also when whoever waited has left just then.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -20,12 +21,14 @@ if TYPE_CHECKING:
 class Turn:
     """The turn of something that has a task."""
 
-    __slots__ = ("_arrival", "_place", "is_given", "waiting")
+    __slots__ = ("_arrival", "_place", "given_at", "is_given", "waiting")
 
     def __init__(self, place: Place | None = None) -> None:
         """`place` if it was given already."""
         self.waiting: Waiting | None = None
         self.is_given = place is not None
+        self.given_at = time.time()
+        """Since when it is its turn, in seconds since the epoch."""
         self._place = place
         self._arrival: asyncio.Future[None] | None = None
 
@@ -33,6 +36,7 @@ class Turn:
         """It is its turn; the queue calls this."""
         self._place = place
         self.is_given = True
+        self.given_at = time.time()
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 

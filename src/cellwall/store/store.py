@@ -7,6 +7,8 @@ returns, its changes survive the loss of power.
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -60,6 +62,8 @@ class Store:
         self._database = database
         self._writer = Writer(database, wait_s, most_waiting)
         self._writer.start()
+        self.on_written: Callable[[float], None] | None = None
+        """Told how many seconds each write took."""
 
     @classmethod
     async def open(
@@ -96,8 +100,12 @@ class Store:
         rows forbid it), `StoreBroken`. Cancelled while it waits for its turn, nothing is written;
         cancelled later, it is written all the same.
         """
-        if changes:
-            await self._writer.write(changes)
+        if not changes:
+            return
+        began_s = time.perf_counter()
+        await self._writer.write(changes)
+        if self.on_written is not None:
+            self.on_written(time.perf_counter() - began_s)
 
     async def _read(self, step: str, work: Work[T]) -> T:
         try:

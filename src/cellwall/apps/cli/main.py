@@ -15,6 +15,7 @@ import typer
 
 from cellwall import __version__
 from cellwall.apps.cli import (
+    audit,
     backup,
     bench,
     demo,
@@ -48,6 +49,7 @@ for module in (run, serve, top, shell, languages, doctor, sweep, backup, demo, b
     module.register(app)
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(templates.app, name="templates")
+app.add_typer(audit.app, name="audit")
 app.add_typer(settings.app, name="settings")
 app.add_typer(keys.app, name="keys")
 app.add_typer(jail_explain.app, name="jail")

@@ -62,17 +62,21 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter per option
     from cellwall.server.logs import set_up
 
     _set_state_dir(state_dir)
-    set_up(log_level)
     flags = {"host": host, "port": port, "unix": unix, "tls_cert": tls_cert, "tls_key": tls_key}
     loaded = load(config, {**flags, "store": store, "allow_plain": allow_plain or None})
+    log = set_up(log_level, loaded.server.log_format)
     said = Said(
         on_ready=lambda address: typer.echo(f"listening on {address}"),
         on_key=lambda key: typer.echo(
             f"key: {key}" if key else "key: the one printed at the first start (--new-key)"
         ),
         is_key_new=new_key,
+        log=log,
     )
-    run(loaded, KeyRing(loaded.keys), said)
+    try:
+        run(loaded, KeyRing(loaded.keys), said)
+    finally:
+        log.close()
 
 
 def _set_state_dir(path: Path | None) -> None:

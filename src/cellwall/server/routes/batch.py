@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from cellwall.model.errors import CapacityError, UsageError
 from cellwall.server.call import ClientGone
-from cellwall.server.endpoint import Answer, Endpoint, body_of, explained
+from cellwall.server.endpoint import Answer, Endpoint, body_of, explained, learn_secrets
 from cellwall.server.errors import HttpError, failure
 from cellwall.server.routes.execute import oneshot
 from cellwall.server.schemas import BatchBody, ExecuteBody
@@ -121,6 +121,7 @@ class _Batch:
                     raise UsageError(
                         "background: not for the programs of a batch", remedy="leave it out"
                     )
+                learn_secrets(self._call, item)
                 order = oneshot(self._call, item, is_streamed=False)
                 return self._call.state.executions.start(order)
             except CapacityError:

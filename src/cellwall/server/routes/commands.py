@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from cellwall.engine.commands import Command
     from cellwall.server.call import Call
     from cellwall.server.sandboxes import SandboxRecord
+    from cellwall.server.state import State
 
 
 async def index(call: Call) -> None:
@@ -111,13 +112,17 @@ def follow(call: Call, owner: SandboxRecord, record: CommandRecord, made: Comman
     record.on_start(made.attempt)
     owner.add_command(record)
     owner.log("command started", command=record.id)
-    record.task = call.state.tasks.spawn(_follow(owner, record, made))
+    record.task = call.state.tasks.spawn(_follow(call.state, owner, record, made))
 
 
-async def _follow(owner: SandboxRecord, record: CommandRecord, made: Command) -> None:
+async def _follow(state: State, owner: SandboxRecord, record: CommandRecord, made: Command) -> None:
     """Write down how it ended."""
     try:
         record.result = await made.wait()
+        state.watch.ended(owner.owner, owner.sandbox.template, record.result.outcome)
+        if state.audit is not None:
+            names = f"sandbox:{owner.id} command:{record.id}"
+            state.audit.command_ended(owner.owner, names, record.result.outcome)
         outcome = record.result.outcome.as_json()
         owner.log("command ended", command=record.id, verdict=outcome["verdict"])
         # A terminal's output is no events; its end is one.

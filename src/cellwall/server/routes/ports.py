@@ -33,6 +33,7 @@ async def sign(call: Call) -> None:
     record = sandbox(call)
     claims = {"owner": call.owner, "sandbox": record.id, "port": body.port}
     token, expires_at = tokens.sign(call.state.signing_key, "port", claims, body.expires_s)
+    call.state.watch.redactor.learn(token, "tokens")
     record.log("port signed", port=body.port)
     url = f"{base_url(call)}/sandboxes/{record.id}/ports/{body.port}/?cellwall_token={token}"
     await call.answer({"token": token, "url": url, "expires_at": rfc3339(expires_at)})

@@ -55,7 +55,9 @@ async def _keep(call: Call, record: SandboxRecord, use: Use | None) -> None:
     """Write it down before anybody hears of it; what cannot be written is not kept alive."""
     try:
         replay = () if use is None else use.changes(record.id)
-        await call.state.sandboxes.keep(record, *replay)
+        audit = call.state.audit
+        made = () if audit is None else (audit.made(call, record),)
+        await call.state.sandboxes.keep(record, *replay, *made)
     except BaseException:
         await record.close()
         raise
@@ -69,6 +71,7 @@ async def _created(call: Call, body: SandboxBody) -> SandboxRecord:
     language = asked.language(body)
     state.room.check()
     state.sandboxes.begin()
+    state.watch.created(call.owner)
     record: SandboxRecord | None = None
     try:
         made = await _promised(call, body, limits)

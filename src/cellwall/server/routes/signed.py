@@ -32,6 +32,7 @@ async def sign(call: Call) -> None:
         "max_bytes": body.max_bytes,
     }
     token, expires_at = tokens.sign(call.state.signing_key, "file", claims, body.expires_s)
+    call.state.watch.redactor.learn(token, "tokens")
     record.log("address signed", operation=body.operation)
     await call.answer(
         {

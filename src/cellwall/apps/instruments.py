@@ -1,0 +1,50 @@
+"""Connects what the operator wants to see of a server with the parts that know it.
+
+Called by `apps.serve`. Not the instruments themselves (`server.metrics`, `server.tracing`,
+`server.audit`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import cellwall
+from cellwall.server import tracing
+from cellwall.server.watching import engine_readings, log_readings, server_readings
+
+if TYPE_CHECKING:
+    from cellwall.apps.settings_loader import Loaded
+    from cellwall.server.logs import Log
+    from cellwall.server.state import State
+
+
+def connect(state: State, log: Log | None) -> None:
+    """Let traces go where the settings say, and metrics read what others count."""
+    settings, watch = state.settings, state.watch
+    if settings.otel_endpoint is not None:
+        watch.tracing = tracing.opened(settings.otel_endpoint)
+    if watch.metrics is None:
+        return
+    watch.metrics.readings += [engine_readings(state.engine.statistics), server_readings(state)]
+    if log is not None:
+        watch.metrics.readings.append(log_readings(log.sink))
+    if state.store is not None:
+        state.store.on_written = watch.metrics.store_writes.observe
+
+
+def facts_of(loaded: Loaded) -> dict[str, object]:
+    """Return what the audit says of a start; settings as a digest, so that a change is seen."""
+    try:
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        boot_id = ""
+    settings = repr((loaded.server, loaded.engine, loaded.keys))
+    return {
+        "version": cellwall.__version__,
+        "pid": os.getpid(),
+        "boot_id": boot_id,
+        "settings": hashlib.sha256(settings.encode()).hexdigest(),
+    }

@@ -1,0 +1,271 @@
+"""Writes audit records: before the effect where there is one, into the chain in the store.
+
+Not the form of a record (`audit_chain`), not its check (`audit_check`), not executions, whose
+records join their own transactions (`recording`). What callers and programs chose is redacted here.
+The invariants: what `before` was asked to write is durable when it returns, or it raises (unless
+the operator's policy is to flag that); what is only noted is never lost silently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from cellwall.engine.tasks import Tasks
+from cellwall.model.errors import CapacityError, CellwallError
+from cellwall.server.audit_anchor import Anchoring, target_of
+from cellwall.server.audit_chain import Entry, digest_of, sealed
+from cellwall.server.audit_refusals import Refusals
+from cellwall.server.logs import logger
+from cellwall.server.watching import who_of
+from cellwall.store.changes import AppendAudit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cellwall.model.outcome import Outcome
+    from cellwall.server.call import Call
+    from cellwall.server.rules import Alert
+    from cellwall.server.sandboxes import SandboxRecord
+    from cellwall.server.settings import ServerSettings
+    from cellwall.server.watching import Watch
+    from cellwall.store.store import Store
+
+_log = logger("cellwall.audit")
+_MOST_NOTED = 10_000
+_BATCH = 100
+_AGAIN_S = 1.0
+_CLOSE_S = 5.0
+_LONGEST = 1024
+_SMALL_BYTES = 1 << 20
+"""Bodies above it are hashed in a thread."""
+
+
+class Audit:
+    """The audit of one server."""
+
+    def __init__(self, store: Store, settings: ServerSettings, watch: Watch) -> None:
+        """Nothing is written yet."""
+        self._store = store
+        self._watch = watch
+        self._is_required = settings.audit == "required"
+        self.has_reads = settings.audit_reads
+        """Whether reads of files get records."""
+        self._tasks = Tasks()
+        self._anchoring_tasks = Tasks()
+        self._noted: deque[Entry] = deque()
+        self._lost = 0
+        self._writing: asyncio.Task[None] | None = None
+        self._refusals = Refusals(self.note)
+        self._anchoring = None
+        if settings.audit_anchor is not None:
+            target = target_of(settings.audit_anchor)
+            self._anchoring = Anchoring(
+                store, target, settings.audit_anchor_s, lambda: self._count("anchor_failed")
+            )
+        watch.on_alert.append(self._on_alert)
+
+    # -- before an effect ------------------------------------------------------------------
+
+    def change(self, entry: Entry) -> AppendAudit:
+        """Return what appends `entry`, to join the transaction of what it is about."""
+        self._count("made")
+        return AppendAudit(sealed(self._clean(entry)))
+
+    async def before(self, entry: Entry) -> None:
+        """Write `entry`; it is on disk when this returns.
+
+        Raises what the store says if it cannot be written and the policy is `required`.
+        """
+        try:
+            await self._store.write(self.change(entry))
+        except CellwallError as error:
+            self._count("failed")
+            _log.error("not written", action=entry.action, tenant=entry.tenant, reason=str(error))
+            if self._is_required:
+                raise
+            self.note(replace(entry, decision="noted", details=_words({"late": True})))
+
+    async def asked(self, call: Call, action: str) -> None:
+        """Write that a request's action is about to be done; raises as `before`."""
+        await self.before(entry_of(call, action))
+
+    def made(self, call: Call, record: SandboxRecord) -> AppendAudit:
+        """Return what appends that a sandbox was made, and see to the record of its end."""
+        isolation = record.sandbox.isolation
+        record.sandbox.on_ended(partial(self._sandbox_ended, record.owner, record.id))
+        entry = replace(
+            entry_of(call, "sandbox.create"),
+            object=f"sandbox:{record.id}",
+            decision="noted",
+            runtime=isolation.runtime,
+            posture=isolation.posture_digest,
+            result="running",
+        )
+        return self.change(entry)
+
+    def _sandbox_ended(self, tenant: str, sandbox_id: str, reason: str) -> None:
+        subject = f"sandbox:{sandbox_id}"
+        self.note(server_entry("sandbox.end", tenant=tenant, subject=subject, result=reason))
+
+    def command_ended(self, tenant: str, names: str, outcome: Outcome) -> None:
+        """Note how a command ended; `names` are its sandbox's and its own."""
+        entry = server_entry("command.end", tenant=tenant, subject=names)
+        self.note(
+            replace(
+                entry,
+                runtime=outcome.isolation.runtime,
+                posture=outcome.isolation.posture_digest,
+                result=outcome.verdict.value,
+                usage=_words(outcome.as_json()["usage"]),
+            )
+        )
+
+    # -- what has happened -----------------------------------------------------------------
+
+    def note(self, entry: Entry) -> None:
+        """Write `entry` soon; if it cannot be written now, when the store is back."""
+        if len(self._noted) >= _MOST_NOTED:
+            self._lost += 1
+            self._count("lost")
+            return
+        self._noted.append(entry)
+        if self._writing is None:
+            self._writing = self._tasks.spawn(self._write_noted())
+
+    def failed(self, call: Call, action: str, reason: str) -> None:
+        """Note that an action that was allowed came to nothing."""
+        self.note(replace(entry_of(call, action), decision="noted", result=f"failed: {reason}"))
+
+    def refused(self, call: Call, status: int, code: str) -> None:
+        """Note a refusal; those that repeat themselves are summed up."""
+        entry = entry_of(call, "request.refuse")
+        details = _words({"status": status, "code": code, "route": call.route})
+        self._refusals.add(replace(entry, decision="refused", result=code, details=details))
+
+    def _on_alert(self, alert: Alert) -> None:
+        facts = {"count": alert.count, "window_s": alert.window_s}
+        is_tenant = not alert.who.startswith("address:")
+        self.note(
+            server_entry(
+                "rule.flag",
+                subject=alert.rule,
+                tenant=alert.who if is_tenant else "",
+                result=alert.who,
+                details=_words(facts),
+            )
+        )
+
+    async def _write_noted(self) -> None:
+        try:
+            while self._noted:
+                if self._lost:
+                    lost = server_entry("audit.lose", details=_words({"count": self._lost}))
+                    self._noted.appendleft(lost)
+                    self._lost = 0
+                batch = [self._noted.popleft() for _ in range(min(_BATCH, len(self._noted)))]
+                await self._write_batch(batch)
+        finally:
+            self._writing = None
+
+    async def _write_batch(self, batch: list[Entry]) -> None:
+        try:
+            await self._store.write(*map(self.change, batch))
+        except CapacityError:
+            self._noted.extendleft(reversed(batch))
+            await asyncio.sleep(_AGAIN_S)
+        except BaseException:
+            self._noted.extendleft(reversed(batch))
+            self._count("failed")
+            raise
+
+    # -- its own life ----------------------------------------------------------------------
+
+    async def open(self, facts: Mapping[str, object]) -> None:
+        """Write that the server starts; raises as `before`."""
+        await self.before(server_entry("server.start", details=_words(facts)))
+        if self._anchoring is not None:
+            await self._anchoring.open(self._anchoring_tasks.spawn)
+        self._refusals.open()
+
+    async def aclose(self) -> None:
+        """Write what is left, for some seconds at most, and that the server stops."""
+        self._refusals.close()
+        self.note(server_entry("server.stop"))
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self._tasks.wait_empty()
+        except TimeoutError:
+            _log.error("not written", count=len(self._noted), reason="the server stops")
+        await self._tasks.cancel()
+        if self._anchoring is not None:
+            await self._anchoring.aclose()
+        await self._anchoring_tasks.cancel()
+
+    def _clean(self, entry: Entry) -> Entry:
+        clean = self._watch.redactor.clean
+        return replace(
+            entry,
+            object=clean(entry.object)[:_LONGEST],
+            result=clean(entry.result)[:_LONGEST],
+            details=clean(entry.details),
+            request=clean(entry.request),
+        )
+
+    def _count(self, result: str) -> None:
+        if self._watch.metrics is not None:
+            self._watch.metrics.audited.add(result)
+
+
+def entry_of(call: Call, action: str) -> Entry:
+    """Return an entry about what a request asks for."""
+    return Entry(
+        time=time.time(),
+        mono_ns=time.monotonic_ns(),
+        tenant="" if call.principal is None else call.principal.tenant,
+        actor=who_of(call) if call.principal is None else call.principal.key_id,
+        action=action,
+        object=call.object,
+        parameters=call.origin.parameters,
+        request=call.request_id,
+    )
+
+
+def server_entry(
+    action: str, *, tenant: str = "", subject: str = "", result: str = "", details: str = ""
+) -> Entry:
+    """Return an entry about what the server does by itself, or to `subject`."""
+    return Entry(
+        time=time.time(),
+        mono_ns=time.monotonic_ns(),
+        tenant=tenant,
+        actor="server",
+        action=action,
+        object=subject,
+        decision="noted",
+        result=result,
+        details=details,
+    )
+
+
+async def parameters_of(call: Call, body: bytes) -> str:
+    """Return the digest of what a request asks for: method, path, query and `body`."""
+    scope = call.scope
+    parts = (
+        str(scope.get("method", "WS")).encode(),
+        scope["path"].encode("utf-8", "surrogatepass"),
+        scope.get("query_string", b""),
+        body,
+    )
+    if len(body) < _SMALL_BYTES:
+        return digest_of(*parts)
+    return await asyncio.to_thread(digest_of, *parts)
+
+
+def _words(facts: Mapping[str, object]) -> str:
+    return json.dumps(facts, separators=(",", ":"), default=str)

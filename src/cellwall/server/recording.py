@@ -1,0 +1,103 @@
+"""What is noticed of executions: audit records in their transactions, metrics, rules, spans.
+
+The ledger's `Recorder`; called by it and by nobody else. Not the writing (`ledger`). The invariant:
+the record of an acceptance is durable with it, so before its code is handed over.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from cellwall.server.audit_chain import Entry
+from cellwall.server.origin import ORIGIN
+
+if TYPE_CHECKING:
+    from cellwall.server.audit import Audit
+    from cellwall.server.execution_record import ExecutionRecord
+    from cellwall.server.orders import Order
+    from cellwall.server.tracing import Phase
+    from cellwall.server.watching import Watch
+    from cellwall.store.changes import Change
+
+
+class Recording:
+    """See the module."""
+
+    def __init__(self, watch: Watch, audit: Audit | None) -> None:
+        """Without an audit only metrics, rules and traces are told."""
+        self._watch = watch
+        self._audit = audit
+
+    def accept(self, execution_id: str, order: Order) -> tuple[Change, ...]:
+        """Return the record of an execution that is accepted."""
+        if self._audit is None:
+            return ()
+        origin, shown = ORIGIN.get(), order.asked
+        sandbox_id = shown.get("sandbox_id")
+        entry = Entry(
+            time=time.time(),
+            mono_ns=time.monotonic_ns(),
+            tenant=order.owner,
+            actor=str(shown.get("key_id", "")),
+            action="execution.accept",
+            object=f"execution:{execution_id}" + (f" sandbox:{sandbox_id}" if sandbox_id else ""),
+            parameters="" if origin is None else origin.parameters,
+            details=_words({name: shown.get(name) for name in ("template", "language")}),
+            request=order.request_id,
+        )
+        return (self._audit.change(entry),)
+
+    def ended(self, record: ExecutionRecord, answer: dict[str, Any]) -> tuple[Change, ...]:
+        """Return the record of its end."""
+        if self._audit is None:
+            return ()
+        return (self._audit.change(end_entry(record.id, record.owner, answer, record.request_id)),)
+
+    def seen(self, record: ExecutionRecord) -> None:
+        """Count an end, and show rules and traces what it was."""
+        execution = record.execution
+        if execution is not None:
+            self._watch.ended(record.owner, execution.template, execution.outcome)
+        origin = ORIGIN.get()
+        # What waited without a task is begun by whoever gave up a place: not its own request.
+        is_own = origin is not None and origin.request_id == record.request_id
+        if origin is not None and is_own:
+            origin.ended_at = record.ended_at
+        self._watch.phased(phases_of(record), origin if is_own else None, record.id)
+
+
+def end_entry(execution_id: str, tenant: str, answer: dict[str, Any], request_id: str) -> Entry:
+    """Return the entry about how an execution ended."""
+    isolation = answer.get("isolation") or {}
+    return Entry(
+        time=time.time(),
+        mono_ns=time.monotonic_ns(),
+        tenant=tenant,
+        actor="server",
+        action="execution.end",
+        object=f"execution:{execution_id}",
+        decision="noted",
+        runtime=str(isolation.get("runtime", "")),
+        posture=str(isolation.get("posture", "")),
+        result=str(answer.get("verdict") or ""),
+        usage="" if answer.get("usage") is None else _words(answer["usage"]),
+        request=request_id,
+    )
+
+
+def phases_of(record: ExecutionRecord) -> list[Phase]:
+    """Return the parts of an execution's way, as far as it came."""
+    ended_at = record.ended_at or time.time()
+    turn_at = record.turn.given_at if record.turn.is_given else ended_at
+    found = [("admit", min(record.created_at, turn_at), turn_at)]
+    if record.turn.is_given:
+        found.append(("claim", turn_at, record.started_at or ended_at))
+    if record.started_at is not None:
+        found.append(("run", record.started_at, ended_at))
+    return found
+
+
+def _words(facts: dict[str, Any]) -> str:
+    return json.dumps(facts, separators=(",", ":"), default=str)

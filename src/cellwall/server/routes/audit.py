@@ -1,0 +1,40 @@
+"""The audit, for keys of scope `admin`: they are the server's, not a tenant's."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from cellwall.server import answers
+from cellwall.server.endpoint import Answer, Endpoint, query_of
+from cellwall.server.errors import HttpError
+from cellwall.server.schemas import LogQuery
+
+if TYPE_CHECKING:
+    from cellwall.server.call import Call
+
+
+async def index(call: Call) -> None:
+    """`GET /audit`, oldest first."""
+    query = query_of(call, LogQuery)
+    if call.state.store is None:
+        raise HttpError(404, "not_found", "audit: none is kept", remedy="serve with a store")
+    rows = await call.state.store.audit(query.after or 0, query.limit + 1)
+    page = rows[: query.limit]
+    records = [{**json.loads(row.record), "hash": row.hash.hex()} for row in page]
+    more = page[-1].seq if len(rows) > query.limit else None
+    await call.answer({"records": records, "next": more})
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/audit",
+        index,
+        "Audit records of the whole server, oldest first",
+        {200: Answer("A part of them.", answers.AuditPage)},
+        query=LogQuery,
+        scope="admin",
+        tags=("server",),
+    ),
+)

@@ -1,0 +1,204 @@
+"""What is noticed about requests and runs: logged, counted, traced, and judged by rules.
+
+Told by `guards` of every request and by `executions` of every end; it only looks. Not the audit,
+which can stop an action (`audit`). The invariant: nothing here waits, raises into what it watches,
+or costs more than some microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from cellwall.server.logs import logger
+from cellwall.server.metrics import Labels, Metrics, gauge, total
+from cellwall.server.rules import Alert, Rule, Rules
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client.core import Metric
+
+    from cellwall.engine.engine import EngineStatistics
+    from cellwall.model.outcome import Outcome
+    from cellwall.runtimes.base import SweepReport
+    from cellwall.server.call import Call
+    from cellwall.server.log_sink import Sink
+    from cellwall.server.origin import Origin
+    from cellwall.server.redaction import Redactor
+    from cellwall.server.settings import ServerSettings
+    from cellwall.server.state import State
+    from cellwall.server.tracing import Phase, Tracing
+
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "WS")
+_QUIET = frozenset({"/health"})
+"""Routes that somebody asks all the time; logged at level debug."""
+_log = logger("cellwall.request")
+_alerts = logger("cellwall.alert")
+
+
+class Watch:
+    """See the module."""
+
+    def __init__(self, settings: ServerSettings, redactor: Redactor) -> None:
+        """Metrics are kept only if somebody can read them."""
+        self.redactor = redactor
+        self.metrics = Metrics(redactor) if settings.metrics_port is not None else None
+        self.tracing: Tracing | None = None
+        self.on_alert: list[Callable[[Alert], None]] = []
+        """Who else wants to know what a rule flagged: the audit, a webhook."""
+        self.rules = Rules(rules_of(settings), self._flagged)
+        self._method = Labels(redactor, _METHODS)
+
+    # -- requests --------------------------------------------------------------------------
+
+    def request(self, call: Call, seconds: float) -> None:
+        """One request has been answered, or its client is gone (status 0)."""
+        method = "WS" if call.scope["type"] == "websocket" else call.scope["method"]
+        route = call.route or "none"
+        write = _log.debug if route in _QUIET else _log.info
+        write(
+            "request",
+            method=method,
+            route=route,
+            status=call.status,
+            ms=round(seconds * 1000, 3),
+            tenant=None if call.principal is None else call.principal.tenant,
+            request_id=call.request_id,
+            execution_id=call.execution_id,
+        )
+        if self.metrics is not None:
+            shown = self._method(method)
+            self.metrics.requests.observe(seconds, shown, route)
+            self.metrics.statuses.add(shown, route, str(call.status))
+        if self.tracing is not None:
+            self.tracing.answered(call, method)
+
+    def refused(self, call: Call, status: int, code: str) -> None:
+        """A request was refused: no key, no right, no room, not theirs."""
+        if self.metrics is not None:
+            self.metrics.refusals.add(code)
+        if status in {401, 403, 404, 429} and code != "file":
+            self.rules.note(who_of(call), "refusal")
+
+    # -- runs ------------------------------------------------------------------------------
+
+    def ended(self, tenant: str, template: str, outcome: Outcome) -> None:
+        """A program or command has ended."""
+        self.rules.ended(tenant, outcome.verdict)
+        if self.metrics is not None:
+            self.metrics.ended(template, outcome)
+
+    def phased(self, phases: Sequence[Phase], origin: Origin | None, execution_id: str) -> None:
+        """An execution has gone its way; `origin` is the request it came from, if known."""
+        if self.metrics is not None:
+            for name, began_at, ended_at in phases:
+                self.metrics.phases.observe(max(0.0, ended_at - began_at), name)
+        if self.tracing is not None:
+            span = None if origin is None else origin.span
+            self.tracing.phases(span, phases, {"cellwall.execution_id": execution_id})
+
+    def close(self) -> None:
+        """Send what is left to who collects it, for some seconds at most; blocks."""
+        if self.tracing is not None:
+            self.tracing.close()
+
+    def created(self, tenant: str) -> None:
+        """A sandbox was asked for."""
+        self.rules.note(tenant, "creation")
+
+    def swept(self, report: SweepReport) -> None:
+        """A sweep has ended; what it removed had leaked."""
+        for kind, count in report.removed.items():
+            _log.warning("leftovers removed", kind=kind, count=count)
+            if self.metrics is not None:
+                self.metrics.swept.add(kind, by=count)
+
+    def _flagged(self, alert: Alert) -> None:
+        _alerts.warning(
+            "unusual", rule=alert.rule, who=alert.who, count=alert.count, window_s=alert.window_s
+        )
+        if self.metrics is not None:
+            self.metrics.alerts.add(alert.rule)
+        for told in self.on_alert:
+            told(alert)
+
+
+def who_of(call: Call) -> str:
+    """Return whose request it is: a tenant, or an address where no key was shown."""
+    if call.principal is not None:
+        return call.principal.tenant
+    client = call.scope.get("client")
+    return f"address:{client[0] if client else 'unix'}"
+
+
+def rules_of(settings: ServerSettings) -> tuple[Rule, ...]:
+    """Return the rules the operator wants."""
+    window_s = settings.flag_window_s
+    return (
+        Rule("limit_hits", "limit", settings.flag_limit_hits, window_s),
+        Rule("denied_syscalls", "syscall", settings.flag_syscalls, window_s),
+        Rule("creations", "creation", settings.flag_creations, window_s),
+        Rule("refusals", "refusal", settings.flag_refusals, window_s),
+    )
+
+
+def engine_readings(statistics: Callable[[], EngineStatistics]) -> Callable[[], Iterator[Metric]]:
+    """Return the reading of an engine's own counts."""
+
+    def read() -> Iterator[Metric]:
+        now = statistics()
+        pool = now.pool
+        yield gauge("sandboxes", "Live sandboxes.", now.sandboxes)
+        yield gauge(
+            "pool",
+            "Sandboxes of the warm pool.",
+            {"parked": pool.parked, "starting": pool.starting, "destroying": pool.destroying},
+            "state",
+        )
+        claims = {"parked": pool.claims_parked, "started": pool.claims_started}
+        yield total("claims", "Claims of a sandbox: parked, or started for it.", claims, "from")
+        yield total("pool_failures", "Sandboxes that could not be started.", pool.failed)
+        yield total("background_failures", "Failed work behind answers.", now.background_failures)
+
+    return read
+
+
+def server_readings(state: State) -> Callable[[], Iterator[Metric]]:
+    """Return the reading of what the server's parts count."""
+
+    def read() -> Iterator[Metric]:
+        executions = state.executions
+        yield gauge("executions_open", "Executions that have not ended.", executions.running)
+        yield total("server_failures", "Failed work behind requests.", state.tasks.failed)
+        for name in ("running", "queued", "sandboxes", "memory_mb"):
+            words = f"By tier of tenants: {name}."
+            yield gauge(f"tier_{name}", words, _by_tier(state, name), "tier")
+        if state.store is not None:
+            now = state.store.statistics()
+            yield gauge("store_waiting", "Writes that wait for their turn.", now.waiting)
+            yield total("store_writes", "Writes to the store.", now.writes)
+            yield total("store_transactions", "Transactions they shared.", now.transactions)
+            yield total("store_refused", "Writes that failed.", now.refused)
+            unwritten = state.ledger.unwritten
+            yield gauge("ends_unwritten", "Ends that wait for the store.", unwritten)
+
+    return read
+
+
+def _by_tier(state: State, name: str) -> dict[str, float]:
+    """Return the sum of a use over each tier's tenants; tenants themselves are no labels."""
+    found: dict[str, float] = {}
+    for each in state.queue.tenants.all_json():
+        found[each["tier"]] = found.get(each["tier"], 0) + each["use"][name]
+    return found
+
+
+def log_readings(sink: Sink) -> Callable[[], Iterator[Metric]]:
+    """Return the reading of the log's queue."""
+
+    def read() -> Iterator[Metric]:
+        yield total("log_dropped", "Log records nobody will read.", sink.dropped)
+        yield gauge("log_waiting", "Log records that are not yet written.", sink.waiting)
+
+    return read

@@ -1,0 +1,403 @@
+"""The audit of a real server: what it holds, what it is worth when somebody touches it."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from servers import ADMIN, ALICE, BOB, Server, configuration, new_sandbox, running, start
+
+from cellwall.server.app import ENDPOINTS
+from cellwall.server.audited import ACTIONS, EXEMPT, READS
+from cellwall.server.keys import digest_of
+
+PLANTED = "planted-secret-0f1e2d3c4b5a"
+
+
+@pytest.fixture(scope="module")
+def audited() -> Iterator[Server]:
+    with running() as made:
+        yield made
+
+
+def records(server: Server, after: int = 0) -> list[dict[str, Any]]:
+    client = server.client(ADMIN)
+    found: list[dict[str, Any]] = []
+    more: int | None = after
+    while more is not None:
+        answer = client.get("/audit", params={"after": more, "limit": 1000})
+        assert answer.status_code == 200, answer.text
+        found += answer.json()["records"]
+        more = answer.json()["next"]
+    return found
+
+
+def last(server: Server) -> int:
+    return int(records(server)[-1]["seq"])
+
+
+def wait_for(server: Server, after: int, action: str, **fields: str) -> dict[str, Any]:
+    """Return the first such record; what is only noted is written a moment later."""
+    for _ in range(200):
+        for found in records(server, after):
+            if found["action"] == action and fields.items() <= found.items():
+                return found
+    raise AssertionError(f"no {action} {fields} in {records(server, after)}")
+
+
+def state_dir(server: Server) -> Path:
+    return server.log.parent / "state"
+
+
+def cellwall(folder: Path, *argv: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cellwall.apps.cli.main", "audit", *map(str, argv)],
+        env={**os.environ, "CELLWALL_STATE_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+
+
+# -- what it holds -------------------------------------------------------------------------------
+
+
+def test_every_route_that_changes_something_is_audited() -> None:
+    routes = {(each.method, each.path) for each in ENDPOINTS}
+    changing = {route for route in routes if route[0] not in {"GET", "HEAD"}}
+    assert changing - set(ACTIONS) == set(EXEMPT) & changing
+    assert set(ACTIONS) | set(EXEMPT) | READS <= routes
+    assert not set(ACTIONS) & set(EXEMPT)
+
+
+def test_an_execution_has_a_record_before_and_after(audited: Server) -> None:
+    before = last(audited)
+    client = audited.client()
+    answer = client.post("/execute", json={"code": "print(1)"}, headers={"X-Request-Id": "r-1"})
+    name = f"execution:{answer.json()['execution_id']}"
+    mine = [each for each in records(audited, before) if each["object"] == name]
+    accepted, ended = mine
+    assert accepted["action"] == "execution.accept"
+    assert accepted["tenant"] == "alice"
+    assert accepted["actor"] == digest_of(ALICE)[:12]
+    assert accepted["request"] == "r-1"
+    assert len(accepted["parameters"]) == 64
+    assert ended["action"] == "execution.end"
+    assert ended["result"] == "ok"
+    assert ended["runtime"] == "jail"
+    assert ended["posture"] == answer.json()["isolation"]["posture"]
+    assert json.loads(ended["usage"])["wall_s"] > 0
+
+
+def test_a_session_is_on_record(audited: Server) -> None:
+    before = last(audited)
+    client = audited.client()
+    sandbox = new_sandbox(client)
+    path = f"/sandboxes/{sandbox}"
+    client.put(f"{path}/files", params={"path": "a.txt"}, content=b"x").raise_for_status()
+    client.post(f"{path}/commands", json={"command": "true"}).raise_for_status()
+    client.post(f"{path}/files/sign", json={"path": "a.txt", "operation": "read"})
+    client.request("DELETE", f"{path}/files", params={"path": "a.txt"}).raise_for_status()
+    client.patch(path, json={"life_s": 60}).raise_for_status()
+    client.delete(path).raise_for_status()
+    wait_for(audited, before, "sandbox.end", object=f"sandbox:{sandbox}")
+    found = [each for each in records(audited, before) if each["tenant"] == "alice"]
+    actions = [each["action"] for each in found]
+    for action in (
+        "sandbox.create", "file.write", "command.start", "command.end", "file.sign",
+        "file.remove", "sandbox.change", "sandbox.delete", "sandbox.end",
+    ):  # fmt: skip
+        assert action in actions
+    written = next(each for each in found if each["action"] == "file.write")
+    assert written["object"] == f"sandbox:{sandbox} path:a.txt"
+    made = next(each for each in found if each["result"] == "running")
+    assert (made["object"], made["runtime"]) == (f"sandbox:{sandbox}", "jail")
+
+
+def test_an_allowed_action_that_fails_is_noted(audited: Server) -> None:
+    before = last(audited)
+    client = audited.client()
+    path = f"/sandboxes/{new_sandbox(client)}"
+    assert client.post(f"{path}/commands", json={"argv": ["/no/such"]}).status_code == 404
+    assert wait_for(audited, before, "command.start", result="failed: not_found")
+
+
+def test_reaching_for_others_things_is_noted_and_summed_up(audited: Server) -> None:
+    before = last(audited)
+    sandbox = new_sandbox(audited.client())
+    bob = audited.client(BOB)
+    for _ in range(20):
+        assert bob.get(f"/sandboxes/{sandbox}").status_code == 404
+        assert bob.get("/sandboxes/nobodys").status_code == 404
+    wait_for(audited, before, "request.refuse", tenant="bob", result="not_found")
+    for _ in range(20):
+        assert httpx.get(f"{audited.address}/sandboxes").status_code in {401, 429}
+    found = wait_for(audited, before, "request.refuse", result="unauthorized")
+    assert found["actor"] == "address:127.0.0.1"
+    refused = [each for each in records(audited, before) if each["action"] == "request.refuse"]
+    assert len(refused) <= 4
+
+
+def test_the_audit_is_the_operators_alone(audited: Server) -> None:
+    """API-42: no tenant reads it."""
+    for client in (audited.client(ALICE), audited.client(BOB)):
+        assert client.get("/audit").status_code == 403
+    assert httpx.get(f"{audited.address}/audit").status_code in {401, 429}
+
+
+# -- what it is worth ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The state directory of a server that has ended, and its anchors."""
+    folder = tmp_path_factory.mktemp("kept")
+    anchors = folder / "anchors.log"
+    config = configuration(warm=[], audit_anchor=str(anchors), audit_anchor_s=0.2)
+    server = start(folder, "--port", "0", config=config)
+    client = server.client()
+    for _ in range(12):
+        client.post("/execute", json={"code": "1"}).raise_for_status()
+    assert server.stop() == 0
+    return folder / "state", anchors
+
+
+def copied(kept: tuple[Path, Path], folder: Path) -> sqlite3.Connection:
+    """Return a connection to a copy of the store, as somebody with the disk has one."""
+    (folder / "server").mkdir()
+    source = sqlite3.connect(kept[0] / "server" / "cellwall.db")
+    target = sqlite3.connect(folder / "server" / "cellwall.db", isolation_level=None)
+    source.backup(target)
+    source.close()
+    return target
+
+
+def test_an_untouched_audit_is_whole_and_anchored(kept: tuple[Path, Path]) -> None:
+    done = cellwall(kept[0], "verify", "--anchor", kept[1], "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 0, done.stdout
+    assert report["whole"]
+    assert report["records"] == 26  # start, stop, and two for each execution
+    assert report["anchors"] == len(kept[1].read_text().splitlines()) >= 2
+
+
+@pytest.mark.parametrize(
+    ("damage", "first"),
+    [
+        ("UPDATE audit SET record = replace(record, 'alice', 'mallo') WHERE seq = 7", 7),
+        ("UPDATE audit SET hash = zeroblob(32) WHERE seq = 7", 7),
+        ("DELETE FROM audit WHERE seq = 7", 7),
+        ("DELETE FROM audit WHERE seq > 20", 21),
+        ("DELETE FROM audit", 1),
+        ("UPDATE audit SET seq = seq + 1000 WHERE seq IN (7, 8);"
+         "UPDATE audit SET seq = 8 WHERE seq = 1007;"
+         "UPDATE audit SET seq = 7 WHERE seq = 1008", 7),
+    ],
+)  # fmt: skip
+def test_damage_is_found_at_its_place(
+    kept: tuple[Path, Path], tmp_path: Path, damage: str, first: int
+) -> None:
+    """FI-35: edited, removed, reordered, truncated; by somebody who has the database."""
+    with copied(kept, tmp_path) as base:
+        base.executescript(damage)
+    base.close()
+    done = cellwall(tmp_path, "verify", "--anchor", kept[1], "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert not report["whole"]
+    assert report["faults"][0]["record"] == first
+
+
+def test_an_end_made_anew_is_found_by_the_anchor(kept: tuple[Path, Path], tmp_path: Path) -> None:
+    """FI-35: cut off, then appended to again with good hashes."""
+    from cellwall.server.audit import server_entry
+    from cellwall.server.audit_chain import sealed
+
+    with copied(kept, tmp_path) as base:
+        base.execute("DELETE FROM audit WHERE seq > 20")
+        ((head,),) = base.execute("SELECT hash FROM audit WHERE seq = 20")
+        for seq in range(21, 30):
+            row = sealed(server_entry("execution.accept", tenant="mallory"))(seq, head)
+            base.execute("INSERT INTO audit VALUES (?, ?, ?)", (row.seq, row.record, row.hash))
+            head = row.hash
+    base.close()
+    assert cellwall(tmp_path, "verify").returncode == 0  # the control: the chain itself is fine
+    done = cellwall(tmp_path, "verify", "--anchor", kept[1])
+    assert done.returncode == 1
+    assert "not the record that was anchored" in done.stdout
+
+
+def test_exports_rotate_link_and_verify_without_a_store(
+    kept: tuple[Path, Path], tmp_path: Path
+) -> None:
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    (tmp_path / "copy").mkdir()
+    with copied(kept, tmp_path / "copy") as base:
+        base.execute("DELETE FROM audit WHERE seq > 10")
+    base.close()
+    assert cellwall(tmp_path / "copy", "export", "--rotate", archive).returncode == 0
+    assert cellwall(kept[0], "export", "--rotate", archive).returncode == 0
+    assert "nothing new" in cellwall(kept[0], "export", "--rotate", archive).stderr
+    files = sorted(archive.iterdir())
+    assert [file.name for file in files] == ["audit-000000000001.jsonl", "audit-000000000011.jsonl"]
+    nowhere = tmp_path / "nowhere"
+    done = cellwall(nowhere, "verify", *files, "--anchor", kept[1])
+    assert done.returncode == 0, done.stdout
+    assert "26 records (1 to 26): whole" in done.stdout
+    assert cellwall(nowhere, "verify", files[1]).returncode == 0  # a later file alone
+    files[0].write_text("".join(files[0].read_text().splitlines(keepends=True)[:9]))
+    done = cellwall(nowhere, "verify", *files)
+    assert done.returncode == 1
+    assert "record 10: 1 missing" in done.stdout
+    assert not nowhere.exists()
+
+
+def test_tail_shows_records_on_one_line_each(kept: tuple[Path, Path]) -> None:
+    lines = cellwall(kept[0], "tail", "-n", "3").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["24", "25", "26"]
+    assert "server.stop" in lines[2]
+    parsed = [json.loads(line) for line in cellwall(kept[0], "tail", "--json").stdout.splitlines()]
+    assert parsed[-1]["action"] == "server.stop"
+
+
+def test_a_missing_store_is_said_and_none_is_made(tmp_path: Path) -> None:
+    done = cellwall(tmp_path, "verify")
+    assert done.returncode == 125
+    assert "there is no store" in done.stderr
+    assert not (tmp_path / "server").exists()
+
+
+def test_anchors_go_to_the_system_log(tmp_path: Path) -> None:
+    from cellwall.server.audit_check import anchors_in
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+        log.bind(str(tmp_path / "log"))
+        log.settimeout(20)
+        config = configuration(warm=[], audit_anchor=f"syslog:{tmp_path / 'log'}")
+        server = start(tmp_path, "--port", "0", config=config)
+        line = log.recv(4096).decode()
+        server.stop()
+    assert line.startswith("<85>cellwall: ")
+    (anchor,) = anchors_in([line])
+    assert anchor.seq == 1
+
+
+def test_an_anchor_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
+    config = configuration(warm=[], audit_anchor=str(tmp_path / "no" / "such"))
+    with pytest.raises(AssertionError, match="write the anchor"):
+        start(tmp_path, "--port", "0", config=config)
+
+
+def test_an_anchor_is_never_ahead_of_the_store(tmp_path: Path) -> None:
+    """Killed at a random moment: whatever was anchored is there."""
+    anchors = tmp_path / "anchors.log"
+    config = configuration(warm=[], audit_anchor=str(anchors), audit_anchor_s=0.01)
+    server = start(tmp_path, "--port", "0", config=config)
+    client = server.client()
+    for _ in range(30):
+        client.post("/execute", json={"code": "1"})
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait()
+    server.stop()
+    done = cellwall(state_dir(server), "verify", "--anchor", anchors, "--json")
+    assert done.returncode == 0, done.stdout
+    assert json.loads(done.stdout)["anchors"] >= 2
+
+
+# -- when it cannot be written -------------------------------------------------------------------
+
+
+def hold_disk(server: Server, limit: int) -> None:
+    """Let no file of the server grow beyond `limit` bytes: to it, the disk is full."""
+    hard = resource.RLIM_INFINITY
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (limit, hard))
+
+
+def test_without_a_record_nothing_happens(tmp_path: Path) -> None:
+    """FI-35, L7: a full disk under the audit; the file is not written, and later all is well."""
+    server = start(tmp_path, "--port", "0", config=configuration(warm=[]))
+    try:
+        client = server.client()
+        sandbox = f"/sandboxes/{new_sandbox(client)}"
+        name = {"path": "a.txt"}
+        client.put(f"{sandbox}/files", params=name, content=b"before").raise_for_status()
+        hold_disk(server, 1)
+        refused = client.put(f"{sandbox}/files", params=name, content=b"after")
+        assert refused.status_code in {503, 507}, refused.text
+        assert client.request("DELETE", f"{sandbox}/files", params=name).status_code in {503, 507}
+        assert client.post("/execute", json={"code": "1"}).status_code in {503, 507}
+        hold_disk(server, resource.RLIM_INFINITY)
+        assert client.get(f"{sandbox}/files", params=name).content == b"before"
+        client.put(f"{sandbox}/files", params=name, content=b"again").raise_for_status()
+    finally:
+        assert server.stop() == 0
+    done = cellwall(state_dir(server), "verify")
+    assert done.returncode == 0, done.stdout
+
+
+def test_by_policy_it_happens_and_is_flagged(tmp_path: Path) -> None:
+    server = start(tmp_path, "--port", "0", config=configuration(warm=[], audit="flag"))
+    try:
+        client = server.client()
+        sandbox = f"/sandboxes/{new_sandbox(client)}"
+        hold_disk(server, 1)
+        name = {"path": "a.txt"}
+        client.put(f"{sandbox}/files", params=name, content=b"x").raise_for_status()
+        hold_disk(server, resource.RLIM_INFINITY)
+        found = wait_for(server, 0, "file.write", decision="noted")
+        assert json.loads(found["details"]) == {"late": True}
+    finally:
+        server.stop()
+    assert cellwall(state_dir(server), "verify").returncode == 0
+
+
+# -- secrets -------------------------------------------------------------------------------------
+
+
+def test_no_secret_is_in_anything_the_server_writes(tmp_path: Path) -> None:
+    """API-36: planted wherever a caller can put one, looked for in every file and page."""
+    from urllib.parse import quote
+
+    config = configuration(warm=[], metrics_port=0)
+    server = start(tmp_path, "--port", "0", config=config)
+    client = server.client(**{"X-Request-Id": PLANTED})
+    body = {"code": "import os; secret = os.environ['A']", "env": {"A": PLANTED}}
+    # Its request's id is kept with its result, for its owner; so it has one of its own.
+    client.post("/execute", json=body, headers={"X-Request-Id": "x"}).raise_for_status()
+    sandbox = f"/sandboxes/{new_sandbox(client, env={'A': PLANTED}, name='box')}"
+    path = f"{sandbox}/files"
+    client.put(path, params={"path": f"{PLANTED}.txt"}, content=b"x")
+    client.get(path, params={"path": f"{PLANTED}/none"})
+    client.get("/" + quote(PLANTED) + "/" + PLANTED.encode().hex())
+    client.post(f"{sandbox}/commands", json={"argv": [PLANTED], "env": {"B": PLANTED}})
+    signed = client.post(f"{path}/sign", json={"path": "a", "operation": "read"}).json()["url"]
+    httpx.get(signed)
+    wrong = "cw_" + "Wr0ng" * 9
+    httpx.get(f"{server.address}/sandboxes", headers={"Authorization": f"Bearer {wrong}"})
+    audit = json.dumps(records(server))
+    pages = [audit]
+    log = map(json.loads, server.log.read_text(encoding="utf-8").splitlines())
+    (metrics,) = [each["address"] for each in log if each["event"] == "metrics"]
+    pages.append(httpx.get(metrics).text)
+    assert server.stop() == 0
+    pages.append(cellwall(state_dir(server), "export").stdout)
+    files = [each for each in (tmp_path / "state" / "server").rglob("*") if each.is_file()]
+    pages += [each.read_bytes().decode("latin-1") for each in [server.log, *files]]
+    token = signed.rpartition("/")[2]
+    for secret in (PLANTED, PLANTED.encode().hex(), ALICE, token, wrong):
+        assert [page for page in pages if secret in page] == []
+    assert "[redacted]" in audit
+    assert "request.refuse" in audit

@@ -1,0 +1,130 @@
+"""Secrets do not get past the sinks, in whatever form they travel."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from urllib.parse import quote, quote_plus
+
+import pytest
+
+from cellwall.server.redaction import REDACTED, Redactor
+
+SECRET = 's3cr3t/+ "ü" value=1'
+RAW = SECRET.encode()
+
+
+@pytest.fixture
+def redactor() -> Redactor:
+    made = Redactor()
+    made.learn(SECRET, "alice")
+    return made
+
+
+FORMS = {
+    "raw": SECRET,
+    "percent": quote(SECRET, safe=""),
+    "percent, slashes kept": quote(SECRET),
+    "percent, lower case": re.sub("%..", lambda m: m[0].lower(), quote(SECRET, safe="")),
+    "form": quote_plus(SECRET),
+    "hex": RAW.hex(),
+    "HEX": RAW.hex().upper(),
+    "JSON": json.dumps(SECRET)[1:-1],
+    "repr": repr(SECRET)[1:-1],
+    "base64": base64.b64encode(RAW).decode(),
+    "base64 for addresses": base64.urlsafe_b64encode(RAW).decode(),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_known_secret_is_taken_out_in_every_form(redactor: Redactor, form: str) -> None:
+    for pad in ("", " ", "  "):  # wherever its beginning falls
+        assert redactor.clean(f"{pad}x {FORMS[form]} y") == f"{pad}x {REDACTED} y"
+
+
+@pytest.mark.parametrize("before", range(4))
+@pytest.mark.parametrize("after", range(3))
+def test_base64_of_a_text_with_a_secret_in_it_is_useless(
+    redactor: Redactor, before: int, after: int
+) -> None:
+    """As in `Authorization: Basic`, where a name stands before the password."""
+    whole = base64.b64encode(b"u" * before + RAW + b"x" * after).decode()
+    left = redactor.clean(whole).replace(REDACTED, "!")
+    assert max(map(len, left.split("!"))) <= 4 + before
+    assert len(whole) > 24
+
+
+def test_text_without_secrets_stays_as_it_is(redactor: Redactor) -> None:
+    for text in (
+        "request POST /sandboxes/{sandbox_id}/files 200 alice 4b5c6d7e8f90",
+        "template build 5a7dd8c1e3b0 /home/user/.cache: no space left",
+        "s3cr3t/+ and no more",
+        "task-runner skipped 3 checks",
+        "",
+    ):
+        assert redactor.clean(text) == text
+
+
+@pytest.mark.parametrize(
+    "shaped",
+    [
+        "cw_" + "aB3-_" * 8,
+        "sk-proj-" + "A1b2C3d4" * 4,
+        "sk_" + "live_" + "A1b2C3d4" * 3,
+        "ghp_" + "a1B2" * 9,
+        "AKIA" + "ABCD1234" * 2,
+        "xoxb-" + "123456789012-abcdef",
+        "hf_" + "aBcD" * 8,
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----",
+    ],
+)
+def test_what_has_the_shape_of_a_key_is_taken_out(shaped: str) -> None:
+    assert Redactor().clean(f"it was {shaped}!") == f"it was {REDACTED}!"
+
+
+def test_values_that_stand_where_secrets_stand_are_taken_out() -> None:
+    clean = Redactor().clean
+    assert clean("https://ada:hunter2@example.org/x") == f"https://{REDACTED}@example.org/x"
+    assert clean("GET /signed/" + "Ab_9" * 10) == f"GET /signed/{REDACTED}"
+    assert clean("Authorization: Bearer abcdefgh12345") == f"Authorization: Bearer {REDACTED}"
+    assert clean("?password=hunter2&x=1") == f"?password={REDACTED}&x=1"
+
+
+def test_each_line_of_a_secret_is_one() -> None:
+    redactor = Redactor()
+    redactor.learn("first line of it\nsecond line of it\n", "alice")
+    assert redactor.clean("got second line of it") == f"got {REDACTED}"
+
+
+def test_names_and_nested_values_are_cleaned(redactor: Redactor) -> None:
+    value = {"a": [SECRET, 1, None, {SECRET: (SECRET,)}], "b": True}
+    cleaned = redactor.clean_all(value)
+    assert cleaned == {"a": [REDACTED, 1, None, {REDACTED: [REDACTED]}], "b": True}
+
+
+def test_adjacent_and_overlapping_secrets() -> None:
+    redactor = Redactor()
+    redactor.learn("abcdefghij", "a")
+    redactor.learn("efghijklmn", "a")
+    assert redactor.clean("x abcdefghijklmn y abcdefghijabcdefghij") == (
+        f"x {REDACTED} y {REDACTED}{REDACTED}"
+    )
+
+
+def test_one_tenant_cannot_make_it_forget_anothers() -> None:
+    redactor = Redactor(most_in_group=8)
+    redactor.learn(SECRET, "alice")
+    redactor.learn_all((f"flood-of-values-{i}" for i in range(100)), "mallory")
+    assert redactor.clean(SECRET) == REDACTED
+    assert redactor.clean("flood-of-values-99") == REDACTED
+    assert redactor.clean("flood-of-values-0") == "flood-of-values-0"  # the bound is one
+
+
+def test_it_keeps_no_secret() -> None:
+    import pickle  # noqa: TID251 - reads every value an object holds, in a test
+
+    redactor = Redactor()
+    redactor.learn("correct horse battery", "alice")
+    assert b"correct" not in pickle.dumps(vars(redactor))
