@@ -5,7 +5,7 @@
 BIN := .venv/bin
 TEMPLATES := python data
 
-.PHONY: run test check bench ledger clean environment dev templates
+.PHONY: run test check deployment bench ledger clean environment dev templates
 
 run: environment templates
 	$(BIN)/cellwall demo
@@ -22,6 +22,11 @@ check: dev
 	$(BIN)/mypy
 	$(BIN)/pytest tests/unit tests/meta
 
+# The image in a real container engine, the service's walls: minutes, as root, with what .ci/run
+# installs for it.
+deployment: dev templates
+	$(BIN)/pytest -m "slow or not slow" tests/deploy
+
 bench: dev templates
 	$(BIN)/cellwall bench --write bench/RESULTS.md
 
@@ -32,7 +37,7 @@ dev:
 	@scripts/bootstrap --dev
 
 # After the environment, whichever of the two the goal asked for.
-templates: | $(if $(filter test,$(MAKECMDGOALS)),dev,environment)
+templates: | $(if $(filter test deployment,$(MAKECMDGOALS)),dev,environment)
 	@$(BIN)/cellwall templates build $(TEMPLATES)
 
 # 10,000 queued programs and servers that are killed, twenty times; takes an hour or so.

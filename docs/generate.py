@@ -7,12 +7,10 @@ marker and the end of its block comes from the program itself, never from a keyb
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
@@ -43,19 +41,29 @@ def _filled(match: re.Match[str]) -> str:
 
 
 def _settings() -> str:
-    """Return the server's settings from their docstrings."""
-    from cellwall.server import settings
+    """Return a table for each section of the settings."""
+    from cellwall.apps.settings_reference import reference, section_names
 
-    tree = ast.parse(Path(settings.__file__).read_text(encoding="utf-8"))
-    made = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "ServerSettings")
-    rows = ["| Setting | Default | Meaning |", "|---|---|---|"]
-    for field, words in pairwise(made.body):
-        if isinstance(field, ast.AnnAssign) and isinstance(words, ast.Expr):
-            name, value = ast.unparse(field.target), ast.unparse(field.value or ast.Constant(None))
-            if "field(" not in value:
-                text = ast.literal_eval(words.value)
-                rows.append(f"| `{name}` | `{value.replace(chr(39), chr(34))}` | {text} |")
-    return "\n".join(rows)
+    about, tables = section_names(), {}
+    for each in reference():
+        rows = tables.setdefault(
+            each.section, ["| Name | Default | What | Meaning |", "|---|---|---|---|"]
+        )
+        others = [f"`{word}`" for word in (each.variable, each.flag) if word]
+        meaning = " ".join([each.meaning, *(["Also " + ", ".join(others) + "."] if others else [])])
+        rows.append(f"| `{each.name}` | {_code(each.default)} | {each.kind} | {_cell(meaning)} |")
+    return "\n\n".join(
+        f"### `{section}`\n\n{about[section.strip('[]').partition('.')[0]]}\n\n" + "\n".join(rows)
+        for section, rows in tables.items()
+    )
+
+
+def _code(default: str) -> str:
+    return default if " " in default and default[0] not in '["' else f"`{default}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def _routes() -> str:
@@ -91,7 +99,7 @@ def _words(text: str) -> list[str]:
 def main() -> int:
     """Rewrite the pages, or with `--check` name those that are out of date."""
     stale = 0
-    for name in ("cli.md", "library.md", "sdk.md", "server.md"):
+    for name in ("cli.md", "library.md", "sdk.md", "server.md", "settings.md"):
         page = DOCS / name
         present, wanted = page.read_text(encoding="utf-8"), generated(page)
         if "--check" in sys.argv[1:]:

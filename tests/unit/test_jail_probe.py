@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cellwall.jail import facts, probe
+from cellwall.jail.probe_counts import Counts, judge
 from cellwall.model.errors import HostUnsupported
 
 
@@ -62,3 +63,50 @@ def test_handler_of_crashes_that_nothing_stops_is_refused(
     assert "ulimit -Hc" in str(caught.value)
     (found,) = probe._core_limit()
     assert (found.grade, found.remedy) == ("FAIL", caught.value.remedy)
+
+
+PLENTY = Counts(
+    open_files=65_536,
+    processes=32_768,
+    inotify_instances=8192,
+    user_namespaces=65_536,
+)
+
+
+def grades(counts: Counts) -> dict[str, str]:
+    return {found.feature: found.grade for found in judge(counts)}
+
+
+def test_a_host_with_plenty_passes_every_count() -> None:
+    assert set(grades(PLENTY).values()) == {"PASS"}
+    assert not any(found.remedy for found in judge(PLENTY))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "feature", "grade"),
+    [
+        ("open_files", 1024, "open files", "CAUTION"),
+        ("processes", 512, "processes", "CAUTION"),
+        ("inotify_instances", 128, "fs.inotify.max_user_instances", "CAUTION"),
+        ("user_namespaces", 100, "user.max_user_namespaces", "CAUTION"),
+    ],
+)
+def test_scarcity_is_graded_and_has_a_remedy(
+    name: str, value: int, feature: str, grade: str
+) -> None:
+    counts = PLENTY._replace(**{name: value})
+    found = next(each for each in judge(counts) if each.feature == feature)
+    assert (found.grade, bool(found.remedy)) == (grade, grade != "PASS")
+    others = {k: v for k, v in grades(counts).items() if k != feature}
+    assert set(others.values()) == {"PASS"}
+
+
+def test_what_a_container_hides_is_not_judged() -> None:
+    hidden = PLENTY._replace(inotify_instances=None, user_namespaces=None)
+    assert set(grades(hidden)) == {"open files", "processes"}
+
+
+def test_counts_of_this_process_are_the_kernels() -> None:
+    counts = Counts.of_this_process()
+    assert counts.open_files == resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert 0 < counts.processes <= int(Path("/proc/sys/kernel/pid_max").read_text())

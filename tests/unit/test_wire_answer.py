@@ -141,7 +141,9 @@ def _every_error() -> list[errors.CellwallError]:
             if kind is errors.HostUnsupported:
                 made.append(errors.HostUnsupported("userns", "what failed", remedy="do this"))
             else:
-                made.append(kind("what failed", remedy="do this", **extra.get(kind.__name__, {})))
+                made.append(
+                    kind(message="what failed", remedy="do this", **extra.get(kind.__name__, {}))
+                )
     return made
 
 

@@ -28,6 +28,7 @@ from cellwall.apps.metrics_listener import check_metrics_exposure, listening
 from cellwall.apps.state_lock import locked
 from cellwall.engine.engine import Engine
 from cellwall.engine.templates import TemplateStore, state_dir
+from cellwall.jail.delegation import step_aside
 from cellwall.model.errors import UsageError
 from cellwall.server.app import create_app
 from cellwall.server.keys import KeyRing
@@ -298,6 +299,7 @@ def _listening(settings: ServerSettings) -> Iterator[socket.socket]:
 
 def run(loaded: Loaded, keys: KeyRing, said: Said) -> None:
     """Serve on an event loop of its own."""
+    step_aside()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(loaded, keys, said))
 

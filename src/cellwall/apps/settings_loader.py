@@ -25,7 +25,7 @@ from cellwall.model.errors import UsageError
 from cellwall.server.keys import KeyRecord, check_key, digest_of
 from cellwall.server.settings import ServerSettings
 
-_SECTIONS = frozenset({"server", "engine", "limits", "most", "keys", "tiers", "tenants"})
+SECTIONS = frozenset({"server", "engine", "limits", "most", "keys", "tiers", "tenants"})
 _NOT_ENGINE = frozenset({"limits"})
 _NO_NAMES: frozenset[str] = frozenset()
 _NOT_SERVER = frozenset({"most", "tiers", "tenants"})
@@ -71,11 +71,11 @@ def _document(path: Path | None) -> dict[str, Any]:
         ) from None
     except ValueError as error:
         raise UsageError(f"settings: {path}: {error}", remedy="write it as TOML") from None
-    unknown = sorted(set(document) - _SECTIONS)
+    unknown = sorted(set(document) - SECTIONS)
     if unknown:
         raise UsageError(
             f"settings: {path}: unknown section {unknown[0]!r}",
-            remedy=f"known sections: {', '.join(sorted(_SECTIONS))}",
+            remedy=f"known sections: {', '.join(sorted(SECTIONS))}",
         )
     return document
 
@@ -110,7 +110,10 @@ def _fitting(name: str, value: Any, kind: str) -> Any:  # noqa: ANN401 - of TOML
         return float(value)
     wanted = {"int": int, "float": float, "bool": bool}.get(kind, str)
     if type(value) is not wanted:
-        raise UsageError(f"settings: {name} = {value!r} is not {kind}", remedy="see docs/server.md")
+        raise UsageError(
+            f"settings: {name} = {value!r} is not {kind}",
+            remedy="run `cellwall settings`, or see docs/settings.md",
+        )
     return value
 
 

@@ -188,6 +188,15 @@ def discover(view: View | None = None) -> Layout:
     return Layout(tuple(hierarchies), _why_not(hierarchies, missing))
 
 
+def v2_place(view: View) -> Path | None:
+    """Return the directory of our own cgroup in the v2 tree; None where none is mounted."""
+    own = _own_paths(view.own).get("", "/")
+    for version, _, point, mount_root in _mounted(view):
+        if version == 2:
+            return point / _below(mount_root, own).strip("/")
+    return None
+
+
 def _why_not(hierarchies: list[Hierarchy], missing: list[str]) -> str:
     if missing:
         return f"no write access to {', '.join(missing)}"

@@ -8,24 +8,14 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NamedTuple
 
-from cellwall.jail import cgroups, facts
+from cellwall.jail import cgroups, facts, probe_counts
 from cellwall.jail.linux import landlock, mounts, process
+from cellwall.jail.probe_counts import Found
 from cellwall.model.errors import HostUnsupported
-
-Grade = Literal["PASS", "CAUTION", "FAIL"]
-
-
-class Found(NamedTuple):
-    """One feature: how it is, and the command that mends it."""
-
-    feature: str
-    grade: Grade
-    detail: str
-    remedy: str = ""
 
 
 def run() -> list[Found]:
@@ -41,6 +31,7 @@ def run() -> list[Found]:
         _host_settings,
         _core_limit,
         _core_pattern,
+        _counts,
         _interpreters,
     )
     return [found for check in checks for found in check()]
@@ -104,9 +95,14 @@ def _enter(others: int = 0) -> None:
 
 
 def _nest() -> None:
-    _enter(process.CLONE_NEWNS | process.CLONE_NEWPID)
+    _enter(process.CLONE_NEWNS | process.CLONE_NEWPID | process.CLONE_NEWUTS)
+    process.set_hostname("cellwall")
     for _ in range(_NESTED - 1):
         _enter()
+    pid = process.Cloner(process.CLONE_NEWIPC, exit_signal=signal.SIGCHLD).clone()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
 
 
 def _user_namespaces() -> list[Found]:
@@ -114,7 +110,8 @@ def _user_namespaces() -> list[Found]:
     remedy = (
         "sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=65536; on Ubuntu "
         "24.04 also: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0; inside a container: "
-        "run it with --security-opt seccomp=unconfined or as documented in docs/"
+        "the rights of deploy/compose.yaml, above all its seccomp profile; as a service: "
+        "deploy/cellwall.service, without RestrictNamespaces and ProtectHostname"
     )
     if problem:
         return [Found("user namespaces", "FAIL", problem, remedy)]
@@ -139,7 +136,10 @@ def _mount_proc() -> None:
 
 def _proc_mount() -> list[Found]:
     problem = _trial(_mount_proc)
-    remedy = "inside a container: --security-opt systempaths=unconfined, so that /proc is unmasked"
+    remedy = (
+        "inside a container: --security-opt systempaths=unconfined, so that nothing covers /proc; "
+        "as a service: no ProtectKernelTunables, ProtectKernelLogs or ProcSubset"
+    )
     if problem:
         return [Found("private /proc", "FAIL", problem, remedy)]
     return [Found("private /proc", "PASS", "can be mounted in a namespace of its own")]
@@ -188,7 +188,8 @@ def _cgroups() -> list[Found]:
             "CAUTION",
             f"no {', '.join(missing)} controller for us ({layout.why_not or 'none delegated'}): "
             "memory and CPU are watched from outside and held softly",
-            "run as root, or under `systemd-run --user --scope -p Delegate=yes cellwall …`",
+            "run as root, under `systemd-run --user --scope -p Delegate=yes cellwall …`, as "
+            "deploy/cellwall.service, or in a container with deploy/compose.hard.yaml",
         )
     ]
 
@@ -253,6 +254,10 @@ def core_pattern(text: str) -> Found:
         f"{pattern}: a server of the host's is handed every crash, a sandbox's too",
         "sysctl -w kernel.core_pattern=core, or a pipe (|/path)",
     )
+
+
+def _counts() -> list[Found]:
+    return probe_counts.judge(probe_counts.Counts.of_this_process())
 
 
 def _interpreters() -> list[Found]:

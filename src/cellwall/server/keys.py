@@ -46,7 +46,9 @@ class KeyRecord:
     digest: str
     """SHA-256 in hexadecimal."""
     tenant: str = "default"
+    """Whose sandboxes and executions its holder sees and reaches: these, and no others."""
     scope: Scope = "run"
+    """`run` uses sandboxes, `manage` also looks after the tenant's, `admin` after the server."""
     expires_at: float | None = None
     """Seconds since the epoch; None: when it is removed."""
 

@@ -174,7 +174,7 @@ class ServerSettings:
             ):
                 raise UsageError(
                     f"settings: {each.name} = {value!r} is not a number from 0",
-                    remedy="see docs/server.md",
+                    remedy="run `cellwall settings`, or see docs/settings.md",
                 )
         self._check_words()
 

@@ -16,6 +16,7 @@ import typer
 from cellwall import __version__
 from cellwall.apps.cli import (
     audit,
+    backup,
     bench,
     demo,
     doctor,
@@ -25,6 +26,7 @@ from cellwall.apps.cli import (
     run,
     sandbox,
     serve,
+    settings,
     shell,
     sweep,
     templates,
@@ -43,11 +45,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for module in (run, serve, top, shell, languages, doctor, sweep, demo, bench):
+for module in (run, serve, top, shell, languages, doctor, sweep, backup, demo, bench):
     module.register(app)
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(templates.app, name="templates")
 app.add_typer(audit.app, name="audit")
+app.add_typer(settings.app, name="settings")
 app.add_typer(keys.app, name="keys")
 app.add_typer(jail_explain.app, name="jail")
 

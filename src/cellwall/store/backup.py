@@ -1,0 +1,156 @@
+"""A copy of a running SQLite store, and such a copy taken back.
+
+Not for PostgreSQL, which has tools of its own. Called by `apps.cli.backup`. The invariants: a
+copy is of one moment, checked before it has its name, and its owner's alone; what a copy says was
+waiting may have run since, so nothing of a restored store ever runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from cellwall.model.errors import NotFound, UsageError
+from cellwall.store.errors import StoreBroken
+
+_PAGES = 1000
+"""Copied at once; writers get their turn in between."""
+_OURS = {"alembic_version", "executions", "audit", "keys", "facts"}
+
+
+def save(store: Path, target: Path) -> int:
+    """Copy the database `store`, whoever writes to it meanwhile, to `target`; return its bytes.
+
+    Raises `NotFound` without a store, `UsageError` if `target` exists or cannot be written,
+    `StoreBroken` if the copy is damaged; then there is no `target`.
+    """
+    if not store.is_file():
+        raise NotFound(f"backup: there is no store at {store}", remedy="name the state directory")
+    if target.exists():
+        raise UsageError(f"backup: {target} is there already", remedy="name a new file")
+    with _draft(target) as draft:
+        _copy(store, draft)
+        _check(draft, store)
+    return target.stat().st_size
+
+
+def restore(copy: Path, store: Path) -> Path | None:
+    """Put `copy` in the place of `store`, which nobody may have open; return where that went.
+
+    What waited in the copy counts as started: the next server says `interrupted` of it.
+    Raises `UsageError` or `StoreBroken` for a copy that is not one of ours or damaged; then
+    everything is as it was.
+    """
+    if not copy.is_file():
+        raise UsageError(f"restore: there is no file {copy}", remedy="name a backup")
+    store.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    replaced = _aside(store)
+    with _draft(store, before=replaced) as draft:
+        _copy(copy, draft)
+        _check(draft, copy)
+        _start_what_waited(draft)
+    return replaced
+
+
+def _check(path: Path, origin: Path) -> None:
+    """Raise `UsageError` for what is no store of ours, `StoreBroken` for a damaged one."""
+    try:
+        with contextlib.closing(_opened(path)) as database:
+            found = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            if not {str(name) for (name,) in found} >= _OURS:
+                raise UsageError(
+                    f"backup: {origin} holds no store of cellwall's", remedy="name a backup of one"
+                )
+            problems = [str(line) for (line,) in database.execute("PRAGMA integrity_check(3)")]
+    except sqlite3.DatabaseError as error:
+        raise UsageError(
+            f"backup: {origin} is no database that can be read: {error}", remedy="name a backup"
+        ) from None
+    if problems != ["ok"]:
+        raise StoreBroken(
+            f"backup: {origin} is damaged: {'; '.join(problems)}", remedy="take an older backup"
+        )
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    # mode=rw: a file that is gone is an error, never a new empty database.
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=30)
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        with (
+            contextlib.closing(_opened(source)) as reader,
+            contextlib.closing(_opened(target)) as writer,
+        ):
+            reader.backup(writer, pages=_PAGES)
+            writer.execute("PRAGMA journal_mode=DELETE")  # one file, with nothing beside it
+    except sqlite3.DatabaseError as error:
+        raise UsageError(
+            f"backup: copy {source} to {target}: {error}",
+            remedy="name a database that can be read, and a place with room",
+        ) from None
+
+
+@contextlib.contextmanager
+def _draft(target: Path, before: Path | None = None) -> Iterator[Path]:
+    """Give a new file of ours alone; at the end of the block it becomes `target`, durably.
+
+    What `target` was until then is kept as `before`.
+    """
+    draft = target.with_name(f"{target.name}.{os.getpid()}.draft")
+    try:
+        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+    except OSError as error:
+        raise UsageError(
+            f"backup: write {draft}: {error.strerror}", remedy="name a folder you may write"
+        ) from None
+    try:
+        yield draft
+        _synchronise(draft)
+        if before is not None:
+            _keep(target, before)
+        draft.replace(target)
+        _synchronise(target.parent)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _aside(store: Path) -> Path | None:
+    """Return a free name beside `store` for what it is now; None if there is nothing."""
+    if not store.exists():
+        return None
+    names = (store.with_name(f"{store.name}.before-{number}") for number in range(1, 10_000))
+    return next(name for name in names if not name.exists())
+
+
+def _keep(store: Path, aside: Path) -> None:
+    """Give a database a second name, whole in one file, so that the first can be taken from it.
+
+    A damaged one, perhaps the reason for all this, keeps its log beside it.
+    """
+    with contextlib.suppress(sqlite3.DatabaseError), contextlib.closing(_opened(store)) as database:
+        database.execute("PRAGMA journal_mode=DELETE")
+    for suffix in ("-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(f"{store}{suffix}", f"{aside}{suffix}")
+    os.link(store, aside)
+
+
+def _start_what_waited(path: Path) -> None:
+    with contextlib.closing(_opened(path)) as database, database:
+        database.execute(
+            "UPDATE executions SET state = 'running', started_at = created_at, body = NULL "
+            "WHERE state = 'queued'"
+        )
+
+
+def _synchronise(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,106 @@
+"""`cellwall backup` beside a running server, and what a restored one says of what it held."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from servers import configuration, start
+
+from cellwall.engine.templates import state_dir
+
+_NAMED = "import os; open('/tmp/x', 'w'); print('ran')"
+_LONG = "import time; time.sleep(60)"
+
+
+def cellwall(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cellwall.apps.cli.main", *words],
+        env={**os.environ, "CELLWALL_STATE_DIR": str(state)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """Give a state directory of its own with the session's templates."""
+    made = tmp_path / "state"
+    made.mkdir()
+    (made / "templates").symlink_to(state_dir() / "templates")
+    return made
+
+
+def test_backup_of_a_running_server_is_whole_and_comes_back(state: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "records.backup"
+    environ = {"CELLWALL_STATE_DIR": str(state)}
+    config = configuration(most_running=1)
+    server = start(tmp_path, "--port", "0", config=config, environ=environ)
+    with server.client() as client:
+        ended = client.post("/execute", json={"code": _NAMED}).json()["execution_id"]
+        ids = [
+            client.post("/execute", json={"code": code, "background": True}).json()["execution_id"]
+            for code in (_LONG, _NAMED)
+        ]
+        assert cellwall(state, "backup", str(copy)).returncode == 0
+        refused = cellwall(state, "restore", str(copy))
+        assert (refused.returncode, "another server" in refused.stderr) == (125, True)
+        later = client.post("/execute", json={"code": "1", "background": True}).json()
+    server.stop()
+
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.glob("records.*")] == ["records.backup"]
+    done = cellwall(state, "restore", str(copy))
+    assert done.returncode == 0, done.stderr
+    again = start(tmp_path, "--port", "0", config=config, environ=environ)
+    with again.client() as client:
+        assert client.get(f"/executions/{ended}").json()["stdout"] == "ran\n"
+        verdicts = [client.get(f"/executions/{each}").json()["verdict"] for each in ids]
+        assert verdicts == ["interrupted", "interrupted"]  # the second may have run since
+        assert client.get(f"/executions/{later['execution_id']}").status_code == 404
+    again.stop()
+    kept = state / "server" / "cellwall.db.before-1"
+    with sqlite3.connect(kept) as database:
+        found = database.execute("SELECT id FROM executions").fetchall()
+    assert (later["execution_id"],) in found
+
+
+@pytest.mark.parametrize("kind", ["text", "foreign", "damaged", "missing"])
+def test_what_is_no_backup_changes_nothing(kind: str, state: Path, tmp_path: Path) -> None:
+    store = state / "server" / "cellwall.db"
+    environ = {"CELLWALL_STATE_DIR": str(state)}
+    start(tmp_path, "--port", "0", config=configuration(), environ=environ).stop()
+    before = store.read_bytes()
+    copy = tmp_path / "copy"
+    if kind == "text":
+        copy.write_text("not a database")
+    if kind == "foreign":
+        with sqlite3.connect(copy) as database:
+            database.execute("CREATE TABLE other (x)")
+    if kind == "damaged":
+        assert cellwall(state, "backup", str(copy)).returncode == 0
+        whole = copy.read_bytes()
+        copy.write_bytes(whole[:4096] + os.urandom(len(whole) - 4096))
+    done = cellwall(state, "restore", str(copy))
+    assert (done.returncode, str(copy) in done.stderr) == (125, True)
+    assert store.read_bytes() == before
+    assert sorted(path.name for path in store.parent.glob("*.d*")) == ["cellwall.db"]
+
+
+def test_a_backup_never_overwrites(state: Path, tmp_path: Path) -> None:
+    environ = {"CELLWALL_STATE_DIR": str(state)}
+    assert "no store" in cellwall(state, "backup", str(tmp_path / "x")).stderr
+    start(tmp_path, "--port", "0", config=configuration(), environ=environ).stop()
+    taken = tmp_path / "taken"
+    shutil.copyfile(__file__, taken)
+    done = cellwall(state, "backup", str(taken))
+    assert (done.returncode, "there already" in done.stderr) == (125, True)
+    assert taken.read_bytes() == Path(__file__).read_bytes()
