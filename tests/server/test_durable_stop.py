@@ -250,6 +250,26 @@ def test_full_disk_at_the_end_costs_no_result(tmp_path: Path) -> None:
         assert kept == {**value, "notes": value["notes"][:-1]}
 
 
+def test_without_a_store_everything_is_the_same_until_the_end(tmp_path: Path) -> None:
+    with house(tmp_path, store="none", most_running=1) as made:
+        server = made.start()
+        client = server.client()
+        keyed = {"Idempotency-Key": "k"}
+        first = client.post("/execute", json={"code": program("a")}, headers=keyed).json()
+        again = client.post("/execute", json={"code": program("a")}, headers=keyed).json()
+        assert again == first
+        long = submitted(client, program("b", SLEEP.format(60)))
+        waits = submitted(client, program("c"))
+        assert client.get(f"/executions/{waits}").json()["status"] == "queued"
+        client.delete(f"/executions/{long}")
+        assert ended(client, waits)["stdout"] == "c\n"
+        made.kill(server)
+        client = made.start().client()
+        assert client.get(f"/executions/{waits}").status_code == 404
+        assert not (tmp_path / "state" / "server" / "cellwall.db").exists()
+        assert made.ledger == ["a", "b", "c"]
+
+
 # -- API-25: keys --------------------------------------------------------------------------------
 
 

@@ -30,6 +30,7 @@ from cellwall.server.routes import (
     sandboxes,
     signed,
     terminal,
+    webhooks,
 )
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *ports.ENDPOINTS,
     *info.ENDPOINTS,
     *quota.ENDPOINTS,
+    *webhooks.ENDPOINTS,
     *keys.ENDPOINTS,
     *health.ENDPOINTS,
     *pages.ENDPOINTS,

@@ -59,6 +59,10 @@ class ServerSettings:
     store: str = "sqlite"
     """Where executions, sandboxes and idempotency keys are written down: `sqlite` (a file in the
     state directory), a URL (`postgresql+asyncpg://…`), or `none`: nothing outlives the server."""
+    webhooks: bool = False
+    """Callers may name a URL that is told of the end of an execution; only public addresses."""
+    webhook_networks: tuple[str, ...] = ()
+    """Networks (`10.1.0.0/16`) of the operator's that webhooks may go to beside public ones."""
     warm: tuple[str, ...] = ("python",)
     """Templates that are made ready before the server says that it listens, if they are built."""
     most: Limits = field(default_factory=_most)
