@@ -112,6 +112,25 @@ class Server:
         return self.process.returncode
 
 
+def descendants(pid: int) -> set[int]:
+    """Return every process below `pid`, as the host sees them."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            try:
+                text = Path(f"/proc/{name}/stat").read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                continue
+            parents[int(name)] = int(text.rpartition(")")[2].split()[1])
+    found, queue = set(), [pid]
+    while queue:
+        parent = queue.pop()
+        below = [each for each, its in parents.items() if its == parent]
+        found.update(below)
+        queue += below
+    return found
+
+
 def read_all(sock: socket.socket) -> bytes:
     """Read until the other side closes, or says nothing for the socket's timeout."""
     found = b""

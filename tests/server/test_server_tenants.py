@@ -9,6 +9,7 @@ import contextlib
 import json
 import socket
 import statistics
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -203,6 +204,36 @@ def test_one_behind_a_thousand_of_another_is_served_within_two_run_times() -> No
         # Wall: first come, first served would have been 250 s.
         assert waited_s < 2 * run_s + 5
         wait_for(server, "queued", 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_one_behind_ten_thousand_of_another_is_served_within_two_run_times() -> None:
+    """FI-23 as it is written: the ten thousand are accepted, durable, and wait."""
+    places, run_s, count, senders = 4, 1.0, 10_000, 16
+    body = {"code": f"import time\ntime.sleep({run_s})", "background": True}
+    with running("[tiers.default]\nqueued = 10000\n", most_running=places) as server:
+
+        def send() -> None:
+            with httpx.Client(base_url=server.address, headers={"X-API-Key": ALICE}) as client:
+                for _ in range(count // senders):
+                    assert client.post("/execute", json=body, timeout=60).status_code == 202
+
+        threads = [threading.Thread(target=send) for _ in range(senders)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        bob, admin = server.client(BOB), server.client(ADMIN)
+        before = admin.get("/stats").json()["server"]
+        began = time.monotonic()
+        answer = bob.post("/execute", json={"code": body["code"]}).json()
+        waited_s = time.monotonic() - began - answer["execution_time"]
+        after = admin.get("/stats").json()["server"]
+        assert before["queued"] > count * 0.8
+        assert answer["status"] == "success"
+        assert after["runs"] - before["runs"] <= 3 * places
+        assert waited_s < 2 * run_s + 5
 
 
 # -- who sees what ---------------------------------------------------------------------------------

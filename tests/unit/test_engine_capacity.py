@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import resource
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,16 @@ import pytest
 from cellwall.engine import capacity
 from cellwall.engine.admission import UNBOUNDED, Cost, Machine, Overcommit
 from cellwall.engine.capacity import Files
-from cellwall.engine.room import Room
-from cellwall.model.errors import CapacityError, UsageError
+from cellwall.engine.exhaustion import Failure, instead_of
+from cellwall.engine.room import Room, is_out_of_processes
+from cellwall.model.errors import (
+    CapacityError,
+    CellwallError,
+    HostUnsupported,
+    SandboxBroken,
+    UsageError,
+)
+from cellwall.runtimes.channel import ChannelLost
 
 
 @pytest.fixture
@@ -101,17 +111,90 @@ def test_overcommit_below_one_is_refused() -> None:
         Overcommit(memory=0)
 
 
+# -- what is really free -------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("text", "least", "is_full"),
     [("MemAvailable: 2048000 kB\n", 256, False), ("MemAvailable: 1024 kB\n", 256, True),
      ("nonsense", 256, False), ("MemAvailable: 1024 kB\n", 0, False)],
 )  # fmt: skip
 def test_room_is_what_the_kernel_says(tmp_path: Path, text: str, least: int, is_full: bool) -> None:
-    source = tmp_path / "meminfo"
-    source.write_text(text)
-    room = Room(least, source)
+    (tmp_path / "meminfo").write_text(text)
     if is_full:
-        with pytest.raises(CapacityError):
-            room.check()
+        with pytest.raises(CapacityError, match=r"memory: .* left for another sandbox"):
+            Room(least, Files(tmp_path)).check()
     else:
-        room.check()
+        Room(least, Files(tmp_path)).check()
+
+
+@pytest.mark.parametrize(("used", "is_full"), [(10, False), (-10, True)])
+def test_room_for_descriptors_is_kept(tmp_path: Path, used: int, is_full: bool) -> None:
+    """`used`: as many are open, counted from none or back from the limit."""
+    soft = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 20_000)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
+    try:
+        folder = tmp_path / "self/fd"
+        folder.mkdir(parents=True)
+        for number in range(used if used > 0 else soft + used):
+            (folder / str(number)).touch()
+        if is_full:
+            with pytest.raises(CapacityError, match="descriptors"):
+                Room(0, Files(tmp_path)).check()
+        else:
+            Room(0, Files(tmp_path)).check()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize(("running", "is_full"), [(1000, False), (32_700, True)])
+def test_room_for_processes_is_kept(files: Files, running: int, is_full: bool) -> None:
+    (files.proc / "loadavg").write_text(f"0.1 0.2 0.3 2/{running} 4321\n")
+    if is_full:
+        with pytest.raises(CapacityError, match="processes"):
+            Room(0, files).check()
+    else:
+        Room(0, files).check()
+
+
+def _caused(outer: CellwallError, inner: OSError) -> CellwallError:
+    outer.__cause__ = inner
+    return outer
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [(OSError(errno.EMFILE, "x"), "descriptors of the server"),
+     (OSError(errno.ENOSPC, "x"), "disk or inodes"),
+     (HostUnsupported("jail", "clone", remedy="r", errno=errno.EAGAIN), "processes"),
+     (_caused(SandboxBroken("jail: x"), OSError(errno.ENOMEM, "x")), "memory"),
+     (HostUnsupported("jail", "unshare", remedy="r", errno=errno.ENOSPC), None),
+     (RuntimeError("can't start new thread"), "threads"), (RuntimeError("odd"), None),
+     (OSError(errno.EPERM, "x"), None), (SandboxBroken("x"), None)],
+)  # fmt: skip
+def test_full_host_is_told_from_an_unsuited_one(error: Failure, says: str | None) -> None:
+    found = instead_of(error)
+    if says is None:
+        assert found is error
+    else:
+        assert isinstance(found, CapacityError)
+        assert says in found.message
+        assert found.retry_after_s > 0
+
+
+def test_sandbox_that_ends_before_it_is_ready_is_broken() -> None:
+    found = instead_of(ChannelLost("guest channel: closed"))
+    assert isinstance(found, SandboxBroken)
+    assert "before it was ready" in found.message
+
+
+@pytest.mark.parametrize(("current", "is_full"), [(50, False), (95, True)])
+def test_group_without_processes_counts_as_a_full_host(
+    files: Files, current: int, is_full: bool
+) -> None:
+    point = mount(files, "cgroup", "pids", "/a")
+    (point / "a/pids.max").write_text("100\n")
+    (point / "a/pids.current").write_text(f"{current}\n")
+    assert is_out_of_processes(files) is is_full
+    assert capacity.processes(files) == 100 - current

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,28 +53,45 @@ def memory_mb(files: Files) -> int:
 
 def processes(files: Files) -> int:
     """Return how many processes and threads there may be beside those that run already."""
+    return max(1, processes_left(files)[0])
+
+
+def processes_left(files: Files) -> tuple[int, int]:
+    """Return how many more processes and threads the kernel lets us have, and of how many."""
     bounds = [
         int(text)
         for name in ("pid_max", "threads-max")
         if (text := files.text("sys", "kernel", name).strip()).isdigit()
     ]
     running = re.search(r"/(\d+) ", files.text("loadavg"))
-    most = min(bounds, default=UNBOUNDED) - (int(running[1]) if running else 0)
-    return max(1, min(most, _group_limits(files, "pids", ("pids.max",))))
+    most = min(bounds, default=UNBOUNDED)
+    tightest = (most - (int(running[1]) if running else 0), most)
+    for group in _groups_up(files, "pids"):
+        limit, now = (_text(group / name).strip() for name in ("pids.max", "pids.current"))
+        if limit.isdigit():
+            found = (int(limit) - (int(now) if now.isdigit() else 0), int(limit))
+            tightest = min(tightest, found)
+    return tightest
 
 
 def _group_limits(files: Files, controller: str, names: tuple[str, ...]) -> int:
     """Return the lowest limit of our cgroup and those above it, as far as they are shown."""
     lowest = UNBOUNDED << 20
+    for group in _groups_up(files, controller):
+        for name in names:
+            text = _text(group / name).strip()
+            if text.isdigit():
+                lowest = min(lowest, int(text))
+    return lowest
+
+
+def _groups_up(files: Files, controller: str) -> Iterator[Path]:
+    """Yield the directories of our cgroup and of those above it."""
     for own, top in _own_groups(files, controller):
         for group in (own, *own.parents):
-            for name in names:
-                text = _text(group / name).strip()
-                if text.isdigit():
-                    lowest = min(lowest, int(text))
+            yield group
             if group == top:
                 break
-    return lowest
 
 
 def _own_groups(files: Files, controller: str) -> list[tuple[Path, Path]]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cellwall.engine.execution import Attempt, OnEvent, OnStart, Work, finish
+from cellwall.engine.exhaustion import instead_of
 from cellwall.engine.files import file_error, read_file
 from cellwall.engine.pool import Pool, PoolStatistics
 from cellwall.engine.requests import Plan, Request, check_env, check_limits, check_start, plan
@@ -24,7 +25,7 @@ from cellwall.engine.selection import Runtimes
 from cellwall.engine.settings import EngineSettings
 from cellwall.engine.tasks import Tasks
 from cellwall.engine.templates import TemplateStore, state_dir
-from cellwall.model.errors import Conflict, HostUnsupported
+from cellwall.model.errors import CellwallError, Conflict, HostUnsupported
 from cellwall.model.execution import Execution
 from cellwall.model.ids import new_id
 from cellwall.runtimes.base import RuntimeStatistics, SandboxSpec, SweepReport
@@ -180,7 +181,7 @@ class Engine:
             start=check_start(request.start),
             purpose="program",
         )
-        live = await self._pool.claim(runtime, spec)
+        live = await self._claim(runtime, spec)
         self._under_way.add(live)
         self._runs += 1
         try:
@@ -221,6 +222,16 @@ class Engine:
                 notes.append(f"collect {path}: {error}")
         return files, tuple(notes)
 
+    async def _claim(self, runtime: Runtime, spec: SandboxSpec) -> Live:
+        """Return a sandbox; a host on which something has run out is a `CapacityError`."""
+        try:
+            return await self._pool.claim(runtime, spec)
+        except (CellwallError, OSError, RuntimeError) as error:
+            meant = instead_of(error)
+            if meant is error:
+                raise
+            raise meant from error
+
     # -- sandboxes -------------------------------------------------------------------------
 
     async def create_sandbox(  # noqa: PLR0913 - each is an option of its own
@@ -247,7 +258,7 @@ class Engine:
                 demand_hard=demand_hard,
                 start=check_start(start),
             )
-            live = await self._pool.claim(chosen, spec)
+            live = await self._claim(chosen, spec)
             sandbox = AsyncSandbox(live, self._tasks, lambda: self._released(sandbox, chosen))
             self._sandboxes[sandbox.id] = sandbox
             return sandbox

@@ -1,50 +1,75 @@
-"""Is there memory for one more? Asked before anything is accepted.
+"""Is there anything left on this host for one more? Asked before anything is accepted.
 
-Not a reservation: limits are ceilings, and most sandboxes use a fraction of theirs. What must not
-happen is that the host itself runs dry. The invariant: asking is cheap (one reading per quarter
-of a second, however many ask), and without an answer of the kernel nothing is refused.
+Not a reservation (`admission`): what is really free, as the second wall behind the promises. What
+must not happen is that the host or the server itself runs dry. The invariant: asking is cheap (one
+reading per quarter of a second, however many ask), and without an answer of the kernel nothing is
+refused.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import resource
 import time
-from pathlib import Path
 
+from cellwall.engine.capacity import Files, processes_left
 from cellwall.model.errors import CapacityError
 
 _FRESH_S = 0.25
-_MEMINFO = Path("/proc/meminfo")
+_LEAST_DESCRIPTORS = 64
+"""For connections, the store and what is under way; a sandbox takes three."""
+_LEAST_PROCESSES = 256
+_LEAST_SHARE = 0.1
+"""Of the processes there may be, where that is less."""
 
 
 class Room:
-    """The host's free memory, as last read."""
+    """What is free, as last read."""
 
-    def __init__(self, least_free_mb: int, source: Path = _MEMINFO) -> None:
-        """Below `least_free_mb` MiB available nothing new is accepted; 0 switches it off."""
+    def __init__(self, least_free_mb: int, files: Files | None = None) -> None:
+        """Below `least_free_mb` MiB available nothing new is accepted; 0 switches that off."""
         self._least_free_mb = least_free_mb
-        self._source = source
+        self._files = files or Files()
         self._read_at = -1.0
-        self._free_mb = 0
+        self._lacks: str | None = None
 
     def check(self) -> None:
-        """Raise `CapacityError` when the host has too little memory left."""
-        if not self._least_free_mb:
-            return
+        """Raise `CapacityError` when the host has too little left."""
         now = time.monotonic()
         if now - self._read_at > _FRESH_S:
-            self._read_at, self._free_mb = now, self._read()
-        if self._free_mb < self._least_free_mb:
+            self._read_at, self._lacks = now, self._read()
+        if self._lacks is not None:
             raise CapacityError(
-                "memory: the host has too little left for another sandbox",
+                f"{self._lacks} left for another sandbox",
                 retry_after_s=5,
                 remedy="wait, or delete sandboxes that are not needed",
             )
 
-    def _read(self) -> int:
+    def _read(self) -> str | None:
+        if self._memory_mb() < self._least_free_mb:
+            return "memory: the host has too little"
+        if self._descriptors() < _LEAST_DESCRIPTORS:
+            return "descriptors: the server has too few"
+        if is_out_of_processes(self._files):
+            return "processes: the host has too few"
+        return None
+
+    def _memory_mb(self) -> int:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", self._files.text("meminfo"), re.MULTILINE)
+        return int(found[1]) // 1024 if found else self._least_free_mb
+
+    def _descriptors(self) -> int:
         try:
-            for line in self._source.read_text(encoding="ascii").splitlines():
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) // 1024
-        except (OSError, ValueError, IndexError):
-            pass
-        return self._least_free_mb
+            used = len(os.listdir(self._files.proc / "self/fd"))
+        except FileNotFoundError:
+            return _LEAST_DESCRIPTORS
+        except OSError:  # not even one for this
+            return 0
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - used
+
+
+def is_out_of_processes(files: Files) -> bool:
+    """Report whether the host, or a cgroup we are in, has too few left to start anything."""
+    left, most = processes_left(files)
+    return left < min(_LEAST_PROCESSES, most * _LEAST_SHARE)
