@@ -142,6 +142,25 @@ def test_killed_mid_run_its_processes_go_by_themselves(tmp_path: Path) -> None:
         wait_until(lambda: not [pid for pid, began in below.items() if _began(pid) == began], 10)
 
 
+def test_sandboxes_go_before_the_server_when_memory_ends(tmp_path: Path) -> None:
+    """FI-17: what the kernel kills first; a killed server is the same as above."""
+    with house(tmp_path) as made:
+        server = made.start()
+        execution = submitted(server.client(), program("a", "import time\ntime.sleep(60)"))
+        wait_until(lambda: made.ledger)
+        scores = [_oom_score(pid) for pid in _below(server.process.pid)]
+        assert max(scores) >= 500 > _oom_score(server.process.pid)
+        assert len([score for score in scores if score >= 500]) >= 3  # fork-server, init, context
+        server.client().delete(f"/executions/{execution}")
+
+
+def _oom_score(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text(encoding="ascii"))
+    except OSError:
+        return 0
+
+
 def _began(pid: int) -> str | None:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()

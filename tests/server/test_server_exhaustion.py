@@ -148,3 +148,45 @@ def test_host_without_processes_refuses(few_processes: Path, tmp_path: Path) -> 
         check_nothing_half_made(server, made)
     finally:
         server.stop()
+
+
+INODES = 64
+FEW_INODES = f"""
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+folder = os.environ["CELLWALL_STATE_DIR"] + "/server"
+os.makedirs(folder, 0o700)
+MS_PRIVATE, MS_REC, CLONE_NEWNS = 1 << 18, 1 << 14, 0x20000
+for done in (
+    libc.unshare(CLONE_NEWNS),
+    libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None),
+    libc.mount(b"tmpfs", folder.encode(), b"tmpfs", 0, b"nr_inodes={INODES},mode=700"),
+):
+    if done:
+        sys.exit(os.strerror(ctypes.get_errno()))
+{REAL}
+"""
+
+
+def fill(folder: Path) -> None:
+    """Use up the inodes of a small file system; raise as its kernel does when they are gone."""
+    for number in range(INODES + 1):
+        (folder / f"filler{number}").touch()
+
+
+@pytest.mark.root
+def test_disk_without_inodes_is_no_reason_to_fail(tmp_path: Path) -> None:
+    """Sandboxes lie in memory of their own, and the store's files are there from the start."""
+    server = start(tmp_path, "--port", "0", config=configuration(), entry=("-c", FEW_INODES))
+    try:
+        folder = Path(f"/proc/{server.process.pid}/root{tmp_path}/state/server")
+        with pytest.raises(OSError, match="No space left"):
+            fill(folder)
+        client = server.client()
+        answers = [client.post("/execute", json={"code": "print(1)"}) for _ in range(5)]
+        answers += [client.post("/sandboxes", json={}) for _ in range(5)]
+        assert refusals(answers) == []
+        assert client.get(f"/executions/{answers[0].json()['execution_id']}").status_code == 200
+        check_nothing_half_made(server, ids_of(answers))
+    finally:
+        server.stop()

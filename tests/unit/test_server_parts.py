@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellwall.apps.settings_loader import load
+from cellwall.engine.quotas import Quotas, Tenants
 from cellwall.model import errors as model_errors
 from cellwall.model.errors import CapacityError, CellwallError, NotFound, UsageError
 from cellwall.model.limits import Limits
@@ -242,6 +243,38 @@ def test_later_settings_win(tmp_path: Path) -> None:
     assert loaded.server.most.memory_mb == 128
     assert (loaded.engine.limits.wall_s, loaded.engine.pool_max) == (3, 4)
     assert loaded.keys == ()
+
+
+def test_tiers_and_tenants_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(
+        "[tiers.small]\nrunning = 4\ncpus = 2\n[tiers.default]\nsandboxes = 7\n"
+        '[tenants]\nalice = "small"\nbob = "default"\n'
+    )
+    server = load(path, {}, {}).server
+    tenants = Tenants(server.tiers, server.tenants)
+    assert tenants.use("alice").quotas == Quotas(running=4, cpus=2.0)
+    assert tenants.use("bob").quotas == tenants.use("nobody").quotas == Quotas(sandboxes=7)
+    assert (tenants.tier("alice"), tenants.tier("nobody")) == ("small", "default")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("[tiers.a]\nrunnning = 1", "tiers.a: unknown name 'runnning'"),
+     ("[tiers.a]\nrunning = 0", "running = 0 is not a number above 0"),
+     ("[tiers.a]\nrunning = 1.5", "running = 1.5 is not int"),
+     ("[tiers.a]\nrunning = true", "running"), ("tiers = 1", "tiers is not a section"),
+     ("[tiers]\na = 1", "a is not a section"),
+     ("[tenants]\nalice = 'gold'", "alice = 'gold': there is no such tier"),
+     ("[server]\novercommit_memory = -1.0", "overcommit_memory")],
+)  # fmt: skip
+def test_wrong_tiers_are_refused_by_name(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        load(path, {}, {})
+    assert says in caught.value.message
+    assert caught.value.remedy
 
 
 @pytest.mark.parametrize(

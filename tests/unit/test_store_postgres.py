@@ -12,7 +12,7 @@ from sqlalchemy import make_url
 from stores import chained, execution, opened
 
 from cellwall.store.changes import Accept
-from cellwall.store.errors import StoreBroken, StoreBusy
+from cellwall.store.errors import StoreBroken, StoreBusy, StoreConflict
 from cellwall.store.postgres import PostgresDatabase
 from cellwall.store.store import Store
 
@@ -28,7 +28,7 @@ def own(postgres: Postgres) -> Iterator[Postgres]:
 
 def test_crash_of_the_server_loses_and_doubles_nothing(own: Postgres) -> None:
     async def run() -> None:
-        async with opened(own.database(), wait_s=40) as store:
+        async with opened(own.database(), wait_s=40, sole=True) as store:
             await store.write(Accept(execution(1)), chained(b"1"))
             numbers = iter(range(2, 10_000))
             told: list[int] = []
@@ -101,6 +101,26 @@ def test_server_that_stays_away_is_busy_then_back(own: Postgres) -> None:
             assert await store.execution("ex1") == execution(1)
             assert await store.execution("ex2") is None
             await store.write(Accept(execution(2)))
+
+    asyncio.run(run())
+
+
+def test_server_whose_place_was_taken_writes_nothing_any_more(postgres: Postgres) -> None:
+    url = postgres.database()
+
+    async def run() -> None:
+        async with opened(url, sole=True) as first:
+            await first.write(Accept(execution(1)))
+            postgres.sql(
+                "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"
+            )
+            async with opened(url, sole=True) as second:
+                for _ in range(2):
+                    with pytest.raises(StoreConflict, match="another server"):
+                        await first.write(Accept(execution(2)))
+                await second.write(Accept(execution(3)))
+            await first.write(Accept(execution(4)))
+            assert [row.seq for row in await first.queued(0, 9)] == [1, 3, 4]
 
     asyncio.run(run())
 

@@ -193,7 +193,7 @@ async def _store(url: str | None) -> Store | None:
         return None
     from cellwall.store.store import Store  # brings SQL, which takes a second
 
-    return await Store.open(url)
+    return await Store.open(url, sole=True)
 
 
 @contextlib.asynccontextmanager

@@ -17,6 +17,7 @@ from cellwall.server.execution_record import blank, complete, failed, interrupte
 from cellwall.server.lines import Line
 from cellwall.server.overflow import chunk_of
 from cellwall.server.recording import end_entry
+from cellwall.server.times import steady
 from cellwall.store.changes import AppendAudit, Change, Ended
 from cellwall.wire.answer import one_line
 
@@ -32,7 +33,7 @@ _PAGE = 1000
 async def recover(state: State, store: Store) -> None:
     """End what was left in the middle, let wait what waited, know the sandboxes that lived."""
     began = time.monotonic()
-    at = time.time()
+    at = steady()
     endings: dict[str, tuple[ExecutionRow, Ended]] = {}
 
     def end(leftover: Leftover) -> tuple[Change, ...]:

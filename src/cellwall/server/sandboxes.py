@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cellwall.model.errors import CapacityError, SandboxUnavailable
 from cellwall.model.ids import new_id
 from cellwall.server.logs import escaped
-from cellwall.server.times import rfc3339
+from cellwall.server.times import rfc3339, steady
 from cellwall.server.tracked import Tracked
 from cellwall.store.changes import EndSandbox, PutSandbox
 from cellwall.store.rows import SandboxRow
@@ -98,15 +98,12 @@ class SandboxRecord:
         self.ended_because: str | None = shown.get("ended_because")
         self.on_ended: Callable[[SandboxRecord], None] = lambda _: None
         self._sandbox = sandbox
-        self.ended_s: float | None = None
-        """Monotonic: how long it is remembered follows no clock that can be set."""
         self._log: deque[dict[str, Any]] = deque(maxlen=_LOG_RECORDS)
         self._logged = 0
         self._shown = dict(shown)
         if sandbox is None:
             self.created_at, self.ended_at = times
             self._expires_at = self.ended_at or self.created_at
-            self.ended_s = time.monotonic() - max(0.0, time.time() - self._expires_at)
             return
         self.created_at, self.ended_at = sandbox.created_at, None
         self._expires_at = sandbox.ends_at
@@ -153,7 +150,7 @@ class SandboxRecord:
             await self._sandbox.close()
 
     def _on_ended(self, reason: str) -> None:
-        self.ended_at, self.ended_s = time.time(), time.monotonic()
+        self.ended_at = steady()
         self._expires_at = self.ended_at
         self.ended_because = escaped(reason)
         self.log("ended", reason=reason)
@@ -276,9 +273,9 @@ class Sandboxes:
 
     def expire(self) -> None:
         """Forget what ended too long ago; called now and then."""
-        limit = time.monotonic() - self._settings.retention_s
+        limit = steady() - self._settings.retention_s
         for record in list(self._all.values()):
-            if record.ended_s is not None and record.ended_s <= limit:
+            if record.ended_at is not None and record.ended_at <= limit:
                 del self._all[record.id]
             else:
                 _expire_commands(record, limit)
@@ -286,5 +283,5 @@ class Sandboxes:
 
 def _expire_commands(record: SandboxRecord, limit: float) -> None:
     for command in list(record.commands.values()):
-        if command.ended_s is not None and command.ended_s <= limit:
+        if command.ended_at is not None and command.ended_at <= limit:
             del record.commands[command.id]

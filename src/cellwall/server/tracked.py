@@ -17,6 +17,7 @@ from cellwall.model.execution import Event
 from cellwall.model.outcome import Verdict
 from cellwall.server.errors import failure
 from cellwall.server.spool import Spool
+from cellwall.server.times import steady
 
 if TYPE_CHECKING:
     from cellwall.engine.execution import Attempt
@@ -38,9 +39,6 @@ class Tracked:
         self.error: Exception | None = None
         self.started_at: float | None = None
         self.ended_at: float | None = None
-        """Wall time, to be shown; what counts is `ended_s`."""
-        self.ended_s: float | None = None
-        """Monotonic: how long it is kept follows no clock that can be set."""
         self.is_cancelled = False
         self.end_event: Event | None = None
         """Its last event, held back until its end may be told."""
@@ -97,8 +95,7 @@ class Tracked:
             self.spool.append(content)
         else:
             self.spool.finish(content)
-        self.ended_at = self.ended_at or time.time()
-        self.ended_s = time.monotonic()
+        self.ended_at = self.ended_at or steady()
         for future in (self.started, self.ended):
             if not future.done():
                 future.set_result(None)

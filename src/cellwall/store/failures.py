@@ -72,6 +72,14 @@ def busy(step: str, after_s: float) -> StoreBusy:
     )
 
 
+def claimed(name: str) -> StoreConflict:
+    """Return what a second server on one database is told, and a first one that has lost it."""
+    return StoreConflict(
+        f"open {name}: another server uses it",
+        remedy="stop that one, or give each a database of its own",
+    )
+
+
 def answer_to(step: str, error: Exception) -> Exception:
     """Return what the caller of `step` is told instead of the driver's exception."""
     if isinstance(error, CellwallError):

@@ -16,26 +16,27 @@ from cellwall.store.database import Database
 from cellwall.store.sqlite import SqliteDatabase
 
 
-async def open_database(url: str) -> Database:
+async def open_database(url: str, *, sole: bool) -> Database:
     """Open `sqlite:////PATH` or `postgresql+asyncpg://…`.
 
-    Raises `UsageError` for another kind of URL, `StoreBroken` if it cannot be used.
+    Raises `UsageError` for another kind of URL, `StoreBroken` if it cannot be used,
+    `StoreConflict` if another has it as `sole`.
     """
     try:
         parsed = make_url(url)
     except ArgumentError:
         parsed = make_url("unknown://")
     if parsed.drivername == "sqlite" and parsed.database and parsed.database.startswith("/"):
-        return await SqliteDatabase.open(Path(parsed.database))
+        return await SqliteDatabase.open(Path(parsed.database), sole=sole)
     if parsed.drivername == "postgresql+asyncpg":
-        return await _open_postgres(parsed)
+        return await _open_postgres(parsed, sole)
     raise UsageError(
         f"open the store: {parsed.drivername!r} is no database we know",
         remedy="give sqlite:////PATH/cellwall.db or postgresql+asyncpg://USER@HOST/NAME",
     )
 
 
-async def _open_postgres(url: URL) -> Database:
+async def _open_postgres(url: URL, sole: bool) -> Database:
     if importlib.util.find_spec("asyncpg") is None:
         raise UsageError(
             "open the store: PostgreSQL needs a driver that is not installed",
@@ -43,4 +44,4 @@ async def _open_postgres(url: URL) -> Database:
         )
     from cellwall.store.postgres import PostgresDatabase
 
-    return await PostgresDatabase.open(url)
+    return await PostgresDatabase.open(url, sole=sole)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 
-from sqlalchemy import URL, Connection, text
+from sqlalchemy import URL, Connection, event, text
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from cellwall.model.errors import CellwallError
 from cellwall.store.database import T, Work
 from cellwall.store.errors import StoreBroken
-from cellwall.store.failures import kind_of
+from cellwall.store.failures import claimed, kind_of
 from cellwall.store.migration import migrate
 
 _READERS = 4
@@ -24,34 +25,41 @@ _SETTINGS = {
     "application_name": "cellwall",
     "synchronous_commit": "on",
     "lock_timeout": "250",  # ms; one attempt, the writer tries again until a write's bound is over
+    # A server whose machine is gone must not keep its claim for hours.
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
     "idle_in_transaction_session_timeout": "60000",
 }
 _ASK_AGAIN_S = 0.25
 _NUMBER = text("SELECT pg_current_xact_id()::text")
 _STATUS = text("SELECT pg_xact_status(CAST(CAST(:number AS text) AS xid8))")
 _MIGRATION_LOCK = 0x63656C6D
+_SERVER_LOCK = 0x63656C73
 
 
 class PostgresDatabase:
     """One database of a PostgreSQL server; see `database.Database`."""
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, *, sole: bool) -> None:
         """Nothing is connected yet."""
         self._name = url.render_as_string()
         """Without the password."""
         self._engine = _engine(url, 1)
+        if sole:
+            _claim_with(self._engine, self._name)
         self._readers = _engine(url, _READERS)
         self._turn = asyncio.Lock()
         """The writing connection is one transaction's at a time."""
         self._is_closed = False
 
     @classmethod
-    async def open(cls, url: URL) -> PostgresDatabase:
+    async def open(cls, url: URL, *, sole: bool = False) -> PostgresDatabase:
         """Connect, check that commits are durable, bring the tables to the newest version.
 
-        Raises `StoreBroken` if that cannot be.
+        Raises `StoreBroken` if that cannot be, `StoreConflict` if another has it as `sole`.
         """
-        made = cls(url)
+        made = cls(url, sole=sole)
         try:
             await made.write(lambda connection: _prepare(connection, made._name))
         except CellwallError:
@@ -130,6 +138,25 @@ def _engine(url: URL, connections: int) -> AsyncEngine:
         max_overflow=0,
         connect_args={"server_settings": _SETTINGS, "timeout": _CONNECT_S},
     )
+
+
+def _claim_with(engine: AsyncEngine, name: str) -> None:
+    """Let a connection be made only while nobody else has claimed the database.
+
+    The claim is a lock of the connection's session, so it ends with the connection: a server that
+    lost its own and finds the database claimed by another writes nothing any more.
+    """
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def _claim(connection: DBAPIConnection, _record: object) -> None:
+        cursor = connection.cursor()
+        cursor.execute(f"SELECT pg_try_advisory_lock({_SERVER_LOCK})")
+        row = cursor.fetchone()
+        cursor.close()
+        connection.rollback()
+        if row is None or row[0] is not True:
+            connection.close()
+            raise claimed(name)
 
 
 def _prepare(connection: Connection, name: str) -> None:

@@ -9,14 +9,16 @@ database is whole in its one file.
 from __future__ import annotations
 
 import asyncio
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine
 
 from cellwall.store.database import T, Work
+from cellwall.store.errors import StoreBusy
 from cellwall.store.guard import locked
-from cellwall.store.sqlite_file import engine_of, prepare
+from cellwall.store.sqlite_file import claim_of, engine_of, prepare
 
 
 class _Lane:
@@ -48,17 +50,31 @@ class _Lane:
 class SqliteDatabase:
     """One database file; see `database.Database`."""
 
-    def __init__(self, path: Path, writing: Engine) -> None:
-        """Use `open`."""
+    def __init__(self, path: Path, writing: Engine, claim: int | None) -> None:
+        """Use `open`; `claim` is a descriptor that is closed last."""
         self._path = path
+        self._claim = claim
         self._writer = _Lane(writing, "write")
         self._reader = _Lane(engine_of(path, "BEGIN"), "read")
         self._is_closed = False
 
     @classmethod
-    async def open(cls, path: Path) -> SqliteDatabase:
-        """Open it, make it if there is none; raises what `sqlite_file.prepare` raises."""
-        return cls(path, await asyncio.to_thread(prepare, path))
+    async def open(cls, path: Path, *, sole: bool = False) -> SqliteDatabase:
+        """Open it, make it if there is none; raises what `sqlite_file.prepare` raises.
+
+        `StoreConflict` if another has it as `sole`.
+        """
+        return await asyncio.to_thread(cls._open, path, sole)
+
+    @classmethod
+    def _open(cls, path: Path, sole: bool) -> SqliteDatabase:
+        claim = claim_of(path) if sole else None
+        try:
+            return cls(path, prepare(path), claim)
+        except BaseException:
+            if claim is not None:
+                os.close(claim)
+            raise
 
     async def write(self, work: Work[T]) -> T:
         """See `Database.write`."""
@@ -75,6 +91,14 @@ class SqliteDatabase:
             await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
-        with locked(self._path) as guard, guard.closing():
-            self._reader.close()
-            self._writer.close()
+        try:
+            with locked(self._path) as guard, guard.closing():
+                self._close_lanes()
+        except StoreBusy:
+            self._close_lanes()  # somebody else is in the middle of opening it: not the last
+        if self._claim is not None:
+            os.close(self._claim)
+
+    def _close_lanes(self) -> None:
+        self._reader.close()
+        self._writer.close()

@@ -6,8 +6,11 @@ database appears under its name only when it is whole, and one that is damaged i
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -17,7 +20,7 @@ from sqlalchemy.pool import StaticPool
 from cellwall.store.apply import apply
 from cellwall.store.changes import PutFact
 from cellwall.store.errors import StoreBroken
-from cellwall.store.failures import answer_to
+from cellwall.store.failures import answer_to, claimed
 from cellwall.store.guard import Guard, locked, sync_folder
 from cellwall.store.migration import migrate
 from cellwall.store.queries import fact
@@ -67,17 +70,40 @@ def prepare(path: Path) -> Engine:
     process does not let it go, `StoreFull` if there is no space.
     """
     try:
-        _make_folder(path.parent)
-        with locked(path) as guard:
+        with _named(path), locked(path) as guard:
             if not guard.check():
                 _make(guard)
             return _open(guard)
+    except (DBAPIError, sqlite3.Error) as error:
+        raise answer_to(f"open {path}", error) from error
+
+
+def claim_of(path: Path) -> int:
+    """Claim the database for one server; return the descriptor that holds the claim.
+
+    Raises `StoreConflict` if another has it. Others may open the database all the same.
+    """
+    with _named(path):
+        name = path.with_name(path.name + ".server")
+        handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise claimed(str(path)) from None
+    return handle
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Make the folder; say which one it is if something in it cannot be."""
+    try:
+        _make_folder(path.parent)
+        yield
     except OSError as error:
         raise StoreBroken(
             f"open {path}: {error.strerror}", remedy="give the store a folder it may write to"
         ) from error
-    except (DBAPIError, sqlite3.Error) as error:
-        raise answer_to(f"open {path}", error) from error
 
 
 def _make_folder(folder: Path) -> None:

@@ -67,14 +67,21 @@ class Store:
 
     @classmethod
     async def open(
-        cls, url: str, *, wait_s: float = WAIT_S, most_waiting: int = MOST_WAITING
+        cls,
+        url: str,
+        *,
+        sole: bool = False,
+        wait_s: float = WAIT_S,
+        most_waiting: int = MOST_WAITING,
     ) -> Store:
         """Open the database at `url`, make it if there is none, bring it to the newest version.
 
         Raises `UsageError` for a URL of no kind we know, `StoreBroken` if the database cannot be
         used: it never starts empty in the place of one that was there.
+        `sole`: as the server, of which a database has one: `StoreConflict` if there is another.
+        Two would end each other's executions as left behind. Commands open it beside the server.
         """
-        return cls(await open_database(url), wait_s=wait_s, most_waiting=most_waiting)
+        return cls(await open_database(url, sole=sole), wait_s=wait_s, most_waiting=most_waiting)
 
     async def aclose(self) -> None:
         """Write what waits, then close; idempotent."""
