@@ -14,6 +14,8 @@ import pytest
 from crashes import died, ended, events, house, posted, program, submitted, wait_until
 from servers import BOB, new_sandbox
 
+pytestmark = pytest.mark.timeout(240)  # servers are started several times in one test
+
 KEYED = {"Idempotency-Key": "once"}
 
 

@@ -7,7 +7,10 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import pytest
 from crashes import ended, events, house, program, submitted, wait_until
+
+pytestmark = pytest.mark.timeout(240)  # servers are started several times in one test
 
 MIB = 1024 * 1024
 _LINES = "for n in range({count}):\n    print(f'{{n:07d}}' + 'x' * 993, flush=True)\n"

@@ -12,6 +12,8 @@ from servers import ALICE, Server
 
 import cellwall
 
+pytestmark = pytest.mark.timeout(240)  # servers are started several times in one test
+
 SLEEP = "import time\ntime.sleep(60)"
 
 

@@ -21,6 +21,8 @@ import pytest
 from crashes import ended, events, house, program, submitted, wait_until
 from servers import ADMIN, BOB, Server, error_of, new_sandbox
 
+pytestmark = pytest.mark.timeout(240)  # servers are started several times in one test
+
 SLEEP = "import time\ntime.sleep({})"
 
 

@@ -12,9 +12,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from crashes import house, program, submitted, wait_until
 from receivers import Received, Receiver, listening
 from servers import ADMIN, error_of
+
+pytestmark = pytest.mark.timeout(240)  # servers are started several times in one test
 
 MANAGED = {"webhooks": True, "webhook_networks": ["127.0.0.0/8"]}
 
