@@ -56,6 +56,7 @@ class House:
             "CELLWALL_TEST_KILL": kill,
             "CELLWALL_TEST_FULL": f"{full}:{self.full}" if full else "",
             "CELLWALL_TEST_LEDGER": str(self.folder / "ledger"),
+            "CELLWALL_TEST_CLOCK": str(self.folder / "clock"),
             "CELLWALL_TEST_STARTS": str(self.folder / "starts"),
         }
         config = configuration(**{"warm": [], **self.settings})

@@ -9,6 +9,7 @@ for comes from the environment:
 `CELLWALL_TEST_FULL`   `Accept:/path`: while that file exists, such writes find a full disk.
 `CELLWALL_TEST_LEDGER` a file that gets one line for each program that code is handed over for,
                        before the first byte of it goes into a sandbox: `NUMBER of the program`.
+`CELLWALL_TEST_CLOCK`  a file with the seconds by which the wall clock is off, if it exists.
 `CELLWALL_TEST_STARTS` a file that gets the id of each execution when its start is durable.
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -88,8 +90,19 @@ def _wrap_engine(kill: str, ledger: str) -> None:
     engine.Engine._collect = collect  # type: ignore[method-assign]
 
 
+def _wrap_clock(offset: str) -> None:
+    real = time.time
+
+    def wall() -> float:
+        off = Path(offset)
+        return real() + (float(off.read_text(encoding="ascii")) if off.exists() else 0.0)
+
+    time.time = wall
+
+
 def _patched(run: Callable[[], Awaitable[None] | None]) -> None:
     kill = os.environ.get("CELLWALL_TEST_KILL", "")
+    _wrap_clock(os.environ["CELLWALL_TEST_CLOCK"])
     _wrap_store(
         kill,
         os.environ.get("CELLWALL_TEST_FULL", ""),

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import datetime
 from pathlib import Path
 
 import httpx
@@ -152,6 +153,33 @@ def test_server_that_stood_still_kills_no_healthy_run(tmp_path: Path) -> None:
             headers={"Accept": "application/json"},
         )
         assert cell.json()["stdout"] == "1\n"
+
+
+# -- FI-27: the wall clock jumps -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step_s", [86_400, -86_400])
+def test_steps_of_the_wall_clock_end_and_forget_nothing(tmp_path: Path, step_s: int) -> None:
+    with house(tmp_path, retention_s=8) as made:
+        client = made.start().client()
+        sandbox = new_sandbox(client)
+        keyed = {"Idempotency-Key": "k"}
+        before = client.post("/execute", json={"code": program("a")}, headers=keyed).json()
+        path = f"/executions/{before['execution_id']}"
+        runs = submitted(client, program("b", SLEEP.format(4)), timeout=20)
+        wait_until(lambda: made.ledger == ["a", "b"])
+        (tmp_path / "clock").write_text(str(step_s))
+        value = ended(client, runs)
+        day = 86_400_000
+        assert (value["verdict"], 3_000 < value["time_ms"] < day / 2) == ("ok", True)
+        assert client.get(path).json() == before
+        assert client.get(f"/sandboxes/{sandbox}").json()["status"] == "running"
+        again = client.post("/execute", json={"code": program("a")}, headers=keyed)
+        assert again.headers["idempotent-replay"] == "true"
+        shown = client.post("/execute", json={"code": "1"}).json()["started_at"]
+        moved = datetime.fromisoformat(shown) - datetime.fromisoformat(before["started_at"])
+        assert abs(moved.total_seconds() - step_s) < 600  # the control: it did jump
+        wait_until(lambda: client.get(path).status_code == 404)  # retention still ends
 
 
 # -- FI-25: deleted and cancelled at every stage -------------------------------------------------

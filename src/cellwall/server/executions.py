@@ -22,6 +22,7 @@ from cellwall.model.errors import CellwallError
 from cellwall.model.ids import new_id
 from cellwall.server.errors import stopping
 from cellwall.server.execution_record import ExecutionRecord, KeptExecution
+from cellwall.server.times import steady
 from cellwall.server.turns import Queued, Turn
 
 if TYPE_CHECKING:
@@ -159,6 +160,7 @@ class Executions:
     def _check_open(self) -> None:
         if self._is_stopping:
             raise stopping()
+        self._ledger.check()
 
     # -- doing -----------------------------------------------------------------------------
 
@@ -223,7 +225,7 @@ class Executions:
 
     async def _finish(self, record: ExecutionRecord) -> None:
         """Write its end, then tell it."""
-        record.ended_at = time.time()
+        record.ended_at = steady()
         is_refused = record.attempt is None and record.error is not None
         try:
             if record.is_on_disk and not record.is_left:
@@ -288,7 +290,7 @@ class Executions:
 
     def expire(self) -> None:
         """Forget what ended too long ago; called now and then."""
-        limit = time.time() - self._settings.retention_s
+        limit = steady() - self._settings.retention_s
         for record_id in list(self._ended):
             ended_at = self._all[record_id].ended_at
             if ended_at is not None and ended_at > limit:

@@ -11,13 +11,13 @@ import asyncio
 import contextlib
 import hashlib
 import re
-import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from cellwall.model.errors import UsageError
 from cellwall.server.errors import HttpError
+from cellwall.server.times import steady
 from cellwall.store.changes import KeepReplay
 from cellwall.store.rows import ReplayRow
 
@@ -41,7 +41,7 @@ class Use:
         self._replays = replays
         self._kind = kind
         self._digest = digest
-        self._at = time.time()
+        self._at = steady()
         self._settled: asyncio.Future[None] | None = None
         self.owner = owner
         self.key = key
@@ -51,7 +51,7 @@ class Use:
     @property
     def is_old(self) -> bool:
         """Whether it is forgotten by now."""
-        return self._at < time.time() - _KEPT_S
+        return self._at < steady() - _KEPT_S
 
     def changes(self, thing_id: str) -> tuple[KeepReplay, ...]:
         """Return what makes it durable, for the transaction of what it made."""
@@ -138,7 +138,7 @@ class Replays:
         except BaseException:
             use.drop()
             raise
-        if row is not None and row.at >= time.time() - _KEPT_S:
+        if row is not None and row.at >= steady() - _KEPT_S:
             use._digest, use._at = row.digest, row.at
             use.made(row.thing_id)
 

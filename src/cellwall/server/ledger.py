@@ -18,8 +18,9 @@ from cellwall.model.errors import CapacityError, CellwallError
 from cellwall.model.execution import Event
 from cellwall.server.lines import Line
 from cellwall.server.overflow import Overflow, chunk_of
+from cellwall.server.times import steady
 from cellwall.store.changes import Accept, Change, DropReplay, Ended, Started
-from cellwall.store.errors import StoreConflict
+from cellwall.store.errors import StoreConflict, StoreFull
 from cellwall.store.rows import ExecutionRow
 from cellwall.wire.answer import event_line, finite, one_line
 
@@ -34,6 +35,8 @@ _AGAIN_S = 1.0
 """Between two tries to write what could not be written."""
 _MOST_BYTES = 15 * 1024 * 1024
 """Events of one execution written while it runs; with what memory keeps it is 16 MiB at most."""
+_MOST_UNWRITTEN = 1000
+_UNWRITTEN_BYTES = 256 * 1024 * 1024
 _NOT_WRITTEN = (
     "this end is not on disk yet, the store could not write: it is lost if the server ends "
     "before it can"
@@ -70,6 +73,7 @@ class Ledger:
         self._tasks = tasks
         self._last_seq = 0
         self._unwritten: dict[str, tuple[ExecutionRecord, tuple[Change, ...]]] = {}
+        self._unwritten_bytes = 0
         self._writing: asyncio.Task[None] | None = None
 
     def go_on_after(self, seq: int) -> None:
@@ -80,10 +84,14 @@ class Ledger:
         """Report whether memory has the only copy of its end."""
         return execution_id in self._unwritten
 
-    @property
-    def unwritten(self) -> int:
-        """How many ends wait for the store."""
-        return len(self._unwritten)
+    def check(self) -> None:
+        """Raise `StoreFull` while too many ends wait for the store: each is kept in memory."""
+        if len(self._unwritten) >= _MOST_UNWRITTEN or self._unwritten_bytes >= _UNWRITTEN_BYTES:
+            raise StoreFull(
+                f"accept: {len(self._unwritten)} ends of others could not be written yet",
+                retry_after_s=_AGAIN_S,
+                remedy="try again; the operator has to look after the database's disk",
+            )
 
     # -- before ----------------------------------------------------------------------------
 
@@ -137,7 +145,7 @@ class Ledger:
             return
         value = finite(record.final())
         chunks = await _chunks(record)
-        changes: list[Change] = [Ended(record.id, record.ended_at or time.time(), value, chunks)]
+        changes: list[Change] = [Ended(record.id, record.ended_at or steady(), value, chunks)]
         changes += self.recorder.ended(record, value)
         if is_forgettable and record.replay is not None:
             changes.append(DropReplay(record.owner, record.replay.key))
@@ -148,6 +156,7 @@ class Ledger:
         except CellwallError:
             record.notes.append(_NOT_WRITTEN)
             self._unwritten[record.id] = (record, tuple(changes))
+            self._unwritten_bytes += record.cost_bytes
             if self._writing is None:
                 self._writing = self._tasks.spawn(self._write_later())
 
@@ -162,12 +171,17 @@ class Ledger:
     async def write_unwritten(self) -> None:
         """Try to write the ends that could not be written before, oldest first."""
         store = self.store
-        with contextlib.suppress(CapacityError):
-            while store is not None and self._unwritten:
-                execution_id, (record, changes) = next(iter(self._unwritten.items()))
-                await store.write(*changes)
-                del self._unwritten[execution_id]
-                record.notes.remove(_NOT_WRITTEN)
+        while store is not None and self._unwritten:
+            execution_id, (record, changes) = next(iter(self._unwritten.items()))
+            try:
+                # It may have been written although the answer was an error.
+                with contextlib.suppress(StoreConflict):
+                    await store.write(*changes)
+            except CellwallError:
+                return
+            self._unwritten.pop(execution_id, None)
+            self._unwritten_bytes -= record.cost_bytes
+            record.notes.remove(_NOT_WRITTEN)
 
     # -- reading ---------------------------------------------------------------------------
 

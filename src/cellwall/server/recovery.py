@@ -15,6 +15,7 @@ from cellwall.server.errors import failure
 from cellwall.server.execution_record import blank, complete, failed, interrupted
 from cellwall.server.lines import Line
 from cellwall.server.overflow import chunk_of
+from cellwall.server.times import steady
 from cellwall.store.changes import Change, Ended
 from cellwall.wire.answer import one_line
 
@@ -30,7 +31,7 @@ _PAGE = 1000
 async def recover(state: State, store: Store) -> None:
     """End what was left in the middle, let wait what waited, know the sandboxes that lived."""
     began = time.monotonic()
-    at = time.time()
+    at = steady()
     endings: dict[str, tuple[ExecutionRow, Ended]] = {}
 
     def end(leftover: Leftover) -> tuple[Change, ...]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cellwall.model.errors import CapacityError, SandboxUnavailable
 from cellwall.model.ids import new_id
 from cellwall.server.logs import escaped
-from cellwall.server.times import rfc3339
+from cellwall.server.times import rfc3339, steady
 from cellwall.server.tracked import Tracked
 from cellwall.store.changes import EndSandbox, PutSandbox
 from cellwall.store.rows import SandboxRow
@@ -150,7 +150,7 @@ class SandboxRecord:
             await self._sandbox.close()
 
     def _on_ended(self, reason: str) -> None:
-        self.ended_at = time.time()
+        self.ended_at = steady()
         self._expires_at = self.ended_at
         self.ended_because = escaped(reason)
         self.log("ended", reason=reason)
@@ -273,7 +273,7 @@ class Sandboxes:
 
     def expire(self) -> None:
         """Forget what ended too long ago; called now and then."""
-        limit = time.time() - self._settings.retention_s
+        limit = steady() - self._settings.retention_s
         for record in list(self._all.values()):
             if record.ended_at is not None and record.ended_at <= limit:
                 del self._all[record.id]

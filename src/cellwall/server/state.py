@@ -31,6 +31,7 @@ from cellwall.server.oneshots import revived
 from cellwall.server.recovery import recover
 from cellwall.server.sandboxes import Sandboxes
 from cellwall.server.stored_keys import StoredKeys
+from cellwall.server.times import steady
 
 if TYPE_CHECKING:
     from cellwall.engine.engine import Engine
@@ -104,7 +105,7 @@ class State:
 
     async def _expire_stored(self, store: Store) -> None:
         with contextlib.suppress(CapacityError):  # there is another time
-            await store.expire(time.time() - self.settings.retention_s)
+            await store.expire(steady() - self.settings.retention_s)
 
     async def drain(self, wait_s: float, is_forced: Callable[[], bool] = lambda: False) -> None:
         """Begin nothing new, let executions end for `wait_s`, cut the rest short."""

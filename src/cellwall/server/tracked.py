@@ -17,6 +17,7 @@ from cellwall.model.execution import Event
 from cellwall.model.outcome import Verdict
 from cellwall.server.errors import failure
 from cellwall.server.spool import Spool
+from cellwall.server.times import steady
 
 if TYPE_CHECKING:
     from cellwall.engine.execution import Attempt
@@ -93,7 +94,7 @@ class Tracked:
             self.spool.append(content)
         else:
             self.spool.finish(content)
-        self.ended_at = self.ended_at or time.time()
+        self.ended_at = self.ended_at or steady()
         for future in (self.started, self.ended):
             if not future.done():
                 future.set_result(None)
