@@ -27,6 +27,7 @@ def own(postgres: Postgres) -> Iterator[Postgres]:
         yield made
 
 
+@pytest.mark.timeout(200)  # two crashes, each with the server's own recovery
 def test_crash_of_the_server_loses_and_doubles_nothing(own: Postgres) -> None:
     async def run() -> None:
         async with opened(own.database(), wait_s=40, sole=True) as store:
