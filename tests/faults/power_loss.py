@@ -47,7 +47,7 @@ def record(arguments: list[str], folder: Path, into: Path) -> list[Call]:
          sys.executable, *arguments],
         check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        timeout=55,
+        timeout=200,
     )  # fmt: skip
     with into.open() as lines:
         calls = [_call(*match.groups()) for match in map(_LINE.match, _whole(lines)) if match]

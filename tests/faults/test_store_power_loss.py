@@ -83,6 +83,9 @@ def check_chain(rows: list[AuditRow]) -> None:
         before = row.hash
 
 
+pytestmark = pytest.mark.timeout(300)  # hundreds of databases are opened, each with its syncs
+
+
 @pytest.fixture
 def folder(require: Require) -> Iterator[Path]:
     """Where it all happens: in memory if there is such a place, for the images are many."""

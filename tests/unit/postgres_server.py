@@ -1,21 +1,25 @@
 """A real PostgreSQL server of our own: a cluster in a temporary directory, on a unix socket.
 
-It refuses to run as root, so root's tests give it to the user that the package brings. Ended with
-`pg_ctl`, by the pid in its own directory.
+It refuses to run as root, so root's tests run it as nobody. It is our child and ends with us,
+however we end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 _SETTINGS = (
     "listen_addresses = ''",
@@ -24,11 +28,12 @@ _SETTINGS = (
     "max_wal_size = 64MB",
 )
 _ANYBODY = "nobody"
+_START_S = 40.0
 
 
 def programs() -> Path | None:
-    """Return the folder with `initdb` and `pg_ctl` of the newest version, or None."""
-    found = Path("/usr/lib/postgresql").glob("*/bin/pg_ctl")
+    """Return the folder with `initdb` and `postgres` of the newest version, or None."""
+    found = Path("/usr/lib/postgresql").glob("*/bin/postgres")
     return max((path.parent for path in found), key=lambda path: path.parent.name, default=None)
 
 
@@ -40,25 +45,33 @@ class Postgres:
     bin: Path
     user: int | None
     """Whose process it is; None: ours."""
+    _process: subprocess.Popen[bytes] | None = None
     _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def _place(self) -> dict[str, Any]:
+        """Return where and as whom its programs run."""
+        return {
+            "user": self.user,
+            "group": self.user,
+            "extra_groups": None if self.user is None else [],
+            "cwd": self.folder,
+            "env": {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"},
+        }
 
     def run(self, program: str, *arguments: str) -> str:
         """Run one of its programs as its user; raises with what it said."""
         done = subprocess.run(
             [self.bin / program, *arguments],
-            user=self.user,
-            group=self.user,
-            extra_groups=None if self.user is None else [],
-            cwd=self.folder,
-            env={"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"},
+            **self._place(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             check=False,
             timeout=50,
             encoding="utf-8",
         )
-        assert done.returncode == 0, done.stdout
-        return done.stdout
+        said = str(done.stdout)
+        assert done.returncode == 0, said
+        return said
 
     def sql(self, statement: str, database: str = "postgres") -> str:
         """Run a statement as the superuser."""
@@ -67,12 +80,31 @@ class Postgres:
         )
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
-        self.run("pg_ctl", "-D", f"{self.folder}/data", "-l", f"{self.folder}/log", "-w", "start")
+        """Start it and wait until it answers. It ends with the thread that calls this."""
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "QUIT", self.bin / "postgres", "-D", "data"],
+                **self._place(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        until = time.monotonic() + _START_S
+        while not self._is_ready():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.05)
+            is_alive = self._process.returncode is None and time.monotonic() < until
+            assert is_alive, (self.folder / "log").read_text()
 
-    def stop(self, mode: str = "fast") -> None:
-        """End it: `fast` rolls back what is open, `immediate` is a crash."""
-        self.run("pg_ctl", "-D", f"{self.folder}/data", "-m", mode, "-w", "stop")
+    def _is_ready(self) -> bool:
+        ready = [str(self.bin / "pg_isready"), "-q", "-h", str(self.folder), "-t", "1"]
+        return subprocess.run(ready, **self._place(), check=False, timeout=50).returncode == 0
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """End it: `SIGINT` rolls back what is open, `SIGQUIT` is a crash."""
+        assert self._process is not None
+        self._process.send_signal(how)
+        self._process.wait(50)
 
     def database(self) -> str:
         """Make an empty database; return its URL."""
@@ -100,6 +132,6 @@ def running(bin_folder: Path) -> Iterator[Postgres]:
         try:
             yield server
         finally:
-            server.stop("immediate")
+            server.stop(signal.SIGQUIT)
     finally:
         shutil.rmtree(folder)
