@@ -133,13 +133,17 @@ def _every_error() -> list[errors.CellwallError]:
         "CapacityError": {"retry_after_s": 1.0},
         "FileError": {"reason": "not_found"},
         "PortError": {"reason": "refused"},
-        "QuotaExceeded": {"quota": "running", "retry_after_s": 1.0},
     }
     made: list[errors.CellwallError] = []
     for kind in vars(errors).values():
         if inspect.isclass(kind) and issubclass(kind, errors.CellwallError):
             if kind is errors.HostUnsupported:
                 made.append(errors.HostUnsupported("userns", "what failed", remedy="do this"))
+            elif kind is errors.QuotaExceeded:
+                full = errors.QuotaExceeded(
+                    "running", "what failed", retry_after_s=1.0, remedy="do this"
+                )
+                made.append(full)
             else:
                 made.append(kind("what failed", remedy="do this", **extra.get(kind.__name__, {})))
     return made
