@@ -7,9 +7,10 @@ marker and the end of its block comes from the program itself, never from a keyb
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,15 +21,13 @@ _BLOCK = re.compile(r"<!-- (help|snippet): ?([^>]*?) -->\n```(\w+)\n.*?```\n", r
 
 def command_help(words: str) -> str:
     """Return what `cellwall WORDS --help` prints on a terminal of 80 columns."""
-    code = "import sys; from cellwall.apps.cli.main import app; app(prog_name='cellwall')"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words.split(), "--help"],
-        env={**os.environ, "COLUMNS": "80", "LINES": "40", "NO_COLOR": "1"},
-        stdout=subprocess.PIPE,
-        check=True,
-        encoding="utf-8",
-    )
-    return done.stdout
+    from cellwall.apps.cli.main import app
+
+    os.environ.update({"COLUMNS": "80", "LINES": "40", "NO_COLOR": "1"})
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        app([*words.split(), "--help"], prog_name="cellwall", standalone_mode=False)
+    return printed.getvalue()
 
 
 def _filled(match: re.Match[str]) -> str:

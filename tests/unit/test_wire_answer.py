@@ -141,7 +141,7 @@ def _every_error() -> list[errors.CellwallError]:
                 made.append(errors.HostUnsupported("userns", "what failed", remedy="do this"))
             elif kind is errors.QuotaExceeded:
                 full = errors.QuotaExceeded(
-                    "running", "what failed", retry_after_s=1, remedy="do this"
+                    "running", "what failed", retry_after_s=1.0, remedy="do this"
                 )
                 made.append(full)
             else:
