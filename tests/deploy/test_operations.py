@@ -42,7 +42,7 @@ printf '%s\\n' '#!/bin/sh' 'sed -n "s/ *=.*//; /^[a-z]/p" "${2#--load=}" |' \\
     'while read -r name; do test -e "/proc/sys/$(echo "$name" | tr . /)" || exit 1; done' \\
     > /run/bin/sysctl
 chmod +x /run/bin/*
-export PATH=/run/bin:$PATH
+export PATH=/run/bin:/usr/sbin:/usr/bin:/sbin:/bin
 unset CELLWALL_STATE_DIR CELLWALL_API_KEY CELLWALL_CONFIG
 trap 'tail -c 3000 /run/cellwall-test.journal >&2 2>/dev/null || true' EXIT
 """
