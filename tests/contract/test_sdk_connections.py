@@ -130,7 +130,7 @@ def test_events_that_are_gone_are_a_gap(server: Server) -> None:
 
     code = "for n in range(300):\n    print('x' * 1000, flush=True)"
     for spool_bytes, has_gap in ((1 << 20, False), (20_000, True)):
-        with running(spool_bytes=spool_bytes) as made:
+        with running(store="none", spool_bytes=spool_bytes) as made:
             with cellwall.connect(made.address, ALICE) as client:
                 execution = client.run(code)
             path = f"/executions/{execution.id}/events"

@@ -98,7 +98,7 @@ def test_records_are_forgotten() -> None:
 
 
 def test_retained_answers_are_bounded_in_number_and_bytes() -> None:
-    with running(retained_executions=3, retained_bytes=300_000) as server:
+    with running(store="none", retained_executions=3, retained_bytes=300_000) as server:
         client = server.client()
         ids = [
             client.post("/execute", json={"code": f"print({n})"}).json()["execution_id"]

@@ -79,6 +79,12 @@ def test_readme_leads_to_the_sdk(server: Server, tmp_path: Path) -> None:
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_program_in_the_background(server: Server, tmp_path: Path) -> None:
+    printed = shell(BLOCKS["background"], server, tmp_path)
+    assert '"stdout":"42\\n"' in printed
+    assert '"message":"it had ended"' in printed
+
+
 def test_one_program_and_a_session(server: Server, tmp_path: Path) -> None:
     assert '"stdout":"42\\n"' in shell(BLOCKS["one"], server, tmp_path)
     printed = shell(BLOCKS["session"], server, tmp_path)

@@ -82,7 +82,7 @@ def test_cancelling_twice_is_fine(client: httpx.Client) -> None:
 
 def test_what_the_spool_no_longer_has_is_a_gap() -> None:
     code = "import sys\nfor n in range(400):\n    print('x' * 1000); sys.stdout.flush()"
-    with running(spool_bytes=20_000) as server:
+    with running(store="none", spool_bytes=20_000) as server:
         client = server.client()
         answer = client.post("/execute", json={"code": code}).json()
         lines = lines_of(client.get(f"/executions/{answer['execution_id']}/events"))

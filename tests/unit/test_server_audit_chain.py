@@ -25,7 +25,7 @@ HOSTILE = 'x\n{"seq":9}\x7f\x1b[2J\u202e\ud800 "é'
 
 def entry(number: int, **fields: Any) -> Entry:  # fields of Entry
     named = {"object": f"execution:{number}", **fields}
-    return replace(Entry(1000.0 + number, number, "alice", "k1", "execution.accept"), **named)
+    return Entry(1000.0 + number, number, "alice", "k1", "execution.accept")._replace(**named)
 
 
 def chain(length: int, **fields: Any) -> list[AuditRow]:
@@ -47,7 +47,7 @@ def remade(rows: list[AuditRow], index: int) -> list[AuditRow]:
     made = rows[:index]
     for row in rows[index:]:
         name = "mallory" if row.seq == index + 1 else "alice"
-        make = sealed(replace(entry(row.seq), tenant=name))
+        make = sealed(entry(row.seq)._replace(tenant=name))
         made.append(make(row.seq, made[-1].hash if made else START))
     return made
 

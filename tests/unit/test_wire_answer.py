@@ -140,6 +140,11 @@ def _every_error() -> list[errors.CellwallError]:
         if inspect.isclass(kind) and issubclass(kind, errors.CellwallError):
             if kind is errors.HostUnsupported:
                 made.append(errors.HostUnsupported("userns", "what failed", remedy="do this"))
+            elif kind is errors.QuotaExceeded:
+                full = errors.QuotaExceeded(
+                    "running", "what failed", retry_after_s=1.0, remedy="do this"
+                )
+                made.append(full)
             else:
                 made.append(
                     kind(message="what failed", remedy="do this", **extra.get(kind.__name__, {}))

@@ -12,20 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import cellwall
-from cellwall.server import tracing
+from cellwall.model.errors import HostUnsupported
 from cellwall.server.watching import engine_readings, log_readings, server_readings
 
 if TYPE_CHECKING:
     from cellwall.apps.settings_loader import Loaded
     from cellwall.server.logs import Log
     from cellwall.server.state import State
+    from cellwall.server.tracing import Tracing
 
 
 def connect(state: State, log: Log | None) -> None:
     """Let traces go where the settings say, and metrics read what others count."""
     settings, watch = state.settings, state.watch
     if settings.otel_endpoint is not None:
-        watch.tracing = tracing.opened(settings.otel_endpoint)
+        watch.tracing = _tracing(settings.otel_endpoint)
     if watch.metrics is None:
         return
     watch.metrics.readings += [engine_readings(state.engine.statistics), server_readings(state)]
@@ -33,6 +34,18 @@ def connect(state: State, log: Log | None) -> None:
         watch.metrics.readings.append(log_readings(log.sink))
     if state.store is not None:
         state.store.on_written = watch.metrics.store_writes.observe
+
+
+def _tracing(endpoint: str) -> Tracing:
+    try:
+        from cellwall.server import tracing
+    except ModuleNotFoundError as error:
+        raise HostUnsupported(
+            "otel",
+            f"traces: the package {error.name!r} is not installed",
+            remedy="run: pip install 'cellwall[otel]', or remove otel_endpoint",
+        ) from None
+    return tracing.opened(endpoint)
 
 
 def facts_of(loaded: Loaded) -> dict[str, object]:

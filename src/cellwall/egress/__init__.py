@@ -1,4 +1,5 @@
-"""The outbound proxy: what a sandbox may reach, decided by connected address, and its log.
+"""What leaves our own side on a caller's wish: webhooks, decided by the connected address.
 
-Imported by `engine` and `runtimes`; knows policies, never sandboxes.
+Imported by `engine` and `server`; knows policies, never sandboxes. The outbound proxy of sandboxes
+will live here too.
 """

@@ -109,6 +109,13 @@ class Quota(Shown):
     use: QuotaUse
 
 
+class WebhookSecret(Shown):
+    """What signs a tenant's webhooks."""
+
+    secret: str
+    header: str
+
+
 class Promises(Shown):
     """What of this machine is promised, and what may be; null: nothing is known that bounds it."""
 

@@ -31,6 +31,7 @@ from cellwall.server.routes import (
     sandboxes,
     signed,
     terminal,
+    webhooks,
 )
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *info.ENDPOINTS,
     *audit.ENDPOINTS,
     *quota.ENDPOINTS,
+    *webhooks.ENDPOINTS,
     *keys.ENDPOINTS,
     *health.ENDPOINTS,
     *pages.ENDPOINTS,

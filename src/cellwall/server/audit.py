@@ -9,17 +9,15 @@ the operator's policy is to flag that); what is only noted is never lost silentl
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import deque
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from cellwall.engine.tasks import Tasks
 from cellwall.model.errors import CapacityError, CellwallError
 from cellwall.server.audit_anchor import Anchoring, target_of
-from cellwall.server.audit_chain import Entry, digest_of, sealed
+from cellwall.server.audit_chain import Entry, compact, digest_of, sealed
 from cellwall.server.audit_refusals import Refusals
 from cellwall.server.logs import logger
 from cellwall.server.watching import who_of
@@ -89,7 +87,7 @@ class Audit:
             _log.error("not written", action=entry.action, tenant=entry.tenant, reason=str(error))
             if self._is_required:
                 raise
-            self.note(replace(entry, decision="noted", details=_words({"late": True})))
+            self.note(entry._replace(decision="noted", details=compact({"late": True})))
 
     async def asked(self, call: Call, action: str) -> None:
         """Write that a request's action is about to be done; raises as `before`."""
@@ -99,8 +97,7 @@ class Audit:
         """Return what appends that a sandbox was made, and see to the record of its end."""
         isolation = record.sandbox.isolation
         record.sandbox.on_ended(partial(self._sandbox_ended, record.owner, record.id))
-        entry = replace(
-            entry_of(call, "sandbox.create"),
+        entry = entry_of(call, "sandbox.create")._replace(
             object=f"sandbox:{record.id}",
             decision="noted",
             runtime=isolation.runtime,
@@ -117,12 +114,11 @@ class Audit:
         """Note how a command ended; `names` are its sandbox's and its own."""
         entry = server_entry("command.end", tenant=tenant, subject=names)
         self.note(
-            replace(
-                entry,
+            entry._replace(
                 runtime=outcome.isolation.runtime,
                 posture=outcome.isolation.posture_digest,
                 result=outcome.verdict.value,
-                usage=_words(outcome.as_json()["usage"]),
+                usage=compact(outcome.as_json()["usage"]),
             )
         )
 
@@ -140,13 +136,13 @@ class Audit:
 
     def failed(self, call: Call, action: str, reason: str) -> None:
         """Note that an action that was allowed came to nothing."""
-        self.note(replace(entry_of(call, action), decision="noted", result=f"failed: {reason}"))
+        self.note(entry_of(call, action)._replace(decision="noted", result=f"failed: {reason}"))
 
     def refused(self, call: Call, status: int, code: str) -> None:
         """Note a refusal; those that repeat themselves are summed up."""
         entry = entry_of(call, "request.refuse")
-        details = _words({"status": status, "code": code, "route": call.route})
-        self._refusals.add(replace(entry, decision="refused", result=code, details=details))
+        details = compact({"status": status, "code": code, "route": call.route})
+        self._refusals.add(entry._replace(decision="refused", result=code, details=details))
 
     def _on_alert(self, alert: Alert) -> None:
         facts = {"count": alert.count, "window_s": alert.window_s}
@@ -157,7 +153,7 @@ class Audit:
                 subject=alert.rule,
                 tenant=alert.who if is_tenant else "",
                 result=alert.who,
-                details=_words(facts),
+                details=compact(facts),
             )
         )
 
@@ -165,7 +161,7 @@ class Audit:
         try:
             while self._noted:
                 if self._lost:
-                    lost = server_entry("audit.lose", details=_words({"count": self._lost}))
+                    lost = server_entry("audit.lose", details=compact({"count": self._lost}))
                     self._noted.appendleft(lost)
                     self._lost = 0
                 batch = [self._noted.popleft() for _ in range(min(_BATCH, len(self._noted)))]
@@ -188,7 +184,7 @@ class Audit:
 
     async def open(self, facts: Mapping[str, object]) -> None:
         """Write that the server starts; raises as `before`."""
-        await self.before(server_entry("server.start", details=_words(facts)))
+        await self.before(server_entry("server.start", details=compact(facts)))
         if self._anchoring is not None:
             await self._anchoring.open(self._anchoring_tasks.spawn)
         self._refusals.open()
@@ -209,8 +205,7 @@ class Audit:
 
     def _clean(self, entry: Entry) -> Entry:
         clean = self._watch.redactor.clean
-        return replace(
-            entry,
+        return entry._replace(
             object=clean(entry.object)[:_LONGEST],
             result=clean(entry.result)[:_LONGEST],
             details=clean(entry.details),
@@ -265,7 +260,3 @@ async def parameters_of(call: Call, body: bytes) -> str:
     if len(body) < _SMALL_BYTES:
         return digest_of(*parts)
     return await asyncio.to_thread(digest_of, *parts)
-
-
-def _words(facts: Mapping[str, object]) -> str:
-    return json.dumps(facts, separators=(",", ":"), default=str)

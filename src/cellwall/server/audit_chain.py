@@ -14,8 +14,8 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 from cellwall.server.times import rfc3339
 from cellwall.store.rows import AuditRow
@@ -24,11 +24,12 @@ VERSION = "cellwall-audit-1"
 START = bytes(32)
 """What stands for the hash before the first record."""
 Decision = Literal["allowed", "refused", "noted"]
-_LENGTH = struct.Struct(">Q")
+_LENGTH = struct.Struct(">Q").pack
+compact = json.JSONEncoder(separators=(",", ":"), default=str).encode
+"""Encodes what goes into a record."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """What an audit record says; its place in the chain is given when it is written."""
 
     time: float
@@ -60,7 +61,7 @@ class Entry:
 
 
 _NUMBERS = frozenset({"seq", "mono_ns"})
-_NAMES = tuple(each.name for each in fields(Entry))
+_NAMES = Entry._fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,23 +110,18 @@ def read(record: bytes) -> Read:
 
 def digest_of(*parts: bytes) -> str:
     """Return SHA-256 in hexadecimal over length-prefixed parts."""
-    hashed = hashlib.sha256()
-    for part in parts:
-        hashed.update(_LENGTH.pack(len(part)) + part)
-    return hashed.hexdigest()
+    return hashlib.sha256(
+        b"".join([piece for part in parts for piece in (_LENGTH(len(part)), part)])
+    ).hexdigest()
 
 
 def _values(entry: Entry, seq: int) -> dict[str, Any]:
-    values: dict[str, Any] = {"v": VERSION, "seq": seq}
-    for name in _NAMES:
-        values[name] = getattr(entry, name)
-    values["time"] = rfc3339(entry.time)
-    return values
+    return {"v": VERSION, "seq": seq, **entry._asdict(), "time": rfc3339(entry.time)}
 
 
 def _line(values: Mapping[str, Any], prev: bytes) -> bytes:
     whole = {**values, "prev": prev.hex()}
-    return json.dumps(whole, separators=(",", ":")).replace("\x7f", "\\u007f").encode("ascii")
+    return compact(whole).replace("\x7f", "\\u007f").encode("ascii")
 
 
 def _hash(values: Mapping[str, Any], prev: bytes) -> bytes:

@@ -10,9 +10,8 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
-from cellwall.server.audit_chain import Entry
+from cellwall.server.audit_chain import Entry, compact
 
 WINDOW_S = 60.0
 _MOST_KINDS = 1024
@@ -32,7 +31,7 @@ class Refusals:
         """Take a refusal."""
         kind = (entry.tenant, entry.actor, entry.result)
         if kind not in self._counts and len(self._counts) >= _MOST_KINDS:
-            kind, entry = ("", "others", entry.result), replace(entry, actor="others", object="")
+            kind, entry = ("", "others", entry.result), entry._replace(actor="others", object="")
         first, count = self._counts.get(kind, (entry, 0))
         if not count:
             self._note(entry)
@@ -54,12 +53,11 @@ class Refusals:
                 facts = json.loads(first.details or "{}")
                 facts |= {"more": count - 1, "window_s": WINDOW_S}
                 self._note(
-                    replace(
-                        first,
+                    first._replace(
                         time=time.time(),
                         mono_ns=time.monotonic_ns(),
                         object="",
-                        details=json.dumps(facts, separators=(",", ":")),
+                        details=compact(facts),
                     )
                 )
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from cellwall.server.settings import ServerSettings
     from cellwall.store.rows import ExecutionRow
 
+    OnEnded = Callable[[str, Mapping[str, Any], Callable[[], Mapping[str, Any]]], None]
+    """Called with the owner, what was asked, and what gives the answer."""
     Revive = Callable[[ExecutionRow, bytes], Order]
 
 _INTERRUPT_S = 5.0
@@ -63,6 +65,8 @@ class Executions:
         self._ended: OrderedDict[str, int] = OrderedDict()
         self._ended_bytes = 0
         self._is_stopping = False
+        self.on_ended: OnEnded | None = None
+        """Told of every end that is durable."""
         self._latest: asyncio.Future[None] | None = None
         """Done when the background execution whose turn came last is about to be started."""
         self.total = 0
@@ -125,7 +129,7 @@ class Executions:
         item = Queued(row.id, row.tenant, self._on_turn)
         item.is_accepted = True
         self._queued[item.id] = item
-        cost = Cost(*row.asked["cost"])
+        cost = Cost(*row.asked.get("cost", ()))
         item.waiting = self._queue.restore(row.tenant, cost, item.on_turn)
 
     def _on_turn(self, item: Queued, place: Place) -> None:
@@ -230,6 +234,8 @@ class Executions:
                 record.replay.drop()
             record.settle()
             self._retain(record)
+        if self.on_ended is not None and not record.is_left:
+            self.on_ended(record.owner, record.asked, record.as_json)
 
     def _cancel_queued(self, item: Queued, record: ExecutionRecord) -> None:
         """End one that waits and has no task."""

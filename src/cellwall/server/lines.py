@@ -6,6 +6,7 @@ without a number is a gap record, and says which numbers are gone.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cellwall.wire.answer import one_line
@@ -26,3 +27,14 @@ def gap(after: int, following: int) -> Line:
     """Return the record that says: what is between `after` and `following` is no longer kept."""
     value = {"type": "gap", "after": after, "next": following, "lost": following - after - 1}
     return Line(None, "gap", one_line(value))
+
+
+def with_gaps(lines: Iterable[Line], after: int) -> list[Line]:
+    """Return lines with a record wherever numbers are missing."""
+    found: list[Line] = []
+    for line in lines:
+        if line.seq is not None and line.seq > after + 1:
+            found.append(gap(after, line.seq))
+        found.append(line)
+        after = line.seq or after
+    return found

@@ -1,18 +1,26 @@
 """Counters and histograms of the whole server, in Prometheus's form.
 
-Filled by `watching` from the event loop; read by `metrics_listener`, on an address of its own. Not
-a tenant's view (`/stats`). The invariants: counting costs microseconds and never waits; the number
+Filled by `watching` on the event loop alone, so without a lock; read by `metrics_page`, on an
+address of its own. Not a tenant's view (`/stats`). The invariants: counting costs less than a
+microsecond (the client library's own counters cost several) and never waits; the number
 of series is bounded, whatever callers send: labels are names of ours or of the operator's, at most
 `MOST_VALUES` of a kind, and never secrets.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
@@ -20,8 +28,6 @@ from prometheus_client.registry import Collector
 if TYPE_CHECKING:
     from cellwall.model.outcome import Outcome
     from cellwall.server.redaction import Redactor
-
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each series
 
 MOST_VALUES = 64
 """Different values of one label; later ones are counted as `other`."""
@@ -51,41 +57,58 @@ class Labels:
 class Counts:
     """A counter with its series."""
 
-    def __init__(self, registry: CollectorRegistry, name: str, words: str, *labels: str) -> None:
+    def __init__(self, name: str, words: str, *labels: str) -> None:
         """Its name gets `cellwall_` in front."""
-        self._family = Counter(f"cellwall_{name}", words, labels, registry=registry)
-        self._series: dict[tuple[str, ...], Counter] = {} if labels else {(): self._family}
+        self._about = (f"cellwall_{name}", words)
+        self._labels = labels
+        self._series: dict[tuple[str, ...], float] = {} if labels else {(): 0.0}
 
     def add(self, *labels: str, by: float = 1.0) -> None:
         """Count."""
-        found = self._series.get(labels)
-        if found is None:  # kept, because the library's own look-up costs several times this one
-            found = self._series[labels] = self._family.labels(*labels)
-        found.inc(by)
+        self._series[labels] = self._series.get(labels, 0.0) + by
+
+    def read(self) -> Metric:
+        """Return it as it is now."""
+        family = CounterMetricFamily(*self._about, labels=self._labels)
+        for labels, value in self._series.items():
+            family.add_metric(labels, value)
+        return family
 
 
 class Spread:
     """A histogram with its series."""
 
     def __init__(
-        self,
-        registry: CollectorRegistry,
-        name: str,
-        words: str,
-        *labels: str,
-        bounds: tuple[float, ...] = _SECONDS,
+        self, name: str, words: str, *labels: str, bounds: tuple[float, ...] = _SECONDS
     ) -> None:
         """Its name gets `cellwall_` in front."""
-        name = f"cellwall_{name}"
-        self._family = Histogram(name, words, labels, registry=registry, buckets=bounds)
-        self._series: dict[tuple[str, ...], Histogram] = {} if labels else {(): self._family}
+        self._about = (f"cellwall_{name}", words)
+        self._labels = labels
+        self._bounds = bounds
+        self._series: dict[tuple[str, ...], list[float]] = {}
+        if not labels:
+            self._series[()] = self._new()
+
+    def _new(self) -> list[float]:
+        """Return how many are up to each bound, then those above all of them, then the sum."""
+        return [0] * (len(self._bounds) + 2)
 
     def observe(self, value: float, *labels: str) -> None:
         """Count `value` in."""
         found = self._series.get(labels)
         if found is None:
-            found = self._series[labels] = self._family.labels(*labels)
-        found.observe(value)
+            found = self._series[labels] = self._new()
+        found[bisect_left(self._bounds, value)] += 1
+        found[-1] += value
+
+    def read(self) -> Metric:
+        """Return it as it is now."""
+        family = HistogramMetricFamily(*self._about, labels=self._labels)
+        names = [*map(str, self._bounds), "+Inf"]
+        for labels, found in self._series.items():
+            sums = accumulate(found[:-1])
+            family.add_metric(labels, list(zip(names, sums, strict=True)), found[-1])
+        return family
 
 
 Reading = Callable[[], Iterable[Metric]]
@@ -115,36 +138,24 @@ class Metrics:
         registry.register(self._read)
         self.template = Labels(redactor)
         self.tier = Labels(redactor)
-        self.requests = Spread(
-            registry, "request_seconds", "From headers to the end.", "method", "route"
-        )
-        self.statuses = Counts(registry, "requests", "Requests.", "method", "route", "status")
-        self._verdicts = Counts(
-            registry, "executions", "Ended programs.", "template", "runtime", "verdict"
-        )
-        self._wall = Spread(
-            registry, "execution_seconds", "Wall time of programs.", "template", "runtime"
-        )
+        kind = ("template", "runtime")
+        self.requests = Spread("request_seconds", "From headers to the end.", "method", "route")
+        self.statuses = Counts("requests", "Requests.", "method", "route", "status")
+        self._verdicts = Counts("executions", "Ended programs.", *kind, "verdict")
+        self._wall = Spread("execution_seconds", "Wall time of programs.", *kind)
         self._memory = Spread(
-            registry,
-            "memory_peak_bytes",
-            "Highest memory of programs.",
-            "template",
-            "runtime",
-            bounds=_BYTES,
+            "memory_peak_bytes", "Highest memory of programs.", *kind, bounds=_BYTES
         )
-        self._cpu = Counts(registry, "cpu_seconds", "CPU time of programs.", "template", "runtime")
-        self._cut = Counts(registry, "output_dropped_bytes", "Output beyond the caps, not kept.")
-        self.phases = Spread(
-            registry, "phase_seconds", "Parts of an execution: admit, claim, run.", "phase"
-        )
-        self.waits = Spread(registry, "queue_seconds", "Until its turn, for a tier.", "tier")
-        self.store_writes = Spread(registry, "store_write_seconds", "Until a change is durable.")
-        self.refusals = Counts(registry, "refusals", "Refused requests, by code.", "code")
-        self.alerts = Counts(registry, "alerts", "Unusual runs that a rule flagged.", "rule")
-        self.audited = Counts(registry, "audit_records", "Audit records.", "result")
-        self.reads = Counts(registry, "file_reads", "Reads of files in sandboxes.")
-        self.swept = Counts(registry, "swept", "Leftovers that a sweep removed.", "kind")
+        self._cpu = Counts("cpu_seconds", "CPU time of programs.", *kind)
+        self._cut = Counts("output_dropped_bytes", "Output beyond the caps, not kept.")
+        self.phases = Spread("phase_seconds", "Parts of an execution: admit, claim, run.", "phase")
+        self.waits = Spread("queue_seconds", "Until its turn, for a tier.", "tier")
+        self.store_writes = Spread("store_write_seconds", "Until a change is durable.")
+        self.refusals = Counts("refusals", "Refused requests, by code.", "code")
+        self.alerts = Counts("alerts", "Unusual runs that a rule flagged.", "rule")
+        self.audited = Counts("audit_records", "Audit records.", "result")
+        self.reads = Counts("file_reads", "Reads of files in sandboxes.")
+        self.swept = Counts("swept", "Leftovers that a sweep removed.", "kind")
 
     def ended(self, template: str, outcome: Outcome) -> None:
         """Count one program's end."""
@@ -158,8 +169,9 @@ class Metrics:
             self._cut.add(by=cut.stdout + cut.stderr + cut.display)
 
     def read(self) -> None:
-        """Ask those who count by themselves; on the event loop, which is theirs."""
-        self._read.found = [metric for reading in self.readings for metric in reading()]
+        """Take what is counted here and by others; on the event loop, where it is counted."""
+        mine = [each.read() for each in vars(self).values() if isinstance(each, (Counts, Spread))]
+        self._read.found = [*mine, *(found for reading in self.readings for found in reading())]
 
     def page(self) -> bytes:
         """Return everything, with what was last read, as text of format 0.0.4."""

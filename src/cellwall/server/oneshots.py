@@ -55,6 +55,7 @@ def order(
         "clipped": clipped,
         "scan": scan,
         "is_streamed": is_streamed,
+        "webhook": body.webhook,
         "key_id": caller.key_id,
         "cost": [cost.memory_mb, cost.processes, cost.disk_mb, cost.cpus],
     }

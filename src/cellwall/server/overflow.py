@@ -12,7 +12,7 @@ import json
 from typing import TYPE_CHECKING
 
 from cellwall.model.errors import CellwallError
-from cellwall.server.lines import Line, gap
+from cellwall.server.lines import Line
 from cellwall.store.changes import AppendEvents
 from cellwall.store.rows import EventChunk
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES = 256 * 1024
 """Written at once."""
+AT_ONCE = 4
+"""Chunks that a reader has in memory at once."""
 _WAITING_BYTES = 4 * 1024 * 1024
 """Held at most for a store that is slow."""
 
@@ -71,14 +73,19 @@ class Overflow:
         return self._waiting
 
     async def after(self, position: int) -> list[Line]:
-        """Return the lines after number `position` that are still to be had, in order."""
+        """Return the next lines after number `position` that are still to be had, in order.
+
+        Those of the end may be among them, which memory still has too.
+        """
         # First what is in memory: it may be in the store alone when that has answered.
         held = [*self._writing, *self._waiting]
-        chunks = await self._store.events(self._id, position)
+        chunks = await self._store.events(self._id, position, AT_ONCE)
         found = lines_of(chunks, position)
+        if len(chunks) == AT_ONCE:
+            return found
         last = found[-1].seq or position if found else position
         found += [line for line in held if line.seq is not None and line.seq > last]
-        return with_gaps(found, position)
+        return found
 
 
 def chunk_of(execution_id: str, lines: Sequence[Line]) -> EventChunk:
@@ -95,15 +102,4 @@ def lines_of(chunks: Iterable[EventChunk], after: int) -> list[Line]:
             value = json.loads(text)
             if value["seq"] > after:
                 found.append(Line(value["seq"], value["type"], text))
-    return found
-
-
-def with_gaps(lines: Iterable[Line], after: int) -> list[Line]:
-    """Return lines with a record wherever numbers are missing."""
-    found: list[Line] = []
-    for line in lines:
-        if line.seq is not None and line.seq > after + 1:
-            found.append(gap(after, line.seq))
-        found.append(line)
-        after = line.seq or after
     return found

@@ -6,11 +6,10 @@ the record of an acceptance is durable with it, so before its code is handed ove
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from cellwall.server.audit_chain import Entry
+from cellwall.server.audit_chain import Entry, compact
 from cellwall.server.origin import ORIGIN
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class Recording:
             action="execution.accept",
             object=f"execution:{execution_id}" + (f" sandbox:{sandbox_id}" if sandbox_id else ""),
             parameters="" if origin is None else origin.parameters,
-            details=_words({name: shown.get(name) for name in ("template", "language")}),
+            details=compact({name: shown.get(name) for name in ("template", "language")}),
             request=order.request_id,
         )
         return (self._audit.change(entry),)
@@ -65,7 +64,7 @@ class Recording:
         is_own = origin is not None and origin.request_id == record.request_id
         if origin is not None and is_own:
             origin.ended_at = record.ended_at
-        self._watch.phased(phases_of(record), origin if is_own else None, record.id)
+        self._watch.phased(record, phases_of(record), origin if is_own else None)
 
 
 def end_entry(execution_id: str, tenant: str, answer: dict[str, Any], request_id: str) -> Entry:
@@ -82,7 +81,7 @@ def end_entry(execution_id: str, tenant: str, answer: dict[str, Any], request_id
         runtime=str(isolation.get("runtime", "")),
         posture=str(isolation.get("posture", "")),
         result=str(answer.get("verdict") or ""),
-        usage="" if answer.get("usage") is None else _words(answer["usage"]),
+        usage="" if answer.get("usage") is None else compact(answer["usage"]),
         request=request_id,
     )
 
@@ -97,7 +96,3 @@ def phases_of(record: ExecutionRecord) -> list[Phase]:
     if record.started_at is not None:
         found.append(("run", record.started_at, ended_at))
     return found
-
-
-def _words(facts: dict[str, Any]) -> str:
-    return json.dumps(facts, separators=(",", ":"), default=str)

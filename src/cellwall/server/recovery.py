@@ -33,7 +33,18 @@ async def recover(state: State, store: Store) -> None:
     """End what was left in the middle, let wait what waited, know the sandboxes that lived."""
     began = time.monotonic()
     at = time.time()
-    found = await store.recover(at, partial(ending, at=at))
+    endings: dict[str, tuple[ExecutionRow, Ended]] = {}
+
+    def end(leftover: Leftover) -> tuple[Change, ...]:
+        change = ending(leftover, at)
+        endings[leftover.row.id] = (leftover.row, change)
+        row = leftover.row
+        entry = end_entry(row.id, row.tenant, change.answer, row.request_id)
+        return (change, AppendAudit(sealed(entry)))
+
+    found = await store.recover(at, end)
+    for row, change in endings.values():
+        state.notices.ended(row.tenant, row.asked, partial(_answer_of, change))
     state.ledger.go_on_after(found.last_seq)
     state.sandboxes.restore(await store.sandboxes())
     after, restored = 0, 0
@@ -54,7 +65,11 @@ async def recover(state: State, store: Store) -> None:
         )
 
 
-def ending(leftover: Leftover, at: float) -> tuple[Change, ...]:
+def _answer_of(change: Ended) -> dict[str, Any]:
+    return change.answer
+
+
+def ending(leftover: Leftover, at: float) -> Ended:
     """Return how one ends that was left behind at `at` (seconds since the epoch)."""
     row = leftover.row
     value = _interrupted(row) if leftover.because == "interrupted" else _cancelled(row)
@@ -66,8 +81,7 @@ def ending(leftover: Leftover, at: float) -> tuple[Change, ...]:
         "failure": value.get("failure"),
     }
     chunk = chunk_of(row.id, [Line(leftover.last_seq + 1, "end", one_line(end))])
-    entry = end_entry(row.id, row.tenant, value, row.request_id)
-    return (Ended(row.id, at, value, (chunk,)), AppendAudit(sealed(entry)))
+    return Ended(row.id, at, value, (chunk,))
 
 
 def _interrupted(row: ExecutionRow) -> dict[str, Any]:

@@ -36,7 +36,7 @@ _SHAPES = re.compile(
     r"|[spr]k[-_](?:[a-z]+[-_])*[A-Za-z0-9_-]{16,}"
     r"|gh[opusr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
     r"|xox[abeprs]-[\w-]{10,}|A[KS]IA[A-Z0-9]{16}|AIza[\w-]{30,}"
-    r"|(?:hf|npm|pypi|dop_v1|shpat)[_-][\w-]{24,}"
+    r"|(?:hf|npm|pypi|dop_v1|shpat|whsec)[_-][\w-]{24,}"
     r"|eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     re.DOTALL,

@@ -121,6 +121,9 @@ class ExecuteBody(_Coded, _Placed):
     collect: Annotated[list[PathText], Field(max_length=100)] = Field(
         [], description="Files that come back as artifacts."
     )
+    webhook: Annotated[str, Field(max_length=2048)] | None = Field(
+        None, description="A URL that is told of the end, if the operator allows that."
+    )
     background: bool = Field(
         False, description="Answer at once, with 202, when it is accepted and on disk."
     )

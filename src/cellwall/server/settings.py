@@ -62,6 +62,10 @@ class ServerSettings:
     store: str = "sqlite"
     """Where executions, sandboxes and idempotency keys are written down: `sqlite` (a file in the
     state directory), a URL (`postgresql+asyncpg://…`), or `none`: nothing outlives the server."""
+    webhooks: bool = False
+    """Callers may name a URL that is told of the end of an execution; only public addresses."""
+    webhook_networks: tuple[str, ...] = ()
+    """Networks (`10.1.0.0/16`) of the operator's that webhooks may go to beside public ones."""
     warm: tuple[str, ...] = ("python",)
     """Templates that are made ready before the server says that it listens, if they are built."""
     most: Limits = field(default_factory=_most)
@@ -146,6 +150,8 @@ class ServerSettings:
     """The same for sandboxes asked for."""
     flag_refusals: int = 60
     """The same for refused requests, of a tenant or of an address without a key."""
+    flag_webhook: str | None = None
+    """Address that is told of each, too, if `webhooks` are on; signed as for tenant `default`."""
     audit: str = "required"
     """What happens when an audit record cannot be written: `required`: the action neither;
     `flag`: it goes on, the log and the metrics say so. Records lie in the store."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cellwall.model.execution import Event
-from cellwall.server.lines import Line, gap
+from cellwall.server.lines import Line, gap, with_gaps
 from cellwall.wire.answer import event_line, one_line
 
 if TYPE_CHECKING:
@@ -184,13 +184,12 @@ class Reader:
         spool = self._spool
         if spool.overflow is None or self.position + 1 >= spool.first:
             return []
-        lines = [
-            line for line in await spool.overflow.after(self.position)
-            if line.seq is None or line.seq < spool.first
-        ]  # fmt: skip
-        if lines and lines[-1].seq is not None:
-            self.position = lines[-1].seq
-        return lines
+        found = await spool.overflow.after(self.position)
+        lines = [line for line in found if line.seq is not None and line.seq < spool.first]
+        if not lines:
+            return []
+        before, self.position = self.position, lines[-1].seq or self.position
+        return with_gaps(lines, before)
 
     def take(self) -> list[Line]:
         """Return the lines that are there, oldest first, and move on."""

@@ -27,6 +27,7 @@ from cellwall.server.executions import Executions
 from cellwall.server.idempotency import Replays
 from cellwall.server.keys import Failures, KeyRing
 from cellwall.server.ledger import Ledger
+from cellwall.server.notices import Notices
 from cellwall.server.oneshots import revived
 from cellwall.server.recording import Recording
 from cellwall.server.recovery import recover
@@ -68,12 +69,16 @@ class State:
         self.queue = _queue(engine, settings)
         self.room = Room(settings.least_free_mb)
         self.watch = Watch(settings, redactor or Redactor())
+        self.watch.tier_of = self.queue.tenants.tier
         self.audit = None if store is None else Audit(store, settings, self.watch)
         recording = Recording(self.watch, self.audit)
         self.ledger = Ledger(store, self.tasks, recording)
+        self.notices = Notices(settings)
+        self.watch.on_alert.append(self.notices.flagged)
         self.executions = Executions(
             settings, self.tasks, self.queue, self.ledger, partial(revived, engine, settings)
         )
+        self.executions.on_ended = self.notices.ended
         self.sandboxes = Sandboxes(settings, store, self.tasks)
         self.replays = Replays(store)
         self.signing_key = secrets.token_bytes(32)
@@ -93,6 +98,7 @@ class State:
 
         Raises what the store says.
         """
+        await self.notices.open(self.store)
         if self.store is not None:
             await recover(self, self.store)
         if self.stored_keys is not None:
@@ -124,6 +130,7 @@ class State:
         if self._timer is not None:
             self._timer.cancel()
         await self.tasks.cancel()
+        await self.notices.aclose()
 
 
 def _queue(engine: Engine, settings: ServerSettings) -> FairQueue:

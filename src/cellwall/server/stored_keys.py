@@ -8,14 +8,13 @@ what the store says is revoked is not accepted, whoever revoked it.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from cellwall.model.errors import CellwallError, NotFound, UsageError
-from cellwall.server.audit_chain import Entry, sealed
+from cellwall.server.audit_chain import Entry, compact, sealed
 from cellwall.server.keys import KeyRecord, digest_of, new_key
 from cellwall.server.origin import ORIGIN
 from cellwall.server.redaction import Redactor
@@ -95,7 +94,7 @@ def _on_record(action: str, row: KeyRow) -> AppendAudit:
         actor="cli" if ORIGIN.get() is None else "server",
         action=action,
         object=f"key:{row.digest[:12]}",
-        details=Redactor().clean(json.dumps(facts, separators=(",", ":"))),
+        details=Redactor().clean(compact(facts)),
     )
     return AppendAudit(sealed(entry))
 

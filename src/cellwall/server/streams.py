@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from cellwall.server.errors import HttpError
-from cellwall.server.lines import Line
-from cellwall.server.overflow import lines_of, with_gaps
+from cellwall.server.lines import Line, with_gaps
+from cellwall.server.overflow import AT_ONCE, lines_of
 from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
@@ -94,12 +94,14 @@ async def send_kept(
 ) -> None:
     """Send everything after `after` of an execution that has ended and is in the store alone."""
     store = call.state.ledger.store
-    chunks = [] if store is None else await store.events(execution_id, after)
     await call.start(200, MEDIA[form], {"cache-control": "no-store", **headers})
     position = after
-    for chunk in chunks:
-        lines = with_gaps(lines_of([chunk], position), position)
-        position = chunk.last_seq
+    while store is not None:
+        chunks = await store.events(execution_id, position, AT_ONCE)
+        if not chunks:
+            break
+        lines = with_gaps(lines_of(chunks, position), position)
+        position = chunks[-1].last_seq
         await call.write("".join(encode(line, form) for line in lines).encode())
     await call.end()
 

@@ -1,123 +1,154 @@
-"""Traces of requests and executions, through OpenTelemetry, if the operator names a collector.
+"""Traces of requests and executions, as OpenTelemetry spans, if the operator names a collector.
 
-Not metrics. Spans: the request; in it `admit` (until its turn), `claim` (until a sandbox is there
-and the code is handed over), `run`, `answer`. They are made after the fact from times that are
-kept anyway, so that the way of an execution knows nothing of traces; without a collector nothing
-here is even imported. A W3C `traceparent` of the caller's is the parent. The invariant: a
-collector that is slow or gone costs spans, never requests.
+Not metrics, and not the sending (`span_batches`). Spans: the request; in it `admit` (until its
+turn), `claim` (until a sandbox is there and the code is handed over), `run`, `answer`. They are
+made after the fact, as values, from times that are kept anyway, so that the way of an execution
+knows nothing of traces; without a collector nothing here is even imported. A W3C `traceparent` of
+the caller's is the parent. The invariant: a slow or dead collector costs spans, never requests.
+
+The SDK's tracer is not used: it starts threads in every child of a fork, and a process with two
+threads may not enter a namespace, which is what our probes fork for.
 """
 
 from __future__ import annotations
 
+import random
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 import cellwall
-from cellwall.model.errors import HostUnsupported
+from cellwall.server.span_batches import SpanBatches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SpanExporter
 
     from cellwall.server.call import Call
 
-_PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
-_QUEUE = 2048
-_CLOSE_MS = 2000
+_PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
+_SEND_S = 5
+_CLOSE_S = 2.0
 Phase = tuple[str, float, float]
 """Its name, and begin and end in seconds since the epoch."""
+_ids = random.SystemRandom()
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A request's span, as far as it is known when the request begins."""
+
+    context: SpanContext
+    parent: SpanContext | None
+    began_ns: int
 
 
 class Tracing:
-    """Makes spans and hands them to a collector in batches, from a thread."""
+    """Makes spans and hands them to a collector."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         """Use `opened` to have one for an address."""
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-        resource = Resource.create(
+        self._batches = SpanBatches(exporter)
+        self._scope = InstrumentationScope("cellwall", cellwall.__version__)
+        self._resource = Resource(
             {"service.name": "cellwall", "service.version": cellwall.__version__}
         )
-        self._provider: TracerProvider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=_QUEUE))
-        self._tracer = self._provider.get_tracer("cellwall")
 
     def begin(self, call: Call) -> None:
-        """A request begins; its span is `call.origin.span`."""
-        from opentelemetry.trace import SpanKind
-
-        call.origin.span = self._tracer.start_span(
-            "request", context=_parent(call.headers), kind=SpanKind.SERVER
-        )
+        """A request begins; it is known by `call.origin.span`."""
+        parent = _parent(call.headers)
+        context = _child_of(parent)
+        call.origin.span = Begun(context, parent, time.time_ns())
 
     def answered(self, call: Call, method: str) -> None:
         """It has been answered."""
-        span = call.origin.span
-        if span is None:
-            return
-        span.update_name(f"{method} {call.route}".strip())
-        span.set_attributes(
-            {
-                "http.request.method": method,
-                "http.route": call.route,
-                "http.response.status_code": call.status,
-                "cellwall.request_id": call.request_id,
-            }
-        )
-        if call.principal is not None:
-            span.set_attribute("cellwall.tenant", call.principal.tenant)
-        if call.execution_id is not None:
-            span.set_attribute("cellwall.execution_id", call.execution_id)
+        begun: Begun = call.origin.span
         if call.origin.ended_at is not None:
             answer = ("answer", call.origin.ended_at, time.time())
-            self.phases(span, (answer,), {"cellwall.request_id": call.request_id})
-        if call.status >= 500:
-            from opentelemetry.trace import Status, StatusCode
+            self.phases(begun, (answer,), {"cellwall.request_id": call.request_id})
+        facts: dict[str, str | int] = {
+            "http.request.method": method,
+            "http.route": call.route,
+            "http.response.status_code": call.status,
+            "cellwall.request_id": call.request_id,
+        }
+        if call.principal is not None:
+            facts["cellwall.tenant"] = call.principal.tenant
+        if call.execution_id is not None:
+            facts["cellwall.execution_id"] = call.execution_id
+        self._put(
+            begun,
+            f"{method} {call.route}".strip(),
+            time.time_ns(),
+            facts,
+            kind=SpanKind.SERVER,
+            status=Status(StatusCode.ERROR if call.status >= 500 else StatusCode.UNSET),
+        )
 
-            span.set_status(Status(StatusCode.ERROR))
-        span.end()
-
-    def phases(self, parent: Any, phases: Iterable[Phase], attributes: dict[str, str]) -> None:  # noqa: ANN401 - a span; the package is optional
-        """Add the parts of an execution below `parent`, or as traces of their own if it is None."""
-        from opentelemetry.trace import set_span_in_context
-
-        context = None if parent is None else set_span_in_context(parent)
+    def phases(
+        self, parent: Begun | None, phases: Iterable[Phase], facts: Mapping[str, str]
+    ) -> None:
+        """Add the parts of an execution below `parent`; None: as a trace of their own."""
+        above = None if parent is None else parent.context
+        trace = above or _child_of(None)
         for name, began_at, ended_at in phases:
-            span = self._tracer.start_span(
-                name, context=context, attributes=attributes, start_time=int(began_at * 1e9)
+            begun = Begun(_child_of(trace), above, int(began_at * 1e9))
+            self._put(begun, name, int(max(began_at, ended_at) * 1e9), facts)
+
+    def _put(
+        self,
+        begun: Begun,
+        name: str,
+        ended_ns: int,
+        facts: Mapping[str, str | int],
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+        status: Status | None = None,
+    ) -> None:
+        if not begun.context.trace_flags.sampled:
+            return  # the caller does not want this trace
+        self._batches.put(
+            ReadableSpan(
+                name,
+                context=begun.context,
+                parent=begun.parent,
+                resource=self._resource,
+                attributes=facts,
+                kind=kind,
+                status=status or Status(StatusCode.UNSET),
+                start_time=begun.began_ns,
+                end_time=ended_ns,
+                instrumentation_scope=self._scope,
             )
-            span.end(end_time=int(max(began_at, ended_at) * 1e9))
+        )
 
     def close(self) -> None:
         """Send what is left, for at most two seconds."""
-        self._provider.force_flush(_CLOSE_MS)
-        self._provider.shutdown()
-
-
-def _parent(headers: Any) -> Any:  # noqa: ANN401 - a context; the package is optional
-    """Return the caller's trace as a context, or None."""
-    given = headers.get("traceparent", "")
-    if not _PARENT.fullmatch(given):
-        return None
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    carrier = {"traceparent": given, "tracestate": headers.get("tracestate", "")[:512]}
-    return TraceContextTextMapPropagator().extract(carrier)
+        self._batches.close(_CLOSE_S)
 
 
 def opened(endpoint: str) -> Tracing:
     """Return traces that go to `endpoint`, as OTLP over HTTP."""
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    except ModuleNotFoundError as error:
-        raise HostUnsupported(
-            "otel",
-            f"traces: the package {error.name!r} is not installed",
-            remedy="run: pip install 'cellwall[otel]', or remove otel_endpoint",
-        ) from None
-    return Tracing(OTLPSpanExporter(endpoint=endpoint, timeout=5))
+    return Tracing(OTLPSpanExporter(endpoint=endpoint, timeout=_SEND_S))
+
+
+def _child_of(parent: SpanContext | None) -> SpanContext:
+    trace_id = _ids.getrandbits(128) if parent is None else parent.trace_id
+    flags = TraceFlags(TraceFlags.SAMPLED) if parent is None else parent.trace_flags
+    return SpanContext(trace_id, _ids.getrandbits(64), is_remote=False, trace_flags=flags)
+
+
+def _parent(headers: Mapping[str, str]) -> SpanContext | None:
+    """Return the caller's span, or None if it names none."""
+    found = _PARENT.fullmatch(headers.get("traceparent", ""))
+    if found is None or not int(found[1], 16) or not int(found[2], 16):
+        return None
+    flags = TraceFlags(int(found[3], 16))
+    return SpanContext(int(found[1], 16), int(found[2], 16), is_remote=True, trace_flags=flags)

@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from cellwall.server.settings import ServerSettings
     from cellwall.server.state import State
     from cellwall.server.tracing import Phase, Tracing
+    from cellwall.server.tracked import Tracked
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "WS")
 _QUIET = frozenset({"/health"})
 """Routes that somebody asks all the time; logged at level debug."""
 _log = logger("cellwall.request")
+_sweeps = logger("cellwall.sweep")
 _alerts = logger("cellwall.alert")
 
 
@@ -45,6 +47,8 @@ class Watch:
         self.redactor = redactor
         self.metrics = Metrics(redactor) if settings.metrics_port is not None else None
         self.tracing: Tracing | None = None
+        self.tier_of: Callable[[str], str] = lambda _: "default"
+        """Names a tenant's tier."""
         self.on_alert: list[Callable[[Alert], None]] = []
         """Who else wants to know what a rule flagged: the audit, a webhook."""
         self.rules = Rules(rules_of(settings), self._flagged)
@@ -89,14 +93,18 @@ class Watch:
         if self.metrics is not None:
             self.metrics.ended(template, outcome)
 
-    def phased(self, phases: Sequence[Phase], origin: Origin | None, execution_id: str) -> None:
+    def phased(self, record: Tracked, phases: Sequence[Phase], origin: Origin | None) -> None:
         """An execution has gone its way; `origin` is the request it came from, if known."""
         if self.metrics is not None:
             for name, began_at, ended_at in phases:
-                self.metrics.phases.observe(max(0.0, ended_at - began_at), name)
+                seconds = max(0.0, ended_at - began_at)
+                self.metrics.phases.observe(seconds, name)
+                if name == "admit":
+                    tier = self.metrics.tier(self.tier_of(record.owner))
+                    self.metrics.waits.observe(seconds, tier)
         if self.tracing is not None:
             span = None if origin is None else origin.span
-            self.tracing.phases(span, phases, {"cellwall.execution_id": execution_id})
+            self.tracing.phases(span, phases, {"cellwall.execution_id": record.id})
 
     def close(self) -> None:
         """Send what is left to who collects it, for some seconds at most; blocks."""
@@ -110,9 +118,13 @@ class Watch:
     def swept(self, report: SweepReport) -> None:
         """A sweep has ended; what it removed had leaked."""
         for kind, count in report.removed.items():
-            _log.warning("leftovers removed", kind=kind, count=count)
+            if not count:
+                continue
+            _sweeps.warning("leftovers removed", kind=kind, count=count)
             if self.metrics is not None:
                 self.metrics.swept.add(kind, by=count)
+        if report.kept:
+            _sweeps.warning("leftovers kept", names=list(report.kept))
 
     def _flagged(self, alert: Alert) -> None:
         _alerts.warning(

@@ -91,7 +91,7 @@ def answer_to(step: str, error: Exception) -> Exception:
             retry_after_s=_RETRY_S,
             remedy="free space where it lies, or raise the quota or file limit",
         )
-    if kind == "broken":
+    if kind == "broken" or isinstance(error, DBAPIError):
         cause = error.orig if isinstance(error, DBAPIError) else error
         return StoreBroken(
             f"{step}: the database failed: {cause}",

@@ -34,6 +34,7 @@ _CHUNKS = (
     select(_events)
     .where(_events.c.execution_id == bindparam("an_id"), _events.c.last_seq > bindparam("after"))
     .order_by(_events.c.first_seq)
+    .limit(bindparam("most"))
 )
 _SANDBOXES = select(schema.sandboxes).order_by(schema.sandboxes.c.created_at)
 _KEYS = select(schema.keys).order_by(schema.keys.c.created_at)
@@ -73,9 +74,9 @@ def queued(connection: Connection, after_seq: int, limit: int) -> list[Execution
     return [execution_of(row) for row in rows]
 
 
-def events(connection: Connection, execution_id: str, after: int) -> list[EventChunk]:
-    """Return the chunks that hold events after number `after`, in order."""
-    rows = connection.execute(_CHUNKS, {"an_id": execution_id, "after": after})
+def events(connection: Connection, execution_id: str, after: int, limit: int) -> list[EventChunk]:
+    """Return the first `limit` chunks that hold events after number `after`, in order."""
+    rows = connection.execute(_CHUNKS, {"an_id": execution_id, "after": after, "most": limit})
     return [
         EventChunk(row.execution_id, row.first_seq, row.last_seq, zlib.decompress(row.lines))
         for row in rows

@@ -28,7 +28,7 @@ _OPEN_WAIT_MS = 10_000
 _CACHE_KIB = 8192
 _LOG_BYTES = 64 * 1024 * 1024
 """What the write-ahead log shrinks to after a burst."""
-_PRAGMAS = (
+_PRAGMAS: tuple[str, ...] = (
     f"PRAGMA busy_timeout={_OPEN_WAIT_MS}",
     "PRAGMA synchronous=FULL",
     f"PRAGMA cache_size=-{_CACHE_KIB}",

@@ -137,11 +137,10 @@ class Store:
             "read the queue", partial(queries.queued, after_seq=after_seq, limit=limit)
         )
 
-    async def events(self, execution_id: str, after: int) -> list[EventChunk]:
-        """Return the chunks that hold events after number `after`; the first may begin before."""
-        return await self._read(
-            "read events", partial(queries.events, execution_id=execution_id, after=after)
-        )
+    async def events(self, execution_id: str, after: int, limit: int = 1000) -> list[EventChunk]:
+        """Return the first chunks that hold events after number `after`; one may begin before."""
+        work = partial(queries.events, execution_id=execution_id, after=after, limit=limit)
+        return await self._read("read events", work)
 
     async def recover(self, at: float, end: recovery.End) -> Recovery:
         """End what a server before this one left, in one transaction; before anything else runs.

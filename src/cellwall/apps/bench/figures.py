@@ -64,6 +64,8 @@ TARGETS: tuple[Target, ...] = (
     Target("http_context", "HTTP, next cell of a session, p50", "F", 0.4, 0.2),
     Target("http_sustained", "HTTP, fresh sandboxes, 32 clients, against 32 bare `python3 -c`", "x",
            1.2, 2.0, higher_is_better=True),
+    Target("http_durable", "HTTP, what writing an execution to disk costs it, p50", "ms", 1.0, 0.5),
+    Target("http_durable_cell", "HTTP, what writing a cell to disk costs it, p50", "ms", 1.0, 0.8),
     Target("http_held", "the server's memory beside idle sandboxes and open streams", "MiB",
            400, 200),
     Target("flood", "growth of our memory while a program writes 10 GB", "MiB", 8, 8),

@@ -60,6 +60,41 @@ async def live_context(key: str, samples: int) -> Figure:
     return _ratio(key, ours, floor)
 
 
+async def durable(key: str, samples: int, *, is_cell: bool) -> Figure:
+    """Measure what the store costs an execution: a server with it and one without, in turns."""
+    times: tuple[list[float], list[float]] = ([], [])
+    async with (
+        serving() as kept,
+        serving(("--store", "none")) as forgetful,
+        Client(kept) as with_store,
+        Client(forgetful) as without,
+    ):
+        clients = (with_store, without)
+        paths = [await _execute_path(client, is_cell=is_cell) for client in clients]
+        for number in range(samples + 5):
+            for client, path, took in zip(clients, paths, times, strict=True):
+                if not is_cell:
+                    await _wait_parked(client)
+                begun = time.perf_counter()
+                _checked(await client.ask("POST", path, {"code": PLAIN}))
+                if number >= 5:
+                    took.append(time.perf_counter() - begun)
+    ours, floor = (p50(each) * 1000 for each in times)
+    return Figure(
+        key,
+        ours - floor,
+        f"p50 {ours:.2f} ms against {floor:.2f} ms without a store; n={samples}",
+        {"p50_ms": ours, "none_p50_ms": floor},
+    )
+
+
+async def _execute_path(client: Client, *, is_cell: bool) -> str:
+    if not is_cell:
+        return "/execute"
+    sandbox = await client.ask("POST", "/sandboxes", {})
+    return f"/sandboxes/{sandbox['id']}/execute"
+
+
 def _ratio(key: str, ours: list[float], floor: list[float]) -> Figure:
     return Figure(
         key,

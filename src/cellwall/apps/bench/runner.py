@@ -131,6 +131,8 @@ class Bench:
             0,
             lambda _: http.sustained("http_sustained", effort.http_stretch_s),
         )
+        for key, is_cell in (("http_durable", False), ("http_durable_cell", True)):
+            yield key, 0, _durable(key, n, is_cell=is_cell)
         yield "http_held", 0, lambda _: http.held("http_held", effort.held, effort.held // 5)
 
     async def run(self, progress: Callable[[str], None]) -> Result:
@@ -176,6 +178,10 @@ def _shortened(error: Exception) -> str:
 
 def _fresh(key: str, code: str, options: dict[str, Any], n: int, parked: bool) -> Measure:
     return lambda engine: latency.fresh(engine, key, code, options, n, parked=parked)
+
+
+def _durable(key: str, n: int, *, is_cell: bool) -> Measure:
+    return lambda _: http.durable(key, n, is_cell=is_cell)
 
 
 def _sustained(

@@ -57,6 +57,8 @@ def oneshot(call: Call, body: ExecuteBody, *, is_streamed: bool) -> Order:
     state = call.state
     caller = oneshots.Caller(call.owner, call.request_id, call.caller.key_id)
     order = oneshots.order(state.engine, state.settings, body, caller, is_streamed=is_streamed)
+    if body.webhook is not None:
+        state.notices.check(body.webhook)
     state.room.check()
     return order
 
