@@ -79,7 +79,7 @@ def printed() -> dict[str, str]:
     server, metrics = _free_ports(2)
     script = _BOX
     for name, text in BLOCKS:
-        script += f"\necho '{_MARK}{name}'\n{text}"
+        script += f"\nprintf '\\n%s\\n' '{_MARK}{name}'\n{text}"  # a JSON answer ends no line
     script = script.replace("'cellwall[server]'", f"'{ROOT}[server]'")
     script = script.replace("8080", str(server)).replace("9090", str(metrics))
     unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
