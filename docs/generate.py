@@ -77,7 +77,40 @@ def _routes() -> str:
     return "\n".join(rows)
 
 
-_TABLES = {"settings": _settings, "routes": _routes}
+def _capacity() -> str:
+    """Return what the bench measured, for one GiB and one processor."""
+    text = (DOCS.parent / "bench" / "RESULTS.md").read_text(encoding="utf-8")
+    cores = int(_found(r"(\d+) cores", text))
+    rows = ["| What | Measured | For planning |", "|---|---|---|"]
+    for template in ("python", "data"):
+        line = _found(rf"(\| extra memory .* template {template} .*)", text)
+        idle, used = _found(r"\| ([\d.]+) MiB", line), _found(r"([\d.]+) MiB once each ran", line)
+        rows.append(
+            f"| a live sandbox of template `{template}`, idle | {idle} MiB; {used} MiB once it ran "
+            f"something small | {int(1024 / float(used) / 10) * 10} per GiB |"
+        )
+    rate = float(_found(r"\| sustained fresh sandboxes.* ([\d.]+)/s against", text))
+    http = float(_found(r"\| HTTP, fresh sandboxes.* ([\d.]+)/s against", text))
+    for what, each in (("in the library", rate), ("over HTTP", http)):
+        rows.append(
+            f"| fresh sandbox for each program, {what} | {each:g}/s on {cores} processors "
+            f"| {int(each / cores)}/s per processor |"
+        )
+    words = (
+        f"From [bench/RESULTS.md](../bench/RESULTS.md), {cores} processors; "
+        "`cellwall bench` measures yours."
+    )
+    return words + "\n\n" + "\n".join(rows)
+
+
+def _found(pattern: str, text: str) -> str:
+    match = re.search(pattern, text)
+    if match is None:
+        raise SystemExit(f"bench/RESULTS.md: there is nothing like {pattern}")
+    return match[1]
+
+
+_TABLES = {"capacity": _capacity, "settings": _settings, "routes": _routes}
 
 
 def _tabled(match: re.Match[str]) -> str:
@@ -98,7 +131,7 @@ def _words(text: str) -> list[str]:
 def main() -> int:
     """Rewrite the pages, or with `--check` name those that are out of date."""
     stale = 0
-    for name in ("cli.md", "library.md", "sdk.md", "server.md", "settings.md"):
+    for name in ("cli.md", "library.md", "operations.md", "sdk.md", "server.md", "settings.md"):
         page = DOCS / name
         present, wanted = page.read_text(encoding="utf-8"), generated(page)
         if "--check" in sys.argv[1:]:

@@ -22,6 +22,7 @@ from cellwall.jail.linux import mounts, process
 
 OUTSIDE = {
     *("Type", "ExecStart", "Environment", "User", "Group", "StateDirectory", "StateDirectoryMode"),
+    *("LogsDirectory", "LogsDirectoryMode"),
     *("KillMode", "TimeoutStopSec", "Restart", "RestartSec", "OOMPolicy", "OOMScoreAdjust"),
     *("Delegate", "TasksMax", "KeyringMode", "RemoveIPC", "LimitNOFILE"),
 }

@@ -1,8 +1,8 @@
 """`cellwall doctor`: what this machine offers, and the command that mends what is missing.
 
 Not a set-up tool: it changes nothing. Called by `main`. Invariant: the grades are the runtimes'
-own (`Runtime.probe`); this module adds no opinion, so that the engine refuses for the very
-reasons shown here.
+own (`Runtime.probe`) and those of `apps.versions`; this module adds no opinion, so that the
+engine refuses for the very reasons shown here.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ def doctor(
 
 
 async def _probe() -> Mapping[str, list[Finding]]:
+    from cellwall.apps import versions
     from cellwall.engine.templates import state_dir
     from cellwall.model.errors import CellwallError
     from cellwall.runtimes import registry
     from cellwall.runtimes.base import Finding
 
-    found: dict[str, list[Finding]] = {}
+    found: dict[str, list[Finding]] = {"cellwall": versions.findings()}
     for name in registry.FACTORIES:
         try:
             runtime = registry.create(name, state_dir())
