@@ -5,7 +5,7 @@
 BIN := .venv/bin
 TEMPLATES := python data
 
-.PHONY: run test check bench clean environment dev templates
+.PHONY: run test check bench soak clean environment dev templates
 
 run: environment templates
 	$(BIN)/cellwall demo
@@ -21,6 +21,10 @@ check: dev
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 	$(BIN)/pytest tests/unit tests/meta
+
+# Half an hour; CI takes two minutes (SOAK_MINUTES=2), so that all of it stays below twenty.
+soak: dev templates
+	PYTHONPATH=tests/server:tests/attack $(BIN)/python tests/soak
 
 bench: dev templates
 	$(BIN)/cellwall bench --write bench/RESULTS.md
