@@ -90,10 +90,9 @@ def main() -> int:
         load, readings = asyncio.run(_soak(server, minutes, seed))
         is_alive = server.process.poll() is None
         log = server.log.read_text(encoding="utf-8")
-    is_good = _report(load, readings) and is_alive
-    if not is_alive or "Traceback" in log:
-        print(f"the server's log:\n{log[-4000:]}")
-        is_good = False
+    is_good = _report(load, readings) and is_alive and "Traceback" not in log
+    if not is_good:
+        print(f"the server's log:\n{log[-8000:]}")
     print("soak: " + ("passed" if is_good else "FAILED"))
     return 0 if is_good else 1
 

@@ -24,7 +24,15 @@ from programs import ATTACKS, BENIGN, Program
 
 _AFTERMATH_S = 3.0
 """What ended this long after a fault may have ended by it."""
-_EXCUSED = frozenset({"sandbox_error", "cancelled"})
+_EXCUSED = frozenset({"sandbox_error", "cancelled", "signalled"})
+
+
+def _verdict(answer: dict[str, Any]) -> str:
+    """The verdict, or the code of the error that stands in its place."""
+    error = answer.get("error")
+    if "verdict" not in answer and isinstance(error, dict):
+        return f"error {error.get('code')}"
+    return str(answer.get("verdict"))
 
 
 class Gate:
@@ -99,9 +107,9 @@ class Load:
     # -- judging ---------------------------------------------------------------------------
 
     def _expect(self, program: Program, answer: dict[str, Any], began_s: float) -> None:
-        verdict = answer.get("verdict", answer.get("error"))
+        verdict = _verdict(answer)
         is_right = verdict in program.verdicts and (
-            program.stdout is None or answer["stdout"] == program.stdout
+            program.stdout is None or answer.get("stdout") == program.stdout
         )
         if is_right:
             self.done[program.name] += 1
@@ -137,8 +145,11 @@ class Load:
         began_s = time.monotonic()
         code = "print('nonce')\n" + controls.source(name, {"work": "/tmp", "pid": "1"})
         answer = await self._execute({"code": code, "timeout": 30})
-        if answer.get("verdict") != "ok" and self._was_disturbed(began_s):
+        if _verdict(answer) in _EXCUSED and self._was_disturbed(began_s):
             self.done["ended by a fault of ours"] += 1
+            return
+        if _verdict(answer) != "ok":
+            self.wrong.append(f"{name}: {str(answer)[:500]}")
             return
         words = {key: tried.word for key, tried in controls.parse(answer["stdout"]).items()}
         text = "\n".join(f"{case} {what}: {word}" for (case, what), word in sorted(words.items()))
@@ -150,6 +161,9 @@ class Load:
     async def _session(self) -> None:
         began_s = time.monotonic()
         made = await self._client.post("/sandboxes", json={"limits": {"idle_s": 60}})
+        if made.status_code != 201:
+            self.wrong.append(f"session: {made.text[:500]}")
+            return
         box = f"/sandboxes/{made.json()['id']}"
         try:
             for n in range(5):
