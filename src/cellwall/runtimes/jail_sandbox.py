@@ -7,6 +7,7 @@ a path that caller code can change; what is needed of the inside was opened befo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import resource
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cellwall.jail import cgroups, plan, posture, soft, supervisor
+from cellwall.model.errors import SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation
 from cellwall.runtimes.base import KernelReadings, SandboxSpec
@@ -145,7 +147,18 @@ class JailSandbox:
         )
 
     async def apply_limits(self, limits: Limits) -> None:
-        """Lower what the kernel holds, from outside, before caller code runs."""
+        """Lower what the kernel holds, from outside, before caller code runs.
+
+        SandboxBroken if it has ended by itself, parked or on its way to its owner.
+        """
+        try:
+            self._apply_limits(limits)
+        except ProcessLookupError as error:
+            raise SandboxBroken("apply limits: the sandbox has ended") from error
+        self._limits = limits
+        self.pin()
+
+    def _apply_limits(self, limits: Limits) -> None:
         self._made.groups.apply(limits)
         is_counted = self._made.groups.holds("pids")
         most = plan.process_rlimit(limits.processes, is_counted=is_counted)
@@ -157,8 +170,6 @@ class JailSandbox:
             if getattr(limits, name) != getattr(self._limits, name):
                 for pid in self._made.pids:
                     resource.prlimit(pid, number, (size, size))
-        self._limits = limits
-        self.pin()
 
     def pin(self) -> None:
         """Show and give the sandbox as many CPUs as its quota has, the least used ones."""
@@ -169,7 +180,8 @@ class JailSandbox:
         pids = self._made.pids
         self._cpus = self._runtime.cpus.take(count, posture.last_cpu(pids[-1]))
         for pid in pids if self._cpus else ():
-            os.sched_setaffinity(pid, self._cpus)
+            with contextlib.suppress(ProcessLookupError):  # its channel tells whoever has it
+                os.sched_setaffinity(pid, self._cpus)
 
     @property
     def fresh(self) -> KernelReadings:
