@@ -24,7 +24,12 @@ _EVERY_S = 10.0
 _FEWEST_LOOKS = 30
 _PARKED = 4
 _QUIET_S = 30.0
-_SETTINGS: dict[str, Any] = {"retention_s": 30, "retained_executions": 200, "stall_s": 5}
+_SETTINGS: dict[str, Any] = {
+    "retention_s": 30,
+    "retained_executions": 200,
+    "retained_bytes": 8 << 20,  # full long before the first fifth is over
+    "stall_s": 5,
+}
 
 
 async def _wait_quiet(admin: httpx.AsyncClient) -> None:

@@ -24,7 +24,7 @@ from programs import ATTACKS, BENIGN, Program
 
 _AFTERMATH_S = 3.0
 """What ended this long after a fault may have ended by it."""
-_EXCUSED = frozenset({"sandbox_error", "cancelled", "signalled"})
+_EXCUSED = frozenset({"sandbox_error", "cancelled", "signalled", "error sandbox_broken"})
 
 
 def _verdict(answer: dict[str, Any]) -> str:

@@ -118,7 +118,7 @@ ATTACKS = (
     Program(
         "killer",
         {"code": "import os\nos.kill(-1, 9)"},
-        ("signalled", "ok", "nonzero_exit"),
+        ("signalled", "exception"),
     ),
     Program(
         "leftover",

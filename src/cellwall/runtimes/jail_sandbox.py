@@ -55,6 +55,8 @@ class Owner(Protocol):
     """What a sandbox asks of its runtime."""
 
     cpus: Cpus
+    can_lower_rlimits: bool
+    """False once the kernel refused: prlimit(2) wants CAP_SYS_RESOURCE, which root may lack."""
 
     async def remove(self, sandbox: JailSandbox, made: Made) -> None:
         """Take down what a dead sandbox had on the host."""
@@ -142,9 +144,12 @@ class JailSandbox:
             and dict(spec.env) == dict(self._spec.env)
             and math.ceil(ours.cpus) == math.ceil(theirs.cpus)
             and all(getattr(ours, name) == getattr(theirs, name) for name in built_in)
-            and all(getattr(ours, name) >= getattr(theirs, name) for name in lowerable)
+            and all(self._can_be(getattr(ours, n), getattr(theirs, n)) for n in lowerable)
             and not (spec.demand_hard and "soft" in self.isolation.hardness.values())
         )
+
+    def _can_be(self, ours: int, theirs: int) -> bool:
+        return ours == theirs or (ours > theirs and self._runtime.can_lower_rlimits)
 
     async def apply_limits(self, limits: Limits) -> None:
         """Lower what the kernel holds, from outside, before caller code runs.
@@ -155,6 +160,9 @@ class JailSandbox:
             self._apply_limits(limits)
         except ProcessLookupError as error:
             raise SandboxBroken("apply limits: the sandbox has ended") from error
+        except PermissionError as error:
+            self._runtime.can_lower_rlimits = False
+            raise SandboxBroken("apply limits: they cannot be lowered from outside") from error
         self._limits = limits
         self.pin()
 
