@@ -5,7 +5,7 @@
 BIN := .venv/bin
 TEMPLATES := python data
 
-.PHONY: run test check deployment bench ledger clean environment dev templates
+.PHONY: run test check deployment bench ledger soak clean environment dev templates
 
 run: environment templates
 	$(BIN)/cellwall demo
@@ -26,6 +26,10 @@ check: dev
 # installs for it.
 deployment: dev templates
 	$(BIN)/pytest -m "slow or not slow" tests/deploy
+
+# Half an hour; CI takes two minutes (SOAK_MINUTES=2), so that all of it stays below twenty.
+soak: dev templates
+	PYTHONPATH=tests/server:tests/attack $(BIN)/python tests/soak
 
 bench: dev templates
 	$(BIN)/cellwall bench --write bench/RESULTS.md

@@ -14,7 +14,7 @@ import pytest
 from cellwall.engine.live import Live
 from cellwall.engine.pool import Pool
 from cellwall.engine.settings import EngineSettings
-from cellwall.model.errors import HostUnsupported
+from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.model.ids import new_id
 from cellwall.model.limits import Limits
 from cellwall.model.template import BuiltTemplate, Template
@@ -44,12 +44,14 @@ class StandInSandbox:
         self.spec = spec
         self.channel = StandInChannel()
         self.limits = spec.limits
-        self.killed = self.closed = False
+        self.killed = self.closed = self.has_ended = False
 
     def fits(self, spec: SandboxSpec) -> bool:
         return spec.limits.memory_mb == self.spec.limits.memory_mb and spec.env == self.spec.env
 
     async def apply_limits(self, limits: Limits) -> None:
+        if self.has_ended:
+            raise SandboxBroken("it has ended")
         self.limits = limits
 
     fresh = KernelReadings()
@@ -249,3 +251,19 @@ def test_closed_pool_has_destroyed_all_it_parked() -> None:
 
     play(body)
     assert all(sandbox.closed for sandbox in runtime[0].started)
+
+
+def test_parked_sandbox_that_ended_unnoticed_is_passed_over() -> None:
+    async def body(scene: Scene) -> None:
+        scene.release(await scene.claim())
+        await scene.pool.wait_full()
+        for parked in scene.runtime.started:
+            parked.has_ended = True
+        live = await scene.claim(processes=7)
+        found = cast("StandInSandbox", live.runtime_sandbox)
+        assert not found.has_ended
+        assert found.limits.processes == 7
+        scene.release(live)
+        assert all(each.killed for each in scene.runtime.started if each.has_ended)
+
+    play(body, pool_min=2, pool_max=2)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.engine.live import Live
 from cellwall.engine.tasks import Tasks
+from cellwall.model.errors import SandboxBroken
 from cellwall.model.ids import new_id
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class Pool:
             found = self._take(shelf, spec) or await self._wait_forked(shelf, spec)
             while found is not None:
                 live = await self._adapt(found, spec)
-                if live.is_alive:
+                if live is not None and live.is_alive:
                     self._claims_parked += 1
                     return live
                 self.bury(found.sandbox)
@@ -176,10 +177,13 @@ class Pool:
             return None
         return found
 
-    async def _adapt(self, found: _Parked, spec: SandboxSpec) -> Live:
+    async def _adapt(self, found: _Parked, spec: SandboxSpec) -> Live | None:
+        """Make it the claimer's; None if it had ended and nobody had noticed."""
         if found.spec.limits != spec.limits:
             try:
                 await found.sandbox.apply_limits(spec.limits)
+            except SandboxBroken:
+                return None
             except BaseException:
                 self.bury(found.sandbox)
                 raise

@@ -50,7 +50,9 @@ def receive_message(sock: socket.socket) -> Tuple[Dict[str, Any], List[int]]:
         raise ControlClosed("end of stream")
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         close_all(fds)
-        raise ValueError("control message: larger than agreed, or no descriptor was free for it")
+        raise ValueError(
+            "control message: larger than both ends agreed on, or no descriptor was free"
+        )
     try:
         message = json.loads(data)
     except (ValueError, RecursionError):

@@ -65,6 +65,13 @@ def hardness_of(limits: Limits, layout: cgroups.Layout) -> dict[str, str]:
     }
 
 
+def _is_of_the_fork_server(error: BaseException, entry: Entry | None) -> bool:
+    """Whether a start failed because its fork-server went away, or did while it started."""
+    if entry is None and isinstance(error, HostUnsupported):
+        return error.feature == "fork-server"
+    return isinstance(error, SandboxBroken) and (entry is None or not entry.server.is_usable)
+
+
 def _explained(error: Exception, step: str) -> CellwallError:
     """The error of a start that failed after the clone, as a caller should get it."""
     short = exhaustion.shortage(getattr(error, "errno", None), step, error)
@@ -106,6 +113,7 @@ class JailRuntime:
         self._verifier = posture.Verifier()
         self._decisions: dict[plan.Shape, tuple[Lockdown, str]] = {}
         self.cpus = Cpus()
+        self.can_lower_rlimits = True
 
     # -- host, asked once ---------------------------------------------------------------------
 
@@ -179,14 +187,15 @@ class JailRuntime:
         Nothing of the caller's has been handed over by then, so nothing of it can run twice.
         """
         for is_last in (False, True):
-            entry = await self._servers.get(spec.template)
-            entry.live += 1
+            entry: Entry | None = None
             try:
+                entry = await self._servers.get(spec.template)
+                entry.live += 1
                 return await self._build(entry, spec, hardness)
             except BaseException as error:
-                entry.live -= 1
-                is_ours = isinstance(error, SandboxBroken)
-                if is_last or not is_ours or entry.server.is_usable:
+                if entry is not None:
+                    entry.live -= 1
+                if is_last or not _is_of_the_fork_server(error, entry):
                     self._failed += 1
                     raise
                 self._retried += 1

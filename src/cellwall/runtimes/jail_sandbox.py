@@ -7,6 +7,7 @@ a path that caller code can change; what is needed of the inside was opened befo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import resource
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cellwall.jail import cgroups, plan, posture, soft, supervisor
+from cellwall.model.errors import SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation
 from cellwall.runtimes.base import KernelReadings, SandboxSpec
@@ -53,6 +55,8 @@ class Owner(Protocol):
     """What a sandbox asks of its runtime."""
 
     cpus: Cpus
+    can_lower_rlimits: bool
+    """False once the kernel refused: prlimit(2) wants CAP_SYS_RESOURCE, which root may lack."""
 
     async def remove(self, sandbox: JailSandbox, made: Made) -> None:
         """Take down what a dead sandbox had on the host."""
@@ -140,12 +144,29 @@ class JailSandbox:
             and dict(spec.env) == dict(self._spec.env)
             and math.ceil(ours.cpus) == math.ceil(theirs.cpus)
             and all(getattr(ours, name) == getattr(theirs, name) for name in built_in)
-            and all(getattr(ours, name) >= getattr(theirs, name) for name in lowerable)
+            and all(self._can_be(getattr(ours, n), getattr(theirs, n)) for n in lowerable)
             and not (spec.demand_hard and "soft" in self.isolation.hardness.values())
         )
 
+    def _can_be(self, ours: int, theirs: int) -> bool:
+        return ours == theirs or (ours > theirs and self._runtime.can_lower_rlimits)
+
     async def apply_limits(self, limits: Limits) -> None:
-        """Lower what the kernel holds, from outside, before caller code runs."""
+        """Lower what the kernel holds, from outside, before caller code runs.
+
+        SandboxBroken if it has ended by itself, parked or on its way to its owner.
+        """
+        try:
+            self._apply_limits(limits)
+        except ProcessLookupError as error:
+            raise SandboxBroken("apply limits: the sandbox has ended") from error
+        except PermissionError as error:
+            self._runtime.can_lower_rlimits = False
+            raise SandboxBroken("apply limits: they cannot be lowered from outside") from error
+        self._limits = limits
+        self.pin()
+
+    def _apply_limits(self, limits: Limits) -> None:
         self._made.groups.apply(limits)
         is_counted = self._made.groups.holds("pids")
         most = plan.process_rlimit(limits.processes, is_counted=is_counted)
@@ -157,8 +178,6 @@ class JailSandbox:
             if getattr(limits, name) != getattr(self._limits, name):
                 for pid in self._made.pids:
                     resource.prlimit(pid, number, (size, size))
-        self._limits = limits
-        self.pin()
 
     def pin(self) -> None:
         """Show and give the sandbox as many CPUs as its quota has, the least used ones."""
@@ -169,7 +188,8 @@ class JailSandbox:
         pids = self._made.pids
         self._cpus = self._runtime.cpus.take(count, posture.last_cpu(pids[-1]))
         for pid in pids if self._cpus else ():
-            os.sched_setaffinity(pid, self._cpus)
+            with contextlib.suppress(ProcessLookupError):  # its channel tells whoever has it
+                os.sched_setaffinity(pid, self._cpus)
 
     @property
     def fresh(self) -> KernelReadings:

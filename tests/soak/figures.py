@@ -1,0 +1,173 @@
+"""What a server holds on its host, read from outside, and whether that stays the same.
+
+No knowledge of the load: `Reading` asks the kernel, `judge` is a pure function of readings. The
+invariant: a figure is flat when the growth of its straight line over the whole run is below its
+tolerance; a run that is too short to tell says so instead of passing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+_NAMESPACES = ("mnt", "pid", "net", "ipc", "uts", "user", "cgroup")
+_FEWEST = 6
+"""Readings below which no line is drawn."""
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One look at a server while nothing runs."""
+
+    at_s: float
+    memory_mib: float
+    """PSS of the server and all below it, where it may be read; else RSS of the server."""
+    server_mib: float
+    descriptors: float
+    threads: float
+    processes: float
+    cgroups: float
+    mounts: float
+    namespaces: float
+    temp_files: float
+
+
+TOLERANCES = {
+    "memory_mib": 32.0,
+    "server_mib": 16.0,
+    "descriptors": 3.0,
+    "threads": 2.0,
+    "processes": 1.0,
+    "cgroups": 4.0,
+    "mounts": 0.5,
+    "namespaces": 7.0,
+    "temp_files": 1.0,
+}
+"""Growth over a whole run that is no leak: a parked sandbox more or less, an arena of malloc."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The verdict about one figure."""
+
+    figure: str
+    first: float
+    last: float
+    most: float
+    per_hour: float
+    growth: float
+    """Of the fitted line, from the first reading to the last."""
+    is_flat: bool
+
+    def __str__(self) -> str:
+        """One line for people."""
+        word = "flat" if self.is_flat else "GROWS"
+        return (
+            f"{self.figure:<12} first {self.first:8.1f}  last {self.last:8.1f}  "
+            f"most {self.most:8.1f}  slope {self.per_hour:+9.2f}/h  "
+            f"growth {self.growth:+7.2f} (tolerated {TOLERANCES[self.figure]:g})  {word}"
+        )
+
+
+def look(pid: int, state: Path, at_s: float) -> Reading:
+    """Read everything of the server with this pid."""
+    pids = [pid, *_descendants(pid)]
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    rss_mib = _kib(status, "VmRSS:") / 1024
+    return Reading(
+        at_s=at_s,
+        memory_mib=_pss_mib(pids) or rss_mib,
+        server_mib=rss_mib,
+        descriptors=len(os.listdir(f"/proc/{pid}/fd")),
+        threads=len(os.listdir(f"/proc/{pid}/task")),
+        processes=len(pids),
+        cgroups=_cgroups(pid),
+        mounts=len(Path(f"/proc/{pid}/mountinfo").read_bytes().splitlines()),
+        namespaces=len(_namespaces(pids)),
+        temp_files=_temp_files(state),
+    )
+
+
+def judge(readings: Sequence[Reading]) -> list[Line]:
+    """Draw a line through each figure; the first fifth is left out as warming up.
+
+    ValueError when there are too few readings to say anything.
+    """
+    settled = readings[len(readings) // 5 :]
+    if len(settled) < _FEWEST:
+        raise ValueError(f"soak: {len(settled)} readings are too few for a slope; run it longer")
+    times = [each.at_s for each in settled]
+    return [_line(field.name, times, settled) for field in fields(Reading) if field.name != "at_s"]
+
+
+def _line(figure: str, times: Sequence[float], settled: Sequence[Reading]) -> Line:
+    values = [float(getattr(each, figure)) for each in settled]
+    mean_t, mean_v = sum(times) / len(times), sum(values) / len(values)
+    spread = sum((t - mean_t) ** 2 for t in times)
+    covariance = sum((t - mean_t) * (v - mean_v) for t, v in zip(times, values, strict=True))
+    slope = covariance / spread
+    growth = slope * (times[-1] - times[0])
+    is_flat = growth <= TOLERANCES[figure]
+    return Line(figure, values[0], values[-1], max(values), slope * 3600, growth, is_flat)
+
+
+def _kib(text: str, key: str) -> int:
+    return next((int(line.split()[1]) for line in text.splitlines() if line.startswith(key)), 0)
+
+
+def _pss_mib(pids: Sequence[int]) -> float:
+    total = 0
+    for pid in pids:
+        try:
+            total += _kib(Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii"), "Pss:")
+        except PermissionError:
+            return 0.0
+        except OSError:  # it has ended meanwhile
+            continue
+    return total / 1024
+
+
+def children(pid: int) -> list[int]:
+    """The children of a process, as the kernel lists them."""
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+        texts = [Path(f"/proc/{pid}/task/{task}/children").read_text() for task in tasks]
+    except OSError:
+        return []
+    return [int(word) for text in texts for word in text.split()]
+
+
+def _descendants(pid: int) -> list[int]:
+    below = children(pid)
+    return below + [each for child in below for each in _descendants(child)]
+
+
+def _cgroups(pid: int) -> int:
+    own = re.compile(rf"cellwall\.[^-]+-[^-]+-{pid}-")
+    return sum(
+        len(names) + 1
+        for path, names, _ in os.walk("/sys/fs/cgroup")
+        if own.match(os.path.basename(path))
+    )
+
+
+def _namespaces(pids: Sequence[int]) -> set[str]:
+    found = set()
+    for pid in pids:
+        for kind in _NAMESPACES:
+            try:
+                found.add(os.readlink(f"/proc/{pid}/ns/{kind}"))
+            except OSError:
+                continue
+    return found
+
+
+def _temp_files(state: Path) -> int:
+    """Of the state directory without what is installed, and of ours in the temp directory."""
+    kept = [path for path in state.rglob("*") if not path.is_relative_to(state / "templates")]
+    return len(kept) + len(list(Path(tempfile.gettempdir()).glob("cellwall*")))

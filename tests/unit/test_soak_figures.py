@@ -1,0 +1,60 @@
+"""The soak's own judgement: a leak is seen, noise is not, and too little is not enough."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from figures import TOLERANCES, Reading, judge, look
+
+_STILL = Reading(0.0, 300.0, 90.0, 40.0, 12.0, 30.0, 24.0, 24.0, 70.0, 5.0)
+
+
+def _grown(figure: str, growth: float, count: int = 60) -> list[Reading]:
+    return [
+        replace(_STILL, at_s=10.0 * n, **{figure: getattr(_STILL, figure) + growth * n / count})
+        for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize("figure", TOLERANCES)
+def test_leak_of_a_figure_is_seen_and_of_that_one_only(figure: str) -> None:
+    lines = judge(_grown(figure, 2 * TOLERANCES[figure]))
+    assert [line.figure for line in lines if not line.is_flat] == [figure]
+    assert "GROWS" in str(next(line for line in lines if line.figure == figure))
+
+
+@pytest.mark.parametrize("figure", TOLERANCES)
+def test_noise_and_shrinking_are_flat(figure: str) -> None:
+    noise = random.Random(7)
+    size = TOLERANCES[figure] / 2
+    noisy = [
+        replace(each, **{figure: getattr(each, figure) + noise.uniform(-size, size)})
+        for each in _grown(figure, -5 * TOLERANCES[figure])
+    ]
+    assert all(line.is_flat for line in judge(noisy))
+
+
+def test_start_is_left_out_and_too_few_readings_say_nothing() -> None:
+    warming = _grown("memory_mib", 0)
+    for n in range(10):
+        warming[n] = replace(warming[n], memory_mib=10.0 * n)
+    assert all(line.is_flat for line in judge(warming))
+    with pytest.raises(ValueError, match="too few"):
+        judge(warming[:6])
+
+
+def test_reading_counts_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "templates").mkdir()
+    before = look(os.getpid(), tmp_path, 0.0)
+    read_end, write_end = os.pipe()
+    (tmp_path / "left").touch()
+    after = look(os.getpid(), tmp_path, 1.0)
+    os.close(read_end)
+    os.close(write_end)
+    assert after.descriptors == before.descriptors + 2
+    assert after.temp_files == before.temp_files + 1
+    assert after.server_mib > 0
