@@ -22,6 +22,8 @@ _FULL = {
 }
 _FULL_OF_OURS = {**_FULL, errno.ENOSPC: "disk or inodes", errno.EDQUOT: "disk quota"}
 """Not the jail's: there ENOSPC may be a setting of the kernel's, and no waiting helps."""
+_GONE = (ChannelLost, SandboxBroken, FileNotFoundError, ProcessLookupError)
+"""What it looks like when a sandbox's first process has ended while we looked at it."""
 _DEPTH = 8
 
 
@@ -54,7 +56,7 @@ def _word_for(error: BaseException) -> str | None:
         number = getattr(found, "errno", None)
         if isinstance(number, int) and number in table:
             return f"{table[number]} ({os.strerror(number)})"
-        if isinstance(found, (ChannelLost, SandboxBroken)) and is_out_of_processes(Files()):
+        if isinstance(found, _GONE) and is_out_of_processes(Files()):
             return "processes"  # one of its first ones could not fork, and is gone
         found = found.__cause__
     return None
