@@ -51,6 +51,12 @@ class Ended:
             self.value = None if self.error is not None else task.result()
 
 
+def _cancelled(loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
+    future: asyncio.Future[Any] = loop.create_future()
+    future.cancel()
+    return future
+
+
 class LoopThread(Generic[S]):
     """See the module; it holds one subject, made over there on first use."""
 
@@ -113,11 +119,14 @@ class LoopThread(Generic[S]):
             task.add_done_callback(lambda ended: queue.put(Ended(ended)))
 
         def cancel() -> None:
-            tasks[0].cancel()
+            if tasks:
+                tasks[0].cancel()
+            else:  # an interrupt came before `begin` was handed over: nothing will ever end
+                queue.put(Ended(_cancelled(self._loop)))
 
-        self._loop.call_soon_threadsafe(begin)
         item = None
         try:
+            self._loop.call_soon_threadsafe(begin)
             while not isinstance(item, Ended):
                 item = _next(queue)
                 yield item
