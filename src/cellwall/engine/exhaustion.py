@@ -32,6 +32,8 @@ Failure = CellwallError | OSError | RuntimeError
 
 def instead_of(error: Failure) -> Failure:
     """Return what a failure to start a sandbox means; most mean what they say."""
+    if isinstance(error, CapacityError):
+        return error  # whoever noticed it knows the step, too
     word = _word_for(error)
     if word is not None:
         return CapacityError(
