@@ -3,6 +3,7 @@
 # clones share them without disturbing each other.
 
 BIN := .venv/bin
+PYTEST := $(BIN)/pytest
 TEMPLATES := python data
 
 .PHONY: run test check deployment bench ledger soak clean environment dev templates
@@ -12,8 +13,8 @@ run: environment templates
 
 # The server's tests hold hundreds of connections; others look at what a process has open.
 test: dev templates
-	$(BIN)/pytest --ignore tests/server
-	$(BIN)/pytest tests/server
+	$(PYTEST) --ignore tests/server
+	$(PYTEST) tests/server
 
 check: dev
 	$(BIN)/ruff format --check
