@@ -17,7 +17,7 @@ from cellwall.engine.capacity import Files, processes_left
 from cellwall.model.errors import CapacityError
 
 _FRESH_S = 0.25
-_LEAST_DESCRIPTORS = 64
+_LEAST_DESCRIPTORS = 96
 """For connections, the store and what is under way; a sandbox takes three."""
 _LEAST_PROCESSES = 256
 _LEAST_SHARE = 0.1
