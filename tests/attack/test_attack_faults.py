@@ -32,7 +32,8 @@ from cellwall import (
     SandboxBroken,
     Verdict,
 )
-from cellwall.jail.cgroups import Groups, Layout
+from cellwall.jail.cgroups import Groups
+from cellwall.jail.hierarchies import Layout
 from cellwall.runtimes import guest_bundle, jail_servers
 
 pytestmark = pytest.mark.attack

@@ -20,7 +20,7 @@ import pytest
 from arena import LIMITS, Arena, control_groups, is_left
 
 from cellwall import Engine, EngineSettings, Limits
-from cellwall.jail import cgroups, owner
+from cellwall.jail import cgroups, hierarchies, leftovers, owner
 from cellwall.runtimes import jail_groups
 from conftest import Require
 
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.attack]
 
 @pytest.fixture(autouse=True)
 def _on_cgroups(require: Require) -> None:
-    require("cgroups", bool(cgroups.discover().hard), "run `cellwall doctor`")
+    require("cgroups", bool(hierarchies.discover().hard), "run `cellwall doctor`")
 
 
 @pytest.fixture
@@ -113,13 +113,13 @@ def test_engine_closes_though_a_cgroup_stays_busy_and_the_next_sweep_takes_it(
     assert _there(left) == left
     assert bystander.poll() is None  # an engine that closes kills what it started, nothing else
     label = Path(next(iter(left))).parent.name.removeprefix("cellwall.")
-    cgroups.sweep(cgroups.discover(), lambda each: each == label)
+    leftovers.sweep(hierarchies.discover(), lambda each: each == label)
     assert _there(left) == set()
 
 
 def test_directories_given_back_twice_serve_one_sandbox_at_a_time() -> None:
     """A worker that dies leaves two who would give back the same ones."""
-    groups = cgroups.EngineGroups(cgroups.discover(), owner.new_label())
+    groups = cgroups.EngineGroups(hierarchies.discover(), owner.new_label())
     try:
         first = groups.create(Limits())
         assert groups.take_back(first) == groups.take_back(first) == []
@@ -138,7 +138,7 @@ def test_directories_given_back_twice_serve_one_sandbox_at_a_time() -> None:
 @pytest.fixture
 def lookalikes(bystander: subprocess.Popen[bytes]) -> Iterator[list[Path]]:
     """Directories of others that nearly bear our names, each with a process in it."""
-    base = cgroups.discover().hierarchies[0].base
+    base = hierarchies.discover().hierarchies[0].base
     alive = owner.new_label()
     boot, namespace, pid, started, nonce = alive.split("-")
     names = [
@@ -167,7 +167,7 @@ def test_what_nearly_bears_our_name_is_never_touched(
 ) -> None:
     for path in lookalikes:
         _join(str(path / "1"), bystander.pid)
-        _, kept = cgroups.sweep(cgroups.discover(), owner.is_dead)
+        _, kept = leftovers.sweep(hierarchies.discover(), owner.is_dead)
         assert str(path) not in kept
         assert bystander.poll() is None, path
         assert (path / "1").is_dir(), path
@@ -178,10 +178,10 @@ def test_what_bears_a_dead_engines_name_is_swept_with_what_is_in_it(
 ) -> None:
     """The control: the one difference to the look-alikes is that its owner is certainly dead."""
     boot, namespace, _, _, nonce = owner.new_label().split("-")
-    path = cgroups.discover().hierarchies[0].base / f"cellwall.{boot}-{namespace}-1-1-{nonce}"
+    path = hierarchies.discover().hierarchies[0].base / f"cellwall.{boot}-{namespace}-1-1-{nonce}"
     (path / "1").mkdir(parents=True)
     _join(str(path / "1"), bystander.pid)
-    cgroups.sweep(cgroups.discover(), owner.is_dead)
+    leftovers.sweep(hierarchies.discover(), owner.is_dead)
     assert bystander.wait(10) == -signal.SIGKILL
     assert not path.exists()
 
@@ -193,7 +193,7 @@ def test_pid_that_left_the_cgroup_between_two_looks_is_not_killed(
     bystander: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Listed, then gone: what has the number when the kill comes is somebody else."""
-    path = cgroups.discover().hierarchies[0].base / f"faults-{secrets.token_hex(4)}"
+    path = hierarchies.discover().hierarchies[0].base / f"faults-{secrets.token_hex(4)}"
     path.mkdir()
     _join(str(path), bystander.pid)
     real = os.pidfd_open
@@ -205,10 +205,10 @@ def test_pid_that_left_the_cgroup_between_two_looks_is_not_killed(
     try:
         with monkeypatch.context() as patched:
             patched.setattr(os, "pidfd_open", leave_meanwhile)
-            cgroups._kill_listed(path)
+            leftovers._kill_listed(path)
         assert bystander.poll() is None
         _join(str(path), bystander.pid)
-        cgroups._kill_listed(path)  # the control: listed twice, it is killed
+        leftovers._kill_listed(path)  # the control: listed twice, it is killed
         assert bystander.wait(10) == -signal.SIGKILL
     finally:
         path.rmdir()
@@ -223,7 +223,7 @@ def test_label_of_a_reused_pid_is_dead_and_its_new_owner_lives(
     started = owner.start_time(bystander.pid)
     assert started is not None
     gone = f"{boot}-{namespace}-{bystander.pid}-{started - 1}-{nonce}"
-    path = cgroups.discover().hierarchies[0].base / f"cellwall.{gone}"
+    path = hierarchies.discover().hierarchies[0].base / f"cellwall.{gone}"
     path.mkdir()
     assert owner.is_dead(gone)
     assert not owner.is_dead(f"{boot}-{namespace}-{bystander.pid}-{started}-{nonce}")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from entries import embedded
 
-from cellwall.jail import cgroups
+from cellwall.jail import hierarchies
 from conftest import Require
 
 pytestmark = [pytest.mark.attack]
@@ -85,7 +85,7 @@ def test_full_table_of_descriptors_is_a_refusal_with_a_remedy(room: int) -> None
 @pytest.fixture
 def narrow(require: Require) -> Iterator[Path]:
     """A pids cgroup of 40 processes, beside ours; removed once it is empty."""
-    hierarchy = cgroups.discover().having("pids")
+    hierarchy = hierarchies.discover().having("pids")
     require("a pids cgroup", hierarchy is not None, "run `cellwall doctor`")
     assert hierarchy is not None
     path = hierarchy.base / f"faults-{secrets.token_hex(4)}"

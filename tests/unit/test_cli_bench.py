@@ -17,7 +17,7 @@ from cellwall.apps.bench.figures import BY_KEY, TARGETS, Figure, p95, ratio_of_m
 from cellwall.apps.bench.machine import describe
 from cellwall.apps.bench.processes import descendants, holdings, pss_bytes
 from cellwall.apps.bench.report import Result, as_json, markdown
-from cellwall.jail import cgroups, owner
+from cellwall.jail import cgroups, hierarchies, owner
 from cellwall.model.limits import Limits
 from conftest import Require
 
@@ -127,14 +127,14 @@ def test_cgroups_kept_for_reuse_are_litter_beyond_their_bound(
 
 @pytest.mark.root
 def test_cgroups_of_this_process_are_counted_by_kind(tmp_path: Path, require: Require) -> None:
-    layout = cgroups.discover()
+    layout = hierarchies.discover()
     require("cgroups", {"memory", "pids"} <= layout.hard, layout.why_not)
     groups = cgroups.EngineGroups(layout, owner.new_label())
     before = holdings(tmp_path)
     made = groups.create(Limits())
     more = holdings(tmp_path)
     assert made.remove() == []
-    least = cgroups.most_spare_directories(layout)
+    least = cgroups.most_spare_directories(layout, workers=0)
     groups.remove()
     # What is made empties into spares; only a memory controller's directory is never one.
     assert more.cgroups - before.cgroups >= 2  # the engine's own, and the sandbox's with memory

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.jail import cgroups, owner
+from cellwall.jail import cgroups, hierarchies, leftovers, owner
 from cellwall.jail.linux import mounts
 from cellwall.model.errors import HostUnsupported
 from cellwall.model.limits import Limits
@@ -63,15 +63,15 @@ class Host:
         place = path.parent if path.is_file() else path
         return path.exists() and place not in self.closed
 
-    def layout(self) -> cgroups.Layout:
+    def layout(self) -> hierarchies.Layout:
         """Ask as the engine does."""
-        view = cgroups.View(
+        view = hierarchies.View(
             "\n".join(self.mountinfo) + "\n",
             "".join(line + "\n" for line in self.own),
             lambda point: self.magic.get(point, 0),
             self.writable,
         )
-        return cgroups.discover(view)
+        return hierarchies.discover(view)
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_a_tmpfs_in_place_of_a_hierarchy_is_refused(host: Host, kind: str) -> No
 
 
 def test_a_real_tmpfs_has_not_a_cgroups_magic() -> None:
-    assert cgroups.View("", "").magic("/dev") not in {
+    assert hierarchies.View("", "").magic("/dev") not in {
         mounts.CGROUP_SUPER_MAGIC,
         mounts.CGROUP2_SUPER_MAGIC,
     }
@@ -147,7 +147,7 @@ def test_a_real_tmpfs_has_not_a_cgroups_magic() -> None:
 
 def test_a_covered_mount_point_is_refused(tmp_path: Path) -> None:
     line = f"30 22 0:26 / {tmp_path}/gone rw - cgroup cgroup rw,memory\n"
-    assert cgroups.discover(cgroups.View(line, "4:memory:/\n")).hierarchies == ()
+    assert hierarchies.discover(hierarchies.View(line, "4:memory:/\n")).hierarchies == ()
 
 
 def test_a_mount_point_with_a_space_is_found(host: Host) -> None:
@@ -209,7 +209,7 @@ def _v2_groups(path: Path) -> cgroups.Groups:
         (path / name).write_text("")
     (path / "cgroup.procs").write_text("")
     controllers = frozenset({"memory", "pids", "cpu"})
-    return cgroups.Groups(((cgroups.Hierarchy(2, controllers, path.parent), str(path)),))
+    return cgroups.Groups(((hierarchies.Hierarchy(2, controllers, path.parent), str(path)),))
 
 
 def _text(path: Path) -> str:
@@ -265,7 +265,7 @@ def test_v1_memory_and_swap_keep_their_order(tmp_path: Path, before: int, after:
     both, single = "memory.memsw.limit_in_bytes", "memory.limit_in_bytes"
     for name in (both, single, "memory.swappiness"):
         (tmp_path / name).write_text("")
-    hierarchy = cgroups.Hierarchy(1, frozenset({"memory"}), tmp_path.parent)
+    hierarchy = hierarchies.Hierarchy(1, frozenset({"memory"}), tmp_path.parent)
     groups = Recording(((hierarchy, str(tmp_path)),))
     groups.apply(Limits(memory_mb=before))
     order.clear()
@@ -276,7 +276,7 @@ def test_v1_memory_and_swap_keep_their_order(tmp_path: Path, before: int, after:
 
 def test_the_posture_expects_engine_and_sandbox_names(tmp_path: Path) -> None:
     path = tmp_path / "cellwall.label" / "sandbox"
-    hierarchy = cgroups.Hierarchy(2, frozenset(), tmp_path)
+    hierarchy = hierarchies.Hierarchy(2, frozenset(), tmp_path)
     groups = cgroups.Groups(((hierarchy, str(path)),))
     assert groups.expected_lines() == {":cellwall.label/sandbox"}
     assert groups.expected_lines() <= cgroups.places("0::/some/cellwall.label/sandbox\n")
@@ -284,8 +284,8 @@ def test_the_posture_expects_engine_and_sandbox_names(tmp_path: Path) -> None:
 
 def test_each_controller_has_its_own_place(tmp_path: Path) -> None:
     """A process that is in the right directory of one hierarchy only is not where it should be."""
-    pids = cgroups.Hierarchy(1, frozenset({"pids"}), tmp_path)
-    cpu = cgroups.Hierarchy(1, frozenset({"cpu", "cpuacct"}), tmp_path)
+    pids = hierarchies.Hierarchy(1, frozenset({"pids"}), tmp_path)
+    cpu = hierarchies.Hierarchy(1, frozenset({"cpu", "cpuacct"}), tmp_path)
     both = cgroups.Groups(((pids, "/p/cellwall.label/spare0"), (cpu, "/c/cellwall.label/spare0")))
     right = "8:pids:/cellwall.label/spare0\n1:cpu,cpuacct:/cellwall.label/spare0\n0::/\n"
     assert both.expected_lines() <= cgroups.places(right)
@@ -297,8 +297,8 @@ def test_each_controller_has_its_own_place(tmp_path: Path) -> None:
 def test_a_sweep_touches_no_label_it_cannot_judge(tmp_path: Path) -> None:
     (tmp_path / "cellwall.somebody-elses").mkdir()
     (tmp_path / f"cellwall.{owner.new_label()}").mkdir()
-    layout = cgroups.Layout((cgroups.Hierarchy(2, frozenset(), tmp_path),))
-    assert cgroups.sweep(layout, owner.is_dead) == (0, [])
+    layout = hierarchies.Layout((hierarchies.Hierarchy(2, frozenset(), tmp_path),))
+    assert leftovers.sweep(layout, owner.is_dead) == (0, [])
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -308,9 +308,9 @@ def test_sweep_finds_a_dead_engine_in_a_cgroup_that_is_not_ours(tmp_path: Path) 
     (tmp_path / "another" / "cellwall.alive").mkdir()
     ours = tmp_path / "ours"
     ours.mkdir()
-    hierarchy = cgroups.Hierarchy(1, frozenset({"memory"}), ours, tmp_path)
+    hierarchy = hierarchies.Hierarchy(1, frozenset({"memory"}), ours, tmp_path)
     (tmp_path / "another" / "cellwall.dead" / "cgroup.procs").write_text("")
-    found = [path.name for path in cgroups._engines_in(hierarchy)]
+    found = [path.name for path in leftovers._engines_in(hierarchy)]
     assert sorted(found) == ["cellwall.alive", "cellwall.dead"]
 
 
@@ -327,6 +327,6 @@ def test_sweep_survives_a_sandbox_of_another_engine_that_ends_meanwhile(
         return real(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    layout = cgroups.Layout((cgroups.Hierarchy(1, frozenset({"memory"}), tmp_path),))
-    assert cgroups.sweep(layout, lambda _label: False) == (0, [])
+    layout = hierarchies.Layout((hierarchies.Hierarchy(1, frozenset({"memory"}), tmp_path),))
+    assert leftovers.sweep(layout, lambda _label: False) == (0, [])
     assert busy.exists()

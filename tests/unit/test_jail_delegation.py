@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from unprivileged import SOURCES, OrdinaryUser
 
-from cellwall.jail.cgroups import View
 from cellwall.jail.delegation import NAME, step_aside
+from cellwall.jail.hierarchies import View
 from cellwall.jail.linux import mounts
 from conftest import require_capability
 
@@ -24,7 +24,7 @@ import json, os, sys
 from dataclasses import replace
 from pathlib import Path
 from cellwall.jail import delegation
-from cellwall.jail.cgroups import View
+from cellwall.jail.hierarchies import View
 
 class Told(type(Path())):  # a hybrid host's v2 tree has no controllers: the one thing made up
     def read_text(self, encoding=None, errors=None):

@@ -1,50 +1,33 @@
 """Control groups of one sandbox: v2 where the host has it, v1 or hybrid where not.
 
-Host half, called by `runtimes.jail`. Not a general cgroup library: one engine directory per
-hierarchy with one directory per sandbox below it. SECURITY: a plain tmpfs at the mount point takes
-writes silently, so every hierarchy is checked by its magic number, and no file is ever created.
-A v1 memory cgroup that held a tmpfs is never used twice: directories are used once and removed.
+Host half, called by `runtimes.jail`. Not which hierarchies there are (`hierarchies`) and not what
+dead engines left (`leftovers`): one engine directory per hierarchy with one directory per sandbox
+below it. SECURITY: no file is ever created, because a plain tmpfs takes every write silently. A
+v1 memory cgroup that held a tmpfs is never used twice: directories are used once and removed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import re
-import signal
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from cellwall.jail.linux import mounts
+from cellwall.jail.hierarchies import Hierarchy, Layout
 from cellwall.model.errors import HostUnsupported
 from cellwall.model.limits import Limits
 
 PERIOD_US = 100_000
 OWN_PROCESSES = 1
 """Init counts as a process of the sandbox; the limit is on the rest."""
-_V1_WANTED = ("memory", "pids", "cpu", "cpuacct")
-_PREFIX = "cellwall."
+PREFIX = "cellwall."
+"""Of an engine's directory; its owner's label follows."""
 _SPARES = 4
 """Sets of reusable directories that are always there: made at once, and never more of them."""
 _QUIET_PEAK = 16
 """A sandbox that had more processes at once leaves a peak too high to be of use again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hierarchy:
-    """One mounted hierarchy we may use: where, which version, which controllers."""
-
-    version: int
-    controllers: frozenset[str]
-    base: Path
-    """Our own cgroup in it at the time of asking, below which we make directories."""
-    root: Path | None = None
-    """Where it is mounted."""
 
 
 class _Spare(NamedTuple):
@@ -53,185 +36,6 @@ class _Spare(NamedTuple):
     paths: tuple[tuple[Hierarchy, str], ...]
     applied: dict[str, str]
     peak: int
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The hierarchies this process can use; empty when there is no delegation."""
-
-    hierarchies: tuple[Hierarchy, ...]
-    why_not: str = ""
-    """Why a controller is missing, for `doctor` and for refusals."""
-
-    def having(self, controller: str) -> Hierarchy | None:
-        """Return the hierarchy that holds `controller`."""
-        for hierarchy in self.hierarchies:
-            if controller in hierarchy.controllers:
-                return hierarchy
-        return None
-
-    @property
-    def lets_move_itself(self) -> bool:
-        """Whether a task can move itself through open files; see `Groups.entrances`."""
-        return bool(self.hierarchies) and all(h.version == 1 for h in self.hierarchies)
-
-    @property
-    def hard(self) -> frozenset[str]:
-        """Controllers the kernel can enforce for us."""
-        found: set[str] = set()
-        for hierarchy in self.hierarchies:
-            found |= hierarchy.controllers
-        return frozenset(found)
-
-
-def _writable(path: Path) -> bool:
-    return os.access(path, os.W_OK | (os.X_OK if path.is_dir() else 0))
-
-
-def _magic(point: str) -> int:
-    """The kind of file system at a mount point; 0 where something covers the way to it."""
-    try:
-        return mounts.filesystem_magic(point)
-    except OSError:
-        return 0
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """What the kernel says of cgroups, as text; a parameter so that every host can be tested."""
-
-    mountinfo: str
-    """/proc/self/mountinfo (proc_pid_mountinfo(5))."""
-    own: str
-    """/proc/self/cgroup (cgroups(7))."""
-    magic: Callable[[str], int] = _magic
-    writable: Callable[[Path], bool] = _writable
-
-    @classmethod
-    def of_this_process(cls) -> View:
-        """Ask the kernel."""
-        mountinfo, own = (
-            Path("/proc/self", name).read_text(encoding="utf-8", errors="surrogateescape")
-            for name in ("mountinfo", "cgroup")
-        )
-        return cls(mountinfo, own)
-
-
-_ESCAPED = re.compile(r"\\([0-7]{3})")
-
-
-def _unescape(field: str) -> str:
-    """Undo mountinfo's octal escapes of space, tab, newline and backslash."""
-    return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), field)
-
-
-def _mounted(view: View) -> list[tuple[int, frozenset[str], Path, str]]:
-    """(version, controllers, mount point, root of the mount) from mountinfo, magic checked."""
-    found = []
-    for line in view.mountinfo.splitlines():
-        fields = line.split(" ")
-        dash = fields.index("-")
-        kind, options = fields[dash + 1], fields[dash + 3]
-        if kind not in {"cgroup", "cgroup2"}:
-            continue
-        point = _unescape(fields[4])
-        magic = mounts.CGROUP2_SUPER_MAGIC if kind == "cgroup2" else mounts.CGROUP_SUPER_MAGIC
-        if view.magic(point) != magic:
-            continue
-        version = 2 if kind == "cgroup2" else 1
-        root = _unescape(fields[3])
-        found.append((version, frozenset(options.split(",")), Path(point), root))
-    return found
-
-
-def _own_paths(text: str) -> dict[str, str]:
-    """Controller name (or "" for v2) to our path in that hierarchy."""
-    paths = {}
-    for line in text.splitlines():
-        _, names, path = line.split(":", 2)
-        for name in names.split(","):
-            paths[name] = path
-    return paths
-
-
-def _below(mount_root: str, own: str) -> str:
-    """Our cgroup's path relative to a mount that shows the hierarchy from `mount_root` on."""
-    relative = os.path.relpath(own, mount_root)
-    return "" if relative == "." or relative.startswith("..") else relative
-
-
-def discover(view: View | None = None) -> Layout:
-    """Ask the kernel what is mounted and what of it we may write."""
-    view = view or View.of_this_process()
-    own = _own_paths(view.own)
-    hierarchies: list[Hierarchy] = []
-    missing: list[str] = []
-    for version, options, point, mount_root in _mounted(view):
-        if version == 2:
-            if any(h.version == 2 for h in hierarchies):
-                continue  # the same tree, mounted once more
-            hierarchy = _v2_hierarchy(view, point, _below(mount_root, own.get("", "/")))
-        else:
-            taken = frozenset[str]().union(*(h.controllers for h in hierarchies))
-            wanted = (frozenset(_V1_WANTED) & options) - taken
-            if not wanted:
-                continue
-            base = point / _below(mount_root, own.get(min(wanted), "/"))
-            hierarchy = Hierarchy(1, wanted, base, point)
-        if view.writable(hierarchy.base):
-            hierarchies.append(hierarchy)
-        else:
-            missing.append(str(hierarchy.base))
-    if any("cpuacct" in h.controllers for h in hierarchies):
-        # Hybrid: the v2 tree has no controllers there, and each hierarchy costs a move.
-        hierarchies = [h for h in hierarchies if h.controllers]
-    return Layout(tuple(hierarchies), _why_not(hierarchies, missing))
-
-
-def v2_place(view: View) -> Path | None:
-    """Return the directory of our own cgroup in the v2 tree; None where none is mounted."""
-    own = _own_paths(view.own).get("", "/")
-    for version, _, point, mount_root in _mounted(view):
-        if version == 2:
-            return point / _below(mount_root, own).strip("/")
-    return None
-
-
-def _why_not(hierarchies: list[Hierarchy], missing: list[str]) -> str:
-    if missing:
-        return f"no write access to {', '.join(missing)}"
-    bare = [str(h.base) for h in hierarchies if not h.controllers]
-    if bare:
-        return f"{', '.join(bare)} holds processes or has no controllers to hand down"
-    return ""
-
-
-def _v2_hierarchy(view: View, point: Path, own: str) -> Hierarchy:
-    """The highest cgroup above ours that we may manage and that holds no processes itself.
-
-    cgroup v2 forbids a group with processes to hand controllers down, except the root; root
-    finds the root, a user finds what systemd delegated (user@.service) if we run inside it.
-    Where there is none (a container, whose top cgroup we sit in) our own serves for counting
-    CPU time and for cgroup.kill, and has no controllers for us.
-    """
-    parts = Path(own.strip("/")).parts
-    for depth in range(len(parts) + 1):
-        base = point.joinpath(*parts[:depth])
-        files = (base / "cgroup.procs", base / "cgroup.subtree_control")
-        if not (view.writable(base) and all(view.writable(file) for file in files)):
-            continue
-        is_real_root = depth == 0 and not (base / "cgroup.type").exists()
-        if is_real_root or not files[0].read_text(encoding="ascii").strip():
-            return Hierarchy(2, _v2_controllers(base), base)
-    return Hierarchy(2, frozenset(), point.joinpath(*parts))
-
-
-def _v2_controllers(base: Path) -> frozenset[str]:
-    try:
-        words = (base / "cgroup.controllers").read_text(encoding="ascii").split()
-    except OSError:
-        return frozenset()
-    return frozenset(words) & {"memory", "pids", "cpu"}
 
 
 def _make_directory(path: str) -> None:
@@ -308,9 +112,13 @@ def _is_reusable(hierarchy: Hierarchy) -> bool:
     return hierarchy.version == 1 and "memory" not in hierarchy.controllers
 
 
-def most_spare_directories(layout: Layout) -> int:
-    """Return how many empty directories an engine may keep for its next sandboxes."""
-    return _SPARES * sum(map(_is_reusable, layout.hierarchies))
+def most_spare_directories(layout: Layout, workers: int) -> int:
+    """Return how many empty directories an engine may keep for its next sandboxes.
+
+    Its spare ones, and where workers move themselves those that each of them goes to next.
+    """
+    sets = _SPARES + (workers if layout.lets_move_itself else 0)
+    return sets * sum(map(_is_reusable, layout.hierarchies))
 
 
 class EngineGroups:
@@ -319,7 +127,7 @@ class EngineGroups:
     def __init__(self, layout: Layout, owner: str) -> None:
         """`owner` is `supervisor.owner_label()`: unique to this engine in this process."""
         self.layout = layout
-        self.name = _PREFIX + owner
+        self.name = PREFIX + owner
         self._made = False
         self._serial = 0
         self._spare: list[_Spare] = []
@@ -412,7 +220,7 @@ class EngineGroups:
         """Remove the engine's directories once no sandbox is left in them."""
         self._spare.clear()
         for hierarchy in self.layout.hierarchies:
-            for path in _groups_in(hierarchy.base / self.name):
+            for path in groups_in(hierarchy.base / self.name):
                 with contextlib.suppress(OSError):
                     path.rmdir()
         for hierarchy in self.layout.hierarchies:
@@ -622,84 +430,9 @@ class Groups:
         return busy
 
 
-def sweep(layout: Layout, is_dead: object) -> tuple[int, list[str]]:
-    """Kill and remove the directories of engines that are gone.
-
-    `is_dead(label)` decides by exact owner label; anything it does not know is left alone.
-    """
-    removed, kept = 0, []
-    for hierarchy in layout.hierarchies:
-        for engine in _engines_in(hierarchy):
-            label = engine.name[len(_PREFIX) :]
-            if not callable(is_dead) or not is_dead(label):
-                continue
-            for path in [*_groups_in(engine), engine]:
-                removed += 1
-                if not _kill_and_remove(path):
-                    kept.append(str(path))
-    return removed, kept
-
-
-def _engines_in(hierarchy: Hierarchy) -> list[Path]:
-    """Engine directories anywhere in the hierarchy: a dead engine's cgroup need not be ours.
-
-    Others make and remove directories meanwhile; what is gone when we look is nobody's leftover.
-    """
-    below = hierarchy.root if hierarchy.root is not None else hierarchy.base
-    return [
-        Path(parent, name)
-        for parent, names, _ in os.walk(below)  # passes over what it cannot read
-        for name in names
-        if name.startswith(_PREFIX)
-    ]
-
-
-def _groups_in(engine: Path) -> list[Path]:
+def groups_in(engine: Path) -> list[Path]:
+    """Return the sandboxes' directories in an engine's."""
     try:
         return [path for path in engine.iterdir() if path.is_dir()]
     except FileNotFoundError:
         return []
-
-
-def _kill_and_remove(path: Path) -> bool:
-    """End what is in a dead engine's cgroup, by the pids the kernel lists there.
-
-    Several engines may sweep the same leftovers at once: gone is gone, whoever did it.
-    """
-    deadline = time.monotonic() + 2.0
-    while True:
-        try:
-            _kill_listed(path)
-            path.rmdir()
-        except FileNotFoundError:
-            return True
-        except OSError as error:
-            if error.errno == errno.ENODEV:  # removed between open and read
-                return True
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.01)
-        else:
-            return True
-
-
-def _kill_listed(path: Path) -> None:
-    """Kill what the kernel lists in a cgroup, and nobody who got one of these pids meanwhile.
-
-    SECURITY: a number that is still listed after its pidfd was opened is that process's: one that
-    ended between the two would be listed no more, and its successor lives in another cgroup.
-    """
-    with contextlib.ExitStack() as opened:
-        pidfds = {}
-        for pid in _listed(path):
-            with contextlib.suppress(ProcessLookupError):
-                pidfds[pid] = os.pidfd_open(pid)
-                opened.callback(os.close, pidfds[pid])
-        for pid in _listed(path) & set(pidfds):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                signal.pidfd_send_signal(pidfds[pid], signal.SIGKILL)
-
-
-def _listed(path: Path) -> set[int]:
-    text = (path / "cgroup.procs").read_text(encoding="ascii")
-    return {int(line) for line in text.split()} - {0}  # 0: of a pid namespace that we cannot see

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cellwall.jail.cgroups import View, v2_place
+from cellwall.jail.hierarchies import View, v2_place
 
 NAME = "server"
 

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from cellwall.jail import cgroups, facts, probe_counts
+from cellwall.jail import facts, hierarchies, probe_counts
 from cellwall.jail.linux import landlock, mounts, process
 from cellwall.jail.probe_counts import Found
 from cellwall.model.errors import HostUnsupported
@@ -177,7 +177,7 @@ def _landlock() -> list[Found]:
 
 
 def _cgroups() -> list[Found]:
-    layout = cgroups.discover()
+    layout = hierarchies.discover()
     missing = sorted({"memory", "pids", "cpu"} - layout.hard)
     versions = sorted({f"v{h.version}" for h in layout.hierarchies})
     if not missing:

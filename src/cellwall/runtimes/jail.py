@@ -16,7 +16,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from cellwall.jail import cgroups, exhaustion, facts, owner, plan, posture, probe, supervisor, uids
+from cellwall.jail import (
+    cgroups,
+    exhaustion,
+    facts,
+    hierarchies,
+    leftovers,
+    owner,
+    plan,
+    posture,
+    probe,
+    supervisor,
+    uids,
+)
 from cellwall.jail.steps import Lockdown
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
 from cellwall.model.limits import Limits
@@ -34,7 +46,7 @@ _WATCH_S = 0.05
 _SHAPES_KEPT = 256
 
 
-def shape_of(limits: Limits, layout: cgroups.Layout, *, rootless: bool) -> plan.Shape:
+def shape_of(limits: Limits, layout: hierarchies.Layout, *, rootless: bool) -> plan.Shape:
     """The part of limits that is built in at the start."""
     return plan.Shape(
         cpus=max(1, math.ceil(limits.cpus)),
@@ -50,7 +62,7 @@ def shape_of(limits: Limits, layout: cgroups.Layout, *, rootless: bool) -> plan.
     )
 
 
-def hardness_of(limits: Limits, layout: cgroups.Layout) -> dict[str, str]:
+def hardness_of(limits: Limits, layout: hierarchies.Layout) -> dict[str, str]:
     """How each limit is held on this host."""
     hard = layout.hard
     return {
@@ -118,9 +130,9 @@ class JailRuntime:
     # -- host, asked once ---------------------------------------------------------------------
 
     @cached_property
-    def layout(self) -> cgroups.Layout:
+    def layout(self) -> hierarchies.Layout:
         """The cgroup hierarchies of this host that we may use."""
-        return cgroups.discover()
+        return hierarchies.discover()
 
     @cached_property
     def rootless(self) -> bool:
@@ -398,7 +410,7 @@ class JailRuntime:
 
     async def sweep(self) -> SweepReport:
         """Remove cgroups, and what still runs in them, of engines that are gone."""
-        removed, kept = await asyncio.to_thread(cgroups.sweep, self.layout, owner.is_dead)
+        removed, kept = await asyncio.to_thread(leftovers.sweep, self.layout, owner.is_dead)
         return SweepReport({"cgroups": removed}, tuple(kept))
 
     async def aclose(self) -> None:

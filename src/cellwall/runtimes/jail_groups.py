@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
-from cellwall.jail import cgroups, owner, supervisor
+from cellwall.jail import cgroups, hierarchies, owner, supervisor
 from cellwall.model.limits import Limits
 
 _THREADS = 2
@@ -33,7 +33,7 @@ class _Ended(NamedTuple):
 class GroupKeeper:
     """Makes, hands out and removes the directories of one runtime's sandboxes."""
 
-    def __init__(self, layout: cgroups.Layout) -> None:
+    def __init__(self, layout: hierarchies.Layout) -> None:
         """Make no directory yet."""
         self._groups = cgroups.EngineGroups(layout, owner.new_label())
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="cellwall-cgroup")

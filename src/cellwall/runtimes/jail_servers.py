@@ -64,6 +64,11 @@ def inside_environment(template: BuiltTemplate, cpus: float) -> dict[str, str]:
     return {**environment, **template.template.env}
 
 
+def workers_on(cpus: int) -> dict[str, int]:
+    """How many processes of a fork-server clone sandboxes, by what the sandboxes are for."""
+    return {"program": max(2, cpus), "session": max(1, cpus // 2)}
+
+
 @dataclass(slots=True)
 class Entry:
     """A fork-server, the ids its sandboxes get, and how many of them live."""
@@ -151,7 +156,7 @@ class ForkServers:
             uid_base=held.base,
             uid_count=held.count,
             rootless=self._rootless,
-            workers={"program": max(2, cpus), "session": max(1, cpus // 2)},
+            workers=workers_on(cpus),
             seccomp=self._program,
             guest_main="cellwall.guest.init:main",
             guest_preload="cellwall.guest.preload",

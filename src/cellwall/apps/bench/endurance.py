@@ -16,7 +16,9 @@ from cellwall.apps.bench.figures import Figure, p50
 from cellwall.apps.bench.latency import PLAIN, checked
 from cellwall.apps.bench.processes import Holdings, descendants, holdings, tree_pss_bytes
 from cellwall.apps.engines import wait_parked
-from cellwall.jail.cgroups import discover, most_spare_directories
+from cellwall.jail.cgroups import most_spare_directories
+from cellwall.jail.hierarchies import discover
+from cellwall.runtimes.jail_servers import workers_on
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -116,7 +118,8 @@ async def soak(engine: Engine, options: dict[str, Any], runs: int, state: Path) 
     took = time.perf_counter() - begun
     await wait_parked(engine)
     after = holdings(state)
-    most_spare = most_spare_directories(discover())
+    workers = sum(workers_on(os.cpu_count() or 1).values())
+    most_spare = most_spare_directories(discover(), workers)
     more = left_behind(before, after, most_spare)
     left = ", ".join(f"{count} {kind}" for kind, count in more.items()) or "nothing"
     return Figure(

@@ -54,10 +54,10 @@ def explain(
 
 def _shape(limits: Limits) -> Shape:
     """What the runtime would build on this host as this user, by its own rule."""
-    from cellwall.jail import cgroups, uids
+    from cellwall.jail import hierarchies, uids
     from cellwall.runtimes.jail import shape_of
 
-    return shape_of(limits, cgroups.discover(), rootless=uids.is_rootless())
+    return shape_of(limits, hierarchies.discover(), rootless=uids.is_rootless())
 
 
 def _as_json(root: tuple[Step, ...], sandbox: SandboxPlan) -> dict[str, Any]:
