@@ -44,8 +44,8 @@ def _address(url: str | None, api_key: str | None) -> Address:
     import os
 
     try:
-        import httpx  # noqa: F401
-        import websockets  # noqa: F401
+        import httpx  # noqa: F401 - is it there?
+        import websockets  # noqa: F401 - is it there?
     except ModuleNotFoundError as error:
         from cellwall.model.errors import HostUnsupported
 

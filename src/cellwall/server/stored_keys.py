@@ -11,13 +11,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import CellwallError, NotFound, UsageError
 from cellwall.server.audit_chain import Entry, compact, sealed
 from cellwall.server.keys import KeyRecord, digest_of, new_key
 from cellwall.server.origin import ORIGIN
 from cellwall.server.redaction import Redactor
+from cellwall.server.times import rfc3339
 from cellwall.store.changes import AppendAudit, PutKey, RevokeKey
 from cellwall.store.rows import KeyRow
 
@@ -43,6 +44,19 @@ def accepted(rows: Iterable[KeyRow], now: float) -> list[KeyRow]:
         for row in rows
         if row.revoked_at is None and (row.expires_at is None or row.expires_at > now)
     ]
+
+
+def shown(row: KeyRow) -> dict[str, Any]:
+    """Return what everybody who lists keys is shown of one; never the key."""
+    return {
+        "id": row.digest[:12],
+        "tenant": row.tenant,
+        "scope": row.scope,
+        "name": row.name,
+        "created_at": rfc3339(row.created_at),
+        "expires_at": None if row.expires_at is None else rfc3339(row.expires_at),
+        "revoked_at": None if row.revoked_at is None else rfc3339(row.revoked_at),
+    }
 
 
 async def create(

@@ -8,9 +8,9 @@ from cellwall.model.errors import HostUnsupported
 def check_server() -> None:
     """Raise `HostUnsupported` unless what the extra `server` brings can be imported."""
     try:
-        import uvloop  # noqa: F401
+        import uvloop  # noqa: F401 - is it there?
 
-        import cellwall.server.app  # noqa: F401
+        import cellwall.server.app  # noqa: F401 - and all that it needs?
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("cellwall"):
             raise

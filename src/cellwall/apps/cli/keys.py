@@ -139,21 +139,14 @@ def _with_store(url: str | None, config: Path | None, work: Callable[[Store], Aw
 
 
 def _shown(row: KeyRow) -> dict[str, Any]:
+    from cellwall.server.stored_keys import shown
+
     state = "accepted"
     if row.revoked_at is not None:
         state = "revoked"
     elif row.expires_at is not None and row.expires_at <= time.time():
         state = "expired"
-    return {
-        "id": row.digest[:12],
-        "tenant": row.tenant,
-        "scope": row.scope,
-        "name": row.name,
-        "created_at": _time(row.created_at),
-        "expires_at": None if row.expires_at is None else _time(row.expires_at),
-        "revoked_at": None if row.revoked_at is None else _time(row.revoked_at),
-        "state": state,
-    }
+    return {**shown(row), "state": state}
 
 
 def _time(at: float) -> str:

@@ -14,6 +14,7 @@ from cellwall.server.endpoint import Answer, Endpoint, body_of
 from cellwall.server.schemas import KeyBody
 from cellwall.server.stored_keys import create as create_key
 from cellwall.server.stored_keys import revoke as revoke_key
+from cellwall.server.stored_keys import shown
 from cellwall.server.times import rfc3339
 
 if TYPE_CHECKING:
@@ -66,16 +67,7 @@ def _kept(call: Call) -> tuple[Store, StoredKeys]:
 
 
 def _shown(row: KeyRow) -> dict[str, Any]:
-    return {
-        "id": row.digest[:12],
-        "tenant": row.tenant,
-        "scope": row.scope,
-        "name": row.name,
-        "created_at": rfc3339(row.created_at),
-        "expires_at": None if row.expires_at is None else rfc3339(row.expires_at),
-        "revoked_at": None if row.revoked_at is None else rfc3339(row.revoked_at),
-        "source": "store",
-    }
+    return {**shown(row), "source": "store"}
 
 
 def _configured(record: KeyRecord) -> dict[str, Any]:
