@@ -73,12 +73,15 @@ def test_files_written_by_init_are_one_change_each(host: Host) -> None:
     for path in ("a", "a", "sub/b"):
         host.send("file_write", b"x", path=path, parents=True)
     host.send("file_write", path="end")
-    assert seen.until("end") == [
+    told = seen.until("end")
+    assert told[:4] == [
         ("created", "a"),
         ("modified", "a"),
         ("created", "sub"),
         ("created", "sub/b"),
     ]
+    # If it was moved into place while the new directory was listed, it may be another's work.
+    assert told[4:] in ([], [("modified", "sub/b")])
 
 
 def test_tree_made_at_once_is_told_once(host: Host) -> None:

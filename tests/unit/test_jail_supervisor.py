@@ -252,11 +252,14 @@ def test_a_child_that_died_early_is_told_with_its_own_cause(tmp_path: Path) -> N
 
 _HANDS_BACK = """
 import array, os
+said, say = os.pipe()
 first = os.fork()
 if first:
     control.send(b'{{"event": "forked", "pid": %d}}' % first)
+    os.write(say, b"x")
     os.waitpid(first, 0)
     os._exit(0)
+os.read(said, 1)
 wait, leash = os.pipe()
 for _ in sys.argv[5:]:
     if os.fork() == 0:

@@ -419,6 +419,12 @@ class ForkServer:
         """Let another sandbox have the worker."""
         self._idle[worker.purpose].put_nowait(worker)
 
+    def check_alive(self) -> None:
+        """Raise if its boot process has ended: then it ends as well, and its sandboxes with it."""
+        if self._boot is None or self._boot.poll() is not None:
+            self.lose("it has ended")
+            raise SandboxBroken(f"fork-server: {self._broken}")
+
     def lose(self, why: str) -> None:
         """Fork nothing more from here: a worker is gone, or not where it should be."""
         self._broken = self._broken or why

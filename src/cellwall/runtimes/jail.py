@@ -343,6 +343,7 @@ class JailRuntime:
             contexts = posture.children(child.pid)
             for pid in contexts:
                 self._verifier.verify_beside(pid, want, namespaces)
+            entry.server.check_alive()  # else it would die with the caller's code in it
             # SECURITY: nothing of ours is in the sandbox's cgroups when caller code comes.
             if not self._groups.workers_move_themselves:
                 # Shielded: given up half way, the worker would clone into the same ones again.
