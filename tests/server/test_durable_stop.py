@@ -291,6 +291,7 @@ def test_without_a_store_everything_is_the_same_until_the_end(tmp_path: Path) ->
         long = submitted(client, program("b", SLEEP.format(60)))
         waits = submitted(client, program("c"))
         assert client.get(f"/executions/{waits}").json()["status"] == "queued"
+        wait_until(lambda: made.ledger == ["a", "b"])
         client.delete(f"/executions/{long}")
         assert ended(client, waits)["stdout"] == "c\n"
         made.kill(server)
