@@ -215,7 +215,7 @@ def test_exported_files_go_on_across_a_cut(trimmed: Kept, tmp_path: Path) -> Non
     ("damage", "first"),
     [
         ("DELETE FROM audit WHERE seq < 6", 5),
-        ("UPDATE audit SET record = replace(record, 'alice', 'mallo')", 7),
+        ("UPDATE audit SET record = replace(record, 'alice', 'mallo') WHERE seq = 7", 7),
         ("DELETE FROM audit WHERE seq < 5 OR seq > 7", 8),
     ],
 )
