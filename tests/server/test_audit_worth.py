@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from audit_stores import Kept, cellwall
-from servers import ADMIN, Server, configuration, start
+from servers import ADMIN, Server, configuration, new_sandbox, start
 
 from cellwall.server.audit import server_entry
 from cellwall.server.audit_chain import sealed
@@ -143,6 +143,32 @@ def test_a_missing_store_is_said_and_none_is_made(tmp_path: Path) -> None:
     assert done.returncode == 125
     assert "there is no store" in done.stderr
     assert not (tmp_path / "server").exists()
+
+
+@pytest.mark.parametrize("request_of", ["write", "execute"])
+def test_without_a_record_nothing_happens_in_either_store(
+    kept: Kept, tmp_path: Path, request_of: str
+) -> None:
+    """L7: somebody took the audit away under a running server; when it is back all is well."""
+    copy = kept.copy(tmp_path / "state")
+    server = serve(copy)
+    try:
+        client = server.client()
+        path = f"/sandboxes/{new_sandbox(client)}/files"
+        name = {"path": "a.txt"}
+        client.put(path, params=name, content=b"before").raise_for_status()
+        copy.sql("ALTER TABLE audit RENAME TO audit_away")
+        if request_of == "write":
+            refused = client.put(path, params=name, content=b"after")
+        else:
+            refused = client.post("/execute", json={"code": "1"})
+        assert refused.status_code >= 500, refused.text
+        copy.sql("ALTER TABLE audit_away RENAME TO audit")
+        assert client.get(path, params=name).content == b"before"
+        client.put(path, params=name, content=b"again").raise_for_status()
+    finally:
+        server.stop()
+    assert copy.cellwall("verify").returncode == 0
 
 
 # -- retention -----------------------------------------------------------------------------------

@@ -55,10 +55,14 @@ def _replays(connection: Connection, before: float) -> int:
 
 
 def trim_some(connection: Connection, up_to: int) -> int:
-    """Delete the oldest audit records, up to `STEP` of them and to number `up_to`; how many."""
+    """Delete the oldest audit records, up to `STEP` of them and to number `up_to`; how many.
+
+    The newest stays in any case: the next one's number and link are made from it.
+    """
     table = schema.audit
-    first = connection.execute(select(func.min(table.c.seq)).where(table.c.seq <= up_to)).scalar()
+    ends = select(func.min(table.c.seq), func.max(table.c.seq))
+    first, newest = connection.execute(ends).one()
     if first is None:
         return 0
-    last = min(up_to, first + STEP - 1)
+    last = min(up_to, newest - 1, first + STEP - 1)
     return connection.execute(delete(table).where(table.c.seq <= last)).rowcount
