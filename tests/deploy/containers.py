@@ -153,8 +153,8 @@ class Docker:
                 self.call("rm", "--force", *left, check=False)
             self._daemon.terminate()
             self._daemon.wait(30)
-        for left in self._folder.glob("exec/netns/*"):  # it holds on to the namespace of the host
-            subprocess.run(["umount", left], check=False)
+        for mount in self._folder.glob("exec/netns/*"):  # it holds on to the namespace of the host
+            subprocess.run(["umount", mount], check=False)
         self._log.close()
 
 
