@@ -132,6 +132,7 @@ class Contexts:
 
     def open(self) -> None:
         """Be ready for the first fork; nobody is heard before `watch`."""
+        self._exchange.are_named = bool(self._config.get("are_callers_named"))
         self._exchange.open()
 
     def watch(self) -> None:
@@ -236,7 +237,8 @@ class Contexts:
             os.chdir(self._config["home"])
             if not self._config.get("is_environment_set"):
                 _change_environment(self._environment, self._config["env"])
-            link = Link(self._exchange.address, _LINE_FD)
+            is_named = self._exchange.are_named
+            link = Link(self._exchange.address, _LINE_FD, is_named=is_named)
             self._run_context(link, {**self._config, "context": name})
         except BaseException:  # noqa: BLE001  this is the child's outermost frame
             traceback.print_exc()

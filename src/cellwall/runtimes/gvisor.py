@@ -166,7 +166,12 @@ class GvisorRuntime:
         return reason
 
     def _config(
-        self, binary: Binary, platform: str, oci: dict[str, Any], groups: cgroups.Groups
+        self,
+        binary: Binary,
+        platform: str,
+        oci: dict[str, Any],
+        groups: cgroups.Groups,
+        cpus: frozenset[int] = frozenset(),
     ) -> dict[str, Any]:
         """What the launcher needs to know."""
         place = self._place
@@ -177,6 +182,7 @@ class GvisorRuntime:
             "words": words,
             "place": place,
             "cgroups": groups.entrance_paths(),
+            "cpus": sorted(cpus or os.sched_getaffinity(0)),
             "oci": oci,
         }
 
@@ -329,6 +335,7 @@ def _guest_config(spec: SandboxSpec) -> dict[str, Any]:
             "env": environment,
             "contexts": list(spec.contexts),
             "purpose": spec.purpose,
+            "are_callers_named": True,
         },
     }
 

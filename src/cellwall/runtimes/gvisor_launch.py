@@ -56,6 +56,7 @@ def _become_runsc(config: Dict[str, Any], keeper: int) -> NoReturn:
         os._exit(0)  # it died before the kernel knew that its end is ours
     for path in config["cgroups"]:
         _write(path, "0")
+    os.sched_setaffinity(0, config["cpus"])  # how many gVisor shows inside
     # Of the host's processes only those of this sandbox are left to be seen from here on.
     do_all((mounts.prepare_mount("none", "/", None, mounts.MS_REC | mounts.MS_PRIVATE, None),))
     flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
