@@ -139,6 +139,16 @@ class Contexts:
         """Hear contexts from now on."""
         self._exchange.watch()
 
+    @property
+    def may_run_first(self) -> bool:
+        """Whether the short way is open: one program, and callers need not be asked their name."""
+        return self._config.get("purpose") == "program" and not self._exchange.are_named
+
+    def hear_the_dying(self) -> None:
+        """Accept whoever called, before its process is waited for: afterwards it has no name."""
+        if self._exchange.are_named:
+            self._exchange.drain()
+
     def run_first(self, channel_fd: int, wakeup_fd: int, ready: bytes) -> Stretch:
         """Serve the first program of a sandbox before there is an event loop."""
         stretch = Stretch(*self._fork("main"))

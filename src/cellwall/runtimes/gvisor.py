@@ -13,27 +13,36 @@ import json
 import os
 import socket
 import struct
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cellwall.jail import facts, hierarchies, leftovers, owner, plan
-from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
+from cellwall.model.errors import HostUnsupported, SandboxBroken
+from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
-from cellwall.runtimes import gvisor_binary, gvisor_bundle, gvisor_posture, gvisor_root
+from cellwall.runtimes import (
+    gvisor_binary,
+    gvisor_bundle,
+    gvisor_posture,
+    gvisor_root,
+    gvisor_witness,
+)
 from cellwall.runtimes.base import Finding, RuntimeStatistics, SandboxSpec, SweepReport
 from cellwall.runtimes.channel import ChannelLost, GuestChannel
+from cellwall.runtimes.cpus import Cpus
 from cellwall.runtimes.environment import inside_environment
 from cellwall.runtimes.guest_bundle import build_bundle
+from cellwall.runtimes.gvisor_binary import Binary
 from cellwall.runtimes.gvisor_keeper import Keeper, launcher
 from cellwall.runtimes.gvisor_sandbox import GvisorSandbox, Made, end, held
+from cellwall.runtimes.gvisor_witness import Witness
 from cellwall.runtimes.jail_groups import GroupKeeper
 
 if TYPE_CHECKING:
     from cellwall.jail import cgroups
-    from cellwall.model.limits import Limits
     from cellwall.model.template import BuiltTemplate
-    from cellwall.runtimes.gvisor_binary import Binary
 
 _GUEST = ("cellwall.guest", "cellwall.runtimes.gvisor_boot")
 _GUEST_ENTRY = "cellwall.runtimes.gvisor_boot:main"
@@ -41,7 +50,7 @@ _READY_S = 60.0
 _TRY_S = 15.0
 _NEEDED = frozenset({"memory", "pids", "cpu"})
 _LENGTH = struct.Struct(">I")
-_PRELOAD_ENVIRONMENT = {"MPLCONFIGDIR": f"{gvisor_root.WORK}/tmp/.matplotlib"}
+_PRELOAD_ENVIRONMENT = {"MPLCONFIGDIR": f"{gvisor_root.WORK}/tmp/.matplotlib"}  # noqa: S108 - a path inside
 HARDNESS = {
     "memory_mb": "hard",
     "processes": "hard",
@@ -52,6 +61,22 @@ HARDNESS = {
     "file_mb": "hard",
     "open_files": "hard",
 }
+
+
+class _Chosen(NamedTuple):
+    """What runs sandboxes on this host."""
+
+    binary: Binary
+    platform: str
+
+
+class _Born(NamedTuple):
+    """What a sandbox has on the host besides its processes."""
+
+    groups: cgroups.Groups
+    witness: Witness | None = None
+    cpus: frozenset[int] = frozenset()
+    digest: str = ""
 
 
 class GvisorRuntime:
@@ -67,8 +92,9 @@ class GvisorRuntime:
         self._live: set[GvisorSandbox] = set()
         self._started = self._failed = 0
         self._is_swept = False
-        self._binary: Binary | None = None
-        self._platform = ""
+        self._chosen: _Chosen | None = None
+        self._sinks = self._folder / "sinks"
+        self.cpus = Cpus()
         self._asking = asyncio.Lock()
 
     # -- host, asked once ---------------------------------------------------------------------
@@ -101,12 +127,12 @@ class GvisorRuntime:
         """Say which `runsc` there is, on which platform it runs, and what is missing."""
         try:
             self._check_host()
-            binary, platform = await self._chosen()
+            chosen = await self._choose()
         except HostUnsupported as error:
             return [Finding(error.feature, "FAIL", error.message, error.remedy or "")]
         return [
-            Finding("runsc", "PASS", f"{binary.path} {binary.version}"),
-            Finding("platform", "PASS", platform),
+            Finding("runsc", "PASS", f"{chosen.binary.path} {chosen.binary.version}"),
+            Finding("platform", "PASS", chosen.platform),
             Finding(
                 "inodes",
                 "CAUTION",
@@ -127,20 +153,17 @@ class GvisorRuntime:
                 remedy="run where these controllers can be used; `cellwall doctor` names them",
             )
 
-    async def _chosen(self) -> tuple[Binary, str]:
+    async def _choose(self) -> _Chosen:
         """The binary and the platform it runs on; asked once."""
         async with self._asking:
-            if self._binary is None or not self._platform:
+            if self._chosen is None:
                 binary = await asyncio.to_thread(_find)
                 platforms = gvisor_binary.Platforms(self._folder)
-                self._platform = await platforms.choose(binary, self._try_platform)
-                self._binary = binary
-        return self._binary, self._platform
+                self._chosen = _Chosen(binary, await platforms.choose(binary, self._try_platform))
+        return self._chosen
 
     async def _try_platform(self, binary: Binary, platform: str) -> str:
         """Run `true` on it, for so long and no longer; return why it did not work."""
-        from cellwall.model.limits import Limits
-
         limits = Limits()
         template = plan.Root("/usr", (), str(self._launcher))
         root = await asyncio.to_thread(
@@ -150,45 +173,46 @@ class GvisorRuntime:
         groups = await self._groups.make(_at_start(limits))
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:
-            keeper = Keeper(self._launcher, self._config(binary, platform, oci, groups), null)
+            order = self._order(_Chosen(binary, platform), oci, groups)
+            keeper = Keeper(self._launcher, order, null)
         finally:
             os.close(null)
-        reason = ""
         try:
             async with asyncio.timeout(_TRY_S):
-                if await keeper.wait_ended():
-                    reason = keeper.said()[-300:] or "it ended without a word"
+                failed = await keeper.wait_ended() != 0
+            return (keeper.said()[-300:] or "it ended without a word") if failed else ""
         except TimeoutError:
-            reason = f"it did not run `true` within {_TRY_S:g} s"
+            return f"it did not run `true` within {_TRY_S:g} s"
         finally:
-            await end(keeper, groups)
-            await self._groups.remove(groups)
-        return reason
+            await self._discard(keeper, groups)
 
-    def _config(
+    def _order(
         self,
-        binary: Binary,
-        platform: str,
+        chosen: _Chosen,
         oci: dict[str, Any],
         groups: cgroups.Groups,
+        witness: Witness | None = None,
         cpus: frozenset[int] = frozenset(),
     ) -> dict[str, Any]:
-        """What the launcher needs to know."""
-        place = self._place
-        flags = gvisor_bundle.flags(binary.flags, platform, place)
-        words = [binary.path, *flags, "run", f"--bundle={place}/bundle", "sandbox"]
+        """What the launcher is told."""
+        flags = gvisor_bundle.flags(chosen.binary.flags, chosen.platform, self._place)
+        files = {"config.json": oci}
+        if witness is not None:
+            files["witness.json"] = witness.configuration()
+            flags.append(f"--{gvisor_witness.FLAG}={self._place}/bundle/witness.json")
         return {
-            "program": binary.path,
-            "words": words,
-            "place": place,
+            "program": chosen.binary.path,
+            "words": [chosen.binary.path, *flags, "run", f"--bundle={self._place}/bundle", "cell"],
+            "place": self._place,
+            "directory": "/" if witness is None else str(self._sinks),
             "cgroups": groups.entrance_paths(),
             "cpus": sorted(cpus or os.sched_getaffinity(0)),
-            "oci": oci,
+            "files": files,
         }
 
     async def warm(self, template: BuiltTemplate) -> None:
         """Find out what to run and make the template's root."""
-        await self._chosen()
+        await self._choose()
         await self._root(template)
 
     async def _root(self, template: BuiltTemplate) -> gvisor_root.Root:
@@ -224,25 +248,28 @@ class GvisorRuntime:
         return sandbox
 
     async def _start(self, spec: SandboxSpec) -> GvisorSandbox:
-        binary, platform = await self._chosen()
+        chosen = await self._choose()
         root = await self._root(spec.template)
         oci = gvisor_bundle.configuration(root, spec.limits, gvisor_bundle.guest_words())
         groups = await self._groups.make(_at_start(spec.limits))
-        config = self._config(binary, platform, oci, groups)
+        witness = Witness(self._sinks) if gvisor_witness.FLAG in chosen.binary.flags else None
+        cpus = self.cpus.take(gvisor_bundle.cpu_count(spec.limits))
+        order = self._order(chosen, oci, groups, witness, cpus)
         ours, theirs = socket.socketpair()
+        born = _Born(groups, witness, cpus, _digest(chosen, order))
         try:
-            keeper = Keeper(self._launcher, config, theirs.fileno())
+            keeper = Keeper(self._launcher, order, theirs.fileno())
         except BaseException:
             ours.close()
-            await self._groups.remove(groups)
+            await self._take_down(born)
             raise
         finally:
             theirs.close()
         try:
-            return await self._confine(spec, keeper, groups, ours, (config, binary.version))
+            return await self._confine(spec, keeper, ours, born)
         except BaseException as error:
             said = keeper.said()
-            await asyncio.shield(self._discard(keeper, groups))
+            await asyncio.shield(self._discard(keeper, groups, born))
             if isinstance(error, (ChannelLost, OSError)):
                 raise SandboxBroken(
                     f"gVisor: start sandbox {spec.sandbox_id}: {error}",
@@ -250,17 +277,14 @@ class GvisorRuntime:
                 ) from error
             raise
 
-    async def _discard(self, keeper: Keeper, groups: cgroups.Groups) -> None:
+    async def _discard(
+        self, keeper: Keeper, groups: cgroups.Groups, born: _Born | None = None
+    ) -> None:
         await end(keeper, groups)
-        await self._groups.remove(groups)
+        await self._take_down(born or _Born(groups))
 
     async def _confine(
-        self,
-        spec: SandboxSpec,
-        keeper: Keeper,
-        groups: cgroups.Groups,
-        ours: socket.socket,
-        asked: tuple[dict[str, Any], str],
+        self, spec: SandboxSpec, keeper: Keeper, ours: socket.socket, born: _Born
     ) -> GvisorSandbox:
         """Hear `ready`, compare what runs with what was asked for, set the limits."""
         text = json.dumps(_guest_config(spec)).encode()
@@ -269,22 +293,27 @@ class GvisorRuntime:
         keeper.on_end(lambda: channel.close("runsc has ended"))
         try:
             await channel.wait_ready(_READY_S)
-            posture = await asyncio.to_thread(gvisor_posture.verify, groups, keeper.pid)
-            groups.begin()
-            groups.apply(held(spec.limits))
+            posture = await asyncio.to_thread(gvisor_posture.verify, born.groups, keeper.pid)
+            born.groups.begin()
+            born.groups.apply(held(spec.limits))
         except BaseException:
             channel.close()
             raise
-        config, version = asked
-        digest = gvisor_bundle.digest(config["oci"], config["words"], version)
-        isolation = Isolation(self.name, self.level, digest, dict(HARDNESS))
-        return GvisorSandbox(
-            spec, Made(keeper, channel, groups, isolation, posture), self._take_down
-        )
+        isolation = Isolation(self.name, self.level, born.digest, dict(HARDNESS))
+        made = Made(keeper, born.witness, channel, born.groups, isolation, posture)
 
-    async def _take_down(self, sandbox: GvisorSandbox) -> None:
-        await self._groups.remove(sandbox.groups)
-        self._live.discard(sandbox)
+        async def remove(sandbox: GvisorSandbox) -> None:
+            self._live.discard(sandbox)
+            await self._take_down(born)
+
+        return GvisorSandbox(spec, made, remove)
+
+    async def _take_down(self, born: _Born) -> None:
+        """Remove what an ended sandbox had besides its processes."""
+        if born.witness is not None:
+            born.witness.close()
+        self.cpus.give_back(born.cpus)
+        await self._groups.remove(born.groups)
 
     def statistics(self) -> RuntimeStatistics:
         """Counts."""
@@ -293,9 +322,11 @@ class GvisorRuntime:
         return RuntimeStatistics(len(self._live), self._started, self._failed, detail)
 
     async def sweep(self) -> SweepReport:
-        """Remove cgroups, and what still runs in them, of engines that are gone."""
+        """Remove cgroups, what still runs in them, and sockets of engines that are gone."""
         removed, kept = await asyncio.to_thread(leftovers.sweep, self.layout, owner.is_dead)
-        return SweepReport({"cgroups": removed} if removed else {}, tuple(kept))
+        sockets = await asyncio.to_thread(gvisor_witness.sweep, self._sinks)
+        counts = {"cgroups": removed, "sockets": sockets}
+        return SweepReport({name: n for name, n in counts.items() if n}, tuple(kept))
 
     async def aclose(self) -> None:
         """Destroy every sandbox."""
@@ -315,10 +346,14 @@ def _find() -> Binary:
     return gvisor_binary.inspect(gvisor_binary.find())
 
 
+def _digest(chosen: _Chosen, order: dict[str, Any]) -> str:
+    """What a sandbox was asked to be; the same for all of one template and one set of limits."""
+    words = [word for word in order["words"] if not word.startswith("--root=")]
+    return gvisor_bundle.digest(order["files"]["config.json"], words, chosen.binary.version)
+
+
 def _at_start(limits: Limits) -> Limits:
     """Limits while gVisor and the interpreter start: every CPU, so that parking is quick."""
-    from dataclasses import replace
-
     return replace(held(limits), cpus=float(os.cpu_count() or 1))
 
 
@@ -338,6 +373,3 @@ def _guest_config(spec: SandboxSpec) -> dict[str, Any]:
             "are_callers_named": True,
         },
     }
-
-
-__all__ = ["CellwallError", "GvisorRuntime"]

@@ -68,7 +68,7 @@ def inspect(path: str) -> Binary:
 
 def _ask(path: str, word: str) -> str:
     try:
-        done = subprocess.run(  # noqa: S603 - the operator's program
+        done = subprocess.run(
             [path, word], check=True, capture_output=True, text=True, timeout=_ASK_S
         )
     except (OSError, subprocess.SubprocessError) as error:
@@ -108,7 +108,7 @@ class Platforms:
         raise HostUnsupported(
             "platform",
             f"gVisor: {binary.path} {binary.version} runs nothing here: {'; '.join(reasons)}",
-            remedy="install a newer runsc (Debian 13's has systrap), or set CELLWALL_RUNSC_PLATFORM",
+            remedy="install a newer runsc, as Debian 13 has, or set CELLWALL_RUNSC_PLATFORM",
         )
 
     async def _why_not(self, binary: Binary, name: str, try_platform: TryPlatform) -> str:

@@ -13,7 +13,7 @@ import json
 import os
 import struct
 import sys
-from typing import Any, Dict
+from typing import Any
 
 _LENGTH = struct.Struct(">I")
 _STDIO = (0, 1, 2)
@@ -40,10 +40,10 @@ def main() -> None:
     init.main(channel, config["guest"])
 
 
-def _read_config(channel: int) -> Dict[str, Any]:
+def _read_config(channel: int) -> dict[str, Any]:
     """Read the one message that comes before the frames: a length and a JSON object."""
     (size,) = _LENGTH.unpack(_read(channel, _LENGTH.size))
-    config: Dict[str, Any] = json.loads(_read(channel, size))
+    config: dict[str, Any] = json.loads(_read(channel, size))
     return config
 
 
@@ -57,7 +57,7 @@ def _read(fd: int, size: int) -> bytes:
     return data
 
 
-def _warm(config: Dict[str, Any]) -> None:
+def _warm(config: dict[str, Any]) -> None:
     """Import what the template names, so that its contexts are forks of a warm interpreter."""
     from cellwall.guest import preload, reseed
 

@@ -14,7 +14,7 @@ import os
 import select
 import signal
 import sys
-from typing import Any, Dict, NoReturn
+from typing import Any, NoReturn
 
 from cellwall.jail.linux import mounts, process
 from cellwall.jail.linux.libc import do_all
@@ -29,7 +29,7 @@ def main() -> None:
     """`CONFIG_FD LEASH_FD`; descriptors 0, 1 and 2 become those of `runsc`."""
     config_fd, leash = int(sys.argv[1]), int(sys.argv[2])
     with os.fdopen(config_fd, "rb") as file:
-        config: Dict[str, Any] = json.loads(file.read())
+        config: dict[str, Any] = json.loads(file.read())
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a Ctrl-C at the embedder's terminal is not ours
     os.set_inheritable(leash, False)
@@ -49,7 +49,7 @@ def main() -> None:
     _keep(child, leash)
 
 
-def _become_runsc(config: Dict[str, Any], keeper: int) -> NoReturn:
+def _become_runsc(config: dict[str, Any], keeper: int) -> NoReturn:
     """Enter the sandbox's cgroups, build its corner of the file system, execute."""
     process.do(process.prepare_parent_death_signal(signal.SIGKILL))
     if select.select([keeper], [], [], 0)[0]:
@@ -66,10 +66,12 @@ def _become_runsc(config: Dict[str, Any], keeper: int) -> NoReturn:
     _write("/proc/self/oom_score_adj", _OOM_SCORE)
     for name in ("state", "bundle"):
         os.mkdir(f"{place}/{name}", 0o700)
-    with open(f"{place}/bundle/config.json", "w", encoding="utf-8") as file:
-        json.dump(config["oci"], file)
-    os.chdir("/")
-    os.execve(config["program"], config["words"], {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"})
+    for name, content in config["files"].items():
+        with open(f"{place}/bundle/{name}", "w", encoding="utf-8") as file:
+            json.dump(content, file)
+    os.chdir(config["directory"])
+    environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
+    os.execve(config["program"], config["words"], environment)  # noqa: S606
 
 
 def _write(path: str, value: str) -> None:

@@ -25,12 +25,15 @@ from cellwall.runtimes.removal import remove_tree
 WORK = "/home"
 """Where the one work area is mounted; everything a program may write lies below it."""
 HOME = plan.HOME
-WORK_DIRECTORIES = ((HOME, 0o755), (f"{WORK}/tmp", 0o1777))
-_LINKS = {"/tmp": "home/tmp", "/var/tmp": "../home/tmp"}
+WORK_DIRECTORIES = ((HOME, 0o755), (f"{WORK}/tmp", 0o1777))  # noqa: S108 - a path inside
+_LINKS = {"/tmp": "home/tmp", "/var/tmp": "../home/tmp"}  # noqa: S108 - paths inside
 _COPIED = ("/etc", plan.GUEST_PATH)
 """Small trees: each bind costs a connection to the file server of every sandbox."""
 _SKIPPED = (plan.VIEWS, "/dev/", "/proc/", "/sys/", "/opt/cellwall/empty", HOME)
 """gVisor has a kernel of its own to show in /proc, /dev and /sys."""
+
+
+Part = steps.Directory | steps.File | steps.Symlink | steps.Bind
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,8 @@ def make_root(folder: Path, facts: plan.HostFacts, template: plan.Root) -> Root:
     HostUnsupported if the state directory takes no more.
     """
     wanted = list(_wanted(plan.root_plan(facts, template)))
-    mounts = tuple((s.source, s.path) for s in wanted if _is_mount(s))
+    binds = [step for step in wanted if isinstance(step, steps.Bind)]
+    mounts = tuple((bind.source, bind.path) for bind in binds if _is_mount(bind))
     target = folder / _digest(wanted)
     if not target.exists():
         try:
@@ -62,30 +66,27 @@ def make_root(folder: Path, facts: plan.HostFacts, template: plan.Root) -> Root:
     return Root(str(target), mounts)
 
 
-def _is_mount(step: steps.Step) -> bool:
-    return isinstance(step, steps.Bind) and not step.path.startswith(_COPIED)
+def _is_mount(bind: steps.Bind) -> bool:
+    return not bind.path.startswith(_COPIED)
 
 
-def _wanted(planned: Sequence[steps.Step]) -> Iterator[steps.Step]:
-    """What of the jail's plan is a file, a link or a bind here."""
+def _wanted(planned: Sequence[steps.Step]) -> Iterator[Part]:
+    """What of the jail's plan is a directory, a file, a link or a bind here."""
     for step in planned:
-        if isinstance(step, (steps.Device, steps.Mount, steps.Remount, steps.Cover)):
+        if not isinstance(step, (steps.Directory, steps.File, steps.Symlink, steps.Bind)):
             continue
-        if isinstance(step, (steps.Loopback, steps.Setting)):
-            continue
-        if step.path.startswith(_SKIPPED) or step.path in _LINKS:
-            continue
-        yield step
+        if not step.path.startswith(_SKIPPED) and step.path not in _LINKS:
+            yield step
     for path, target in _LINKS.items():
         yield steps.Symlink(path, target)
 
 
-def _digest(wanted: Sequence[steps.Step]) -> str:
+def _digest(wanted: Sequence[Part]) -> str:
     described = [[steps.as_json(step), *_content(step)] for step in wanted]
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _content(step: steps.Step) -> list[tuple[str, int, int]]:
+def _content(step: Part) -> list[tuple[str, int, int]]:
     """Name, size and time of what a copied tree holds now."""
     if not isinstance(step, steps.Bind) or _is_mount(step):
         return []
@@ -95,11 +96,11 @@ def _content(step: steps.Step) -> list[tuple[str, int, int]]:
     return [(p, s.st_size, s.st_mtime_ns) for p in sorted(found) for s in (os.lstat(p),)]
 
 
-def _build(folder: Path, target: Path, wanted: Sequence[steps.Step]) -> None:
+def _build(folder: Path, target: Path, wanted: Sequence[Part]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     made = tempfile.mkdtemp(dir=folder, prefix=".root-")
     try:
-        os.chmod(made, 0o755)
+        os.chmod(made, 0o755)  # noqa: S103 - as below
         for step in wanted:
             _make(made, step)
         try:
@@ -113,8 +114,8 @@ def _build(folder: Path, target: Path, wanted: Sequence[steps.Step]) -> None:
         raise
 
 
-def _make(root: str, step: steps.Step) -> None:
-    path = root + step.path  # type: ignore[union-attr]
+def _make(root: str, step: Part) -> None:
+    path = root + step.path
     _directory(os.path.dirname(path))
     if isinstance(step, steps.Directory):
         _directory(path)
@@ -122,7 +123,7 @@ def _make(root: str, step: steps.Step) -> None:
         os.symlink(step.target, path)
     elif isinstance(step, steps.File):
         _file(path, step.content.encode())
-    elif isinstance(step, steps.Bind):
+    else:
         _bind(path, step)
 
 
@@ -141,7 +142,7 @@ def _directory(path: str) -> None:
         return
     _directory(os.path.dirname(path))
     os.mkdir(path)
-    os.chmod(path, 0o755)
+    os.chmod(path, 0o755)  # noqa: S103 - every sandbox's user has to enter it
 
 
 def _file(path: str, content: bytes) -> None:

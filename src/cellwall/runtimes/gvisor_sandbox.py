@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cellwall.jail import cgroups
 from cellwall.runtimes.base import KernelReadings, SandboxSpec
 from cellwall.runtimes.gvisor_keeper import Keeper
+from cellwall.runtimes.gvisor_witness import Witness
 
 if TYPE_CHECKING:
     from cellwall.model.limits import Limits
@@ -48,6 +49,7 @@ class Made:
     """What one sandbox has on the host."""
 
     keeper: Keeper
+    witness: Witness | None
     channel: GuestChannel
     groups: cgroups.Groups
     isolation: Isolation
@@ -114,13 +116,16 @@ class GvisorSandbox:
         groups = self._made.groups
         now, peak, kills = groups.memory()
         own = OWN_MEMORY_MB << 20
-        processes = groups.processes_peak()
+        refused = groups.processes_refused(groups.processes_peak())
+        if self._made.witness is not None:
+            self._made.witness.hear()
+            refused += self._made.witness.refused
         return KernelReadings(
             cpu_s=groups.cpu_s(),
             memory_bytes=max(0, now - own),
             memory_peak_bytes=max(0, peak - own),
             oom_kills=kills,
-            processes_refused=groups.processes_refused(processes),
+            processes_refused=refused,
         )
 
     def kill(self) -> None:
@@ -144,12 +149,16 @@ class GvisorSandbox:
 
     async def _close(self) -> None:
         await end(self._made.keeper, self._made.groups)
+        if self._made.witness is not None:
+            self._made.witness.close()
         self._made.channel.close()
         await self._remove(self)
 
     def abandon(self) -> None:
         """In a forked child: let go of the parent's descriptors, kill nothing."""
         self._made.keeper.abandon()
+        if self._made.witness is not None:
+            self._made.witness.abandon()
 
 
 async def end(keeper: Keeper, groups: cgroups.Groups) -> None:
