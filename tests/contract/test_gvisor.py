@@ -28,7 +28,11 @@ async def _what_is_missing(make_engine: Callable[[], Engine]) -> str:
 class TestGvisorRuntime(RuntimeContract):
     runtime_name = "gvisor"
     isolation = "kernel"
-    deviations: ClassVar[dict[str, str]] = {}
+    deviations: ClassVar[dict[str, str]] = {
+        "test_terminal_is_a_terminal": "gVisor sends no SIGWINCH and stops no job at ^Z",
+        "test_terminal_passes_bytes_and_cuts_nothing": "gVisor's terminals are not transparent: "
+        "2022's loses what its program printed last, 2024's takes ^C and ^Z in raw mode too",
+    }
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
