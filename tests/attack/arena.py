@@ -129,7 +129,7 @@ def peak_kib() -> int:
 class Arena:
     """One event loop with one engine that parks nothing, so that every trace has an owner."""
 
-    def __init__(self, **choice: str) -> None:
+    def __init__(self, **choice: Any) -> None:
         """`choice` names another runtime than the usual: `runtime=`, `isolation=`."""
         self.choice = choice
         self._runner = asyncio.Runner()
