@@ -52,6 +52,22 @@ def arena() -> Iterator[Arena]:
 
 
 @pytest.fixture(scope="session")
+def gvisor_arena() -> Iterator[Arena]:
+    """The same on gVisor."""
+    from arena import Arena
+
+    from cellwall.model.errors import HostUnsupported
+
+    try:
+        made = Arena(runtime="gvisor", isolation="kernel")
+    except HostUnsupported as error:
+        require_capability("gvisor", False, f"{error}; {error.remedy}")
+        raise
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """A real server with the keys of two tenants."""
     from servers import running

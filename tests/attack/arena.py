@@ -93,6 +93,11 @@ def _mountinfo() -> str:
     return Path("/proc/self/mountinfo").read_text(encoding="utf-8")
 
 
+def _own_mounts() -> list[str]:
+    """Without those of a container engine that somebody else runs on this machine."""
+    return [line for line in _mountinfo().splitlines() if "docker" not in line]
+
+
 def _state_files() -> list[Path]:
     """Without the guest bundles: the first run after an upgrade writes one, by content."""
     found = [*state_dir().glob("*"), *state_dir().glob("*/*")]
@@ -115,7 +120,7 @@ class Traces:
         return cls(
             len(descendants(os.getpid())),
             len([path for path in control_groups(os.getpid()) if counted(path)]),
-            len(_mountinfo().splitlines()),
+            len(_own_mounts()),
             len(os.listdir("/proc/self/fd")),
             len(_state_files()),
         )
@@ -129,10 +134,17 @@ def peak_kib() -> int:
 class Arena:
     """One event loop with one engine that parks nothing, so that every trace has an owner."""
 
-    def __init__(self) -> None:
+    def __init__(self, **choice: Any) -> None:
+        """`choice` names another runtime than the usual: `runtime=`, `isolation=`."""
+        self.choice = choice
         self._runner = asyncio.Runner()
         self.engine = self.do(self._made())
-        self.run("0")  # the fork-server and the threads exist from here on
+        try:
+            self.run("0")  # the fork-server and the threads exist from here on
+        except BaseException:
+            self.do(self.engine.aclose())
+            self._runner.close()
+            raise
         self.settle()
 
     @staticmethod
@@ -150,7 +162,7 @@ class Arena:
     async def arun(self, code: str, language: str = "python", **options: Any) -> Execution:
         nonce = secrets.token_hex(8)
         limits = {**LIMITS, **options.pop("limits", {})}
-        options.setdefault("timeout", 5)
+        options = {**self.choice, "timeout": 5, **options}
         execution = await self.engine.run(
             _SAY[language].format(nonce) + code, language=language, limits=limits, **options
         )
@@ -162,7 +174,8 @@ class Arena:
         """Run a probe with a benign neighbour beside it (W5), which must get its own answer."""
 
         async def both() -> Execution:
-            neighbour = self.engine.run("print(sum(range(10**5)))", timeout=20)
+            sums = "print(sum(range(10**5)))"
+            neighbour = self.engine.run(sums, timeout=20, **self.choice)
             attack, benign = await asyncio.gather(self.arun(code, language, **options), neighbour)
             assert (benign.verdict, benign.stdout) == (Verdict.OK, "4999950000\n"), benign
             return attack
@@ -172,7 +185,7 @@ class Arena:
     @contextlib.asynccontextmanager
     async def sandbox(self, **options: Any) -> AsyncIterator[AsyncSandbox]:
         options["limits"] = {**LIMITS, **options.get("limits", {})}
-        sandbox = await self.engine.create_sandbox(**options)
+        sandbox = await self.engine.create_sandbox(**{**self.choice, **options})
         try:
             yield sandbox
         finally:
@@ -199,7 +212,8 @@ class Arena:
         return entry.server._boot.pid, entry.server.pid
 
     def close(self) -> None:
-        runtime = self.do(self.engine.runtime())
+        wanted = self.choice.get("isolation", "namespace"), self.choice.get("runtime")
+        runtime = self.do(self.engine.runtime(*wanted))
         name = runtime._groups.name  # type: ignore[attr-defined]
         self.do(self.engine.aclose())
         self._runner.close()

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from cellwall.engine.settings import EngineSettings
     from cellwall.runtimes.base import Finding, Runtime
 
-SPEED_ORDER = ("jail", "process")
-"""Fastest first: a jail is forked from a warm fork-server, a process starts an interpreter."""
+SPEED_ORDER = ("jail", "process", "gvisor")
+"""Fastest first: a jail is forked from a warm fork-server, a process starts an interpreter, gVisor
+starts a kernel."""
 
 
 def parse_level(text: str) -> IsolationLevel:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 FACTORIES: dict[str, str] = {
     "jail": "cellwall.runtimes.jail:JailRuntime",
+    "gvisor": "cellwall.runtimes.gvisor:GvisorRuntime",
     "process": "cellwall.runtimes.process:ProcessRuntime",
 }
 """name → `module:callable`; the callable takes the state directory."""
