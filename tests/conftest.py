@@ -15,6 +15,7 @@ import pytest
 
 if TYPE_CHECKING:
     from arena import Arena
+    from docker_daemon import Daemon
     from postgres_server import Postgres
     from servers import Server
 
@@ -69,6 +70,16 @@ def postgres() -> Iterator[Postgres]:
     require_capability("postgresql", found is not None, "run: apt-get install postgresql")
     assert found is not None
     with running(found) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def docker_daemon() -> Iterator[Daemon]:
+    """A container engine of our own; DOCKER_HOST names it until the session ends."""
+    from docker_daemon import missing, running
+
+    require_capability("a container engine", not missing(), missing())
+    with running() as made:
         yield made
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 FACTORIES: dict[str, str] = {
     "jail": "cellwall.runtimes.jail:JailRuntime",
+    "docker": "cellwall.runtimes.docker.runtime:DockerRuntime",
+    "docker+runsc": "cellwall.runtimes.docker.runtime:DockerRunscRuntime",
     "process": "cellwall.runtimes.process:ProcessRuntime",
 }
 """name → `module:callable`; the callable takes the state directory."""
