@@ -160,10 +160,15 @@ class Daemon:
         step = f"look at container {container[:12]}"
         return dict(await self.call(step, lambda api: api.inspect_container(container)))
 
-    async def update(self, container: str, **limits: int) -> None:
-        """Change the limits of a running container; names as of the library."""
-        step = f"change limits of container {container[:12]}"
-        await self.call(step, lambda api: api.update_container(container, **limits))
+    async def update(self, container: str, limits: Mapping[str, int]) -> None:
+        """Change limits of a running container; names as of `HostConfig`."""
+
+        def work(api: Any) -> None:  # noqa: ANN401
+            # The library's own call knows no limit of processes.
+            address = api._url("/containers/{0}/update", container)
+            api._raise_for_status(api._post_json(address, data=dict(limits)))
+
+        await self.call(f"change limits of container {container[:12]}", work)
 
     async def kill(self, container: str) -> None:
         """Kill a container's processes; ended already is fine."""

@@ -255,7 +255,7 @@ class DockerRuntime:
             ) from error
         if spec.limits.processes + container.OWN_PROCESSES < container.START_PROCESSES:
             most = spec.limits.processes + container.OWN_PROCESSES
-            await self.daemon.update(begun.container, pids_limit=most)
+            await self.daemon.update(begun.container, {"PidsLimit": most})
         note_limits(groups, spec.limits)
         groups.begin()
         isolation = Isolation(self.name, self.level, digest, self._hardness())

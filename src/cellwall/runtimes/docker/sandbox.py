@@ -123,12 +123,12 @@ class DockerSandbox:
         """Have the engine change what differs; SandboxBroken if it cannot any more."""
         wanted: dict[str, int] = {}
         if limits.cpus != self._limits.cpus:
-            wanted["cpu_quota"] = max(1000, int(limits.cpus * PERIOD_US))
+            wanted["CpuQuota"] = max(1000, int(limits.cpus * PERIOD_US))
         if limits.processes != self._limits.processes:
-            wanted["pids_limit"] = limits.processes + OWN_PROCESSES
+            wanted["PidsLimit"] = limits.processes + OWN_PROCESSES
         if wanted:
             try:
-                await self._runtime.daemon.update(self.container, **wanted)
+                await self._runtime.daemon.update(self.container, wanted)
             except CellwallError as error:
                 raise SandboxBroken(f"apply limits: {error.message}") from error
         self._limits = limits
