@@ -66,18 +66,25 @@ class Daemon:
                 "docker client", f"{step}: {error}", remedy=_INSTALL_REMEDY
             ) from None
         try:
+            self._knock()
             return work(self._connected())
         except docker.errors.APIError as error:
             status = error.response.status_code if error.response is not None else 0
             said = error.explanation or str(error)
             raise Refused(f"{step}: the Docker daemon says: {str(said)[:1000]}", status) from error
         except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as e:
-            self._client = None
             raise HostUnsupported(
                 "docker daemon",
                 f"{step}: the Docker daemon at {self.address} does not answer",
                 remedy=_START_REMEDY,
             ) from e
+
+    def _knock(self) -> None:
+        """Raise OSError unless somebody listens: the library leaves its socket open when not."""
+        if self.address.startswith("unix://"):
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.settimeout(_TIMEOUT_S)
+                sock.connect(self.address.removeprefix("unix://"))
 
     def _connected(self) -> Any:  # noqa: ANN401 - the library has no types
         if self._client is None:

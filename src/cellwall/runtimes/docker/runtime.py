@@ -162,6 +162,19 @@ class DockerRuntime:
             await self.sweep()
             self._is_swept = True
         await self._remove_left()
+        try:
+            return await self._build(spec)
+        except Refused as error:
+            if error.status != 404:
+                raise broken(error) from error
+        # Somebody has removed the image. Nothing of the caller's was handed over yet.
+        self.images.forget(spec.template)
+        try:
+            return await self._build(spec)
+        except Refused as error:
+            raise broken(error) from error
+
+    async def _build(self, spec: SandboxSpec) -> DockerSandbox:
         image = await self.images.ensure(spec.template)
         name = container.NAME_PREFIX + spec.sandbox_id
         try:
@@ -171,13 +184,9 @@ class DockerRuntime:
             except BaseException:
                 begun.channel.close()
                 raise
-        except BaseException as error:
+        except BaseException:
             # By its name: a call that failed may have made it all the same.
             await self._remove_container(name)
-            if isinstance(error, Refused):
-                if error.status == 404:
-                    self.images.forget(spec.template)
-                raise broken(error) from error
             raise
         self._live.add(sandbox)
         return sandbox
@@ -198,6 +207,7 @@ class DockerRuntime:
             "env": container.environment(spec.template, spec.limits.cpus, spec.env),
             "contexts": list(spec.contexts),
             "preload": self._preload(spec),
+            "are_callers_named": self.oci_runtime is not None,
         }
         first = document(self._lock) + document(guest)
         stream = AttachedSocket(await self.daemon.run_attached(made, first))
