@@ -129,15 +129,17 @@ def peak_kib() -> int:
 class Arena:
     """One event loop with one engine that parks nothing, so that every trace has an owner."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[], Engine] | None = None, **choice: str) -> None:
+        """`make` and `choice` (`runtime=…`) are for another runtime than the usual one."""
         self._runner = asyncio.Runner()
-        self.engine = self.do(self._made())
+        self._choice = choice
+        self.engine = self.do(self._made(make))
         self.run("0")  # the fork-server and the threads exist from here on
         self.settle()
 
     @staticmethod
-    async def _made() -> Engine:
-        return Engine(settings=EngineSettings(pool_min=0, pool_max=0))
+    async def _made(make: Callable[[], Engine] | None) -> Engine:
+        return Engine(settings=EngineSettings(pool_min=0, pool_max=0)) if make is None else make()
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         # Not the runner's own `run`: its signal handling makes a repr of the whole result.
@@ -151,9 +153,8 @@ class Arena:
         nonce = secrets.token_hex(8)
         limits = {**LIMITS, **options.pop("limits", {})}
         options.setdefault("timeout", 5)
-        execution = await self.engine.run(
-            _SAY[language].format(nonce) + code, language=language, limits=limits, **options
-        )
+        options = {**self._choice, "language": language, "limits": limits, **options}
+        execution = await self.engine.run(_SAY[language].format(nonce) + code, **options)
         if not execution.stdout.startswith(nonce):
             raise AssertionError(f"the probe did not run: {execution.outcome} {execution.stderr}")
         return execution
@@ -171,7 +172,7 @@ class Arena:
 
     @contextlib.asynccontextmanager
     async def sandbox(self, **options: Any) -> AsyncIterator[AsyncSandbox]:
-        options["limits"] = {**LIMITS, **options.get("limits", {})}
+        options = {**self._choice, **options, "limits": {**LIMITS, **options.get("limits", {})}}
         sandbox = await self.engine.create_sandbox(**options)
         try:
             yield sandbox
@@ -199,11 +200,12 @@ class Arena:
         return entry.server._boot.pid, entry.server.pid
 
     def close(self) -> None:
-        runtime = self.do(self.engine.runtime())
-        name = runtime._groups.name  # type: ignore[attr-defined]
+        runtime = self.do(self.engine.runtime(name=self._choice.get("runtime")))
+        groups = getattr(runtime, "_groups", None)  # the jail's own; others have none
+        name = str(getattr(groups, "name", ""))
         self.do(self.engine.aclose())
         self._runner.close()
-        left = [path for path in control_groups(os.getpid()) if name in path]
+        left = [] if not name else [path for path in control_groups(os.getpid()) if name in path]
         assert not left, f"the closed engine left {left}"
 
 

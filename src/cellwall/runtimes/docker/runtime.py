@@ -39,6 +39,12 @@ _READY_TIMEOUT_S = 60.0
 _PRELOAD_FROM_MB = 256
 """A container imports its template's modules itself, and they count; below this it does not."""
 
+_HOST_FILES = (
+    *("/proc/cmdline", "/proc/swaps", "/proc/sys/kernel/core_pattern"),
+    "/proc/sys/kernel/random/boot_id",
+)
+"""Files that tell this machine from another, below what programs need of /proc."""
+
 
 class _Begun(NamedTuple):
     """A container that runs and is not yet known to be confined."""
@@ -87,7 +93,8 @@ class DockerRuntime:
         host = facts.collect()
         kept = plan.PROC_KEPT | plan.PROC_SYNTHETIC
         names = (*host.proc_files, *host.proc_directories)
-        return ("/sys", *(f"/proc/{name}" for name in names if name not in kept))
+        entries = (f"/proc/{name}" for name in names if name not in kept)
+        return ("/sys", *_HOST_FILES, *entries)
 
     @cached_property
     def _lock(self) -> dict[str, Any]:
