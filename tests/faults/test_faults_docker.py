@@ -139,7 +139,7 @@ def test_shim_killed_ends_the_sandbox_by_name(engine: Open, daemon: Daemon) -> N
 
 
 class _Broken(DockerRuntime):
-    oci_runtime = BROKEN
+    oci_runtime: str | None = BROKEN
 
 
 def test_container_that_does_not_start_is_removed(

@@ -2,7 +2,7 @@
 
 The only file that knows the client library. Not what a container is (`container`) and not when
 one is made (`runtime`). The invariant: a call ends within its time limit, and a daemon that is
-gone is a `HostUnsupported` that says so, whatever the library raised.
+gone is a `RuntimeGone` that says so, whatever the library raised.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cellwall.model.errors import CellwallError, HostUnsupported, NotFound, SandboxBroken
+from cellwall.runtimes.base import RuntimeGone
 from cellwall.runtimes.docker.container import OWNER_LABEL
 
 T = TypeVar("T")
@@ -59,6 +60,10 @@ class Daemon:
 
     def _translated(self, step: str, work: Callable[[Any], T]) -> T:
         try:
+            self._knock()
+        except OSError as error:
+            raise self._gone(step) from error
+        try:
             import docker.errors
             import requests.exceptions
         except ImportError as error:
@@ -66,18 +71,20 @@ class Daemon:
                 "docker client", f"{step}: {error}", remedy=_INSTALL_REMEDY
             ) from None
         try:
-            self._knock()
             return work(self._connected())
         except docker.errors.APIError as error:
             status = error.response.status_code if error.response is not None else 0
             said = error.explanation or str(error)
             raise Refused(f"{step}: the Docker daemon says: {str(said)[:1000]}", status) from error
         except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as e:
-            raise HostUnsupported(
-                "docker daemon",
-                f"{step}: the Docker daemon at {self.address} does not answer",
-                remedy=_START_REMEDY,
-            ) from e
+            raise self._gone(step) from e
+
+    def _gone(self, step: str) -> RuntimeGone:
+        return RuntimeGone(
+            "docker daemon",
+            f"{step}: the Docker daemon at {self.address} does not answer",
+            remedy=_START_REMEDY,
+        )
 
     def _knock(self) -> None:
         """Raise OSError unless somebody listens: the library leaves its socket open when not."""
