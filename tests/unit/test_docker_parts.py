@@ -174,6 +174,15 @@ def test_layer_holds_the_same_bytes_each_time_and_nothing_secret(tmp_path: Path)
     assert {(entry.uid, entry.gid, entry.mtime) for entry in found.values()} == {(0, 0, 0)}
 
 
+def test_compiled_modules_stay_valid(tmp_path: Path) -> None:
+    """They name the time of their source; with another one each start would compile again."""
+    (tmp_path / "module.py").write_text("x = 1")
+    writer = layers.LayerWriter(tmp_path / "layer.tar")
+    writer.copy(str(tmp_path / "module.py"), "/module.py")
+    with tarfile.open(writer.close().path) as tar:
+        assert tar.getmember("module.py").mtime == int((tmp_path / "module.py").stat().st_mtime)
+
+
 def test_mount_under_a_later_one_can_not_be_written() -> None:
     rw, ro = frozenset({"rw"}), frozenset({"ro"})
     mounts = [("/", ro), ("/sys", ro), ("/sys/fs/cgroup", rw), ("/sys", ro), ("/home", rw)]

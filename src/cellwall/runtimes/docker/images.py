@@ -34,7 +34,7 @@ Progress = Callable[[str], None]
 REPOSITORY = "cellwall/template"
 TEMPLATE_LABEL = "org.cellwall.template"
 KEY_LABEL = "org.cellwall.image"
-_BUILDER_VERSION = 1
+_BUILDER_VERSION = 2
 """Raise it when this file starts to make something else of the same template."""
 _BUNDLE = (
     "cellwall.guest",

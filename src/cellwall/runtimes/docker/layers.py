@@ -1,7 +1,7 @@
 """Writes an image by hand: layers as tar files, a configuration, one archive for `docker load`.
 
 No registry, no Dockerfile, nothing is run. The invariant: the same files give the same bytes
-(sorted, owned by root, one time stamp), so a layer's digest says what is in it.
+(sorted, owned by root, no time but a module's), so a layer's digest says what is in it.
 """
 
 from __future__ import annotations
@@ -78,6 +78,8 @@ class LayerWriter:
             entry = self._entry(target.strip("/"), tarfile.REGTYPE, status.st_mode & 0o755)
             with open(source, "rb") as stream:
                 entry.size = os.fstat(stream.fileno()).st_size
+                if source.endswith(".py"):
+                    entry.mtime = int(status.st_mtime)  # else what was compiled from it is stale
                 self._tar.addfile(entry, stream)
 
     def tree(self, source: str, target: str) -> None:
