@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from postgres_server import Postgres
     from servers import Server
 
+    from cellwall.testing.bare import BareTemplates
+
 Require = Callable[[str, bool, str], None]
 
 _IN_CI = bool(os.environ.get("CELLWALL_REQUIRE_CAPABILITIES"))
@@ -53,6 +55,22 @@ def arena() -> Iterator[Arena]:
 
 
 @pytest.fixture(scope="session")
+def gvisor_arena() -> Iterator[Arena]:
+    """The same on gVisor."""
+    from arena import Arena
+
+    from cellwall.model.errors import HostUnsupported
+
+    try:
+        made = Arena(runtime="gvisor", isolation="kernel")
+    except HostUnsupported as error:
+        require_capability("gvisor", False, f"{error}; {error.remedy}")
+        raise
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """A real server with the keys of two tenants."""
     from servers import running
@@ -81,6 +99,17 @@ def docker_daemon() -> Iterator[Daemon]:
     require_capability("a container engine", not missing(), missing())
     with running() as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def docker_ground(
+    docker_daemon: Daemon, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, BareTemplates]:
+    """A state directory and a bare template: one image for all tests of containers."""
+    from cellwall.testing.bare import BareTemplates
+
+    place = tmp_path_factory.mktemp("containers")
+    return place / "state", BareTemplates(place / "env")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

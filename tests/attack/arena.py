@@ -130,11 +130,16 @@ class Arena:
     """One event loop with one engine that parks nothing, so that every trace has an owner."""
 
     def __init__(self, make: Callable[[], Engine] | None = None, **choice: str) -> None:
-        """`make` and `choice` (`runtime=…`) are for another runtime than the usual one."""
+        """`choice` names another runtime than the usual: `runtime=`, `isolation=`."""
+        self.choice: dict[str, Any] = dict(choice)
         self._runner = asyncio.Runner()
-        self._choice = choice
         self.engine = self.do(self._made(make))
-        self.run("0")  # the fork-server and the threads exist from here on
+        try:
+            self.run("0")  # the fork-server and the threads exist from here on
+        except BaseException:
+            self.do(self.engine.aclose())
+            self._runner.close()
+            raise
         self.settle()
 
     @staticmethod
@@ -152,9 +157,10 @@ class Arena:
     async def arun(self, code: str, language: str = "python", **options: Any) -> Execution:
         nonce = secrets.token_hex(8)
         limits = {**LIMITS, **options.pop("limits", {})}
-        options.setdefault("timeout", 5)
-        options = {**self._choice, "language": language, "limits": limits, **options}
-        execution = await self.engine.run(_SAY[language].format(nonce) + code, **options)
+        whole: dict[str, Any] = {**self.choice, "timeout": 5, **options}
+        execution = await self.engine.run(
+            _SAY[language].format(nonce) + code, language=language, limits=limits, **whole
+        )
         if not execution.stdout.startswith(nonce):
             raise AssertionError(f"the probe did not run: {execution.outcome} {execution.stderr}")
         return execution
@@ -163,7 +169,8 @@ class Arena:
         """Run a probe with a benign neighbour beside it (W5), which must get its own answer."""
 
         async def both() -> Execution:
-            neighbour = self.engine.run("print(sum(range(10**5)))", timeout=20)
+            sums = "print(sum(range(10**5)))"
+            neighbour = self.engine.run(sums, timeout=20, **self.choice)
             attack, benign = await asyncio.gather(self.arun(code, language, **options), neighbour)
             assert (benign.verdict, benign.stdout) == (Verdict.OK, "4999950000\n"), benign
             return attack
@@ -172,8 +179,8 @@ class Arena:
 
     @contextlib.asynccontextmanager
     async def sandbox(self, **options: Any) -> AsyncIterator[AsyncSandbox]:
-        options = {**self._choice, **options, "limits": {**LIMITS, **options.get("limits", {})}}
-        sandbox = await self.engine.create_sandbox(**options)
+        options["limits"] = {**LIMITS, **options.get("limits", {})}
+        sandbox = await self.engine.create_sandbox(**{**self.choice, **options})
         try:
             yield sandbox
         finally:
@@ -200,8 +207,9 @@ class Arena:
         return entry.server._boot.pid, entry.server.pid
 
     def close(self) -> None:
-        runtime = self.do(self.engine.runtime(name=self._choice.get("runtime")))
-        groups = getattr(runtime, "_groups", None)  # the jail's own; others have none
+        wanted = self.choice.get("isolation", "namespace"), self.choice.get("runtime")
+        runtime = self.do(self.engine.runtime(*wanted))
+        groups = getattr(runtime, "_groups", None)  # a daemon's containers are in its own
         name = str(getattr(groups, "name", ""))
         self.do(self.engine.aclose())
         self._runner.close()

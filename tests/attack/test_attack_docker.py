@@ -42,9 +42,8 @@ def _cases(test: object) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def arena(docker_daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
-    templates = BareTemplates(tmp_path_factory.mktemp("template") / "env")
-    state = tmp_path_factory.mktemp("state")
+def arena(docker_ground: tuple[Path, BareTemplates]) -> Iterator[Arena]:
+    state, templates = docker_ground
     settings = EngineSettings(pool_min=0, pool_max=0)
     made = Arena(lambda: Engine(state, settings, templates=templates), runtime="docker")
     yield made

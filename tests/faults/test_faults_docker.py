@@ -34,14 +34,14 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(90)]
 _SLEEPS = "print('up', flush=True)\nimport time\ntime.sleep(60)"
 
 
-@pytest.fixture(scope="module")
-def templates(tmp_path_factory: pytest.TempPathFactory) -> BareTemplates:
-    return BareTemplates(tmp_path_factory.mktemp("template") / "env")
+@pytest.fixture
+def state(docker_ground: tuple[Path, BareTemplates]) -> Path:
+    return docker_ground[0]
 
 
-@pytest.fixture(scope="module")
-def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("state")
+@pytest.fixture
+def templates(docker_ground: tuple[Path, BareTemplates]) -> BareTemplates:
+    return docker_ground[1]
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from cellwall.jail import posture
-from cellwall.runtimes.jail_sandbox import Cpus
+from cellwall.runtimes.cpus import Cpus
 
 
 @pytest.fixture

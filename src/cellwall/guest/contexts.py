@@ -132,11 +132,22 @@ class Contexts:
 
     def open(self) -> None:
         """Be ready for the first fork; nobody is heard before `watch`."""
+        self._exchange.are_named = bool(self._config.get("are_callers_named"))
         self._exchange.open()
 
     def watch(self) -> None:
         """Hear contexts from now on."""
         self._exchange.watch()
+
+    @property
+    def may_run_first(self) -> bool:
+        """Whether the short way is open: one program, and callers need not be asked their name."""
+        return self._config.get("purpose") == "program" and not self._exchange.are_named
+
+    def hear_the_dying(self) -> None:
+        """Accept whoever called, before its process is waited for: afterwards it has no name."""
+        if self._exchange.are_named:
+            self._exchange.drain()
 
     def run_first(self, channel_fd: int, wakeup_fd: int, ready: bytes) -> Stretch:
         """Serve the first program of a sandbox before there is an event loop."""
@@ -236,7 +247,8 @@ class Contexts:
             os.chdir(self._config["home"])
             if not self._config.get("is_environment_set"):
                 _change_environment(self._environment, self._config["env"])
-            link = Link(self._exchange.address, _LINE_FD)
+            is_named = self._exchange.are_named
+            link = Link(self._exchange.address, _LINE_FD, is_named=is_named)
             self._run_context(link, {**self._config, "context": name})
         except BaseException:  # noqa: BLE001  this is the child's outermost frame
             traceback.print_exc()

@@ -115,7 +115,7 @@ class Init:
         self._contexts.open()
         names = config.get("contexts", ())
         stretch = None
-        if config.get("purpose") == "program" and list(names) == _USUAL_CONTEXTS:
+        if self._contexts.may_run_first and list(names) == _USUAL_CONTEXTS:
             stretch = self._contexts.run_first(channel_fd, wakeup_fd, _USUAL_READY)
         self._loop.open()
         self._channel.open(channel_fd, self._loop, config.get("out_fd", -1))
@@ -298,6 +298,7 @@ class Init:
     def _on_child(self, _events: int) -> None:
         with contextlib.suppress(BlockingIOError):  # read in an earlier round
             os.read(self._wakeup_r, 4096)
+        self._contexts.hear_the_dying()
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)

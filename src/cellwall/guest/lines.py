@@ -3,8 +3,9 @@
 `contexts.py` uses this; `link.py` is the other end. It checks framing and the caller's pid, not
 what a frame means.
 
-SECURITY: a connection is heard only when the kernel says (SO_PEERCRED) that a context opened it,
-and whatever it says counts as said by caller code, because caller code can say it.
+SECURITY: a connection is heard only when the kernel says that a context opened it (SO_PEERCRED, or
+SCM_CREDENTIALS where a kernel answers the former with our own pid, as gVisor's does), and whatever
+it says counts as said by caller code, because caller code can say it.
 """
 
 from __future__ import annotations
@@ -23,20 +24,31 @@ from cellwall.guest.loop import READ, WRITE, Loop
 
 _READ_BYTES = 64 * 1024
 _PEER = struct.Struct("3i")
+_SCM_CREDENTIALS = 2
+"""unix(7); the `socket` module names it only where its build saw the constant."""
 _MOST_ROUNDS = 128
+_MOST_UNKNOWN = 16
+"""Connections that have not yet said who they are; the oldest gives way."""
+_ROOM = _socket.CMSG_SPACE(_PEER.size)
 
 
 class Line:
     """One accepted connection of a context."""
 
-    def __init__(self, loop: Loop, channel: Channel, connection: _socket.socket) -> None:
-        """Own an accepted connection; who listens is set by `on_frame` and `on_broken`."""
+    def __init__(
+        self, loop: Loop, channel: Channel, connection: _socket.socket, first: bytes = b""
+    ) -> None:
+        """Own an accepted connection; who listens is set by `on_frame` and `on_broken`.
+
+        `first` was read from it already; `drain` hears that, too.
+        """
         connection.setblocking(False)
         self._loop = loop
         self._channel = channel
         self._socket = connection
         self._decoder = Decoder()
         self._queue = bytearray()
+        self._first = first
         self._events = READ
         self._is_watched = True
         self.is_open = True
@@ -96,8 +108,9 @@ class Line:
     def _read(self) -> bool:
         if not self.is_open:
             return False
+        data, self._first = self._first, b""
         try:
-            data = self._socket.recv(_READ_BYTES)
+            data = data or self._socket.recv(_READ_BYTES)
         except BlockingIOError:
             return False
         except OSError:
@@ -144,7 +157,10 @@ class Exchange:
         self._loop = loop
         self._channel = channel
         self._on_line = on_line
+        self._unknown: list[_socket.socket] = []
         self.address = ""
+        self.are_named = False
+        """Callers say who they are (SCM_CREDENTIALS), because the kernel does not by itself."""
 
     def open(self) -> None:
         """Bind and listen before the first fork: contexts take `address` with them."""
@@ -192,11 +208,53 @@ class Exchange:
             # Nobody there, or no descriptor left: the latter passes when something is closed.
             return False
         connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
+        if self.are_named:
+            self._await_name(connection)
+            return True
         pid = _PEER.unpack(
             connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _PEER.size)
         )[0]
         self._on_line(pid, Line(self._loop, self._channel, connection))
         return True
+
+    def _await_name(self, connection: _socket.socket) -> None:
+        """Wait for the first bytes: the credentials, which the kernel has checked, are theirs."""
+        connection.setblocking(False)
+        connection.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
+        self._unknown.append(connection)
+        self._loop.watch(connection.fileno(), READ, lambda _events: self._hear_name(connection))
+        self._hear_name(connection)  # they are there already, as a rule
+        if len(self._unknown) > _MOST_UNKNOWN:
+            self._let_go(self._unknown[0]).close()
+
+    def _hear_name(self, connection: _socket.socket) -> None:
+        try:
+            data, ancillary, _flags, _from = connection.recvmsg(_READ_BYTES, _ROOM)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, ancillary = b"", []
+        self._let_go(connection)
+        pid = _named(ancillary)
+        if not data or pid is None:
+            connection.close()
+            return
+        # Nothing else is asked for by its messages: descriptors would be dropped by the kernel.
+        connection.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 0)
+        self._on_line(pid, Line(self._loop, self._channel, connection, data))
+
+    def _let_go(self, connection: _socket.socket) -> _socket.socket:
+        self._unknown.remove(connection)
+        self._loop.forget(connection.fileno())
+        return connection
+
+
+def _named(ancillary: list[tuple[int, int, bytes]]) -> int | None:
+    """The sender's pid, as the kernel has it."""
+    for level, kind, data in ancillary:
+        if (level, kind) == (_socket.SOL_SOCKET, _SCM_CREDENTIALS) and len(data) == _PEER.size:
+            return int(_PEER.unpack(data)[0])
+    return None
 
 
 def _passed(descriptors: list[int]) -> list[tuple[int, int, array.array[int]]]:

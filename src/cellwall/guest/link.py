@@ -14,6 +14,7 @@ from __future__ import annotations
 import _socket
 import array
 import os
+import struct
 
 from cellwall.guest.frames import (
     LENGTHS,
@@ -26,6 +27,7 @@ from cellwall.guest.frames import (
 )
 
 _MOST_DESCRIPTORS = 4
+_SCM_CREDENTIALS = 2
 _ROOM = _socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
 
 
@@ -36,9 +38,13 @@ class LinkClosed(ConnectionError):
 class Link:
     """One context's line to init; at most one connection is open at any time."""
 
-    def __init__(self, address: str, first_fd: int = -1) -> None:
-        """`address` is init's abstract socket; `first_fd` a connection that is open already."""
+    def __init__(self, address: str, first_fd: int = -1, *, is_named: bool = False) -> None:
+        """`address` is init's abstract socket; `first_fd` a connection that is open already.
+
+        `is_named`: say with each new connection whose it is, for a kernel that does not.
+        """
         self._address = address
+        self._is_named = is_named
         self._socket: _socket.socket | None = None
         if first_fd >= 0:
             self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, first_fd)
@@ -72,8 +78,11 @@ class Link:
 
     def say(self, frame: bytes) -> None:
         """Say what is encoded already."""
+        is_new = self._socket is None
         self.connect()
         assert self._socket is not None  # noqa: S101  for the type checker only
+        if is_new and self._is_named:
+            frame = frame[self._socket.sendmsg([frame], [_credentials()]) :]
         self._socket.sendall(frame)
 
     def receive(self) -> tuple[Header, bytes, list[int]]:
@@ -108,6 +117,15 @@ class Link:
                 raise LinkClosed("link: init hung up")
             view = view[got:]
         return data
+
+
+def _credentials() -> tuple[int, int, bytes]:
+    """Who we are; the kernel takes no other answer (SCM_CREDENTIALS in unix(7))."""
+    return (
+        _socket.SOL_SOCKET,
+        _SCM_CREDENTIALS,
+        struct.pack("3i", os.getpid(), os.getuid(), os.getgid()),
+    )
 
 
 def _received_descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:

@@ -59,12 +59,15 @@ def warm(
     modules: list[str],
     environment: dict[str, str] | None = None,
     for_imports: dict[str, str] | None = None,
+    *,
+    is_rehearsed: bool = True,
 ) -> dict[str, Any]:
     """Make ready for programs, import `modules` and prime what they need; returns what was done.
 
     What forks will touch comes first, so that it lies together and the rest stays unwritten; a
     huge page that a fork writes to falls apart into 512 small ones. The process takes on the
-    `environment` of the sandboxes; `for_imports` is added to it while modules are imported.
+    `environment` of the sandboxes; `for_imports` is added to it while modules are imported. A
+    rehearsal is for a process that many sandboxes are forked from, not for one of them.
     """
     started = time.perf_counter()
     if environment is not None:
@@ -72,7 +75,8 @@ def warm(
         os.environ.update(environment)
     _restore_site_names()
     context.prepare()
-    _rehearse()
+    if is_rehearsed:
+        _rehearse()
     init.prepare()
     with _environment(for_imports or {}), _single_threaded_libraries():
         for name in modules:
@@ -82,7 +86,8 @@ def warm(
         if "pandas" in sys.modules:
             _format_once()
         _require_one_thread("running a first program")
-    _rehearse()
+    if is_rehearsed:
+        _rehearse()
     versions = {name: _version_of(name) for name in modules}
     return {"modules": versions, "seconds": round(time.perf_counter() - started, 3)}
 
@@ -100,12 +105,13 @@ def _rehearse() -> None:
     rehearsal.rehearse_first(lambda: init.Init(context.main))
 
 
-def warm_sessions() -> None:
+def warm_sessions(*, is_rehearsed: bool = True) -> None:
     """Build IPython's shell where it is installed, and run cells."""
     with _single_threaded_libraries():
         _run_cells()
         _require_one_thread("running a first cell")
-    _rehearse()
+    if is_rehearsed:
+        _rehearse()
 
 
 def _single_threaded_libraries() -> contextlib.AbstractContextManager[None]:

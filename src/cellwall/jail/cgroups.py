@@ -353,6 +353,18 @@ class Groups:
             raise
         return opened
 
+    def entrance_paths(self) -> list[str]:
+        """The files through which a process of one thread moves itself: it writes 0."""
+        return [
+            f"{path}/{'tasks' if hierarchy.version == 1 else 'cgroup.procs'}"
+            for hierarchy, path in self.paths
+        ]
+
+    def members(self) -> set[int]:
+        """Pids the kernel lists in here, as seen from our pid namespace."""
+        words = b" ".join(_read(path + "/cgroup.procs") for _, path in self.paths[:1]).split()
+        return {int(word) for word in words} - {0}  # 0: of a namespace that we cannot see
+
     def expected_lines(self) -> set[str]:
         """What `places` must find in /proc/<pid>/cgroup of a process that is in here."""
         return {

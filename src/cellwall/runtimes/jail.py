@@ -36,9 +36,11 @@ from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.model.template import BuiltTemplate
 from cellwall.runtimes.base import Finding, RuntimeStatistics, SandboxSpec, SweepReport
 from cellwall.runtimes.channel import ChannelLost, GuestChannel
+from cellwall.runtimes.cpus import Cpus
+from cellwall.runtimes.environment import inside_environment
 from cellwall.runtimes.jail_groups import GroupKeeper
-from cellwall.runtimes.jail_sandbox import Cpus, JailSandbox, Made
-from cellwall.runtimes.jail_servers import Entry, ForkServers, inside_environment
+from cellwall.runtimes.jail_sandbox import JailSandbox, Made
+from cellwall.runtimes.jail_servers import Entry, ForkServers
 
 T = TypeVar("T")
 _READY_TIMEOUT_S = 30.0

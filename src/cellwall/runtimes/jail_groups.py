@@ -63,6 +63,10 @@ class GroupKeeper:
         """Put a worker into the directories of a sandbox to come, or open them for it."""
         await asyncio.wrap_future(self._submit(worker))
 
+    async def make(self, limits: Limits) -> cgroups.Groups:
+        """Make directories with `limits` in them, for a sandbox that moves itself there."""
+        return await asyncio.wrap_future(self._threads.submit(self._groups.create, limits))
+
     async def remove(self, groups: cgroups.Groups) -> None:
         """Take an ended sandbox's directories back.
 

@@ -11,7 +11,6 @@ import contextlib
 import math
 import os
 import resource
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,33 +21,8 @@ from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation
 from cellwall.runtimes.base import KernelReadings, SandboxSpec
 from cellwall.runtimes.channel import GuestChannel
+from cellwall.runtimes.cpus import Cpus
 from cellwall.runtimes.jail_servers import Entry
-
-
-class Cpus:
-    """Which CPUs sandboxes are pinned to, so that they spread over all of them."""
-
-    def __init__(self) -> None:
-        """Nothing is pinned yet."""
-        self._load: Counter[int] = Counter()
-
-    def take(self, count: int, near: int = -1) -> frozenset[int]:
-        """The `count` least used CPUs; empty when that is all of them.
-
-        One that has a single sandbox more than the others still counts as least used if it is
-        `near`: what runs there need not move, and finds its caches.
-        """
-        allowed = sorted(os.sched_getaffinity(0))
-        if count >= len(allowed):
-            return frozenset()
-        load = self._load
-        chosen = sorted(allowed, key=lambda cpu: load[cpu] - 1.5 * (cpu == near))[:count]
-        load.update(chosen)
-        return frozenset(chosen)
-
-    def give_back(self, cpus: frozenset[int]) -> None:
-        """Undo one `take`."""
-        self._load.subtract(cpus)
 
 
 class Owner(Protocol):

@@ -7,7 +7,6 @@ a fork-server is closed only when no sandbox made from it lives, because its end
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Protocol
 
 from cellwall.jail import plan, posture, seccomp, supervisor, uids
 from cellwall.model.template import BuiltTemplate
+from cellwall.runtimes.environment import INTERPRETER, inside_environment
 from cellwall.runtimes.guest_bundle import build_bundle
 
 _BUNDLE = (
@@ -42,26 +42,6 @@ _MAX_AGE_S = 1800.0
 """A fork-server's address layout and hash seed are shared by its forks; this bounds how long."""
 _PRELOAD_ENVIRONMENT = {"HOME": "/tmp", "MPLCONFIGDIR": "/tmp/matplotlib", "LD_BIND_NOW": "1"}
 """Only the preload sees these: its own /tmp, which every sandbox covers with one of its own."""
-_PYTHON_INSIDE = f"{plan.TEMPLATE_ROOT}/bin/python"
-
-
-def inside_environment(template: BuiltTemplate, cpus: float) -> dict[str, str]:
-    """The whole environment of a sandbox, made from nothing."""
-    count = str(max(1, math.ceil(cpus)))
-    environment = {
-        "PATH": f"{plan.TEMPLATE_ROOT}/bin:/usr/local/bin:/usr/bin:/bin",
-        "HOME": plan.HOME,
-        "USER": "user",
-        "LOGNAME": "user",
-        "SHELL": "/bin/bash",
-        "LANG": "C.UTF-8",
-        "TERM": "dumb",
-        "VIRTUAL_ENV": plan.TEMPLATE_ROOT,
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    for name in ("OMP", "OPENBLAS", "MKL", "NUMEXPR"):
-        environment[f"{name}_NUM_THREADS"] = count
-    return {**environment, **template.template.env}
 
 
 def workers_on(cpus: int) -> dict[str, int]:
@@ -149,7 +129,7 @@ class ForkServers:
             guest_path=bundle,
             template_path=Path(template.path),
             base_mounts=template.base_mounts,
-            python=_PYTHON_INSIDE,
+            python=INTERPRETER,
             preload=template.template.preload,
             environment=inside_environment(template, 1),
             preload_environment=_PRELOAD_ENVIRONMENT,

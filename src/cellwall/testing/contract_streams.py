@@ -9,6 +9,7 @@ usable for the others.
 from __future__ import annotations
 
 import queue
+import threading
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,8 @@ from cellwall.embedded import Sandbox
 from cellwall.model.errors import FileError, PortError
 from cellwall.model.outcome import Verdict
 from cellwall.surface.terminals import SyncTerminal
+
+_PATIENCE_S = 10.0
 
 _JOB = """
 import os, signal, time
@@ -68,32 +71,32 @@ class StreamsContract:
     def test_terminal_is_a_terminal(self, sandbox: Sandbox) -> None:
         """With a size that can change, keys that interrupt and jobs that stop and go on."""
         sandbox.files.write("job.py", _JOB)
-        terminal = sandbox.commands.start(["/bin/bash", "--norc"], pty=(33, 101))
-        assert [c.id for c in sandbox.commands.list()] == [terminal.id]
-        terminal.write("python3 job.py\n")
-        _read_until(terminal, b"on 101 33")
-        terminal.write("\x1a")
-        _read_until(terminal, b"Stopped")
-        terminal.write("fg\n")
-        _read_until(terminal, b"again")
-        terminal.resize(44, 55)
-        _read_until(terminal, b"resized 55 44")
-        terminal.write("\x03")
-        _read_until(terminal, b"interrupted")
-        terminal.write("exit 7\n")
-        assert b"".join(terminal)
-        assert terminal.wait().exit_code == 7
+        with _terminal(sandbox, ["/bin/bash", "--norc"], (33, 101)) as terminal:
+            assert [c.id for c in sandbox.commands.list()] == [terminal.id]
+            terminal.write("python3 job.py\n")
+            _read_until(terminal, b"on 101 33")
+            terminal.write("\x1a")
+            _read_until(terminal, b"Stopped")
+            terminal.write("fg\n")
+            _read_until(terminal, b"again")
+            terminal.resize(44, 55)
+            _read_until(terminal, b"resized 55 44")
+            terminal.write("\x03")
+            _read_until(terminal, b"interrupted")
+            terminal.write("exit 7\n")
+            assert _read_to_end(terminal)
+            assert terminal.wait().exit_code == 7
 
     def test_terminal_passes_bytes_and_cuts_nothing(self, sandbox: Sandbox) -> None:
         """More than any limit on output, each byte as it was."""
         script = "stty raw -echo; echo go; head -c 65536 | tee copy; cat big big big"
         sandbox.files.write("big", bytes(range(256)) * 8192)
-        terminal = sandbox.commands.start(["/bin/bash", "-c", script], pty=(24, 80))
-        _read_until(terminal, b"go\n")
-        terminal.write(bytes(range(256)) * 256)
-        assert b"".join(terminal) == bytes(range(256)) * (256 + 3 * 8192)
-        result = terminal.wait()
-        assert (result.exit_code, result.outcome.truncated.stdout) == (0, 0)
+        with _terminal(sandbox, ["/bin/bash", "-c", script], (24, 80)) as terminal:
+            _read_until(terminal, b"go\n")
+            terminal.write(bytes(range(256)) * 256)
+            assert _read_to_end(terminal) == bytes(range(256)) * (256 + 3 * 8192)
+            result = terminal.wait()
+            assert (result.exit_code, result.outcome.truncated.stdout) == (0, 0)
 
     def test_unread_terminal_stops_its_program_only(self, sandbox: Sandbox) -> None:
         """The sandbox answers meanwhile; what was stopped can be ended."""
@@ -205,11 +208,41 @@ def _fetch(url: str) -> bytes:
         return bytes(answer.read())
 
 
+@contextmanager
+def _terminal(sandbox: Sandbox, argv: list[str], pty: tuple[int, int]) -> Iterator[SyncTerminal]:
+    """A terminal that is gone afterwards, whatever became of the test: others list commands."""
+    terminal = sandbox.commands.start(argv, pty=pty)
+    try:
+        yield terminal
+    finally:
+        terminal.close()
+        terminal.wait()
+
+
+@contextmanager
+def _patience(terminal: SyncTerminal) -> Iterator[None]:
+    """Hang up a terminal that says nothing for too long, so that its reader comes back."""
+    timer = threading.Timer(_PATIENCE_S, terminal.close)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
 def _read_until(terminal: SyncTerminal, expected: bytes) -> bytes:
-    """Read up to the piece that completes `expected`; the test's own timeout is the deadline."""
+    """Read up to the piece that completes `expected`."""
     seen = b""
-    while expected not in seen:
-        piece = terminal.read()
-        assert piece, f"the terminal ended after {seen!r}"
-        seen += piece
+    with _patience(terminal):
+        while expected not in seen:
+            piece = terminal.read()
+            assert piece, f"the terminal ended after {seen!r}"
+            seen += piece
     return seen
+
+
+def _read_to_end(terminal: SyncTerminal) -> bytes:
+    """Read until its program has ended."""
+    with _patience(terminal):
+        return b"".join(terminal)

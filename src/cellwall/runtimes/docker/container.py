@@ -7,29 +7,28 @@ none is left to the daemon's defaults, which differ between versions.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from cellwall.jail.plan import GUEST_PATH, INSIDE_UID
 from cellwall.runtimes.docker.seccomp_profile import profile
+from cellwall.runtimes.environment import INTERPRETER
 
 if TYPE_CHECKING:
     from cellwall.model.limits import Limits
-    from cellwall.model.template import BuiltTemplate
 
-UID = 1000
+UID = INSIDE_UID
 OWNER_LABEL = "org.cellwall.owner"
 SANDBOX_LABEL = "org.cellwall.sandbox"
 NAME_PREFIX = "cellwall-"
-TEMPLATE_ROOT = "/opt/env"
-GUEST_PATH = "/opt/cellwall/guest.pyz"
-HOME = "/home/user"
 OWN_PROCESSES = 1
 """Init counts as a process of the container; the limit is on the rest."""
 START_PROCESSES = 32
 """What the engine's own starter needs in the container before it becomes init."""
 PERIOD_US = 100_000
+OWN_KERNEL_MB = 48
+"""For gVisor itself: its kernel and its file server, before a program has run."""
 _MIB = 1024 * 1024
 
 
@@ -38,28 +37,18 @@ def _seccomp() -> str:
     return json.dumps(profile(), separators=(",", ":"))
 
 
-def environment(template: BuiltTemplate, cpus: float, added: Mapping[str, str]) -> dict[str, str]:
-    """The whole environment of a sandbox, made from nothing."""
-    count = str(max(1, math.ceil(cpus)))
-    return {
-        "PATH": f"{TEMPLATE_ROOT}/bin:/usr/local/bin:/usr/bin:/bin",
-        "HOME": HOME,
-        "USER": "user",
-        "LOGNAME": "user",
-        "SHELL": "/bin/bash",
-        "LANG": "C.UTF-8",
-        "TERM": "dumb",
-        "VIRTUAL_ENV": TEMPLATE_ROOT,
-        "PYTHONDONTWRITEBYTECODE": "1",
-        **{f"{name}_NUM_THREADS": count for name in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")},
-        **template.template.env,
-        **added,
-    }
-
-
 def shared_memory_mb(limits: Limits) -> int:
     """Part of the work area that is /dev/shm: two file systems, whose sum is the limit."""
     return max(1, min(64, limits.disk_mb // 4))
+
+
+def held_for_own_kernel(limits: Limits) -> Limits:
+    """Return what the host's cgroups hold where gVisor runs, so that the inside gets `limits`.
+
+    Its kernel needs memory, and threads of its own for each of the inside's: about five on ptrace.
+    """
+    processes = min(100_000, 128 + 8 * limits.processes)
+    return replace(limits, memory_mb=limits.memory_mb + OWN_KERNEL_MB, processes=processes)
 
 
 def rlimits(limits: Limits) -> dict[str, int]:
@@ -88,7 +77,14 @@ def request(  # noqa: PLR0913 - each is a fact of its own
     cpu_set: str,
     masked: tuple[str, ...],
 ) -> dict[str, Any]:
-    """Return the body of the engine's create request; `image` is an id, never a name."""
+    """Return the body of the engine's create request; `image` is an id, never a name.
+
+    With `oci_runtime` the container has a kernel of its own.
+    """
+    held, each = limits, rlimits(limits)
+    if oci_runtime is not None:
+        held = held_for_own_kernel(limits)
+        each["nproc"] = limits.processes + OWN_PROCESSES  # its kernel counts for this one alone
     home_mb = max(1, limits.disk_mb - shared_memory_mb(limits))
     shm_inodes = max(16, limits.inodes // 4)
     options = f"rw,nosuid,nodev,exec,uid={UID},gid={UID}"
@@ -111,15 +107,15 @@ def request(  # noqa: PLR0913 - each is a fact of its own
             "/dev/shm": f"{options},mode=1777,size={shared_memory_mb(limits)}m,"
             f"nr_inodes={shm_inodes}",
         },
-        "Memory": limits.memory_bytes,
-        "MemorySwap": limits.memory_bytes,
-        "PidsLimit": max(START_PROCESSES, limits.processes + OWN_PROCESSES),
+        "Memory": held.memory_bytes,
+        "MemorySwap": held.memory_bytes,
+        "PidsLimit": max(START_PROCESSES, held.processes + OWN_PROCESSES),
         "CpuPeriod": PERIOD_US,
         "CpuQuota": max(1000, int(limits.cpus * PERIOD_US)),
         "CpusetCpus": cpu_set,
         "OomKillDisable": False,
         "OomScoreAdj": 500,
-        "Ulimits": [{"Name": n, "Soft": v, "Hard": v} for n, v in rlimits(limits).items()],
+        "Ulimits": [{"Name": n, "Soft": v, "Hard": v} for n, v in each.items()],
         "LogConfig": {"Type": "none", "Config": {}},
         "RestartPolicy": {"Name": "no"},
         "AutoRemove": True,
@@ -135,7 +131,7 @@ def request(  # noqa: PLR0913 - each is a fact of its own
         "Hostname": "cellwall",
         "WorkingDir": "/",
         "Env": ["HOME=/", "PATH=/usr/bin:/bin", "LANG=C.UTF-8"],
-        "Entrypoint": [f"{TEMPLATE_ROOT}/bin/python", "-I", "-S", GUEST_PATH],
+        "Entrypoint": [INTERPRETER, "-I", "-S", GUEST_PATH],
         "Cmd": [],
         "AttachStdin": True,
         "AttachStdout": True,

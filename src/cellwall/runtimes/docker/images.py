@@ -23,7 +23,6 @@ from cellwall.languages.language import find_tool
 from cellwall.languages.registry import LANGUAGES
 from cellwall.model.errors import HostUnsupported, NotFound
 from cellwall.runtimes.docker import base_files, layers
-from cellwall.runtimes.docker.container import GUEST_PATH, TEMPLATE_ROOT
 from cellwall.runtimes.guest_bundle import build_bundle
 
 if TYPE_CHECKING:
@@ -170,12 +169,12 @@ def _write(what: _Plan, folder: Path, progress: Progress) -> tuple[Path, list[st
     base = _base_layer(what, folder / "base.tar")
     progress(f"packing template {what.template.template.name}")
     writer = layers.LayerWriter(folder / "template.tar")
-    writer.tree(what.template.path, TEMPLATE_ROOT)
+    writer.tree(what.template.path, plan.TEMPLATE_ROOT)
     for path in what.template.base_mounts:
         writer.tree(path, path)
     template = writer.close()
     writer = layers.LayerWriter(folder / "guest.tar")
-    writer.file(GUEST_PATH, what.bundle.read_bytes())
+    writer.file(plan.GUEST_PATH, what.bundle.read_bytes())
     made = [base, template, writer.close()]
     labels = {TEMPLATE_LABEL: what.template.template.name, KEY_LABEL: what.key}
     config = layers.configuration(made, labels, os.uname().machine)

@@ -33,6 +33,7 @@ from cellwall.runtimes.docker.daemon import Daemon, Refused, broken
 from cellwall.runtimes.docker.images import Images
 from cellwall.runtimes.docker.inside import document
 from cellwall.runtimes.docker.sandbox import DockerSandbox, Made, note_limits
+from cellwall.runtimes.environment import inside_environment
 
 T = TypeVar("T")
 _READY_TIMEOUT_S = 60.0
@@ -210,8 +211,8 @@ class DockerRuntime:
         )
         made = await self.daemon.create(name, body)
         guest = {
-            "home": container.HOME,
-            "env": container.environment(spec.template, spec.limits.cpus, spec.env),
+            "home": plan.HOME,
+            "env": {**inside_environment(spec.template, spec.limits.cpus), **spec.env},
             "contexts": list(spec.contexts),
             "preload": self._preload(spec),
             "are_callers_named": self.oci_runtime is not None,
@@ -270,13 +271,19 @@ class DockerRuntime:
                 f"{self.name}: confine sandbox {spec.sandbox_id}: {error}",
                 remedy="is the daemon on this machine, and of a version that knows what we ask?",
             ) from error
-        if spec.limits.processes + container.OWN_PROCESSES < container.START_PROCESSES:
-            most = spec.limits.processes + container.OWN_PROCESSES
+        held, own_bytes = spec.limits, 0
+        if self.oci_runtime is not None:
+            held = container.held_for_own_kernel(spec.limits)
+            own_bytes = container.OWN_KERNEL_MB << 20
+        most = held.processes + container.OWN_PROCESSES
+        if most < container.START_PROCESSES:
             await self.daemon.update(begun.container, {"PidsLimit": most})
-        note_limits(groups, spec.limits)
+        note_limits(groups, held)
         groups.begin()
         isolation = Isolation(self.name, self.level, digest, self._hardness())
-        made = Made(begun.container, pid, pidfd, work_fd, begun.channel, groups, isolation)
+        made = Made(
+            begun.container, pid, pidfd, work_fd, begun.channel, groups, isolation, own_bytes
+        )
         return DockerSandbox(self, spec, made)
 
     def _verified(self, pid: int, made: str, spec: SandboxSpec) -> str:

@@ -56,6 +56,8 @@ class Made:
     channel: GuestChannel
     groups: Groups
     isolation: Isolation
+    own_kernel_bytes: int = 0
+    """What a kernel of the container's own may use besides the program; 0 without one."""
 
     def close_descriptors(self) -> None:
         """SECURITY: numbers are given out again; nobody may use these once they are closed."""
@@ -108,7 +110,9 @@ class DockerSandbox:
     def fits(self, spec: SandboxSpec) -> bool:
         """What is built in must be equal; processes and the share of CPUs can be changed."""
         ours, theirs = self._spec.limits, spec.limits
-        built_in = ("memory_mb", "disk_mb", "inodes", "file_mb", "open_files")
+        built_in = ["memory_mb", "disk_mb", "inodes", "file_mb", "open_files"]
+        if self._made.own_kernel_bytes:
+            built_in.append("processes")
         return (
             spec.template.digest == self._spec.template.digest
             and spec.contexts == self._spec.contexts
@@ -132,7 +136,8 @@ class DockerSandbox:
             except CellwallError as error:
                 raise SandboxBroken(f"apply limits: {error.message}") from error
         self._limits = limits
-        note_limits(self._made.groups, limits)
+        if not self._made.own_kernel_bytes:
+            note_limits(self._made.groups, limits)
 
     @property
     def fresh(self) -> KernelReadings:
@@ -143,15 +148,16 @@ class DockerSandbox:
         """Counters of the cgroup; never lower than before, also once it is gone."""
         groups, before = self._made.groups, self._highest
         now, peak, kills = groups.memory()
+        own = self._made.own_kernel_bytes
         processes = groups.processes_peak()
         self._highest = replace(
             before,
             cpu_s=max(before.cpu_s, groups.cpu_s()),
-            memory_bytes=now,
-            memory_peak_bytes=max(before.memory_peak_bytes, peak),
+            memory_bytes=max(0, now - own),
+            memory_peak_bytes=max(before.memory_peak_bytes, peak - own),
             oom_kills=max(before.oom_kills, kills),
             processes_refused=max(before.processes_refused, groups.processes_refused(processes)),
-            processes_peak=processes or before.processes_peak,
+            processes_peak=None if own else processes or before.processes_peak,
             disk_full=self._disk_full(),
         )
         return self._highest

@@ -1,0 +1,375 @@
+"""gVisor as a runtime: `runsc` with an OCI bundle of our own, level `kernel`, no Docker.
+
+The adapter between `engine`'s contract and `runsc`. The invariant: `start` returns a sandbox only
+after its processes were found in our cgroups and in namespaces of their own, filtered and without
+new privileges, and anything half made is destroyed before an error leaves it. Design:
+design/0007-gvisor.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import struct
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cellwall.jail import facts, hierarchies, leftovers, owner, plan
+from cellwall.model.errors import HostUnsupported, SandboxBroken
+from cellwall.model.limits import Limits
+from cellwall.model.outcome import Isolation, IsolationLevel
+from cellwall.runtimes import (
+    gvisor_binary,
+    gvisor_bundle,
+    gvisor_posture,
+    gvisor_root,
+    gvisor_witness,
+)
+from cellwall.runtimes.base import Finding, RuntimeStatistics, SandboxSpec, SweepReport
+from cellwall.runtimes.channel import ChannelLost, GuestChannel
+from cellwall.runtimes.cpus import Cpus
+from cellwall.runtimes.environment import inside_environment
+from cellwall.runtimes.guest_bundle import build_bundle
+from cellwall.runtimes.gvisor_binary import Binary
+from cellwall.runtimes.gvisor_keeper import Keeper, launcher
+from cellwall.runtimes.gvisor_sandbox import GvisorSandbox, Made, end, held
+from cellwall.runtimes.gvisor_witness import Witness
+from cellwall.runtimes.jail_groups import GroupKeeper
+
+if TYPE_CHECKING:
+    from cellwall.jail import cgroups
+    from cellwall.model.template import BuiltTemplate
+
+_GUEST = ("cellwall.guest", "cellwall.runtimes.gvisor_boot")
+_GUEST_ENTRY = "cellwall.runtimes.gvisor_boot:main"
+_READY_S = 60.0
+_TRY_S = 15.0
+_NEEDED = frozenset({"memory", "pids", "cpu"})
+_LENGTH = struct.Struct(">I")
+_PRELOAD_ENVIRONMENT = {"MPLCONFIGDIR": f"{gvisor_root.WORK}/tmp/.matplotlib"}  # noqa: S108 - a path inside
+HARDNESS = {
+    "memory_mb": "hard",
+    "processes": "hard",
+    "cpus": "hard",
+    "cpu_s": "hard",
+    "disk_mb": "hard",
+    "inodes": "soft",  # gVisor counts none; they cost memory, which is held
+    "file_mb": "hard",
+    "open_files": "hard",
+}
+
+
+class _Chosen(NamedTuple):
+    """What runs sandboxes on this host."""
+
+    binary: Binary
+    platform: str
+
+
+class _Born(NamedTuple):
+    """What a sandbox has on the host besides its processes."""
+
+    groups: cgroups.Groups
+    witness: Witness | None = None
+    cpus: frozenset[int] = frozenset()
+    digest: str = ""
+
+
+class GvisorRuntime:
+    """See the module."""
+
+    name = "gvisor"
+    level = IsolationLevel.KERNEL
+
+    def __init__(self, state_dir: Path) -> None:
+        """Touch nothing yet."""
+        self._state_dir = state_dir
+        self._folder = state_dir / "gvisor"
+        self._live: set[GvisorSandbox] = set()
+        self._started = self._failed = 0
+        self._is_swept = False
+        self._chosen: _Chosen | None = None
+        self._sinks = self._folder / "sinks"
+        self.cpus = Cpus()
+        self._asking = asyncio.Lock()
+
+    # -- host, asked once ---------------------------------------------------------------------
+
+    @cached_property
+    def layout(self) -> hierarchies.Layout:
+        """The cgroup hierarchies of this host that we may use."""
+        return hierarchies.discover()
+
+    @cached_property
+    def _groups(self) -> GroupKeeper:
+        return GroupKeeper(self.layout)
+
+    @cached_property
+    def _facts(self) -> plan.HostFacts:
+        return facts.collect()
+
+    @cached_property
+    def _launcher(self) -> Path:
+        return launcher(self._state_dir)
+
+    @cached_property
+    def _place(self) -> str:
+        """Where each sandbox mounts the tmpfs of its own that `runsc` keeps its state in."""
+        place = self._folder / "place"
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return str(place)
+
+    async def probe(self) -> list[Finding]:
+        """Say which `runsc` there is, on which platform it runs, and what is missing."""
+        try:
+            self._check_host()
+            chosen = await self._choose()
+        except HostUnsupported as error:
+            return [Finding(error.feature, "FAIL", error.message, error.remedy or "")]
+        return [
+            Finding("runsc", "PASS", f"{chosen.binary.path} {chosen.binary.version}"),
+            Finding("platform", "PASS", chosen.platform),
+            Finding(
+                "inodes",
+                "CAUTION",
+                "gVisor counts no files; limits.inodes is held by the memory they take",
+            ),
+        ]
+
+    def _check_host(self) -> None:
+        if os.geteuid() != 0:
+            raise HostUnsupported(
+                "root", "gVisor: runsc needs root to make its namespaces", remedy="run as root"
+            )
+        missing = sorted(_NEEDED - self.layout.hard)
+        if missing:
+            raise HostUnsupported(
+                "cgroups",
+                f"gVisor: no cgroup controller {', '.join(missing)} ({self.layout.why_not})",
+                remedy="run where these controllers can be used; `cellwall doctor` names them",
+            )
+
+    async def _choose(self) -> _Chosen:
+        """The binary and the platform it runs on; asked once."""
+        async with self._asking:
+            if self._chosen is None:
+                binary = await asyncio.to_thread(_find)
+                platforms = gvisor_binary.Platforms(self._folder)
+                self._chosen = _Chosen(binary, await platforms.choose(binary, self._try_platform))
+        return self._chosen
+
+    async def _try_platform(self, binary: Binary, platform: str) -> str:
+        """Run `true` on it, for so long and no longer; return why it did not work."""
+        limits = Limits()
+        template = plan.Root("/usr", (), str(self._launcher))
+        root = await asyncio.to_thread(
+            gvisor_root.make_root, self._folder / "roots", self._facts, template
+        )
+        oci = gvisor_bundle.configuration(root, limits, ("/usr/bin/true",))
+        groups = await self._groups.make(_at_start(limits))
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            order = self._order(_Chosen(binary, platform), oci, groups)
+            keeper = Keeper(self._launcher, order, null)
+        finally:
+            os.close(null)
+        try:
+            async with asyncio.timeout(_TRY_S):
+                failed = await keeper.wait_ended() != 0
+            return (keeper.said()[-300:] or "it ended without a word") if failed else ""
+        except TimeoutError:
+            return f"it did not run `true` within {_TRY_S:g} s"
+        finally:
+            await self._discard(keeper, groups)
+
+    def _order(
+        self,
+        chosen: _Chosen,
+        oci: dict[str, Any],
+        groups: cgroups.Groups,
+        witness: Witness | None = None,
+        cpus: frozenset[int] = frozenset(),
+    ) -> dict[str, Any]:
+        """What the launcher is told."""
+        flags = gvisor_bundle.flags(chosen.binary.flags, chosen.platform, self._place)
+        files = {"config.json": oci}
+        if witness is not None:
+            files["witness.json"] = witness.configuration()
+            flags.append(f"--{gvisor_witness.FLAG}={self._place}/bundle/witness.json")
+        return {
+            "program": chosen.binary.path,
+            "words": [chosen.binary.path, *flags, "run", f"--bundle={self._place}/bundle", "cell"],
+            "place": self._place,
+            "directory": "/" if witness is None else str(self._sinks),
+            "cgroups": groups.entrance_paths(),
+            "cpus": sorted(cpus or os.sched_getaffinity(0)),
+            "files": files,
+        }
+
+    async def warm(self, template: BuiltTemplate) -> None:
+        """Find out what to run and make the template's root."""
+        await self._choose()
+        await self._root(template)
+
+    async def _root(self, template: BuiltTemplate) -> gvisor_root.Root:
+        bundle = build_bundle(self._state_dir, _GUEST, _GUEST_ENTRY)
+        wanted = plan.Root(template.path, template.base_mounts, str(bundle))
+        return await asyncio.to_thread(
+            gvisor_root.make_root, self._folder / "roots", self._facts, wanted
+        )
+
+    # -- sandboxes ----------------------------------------------------------------------------
+
+    async def start(self, spec: SandboxSpec) -> GvisorSandbox:
+        """Start one sandbox, or raise and leave nothing behind."""
+        weak = sorted(name for name, how in HARDNESS.items() if how == "soft")
+        if spec.demand_hard and weak:
+            raise HostUnsupported(
+                "hard limits",
+                f"gVisor: start a sandbox with hard limits: {', '.join(weak)} can only be held "
+                "softly",
+                remedy="use isolation='namespace' (runtime 'jail') where all limits must be hard",
+            )
+        self._check_host()
+        if not self._is_swept:
+            self._is_swept = True
+            await self.sweep()
+        try:
+            sandbox = await self._start(spec)
+        except BaseException:
+            self._failed += 1
+            raise
+        self._started += 1
+        self._live.add(sandbox)
+        return sandbox
+
+    async def _start(self, spec: SandboxSpec) -> GvisorSandbox:
+        chosen = await self._choose()
+        root = await self._root(spec.template)
+        oci = gvisor_bundle.configuration(root, spec.limits, gvisor_bundle.guest_words())
+        groups = await self._groups.make(_at_start(spec.limits))
+        witness = Witness(self._sinks) if gvisor_witness.FLAG in chosen.binary.flags else None
+        cpus = self.cpus.take(gvisor_bundle.cpu_count(spec.limits))
+        order = self._order(chosen, oci, groups, witness, cpus)
+        ours, theirs = socket.socketpair()
+        born = _Born(groups, witness, cpus, _digest(chosen, order))
+        try:
+            keeper = Keeper(self._launcher, order, theirs.fileno())
+        except BaseException:
+            ours.close()
+            await self._take_down(born)
+            raise
+        finally:
+            theirs.close()
+        try:
+            return await self._confine(spec, keeper, ours, born)
+        except BaseException as error:
+            said = keeper.said()
+            await asyncio.shield(self._discard(keeper, groups, born))
+            if isinstance(error, (ChannelLost, OSError)):
+                raise SandboxBroken(
+                    f"gVisor: start sandbox {spec.sandbox_id}: {error}",
+                    remedy=f"runsc said: {said or 'nothing'}",
+                ) from error
+            raise
+
+    async def _discard(
+        self, keeper: Keeper, groups: cgroups.Groups, born: _Born | None = None
+    ) -> None:
+        await end(keeper, groups)
+        await self._take_down(born or _Born(groups))
+
+    async def _confine(
+        self, spec: SandboxSpec, keeper: Keeper, ours: socket.socket, born: _Born
+    ) -> GvisorSandbox:
+        """Hear `ready`, compare what runs with what was asked for, set the limits."""
+        text = json.dumps(_guest_config(spec)).encode()
+        ours.sendall(_LENGTH.pack(len(text)) + text)
+        channel = GuestChannel(ours, on_violation=lambda _: keeper.kill())
+        keeper.on_end(lambda: channel.close("runsc has ended"))
+        try:
+            await channel.wait_ready(_READY_S)
+            posture = await asyncio.to_thread(gvisor_posture.verify, born.groups, keeper.pid)
+            born.groups.begin()
+            born.groups.apply(held(spec.limits))
+        except BaseException:
+            channel.close()
+            raise
+        isolation = Isolation(self.name, self.level, born.digest, dict(HARDNESS))
+        made = Made(keeper, born.witness, channel, born.groups, isolation, posture)
+
+        async def remove(sandbox: GvisorSandbox) -> None:
+            self._live.discard(sandbox)
+            await self._take_down(born)
+
+        return GvisorSandbox(spec, made, remove)
+
+    async def _take_down(self, born: _Born) -> None:
+        """Remove what an ended sandbox had besides its processes."""
+        if born.witness is not None:
+            born.witness.close()
+        self.cpus.give_back(born.cpus)
+        await self._groups.remove(born.groups)
+
+    def statistics(self) -> RuntimeStatistics:
+        """Counts."""
+        left = self._groups.quarantined if "_groups" in vars(self) else 0
+        detail = {"cgroups_not_removed": left}
+        return RuntimeStatistics(len(self._live), self._started, self._failed, detail)
+
+    async def sweep(self) -> SweepReport:
+        """Remove cgroups, what still runs in them, and sockets of engines that are gone."""
+        removed, kept = await asyncio.to_thread(leftovers.sweep, self.layout, owner.is_dead)
+        sockets = await asyncio.to_thread(gvisor_witness.sweep, self._sinks)
+        counts = {"cgroups": removed, "sockets": sockets}
+        return SweepReport({name: n for name, n in counts.items() if n}, tuple(kept))
+
+    async def aclose(self) -> None:
+        """Destroy every sandbox."""
+        await asyncio.gather(*(sandbox.aclose() for sandbox in list(self._live)))
+        if "_groups" in vars(self):
+            self._groups.close()
+            del self._groups
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's descriptors, end nothing."""
+        for sandbox in self._live:
+            sandbox.abandon()
+        self._live.clear()
+
+
+def _find() -> Binary:
+    return gvisor_binary.inspect(gvisor_binary.find())
+
+
+def _digest(chosen: _Chosen, order: dict[str, Any]) -> str:
+    """What a sandbox was asked to be; the same for all of one template and one set of limits."""
+    words = [word for word in order["words"] if not word.startswith("--root=")]
+    return gvisor_bundle.digest(order["files"]["config.json"], words, chosen.binary.version)
+
+
+def _at_start(limits: Limits) -> Limits:
+    """Limits while gVisor and the interpreter start: every CPU, so that parking is quick."""
+    return replace(held(limits), cpus=float(os.cpu_count() or 1))
+
+
+def _guest_config(spec: SandboxSpec) -> dict[str, Any]:
+    """What the boot inside needs; the caller's environment travels here, not in a file."""
+    environment = {**inside_environment(spec.template, spec.limits.cpus), **spec.env}
+    return {
+        "directories": [list(pair) for pair in gvisor_root.WORK_DIRECTORIES],
+        "warm": spec.start == "fork",
+        "preload": list(spec.template.template.preload),
+        "preload_environment": _PRELOAD_ENVIRONMENT,
+        "guest": {
+            "home": gvisor_root.HOME,
+            "env": environment,
+            "contexts": list(spec.contexts),
+            "purpose": spec.purpose,
+            "are_callers_named": True,
+        },
+    }

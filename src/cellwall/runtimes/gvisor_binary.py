@@ -1,0 +1,135 @@
+"""The `runsc` of this host: where it is, what it can, and on which platform it really runs here.
+
+What was found is kept below the state directory by the digest of the binary and the kernel's
+version, because asking takes a second or, where a platform hangs, its whole time limit. Not the
+starting of sandboxes: `try_platform` is handed in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cellwall.model.errors import HostUnsupported
+from cellwall.runtimes.gvisor_bundle import REQUIRED_FLAGS
+
+INSTALL = "run: apt-get install runsc (Debian), or name the binary with CELLWALL_RUNSC"
+PLATFORMS = ("systrap", "ptrace")
+"""Fastest first. Not kvm unless asked for: on nested virtualisation it hangs."""
+_KNOWN_PLATFORMS = (*PLATFORMS, "kvm")
+_ASK_S = 20.0
+_FLAG = re.compile(r"^\s+-([a-zA-Z0-9-]+)", re.MULTILINE)
+
+TryPlatform = Callable[["Binary", str], Awaitable[str]]
+"""Returns why a platform does not work here; empty when it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """One `runsc` on disk."""
+
+    path: str
+    digest: str
+    version: str
+    flags: frozenset[str]
+
+
+def find() -> str:
+    """Return the path of `runsc`; HostUnsupported, with the remedy, where there is none."""
+    named = os.environ.get("CELLWALL_RUNSC")
+    found = shutil.which(named or "runsc", path="/usr/local/bin:/usr/bin:/usr/local/sbin:/usr/sbin")
+    if found is None:
+        what = f"CELLWALL_RUNSC={named!r} is no program" if named else "no runsc is installed"
+        raise HostUnsupported("runsc", f"gVisor: {what}", remedy=INSTALL)
+    return found
+
+
+def inspect(path: str) -> Binary:
+    """Ask it for its version and flags. Blocks for a tenth of a second; HostUnsupported."""
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    version = _ask(path, "--version").partition("\n")[0].removeprefix("runsc version ").strip()
+    known = frozenset(_FLAG.findall(_ask(path, "flags")))
+    missing = sorted(REQUIRED_FLAGS - known)
+    if missing:
+        raise HostUnsupported(
+            "runsc", f"gVisor: {path} {version} has no --{missing[0]}", remedy=INSTALL
+        )
+    return Binary(path, digest, version, known)
+
+
+def _ask(path: str, word: str) -> str:
+    try:
+        done = subprocess.run(
+            [path, word], check=True, capture_output=True, text=True, timeout=_ASK_S
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise HostUnsupported("runsc", f"gVisor: {path} {word}: {error}", remedy=INSTALL) from error
+    return done.stdout + done.stderr
+
+
+def wanted_platforms() -> tuple[str, ...]:
+    """Return what may be tried: the operator's word, or the usual ones."""
+    named = os.environ.get("CELLWALL_RUNSC_PLATFORM")
+    if named is None:
+        return PLATFORMS
+    if named not in _KNOWN_PLATFORMS:
+        raise HostUnsupported(
+            "platform",
+            f"gVisor: CELLWALL_RUNSC_PLATFORM={named!r} is not a platform",
+            remedy=f"platforms: {', '.join(_KNOWN_PLATFORMS)}",
+        )
+    return (named,)
+
+
+class Platforms:
+    """Which platforms work, by binary and kernel; remembered across processes."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` is made on the first answer."""
+        self._file = folder / "platforms.json"
+
+    async def choose(self, binary: Binary, try_platform: TryPlatform) -> str:
+        """Return the first that works; HostUnsupported with every reason if none does."""
+        reasons = []
+        for name in wanted_platforms():
+            reason = await self._why_not(binary, name, try_platform)
+            if not reason:
+                return name
+            reasons.append(f"{name}: {reason}")
+        raise HostUnsupported(
+            "platform",
+            f"gVisor: {binary.path} {binary.version} runs nothing here: {'; '.join(reasons)}",
+            remedy="install a newer runsc, as Debian 13 has, or set CELLWALL_RUNSC_PLATFORM",
+        )
+
+    async def _why_not(self, binary: Binary, name: str, try_platform: TryPlatform) -> str:
+        key = f"{binary.digest} {os.uname().release} {name}"
+        known = self._read()
+        if key not in known:
+            reason = await try_platform(binary, name)
+            known[key] = reason
+            self._write(known)
+        return known[key]
+
+    def _read(self) -> dict[str, str]:
+        try:
+            known = json.loads(self._file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return known if isinstance(known, dict) else {}
+
+    def _write(self, known: dict[str, str]) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=self._file.parent, prefix=".platforms-")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(known, file, indent=1)
+        os.replace(temporary, self._file)

@@ -1,0 +1,137 @@
+"""The host's handle on one running `runsc`: start, kill, the end. See `gvisor_launch`.
+
+Not a sandbox: nothing here knows limits or the guest. The invariant: once `wait_ended` returns,
+the pid namespace that held `runsc` and all it started is gone, if the keeper ended by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cellwall.jail.fds import as_document
+from cellwall.model.errors import HostUnsupported
+from cellwall.runtimes.guest_bundle import build_bundle
+
+_BUNDLE = ("cellwall.jail.linux", "cellwall.runtimes.gvisor_launch")
+_ENTRY = "cellwall.runtimes.gvisor_launch:main"
+_SAID_BYTES = 4096
+
+
+def launcher(state_dir: Path) -> Path:
+    """Return the bundle that `Keeper` starts; written once."""
+    return build_bundle(state_dir, _BUNDLE, _ENTRY)
+
+
+class Keeper:
+    """One keeper process and its leash. Lives on the event loop it was made on."""
+
+    def __init__(self, bundle: Path, config: dict[str, Any], stdin: int) -> None:
+        """Start it; `stdin` becomes that of the sandbox's first process. HostUnsupported."""
+        document = as_document(json.dumps(config))
+        self._said = os.memfd_create("cellwall-runsc", os.MFD_CLOEXEC)
+        leash_r, self._leash_w = os.pipe2(os.O_CLOEXEC)
+        words = [sys.executable, "-I", "-S", "-E", str(bundle), str(document), str(leash_r)]
+        try:
+            self._child = _start(words, stdin, self._said, (document, leash_r))
+        except OSError as error:
+            os.close(self._leash_w)
+            os.close(self._said)
+            raise HostUnsupported(
+                "processes",
+                f"gVisor: start {words[0]}: {error.strerror}",
+                remedy="is this host short of memory or processes?",
+                errno=error.errno,
+            ) from error
+        finally:
+            os.close(document)
+            os.close(leash_r)
+        loop = asyncio.get_running_loop()
+        self._pidfd = os.pidfd_open(self._child.pid)
+        self._ended: asyncio.Future[int] = loop.create_future()
+        self._on_end: list[Callable[[], None]] = []
+        loop.add_reader(self._pidfd, self._on_readable)
+
+    @property
+    def pid(self) -> int:
+        """The keeper's; `runsc` and all the rest are below it."""
+        return self._child.pid
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when it has ended."""
+        self._on_end.append(callback)
+
+    def kill(self) -> None:
+        """Let go of the leash: the keeper kills the pid namespace. Idempotent."""
+        if self._leash_w >= 0:
+            with contextlib.suppress(OSError):
+                os.write(self._leash_w, b"k")  # closing alone is not enough if a fork has a copy
+            os.close(self._leash_w)
+            self._leash_w = -1
+
+    def kill_hard(self) -> None:
+        """Kill the keeper itself, which its child does not survive; for one that was stopped."""
+        if not self._ended.done():
+            self._child.kill()
+
+    async def wait_ended(self) -> int:
+        """Return its exit status once it has ended."""
+        return await asyncio.shield(self._ended)
+
+    def said(self) -> str:
+        """What `runsc`, or the boot inside, wrote to its standard error so far."""
+        if self._said < 0:
+            return ""
+        size = os.fstat(self._said).st_size
+        data = os.pread(self._said, _SAID_BYTES, max(0, size - _SAID_BYTES))
+        return data.decode(errors="replace").strip()
+
+    def _on_readable(self) -> None:
+        self._release()
+        status = self._child.wait()
+        if not self._ended.done():
+            self._ended.set_result(status)
+        callbacks, self._on_end = self._on_end, []
+        for callback in callbacks:
+            callback()
+
+    def _release(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = -1
+        self.kill()
+
+    def close(self) -> None:
+        """Let go of what it said."""
+        if self._said >= 0:
+            os.close(self._said)
+            self._said = -1
+
+    def abandon(self) -> None:
+        """In a forked child: close descriptors, end nothing."""
+        for fd in (self._leash_w, self._pidfd, self._said):
+            if fd >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+        self._leash_w = self._pidfd = self._said = -1
+
+
+def _start(
+    words: Sequence[str], stdin: int, said: int, kept: tuple[int, ...]
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        words,
+        stdin=stdin,
+        stdout=said,
+        stderr=said,
+        pass_fds=kept,
+        env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+        cwd="/",
+    )

@@ -1,0 +1,97 @@
+"""What a gVisor sandbox starts as on the host: a keeper, and `runsc` as the first of its own pids.
+
+Runs in the host's interpreter out of a bundle, before any byte of a caller is read. It decides
+nothing: which program, which cgroups and which OCI bundle come from `gvisor`. The keeper waits for
+the end of its leash or of `runsc`, kills, and ends last. The invariant: everything that `runsc`
+starts lives in one pid namespace, in the sandbox's cgroups and in a mount namespace whose state
+directory is a tmpfs of its own, so that one kill ends it and nothing of it stays on the host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+from typing import Any, NoReturn
+
+from cellwall.jail.linux import mounts, process
+from cellwall.jail.linux.libc import do_all
+
+_NAMESPACES = process.CLONE_NEWPID | process.CLONE_NEWNS | process.CLONE_NEWNET
+_STATE_OPTIONS = "size=16m,nr_inodes=4096,mode=700"
+_OOM_SCORE = "500"
+"""Above every process of the host's: where the machine itself runs short, a sandbox goes first."""
+
+
+def main() -> None:
+    """`CONFIG_FD LEASH_FD`; descriptors 0, 1 and 2 become those of `runsc`."""
+    config_fd, leash = int(sys.argv[1]), int(sys.argv[2])
+    with os.fdopen(config_fd, "rb") as file:
+        config: dict[str, Any] = json.loads(file.read())
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # a Ctrl-C at the embedder's terminal is not ours
+    os.set_inheritable(leash, False)
+    os.setsid()
+    os.umask(0o022)
+    keeper = os.pidfd_open(os.getpid())
+    process.unshare(_NAMESPACES)
+    child = os.fork()
+    if child == 0:
+        try:
+            _become_runsc(config, keeper)
+        except OSError as error:
+            os.write(2, f"start {config['program']}: {error}\n".encode())
+        finally:
+            os._exit(70)
+    os.close(keeper)
+    _keep(child, leash)
+
+
+def _become_runsc(config: dict[str, Any], keeper: int) -> NoReturn:
+    """Enter the sandbox's cgroups, build its corner of the file system, execute."""
+    process.do(process.prepare_parent_death_signal(signal.SIGKILL))
+    if select.select([keeper], [], [], 0)[0]:
+        os._exit(0)  # it died before the kernel knew that its end is ours
+    for path in config["cgroups"]:
+        _write(path, "0")
+    os.sched_setaffinity(0, config["cpus"])  # how many gVisor shows inside
+    # Of the host's processes only those of this sandbox are left to be seen from here on.
+    do_all((mounts.prepare_mount("none", "/", None, mounts.MS_REC | mounts.MS_PRIVATE, None),))
+    flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
+    mounts.mount("proc", "/proc", "proc", flags, None)
+    place = config["place"]
+    mounts.mount("tmpfs", place, "tmpfs", flags, _STATE_OPTIONS)
+    _write("/proc/self/oom_score_adj", _OOM_SCORE)
+    for name in ("state", "bundle"):
+        os.mkdir(f"{place}/{name}", 0o700)
+    for name, content in config["files"].items():
+        with open(f"{place}/bundle/{name}", "w", encoding="utf-8") as file:
+            json.dump(content, file)
+    os.chdir(config["directory"])
+    environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
+    os.execve(config["program"], config["words"], environment)  # noqa: S606
+
+
+def _write(path: str, value: str) -> None:
+    """Write into a file of the kernel's; never create one."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, value.encode())
+    finally:
+        os.close(fd)
+
+
+def _keep(child: int, leash: int) -> NoReturn:
+    """Hold nothing, wait, kill, and end when the pid namespace has."""
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    poll = select.poll()
+    poll.register(leash, select.POLLIN | select.POLLHUP)
+    poll.register(os.pidfd_open(child), select.POLLIN)
+    poll.poll()
+    os.kill(child, signal.SIGKILL)  # ours until we wait for it: the number is nobody else's
+    _, status = os.waitpid(child, 0)
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)

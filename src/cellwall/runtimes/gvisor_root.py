@@ -1,0 +1,163 @@
+"""The root directory of a template's gVisor sandboxes: the parts the jail shows, made once on disk.
+
+From the jail's root plan, so that there is one list of what a sandbox may see. Small files and
+links are written here, large trees of the host stay where they are and are named as read-only
+mounts. Not the OCI configuration (`gvisor_bundle`). The invariant: a root is complete before it
+has its name, which is the digest of all that is in it, and nobody writes to it afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cellwall.jail import plan, steps
+from cellwall.model.errors import HostUnsupported
+from cellwall.runtimes.removal import remove_tree
+
+WORK = "/home"
+"""Where the one work area is mounted; everything a program may write lies below it."""
+HOME = plan.HOME
+WORK_DIRECTORIES = ((HOME, 0o755), (f"{WORK}/tmp", 0o1777))  # noqa: S108 - a path inside
+_LINKS = {"/tmp": "home/tmp", "/var/tmp": "../home/tmp"}  # noqa: S108 - paths inside
+_COPIED = ("/etc", plan.GUEST_PATH)
+"""Small trees: each bind costs a connection to the file server of every sandbox."""
+_SKIPPED = (plan.VIEWS, "/dev/", "/proc/", "/sys/", "/opt/cellwall/empty", HOME)
+"""gVisor has a kernel of its own to show in /proc, /dev and /sys."""
+
+
+Part = steps.Directory | steps.File | steps.Symlink | steps.Bind
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A root directory and the host's trees that belong into it, as (source, path) pairs."""
+
+    path: str
+    mounts: tuple[tuple[str, str], ...]
+
+
+def make_root(folder: Path, facts: plan.HostFacts, template: plan.Root) -> Root:
+    """Return the root of a template below `folder`, built if it is not there. Blocks.
+
+    HostUnsupported if the state directory takes no more.
+    """
+    wanted = list(_wanted(plan.root_plan(facts, template)))
+    binds = [step for step in wanted if isinstance(step, steps.Bind)]
+    mounts = tuple((bind.source, bind.path) for bind in binds if _is_mount(bind))
+    target = folder / _digest(wanted)
+    if not target.exists():
+        try:
+            _build(folder, target, wanted)
+        except OSError as error:
+            raise HostUnsupported(
+                "state directory",
+                f"build gVisor root {target}: {error}",
+                remedy="make it writable, or name another one with CELLWALL_STATE_DIR",
+                errno=error.errno,
+            ) from error
+    return Root(str(target), mounts)
+
+
+def _is_mount(bind: steps.Bind) -> bool:
+    return not bind.path.startswith(_COPIED)
+
+
+def _wanted(planned: Sequence[steps.Step]) -> Iterator[Part]:
+    """What of the jail's plan is a directory, a file, a link or a bind here."""
+    for step in planned:
+        if not isinstance(step, (steps.Directory, steps.File, steps.Symlink, steps.Bind)):
+            continue
+        if not step.path.startswith(_SKIPPED) and step.path not in _LINKS:
+            yield step
+    for path, target in _LINKS.items():
+        yield steps.Symlink(path, target)
+
+
+def _digest(wanted: Sequence[Part]) -> str:
+    described = [[steps.as_json(step), *_content(step)] for step in wanted]
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _content(step: Part) -> list[tuple[str, int, int]]:
+    """Name, size and time of what a copied tree holds now."""
+    if not isinstance(step, steps.Bind) or _is_mount(step):
+        return []
+    found = [step.source] if os.path.isfile(step.source) else []
+    for parent, _, names in os.walk(step.source):
+        found += [os.path.join(parent, name) for name in names]
+    return [(p, s.st_size, s.st_mtime_ns) for p in sorted(found) for s in (os.lstat(p),)]
+
+
+def _build(folder: Path, target: Path, wanted: Sequence[Part]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    made = tempfile.mkdtemp(dir=folder, prefix=".root-")
+    try:
+        os.chmod(made, 0o755)  # noqa: S103 - as below
+        for step in wanted:
+            _make(made, step)
+        try:
+            os.rename(made, target)
+        except OSError:
+            if not target.exists():
+                raise
+            remove_tree(made)  # another engine was faster with the same
+    except BaseException:
+        remove_tree(made)
+        raise
+
+
+def _make(root: str, step: Part) -> None:
+    path = root + step.path
+    _directory(os.path.dirname(path))
+    if isinstance(step, steps.Directory):
+        _directory(path)
+    elif isinstance(step, steps.Symlink):
+        os.symlink(step.target, path)
+    elif isinstance(step, steps.File):
+        _file(path, step.content.encode())
+    else:
+        _bind(path, step)
+
+
+def _bind(path: str, step: steps.Bind) -> None:
+    """Copy a small tree; of a large one make the place it is mounted on."""
+    if not _is_mount(step):
+        _copy(step.source, path)
+    elif os.path.isdir(step.source):
+        _directory(path)
+    else:
+        _file(path, b"")
+
+
+def _directory(path: str) -> None:
+    if os.path.isdir(path):
+        return
+    _directory(os.path.dirname(path))
+    os.mkdir(path)
+    os.chmod(path, 0o755)  # noqa: S103 - every sandbox's user has to enter it
+
+
+def _file(path: str, content: bytes) -> None:
+    Path(path).write_bytes(content)
+    os.chmod(path, 0o444)
+
+
+def _copy(source: str, target: str) -> None:
+    """Copy what everybody may read; links stay links."""
+    if os.path.islink(source):
+        os.symlink(os.readlink(source), target)
+    elif os.path.isdir(source):
+        _directory(target)
+        for name in sorted(os.listdir(source)):
+            _copy(os.path.join(source, name), os.path.join(target, name))
+    elif stat.S_ISREG(os.stat(source).st_mode) and os.stat(source).st_mode & stat.S_IROTH:
+        shutil.copyfile(source, target)
+        os.chmod(target, 0o444)

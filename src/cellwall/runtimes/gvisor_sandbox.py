@@ -1,0 +1,177 @@
+"""One live gVisor sandbox as the engine sees it: limits from outside, counters, the end.
+
+Made by `gvisor` and by nobody else, after its posture was verified. The invariant: what it had on
+the host is a process tree and cgroup directories; both are gone when `aclose` returns, or are
+named in the count of what could not be removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from cellwall.jail import cgroups
+from cellwall.runtimes.base import KernelReadings, SandboxSpec
+from cellwall.runtimes.gvisor_keeper import Keeper
+from cellwall.runtimes.gvisor_witness import Witness
+
+if TYPE_CHECKING:
+    from cellwall.model.limits import Limits
+    from cellwall.model.outcome import Isolation
+    from cellwall.runtimes.channel import GuestChannel
+
+OWN_MEMORY_MB = 48
+"""For gVisor itself: its kernel, its file server and `runsc`, before a program has run."""
+_END_S = 3.0
+_FIXED = ("cpus", "memory_mb", "disk_mb", "inodes", "processes", "file_mb", "open_files")
+
+
+def held(limits: Limits) -> Limits:
+    """Return what the host's cgroups hold so that the inside may use all of `limits`.
+
+    gVisor needs threads of its own for each of the inside's, on ptrace about five. The inside's
+    kernel refuses at the limit itself; the host's is the second lock.
+    """
+    return replace(
+        limits,
+        memory_mb=limits.memory_mb + OWN_MEMORY_MB,
+        processes=min(100_000, 128 + 8 * limits.processes),
+    )
+
+
+@dataclass(slots=True)
+class Made:
+    """What one sandbox has on the host."""
+
+    keeper: Keeper
+    witness: Witness | None
+    channel: GuestChannel
+    groups: cgroups.Groups
+    isolation: Isolation
+    posture: Mapping[str, Any]
+
+
+class GvisorSandbox:
+    """One live sandbox."""
+
+    def __init__(
+        self, spec: SandboxSpec, made: Made, remove: Callable[[GvisorSandbox], Awaitable[None]]
+    ) -> None:
+        """Take over what the runtime made and checked; `remove` takes down its cgroups."""
+        self._spec = spec
+        self._made = made
+        self._remove = remove
+        self._closing: asyncio.Task[None] | None = None
+        self._fresh = self.readings()
+        made.keeper.on_end(self._on_ended)
+
+    @property
+    def isolation(self) -> Isolation:
+        """Which isolation really runs."""
+        return self._made.isolation
+
+    @property
+    def posture(self) -> Mapping[str, Any]:
+        """The facts read back from the host's kernel when it started."""
+        return self._made.posture
+
+    @property
+    def channel(self) -> GuestChannel:
+        """The connection to init."""
+        return self._made.channel
+
+    @property
+    def groups(self) -> cgroups.Groups:
+        """Its cgroup directories."""
+        return self._made.groups
+
+    @property
+    def pid(self) -> int:
+        """The keeper's; everything of the sandbox is below it."""
+        return self._made.keeper.pid
+
+    def fits(self, spec: SandboxSpec) -> bool:
+        """Only what the engine itself watches may differ: the rest is built in."""
+        mine, theirs = self._spec, spec
+        same = all(getattr(mine.limits, n) == getattr(theirs.limits, n) for n in _FIXED)
+        return same and replace(mine, sandbox_id="", limits=theirs.limits) == replace(
+            theirs, sandbox_id=""
+        )
+
+    async def apply_limits(self, limits: Limits) -> None:
+        """Nothing that `fits` lets differ is held by a kernel."""
+
+    @property
+    def fresh(self) -> KernelReadings:
+        """What the counters were when it was ready."""
+        return self._fresh
+
+    def readings(self) -> KernelReadings:
+        """Counters of the cgroups; what gVisor itself may use is not the program's."""
+        groups = self._made.groups
+        now, peak, kills = groups.memory()
+        own = OWN_MEMORY_MB << 20
+        refused = groups.processes_refused(groups.processes_peak())
+        if self._made.witness is not None:
+            self._made.witness.hear()
+            refused += self._made.witness.refused
+        return KernelReadings(
+            cpu_s=groups.cpu_s(),
+            memory_bytes=max(0, now - own),
+            memory_peak_bytes=max(0, peak - own),
+            oom_kills=kills,
+            processes_refused=refused,
+        )
+
+    def kill(self) -> None:
+        """Have the pid namespace killed, and the cgroup where it can be."""
+        self._made.keeper.kill()
+        self._made.groups.kill()
+
+    def _on_ended(self) -> None:
+        self._made.channel.poll()
+        self._made.channel.close("the sandbox's processes have ended")
+
+    async def wait_ended(self) -> None:
+        """Return when the keeper, which ends last, has ended."""
+        await self._made.keeper.wait_ended()
+
+    async def aclose(self) -> None:
+        """Kill, wait and remove; a second call waits for the first."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        await end(self._made.keeper, self._made.groups)
+        if self._made.witness is not None:
+            self._made.witness.close()
+        self._made.channel.close()
+        await self._remove(self)
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's descriptors, kill nothing."""
+        self._made.keeper.abandon()
+        if self._made.witness is not None:
+            self._made.witness.abandon()
+
+
+async def end(keeper: Keeper, groups: cgroups.Groups) -> None:
+    """Kill a keeper's whole tree and wait until the kernel lists none of it."""
+    keeper.kill()
+    groups.kill()
+    try:
+        async with asyncio.timeout(_END_S):
+            await keeper.wait_ended()
+    except TimeoutError:  # stopped, or starved: its child dies with it
+        keeper.kill_hard()
+        await keeper.wait_ended()
+    keeper.close()
+    for pid in groups.members():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,194 @@
+"""gVisor: what the probes reach is its own kernel's, and the limits hold from outside.
+
+The inside has a kernel to itself, so more calls answer than in the jail, and each such case is
+listed with the reason why it is none of the host's. The host is the witness: what its kernel says
+of the sandbox's processes before and after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import controls
+import pytest
+from arena import Arena, descendants
+
+from cellwall import AsyncSandbox, Execution, Verdict
+
+pytestmark = [pytest.mark.attack, pytest.mark.root]
+
+ITS_OWN = {
+    "D01": "a namespace of the inside's kernel",
+    "D02": "a namespace of the inside's kernel",
+    "D03": "a namespace of the inside's kernel",
+    "D10": "its own child may be its tracer",
+    "D14": "ids of the user namespace it made in the inside's kernel",
+    "D15": "a number the inside's kernel keeps and nobody reads",
+    "D16": "its own priority and CPUs in the inside's kernel; the host's stay, see below",
+    "E01": "the inside's kernel has an io_uring of its own, in Go",
+    "E07": "its own child",
+    "E08": "its own child",
+    "E13": "a log the inside's kernel makes up",
+    "E15": "families the inside's kernel implements; none leaves it",
+    "E16": "the inside's own loopback device",
+    "F02": "a 32-bit call into the inside's kernel",
+}
+
+
+def _host_view(sandbox: AsyncSandbox) -> set[tuple[str, str, str, str, str]]:
+    """Confinement of all the sandbox's processes, as the host's kernel tells it."""
+    keeper = sandbox.live.runtime_sandbox.pid  # type: ignore[attr-defined]
+    found = set()
+    for pid in descendants(keeper):
+        try:
+            status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+            score = Path(f"/proc/{pid}/oom_score_adj").read_text(encoding="ascii").strip()
+            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+            space = os.readlink(f"/proc/{pid}/ns/pid")
+        except OSError:
+            continue
+        lines = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        nice = stat[stat.rindex(")") + 2 :].split()[16]
+        found.add((lines["CapEff"], lines["Cpus_allowed_list"], score, nice, space))
+    return found
+
+
+def _tried(arena: Arena, probe: str) -> controls.Both:
+    with tempfile.TemporaryDirectory(prefix="bait-") as work:
+        Path(work).chmod(0o777)
+        me = str(os.getpid())
+        inside = {"work": "/tmp", "pid": "1", "host_pid": me}
+        outside = {"work": work, "pid": me, "host_pid": me}
+        return controls.both(arena, probe, {"inside": inside, "outside": outside})
+
+
+@pytest.mark.parametrize("probe", ["probe_privilege", "probe_calls"])
+def test_what_is_reached_is_the_insides_own(gvisor_arena: Arena, probe: str) -> None:
+    tried = _tried(gvisor_arena, probe)
+    reached = {case for (case, _), each in tried.inside.items() if each.reached}
+    denied = [key for key, each in tried.inside.items() if not each.reached]
+    assert reached <= ITS_OWN.keys(), dict.fromkeys(reached - ITS_OWN.keys(), tried.inside)
+    assert sum(tried.outside[key].reached for key in denied if key in tried.outside) > 20
+
+
+_RISE = """
+import os
+for path, value in (("/proc/self/oom_score_adj", "-1000"), ("/proc/1/oom_score_adj", "-1000")):
+    try: open(path, "w").write(value)
+    except OSError as error: print(path, error.errno)
+for work in (lambda: os.nice(19), lambda: os.sched_setaffinity(0, {0, 1}),
+             lambda: os.unshare(os.CLONE_NEWUSER) if hasattr(os, "unshare") else None):
+    try: work()
+    except OSError as error: print(error.errno)
+print("tried", open("/proc/self/oom_score_adj").read().strip())
+"""
+
+
+def test_the_hosts_view_of_a_sandbox_does_not_change(gvisor_arena: Arena) -> None:
+    """D15 and D16 outside: score, priority, CPUs, capabilities and pid namespace stay."""
+
+    async def attack() -> None:
+        async with gvisor_arena.sandbox() as sandbox:
+            before = _host_view(sandbox)
+            said = (await sandbox.run(_RISE)).stdout
+            assert "tried" in said, said
+            after = _host_view(sandbox)
+            assert {row[1:] for row in after} == {row[1:] for row in before}
+            assert os.readlink("/proc/self/ns/pid") not in {row[4] for row in after}
+            assert {row[2] for row in after} == {"500"}
+            assert after <= before, after - before
+
+    gvisor_arena.do(attack())
+
+
+_HOG = "held = b'\\x01' * (160 << 20)\nprint('REACHED')"
+_CHILD = """
+import os
+if os.fork() == 0:
+    held = b"\\x01" * (160 << 20)
+    os._exit(0)
+os.wait()
+print("REACHED its own end")
+"""
+_WORK_AREA = """
+for folder in ("/tmp", "/dev/shm"):
+    try:
+        with open(folder + "/fill", "wb") as file:
+            while True: file.write(bytes(1 << 20))
+    except OSError as error:
+        print(folder, error.errno, flush=True)
+held = b"\\x01" * (256 << 20)
+print("REACHED")
+"""
+
+
+@pytest.mark.parametrize("hog", [_HOG, _CHILD], ids=["I01", "I02"])
+def test_memory_hog_is_named_though_its_parent_ends_well(gvisor_arena: Arena, hog: str) -> None:
+    with gvisor_arena.leaving_nothing():
+        ended = gvisor_arena.beside(hog, limits={"memory_mb": 64}, timeout=15)
+    assert ended.verdict is Verdict.MEMORY, ended
+    reached = gvisor_arena.run(hog, limits={"memory_mb": 512}, timeout=15)
+    assert (reached.verdict, "REACHED" in reached.stdout) == (Verdict.OK, True), reached
+
+
+def test_full_work_area_counts_as_memory(gvisor_arena: Arena) -> None:
+    limits = {"memory_mb": 128, "disk_mb": 32}
+    ended = gvisor_arena.run(_WORK_AREA, limits=limits, timeout=15)
+    assert (ended.verdict, "REACHED" in ended.stdout) == (Verdict.MEMORY, False), ended
+    assert "/tmp 28" in ended.stdout  # ENOSPC: the work area's own limit came first
+
+
+_BOMB = """
+import os, signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+while True:
+    try: os.fork()
+    except OSError: pass
+"""
+
+
+def test_fork_bomb_is_held_and_gone_after_its_time(gvisor_arena: Arena) -> None:
+    """J: the whole tree is dead two seconds after the limit, and nothing is left after five."""
+    limits = {"processes": 20, "memory_mb": 512}
+    with gvisor_arena.leaving_nothing():
+        began = time.monotonic()
+        ended = gvisor_arena.run(_BOMB, limits=limits, timeout=2)
+        assert ended.verdict is Verdict.WALL_TIME, ended
+        assert "limit of 20 processes" in ended.outcome.notes[0]
+        gvisor_arena.settle()
+        assert not descendants(os.getpid())
+        assert time.monotonic() - began < 2 + 60  # a start on a busy machine; the end is below
+
+
+async def _gone_s(sandbox: AsyncSandbox) -> float:
+    keeper = sandbox.live.runtime_sandbox.pid  # type: ignore[attr-defined]
+    tree = {keeper, *descendants(keeper)}
+    began = time.monotonic()
+    await sandbox.close()
+    while tree & descendants(os.getpid()):  # noqa: ASYNC110 - nobody tells of it
+        await asyncio.sleep(0.02)
+    return time.monotonic() - began
+
+
+def test_a_busy_tree_is_dead_two_seconds_after_the_word(gvisor_arena: Arena) -> None:
+    async def attack() -> tuple[float, Execution]:
+        async with gvisor_arena.sandbox() as sandbox:
+            up = asyncio.Event()
+
+            def on_event(_event: Any) -> None:
+                up.set()
+
+            code = "print('up', flush=True)\n" + _BOMB
+            running = asyncio.ensure_future(sandbox.run(code, timeout=30, on_event=on_event))
+            await up.wait()
+            gone_s = await _gone_s(sandbox)
+            return gone_s, await running
+
+    gone_s, ended = gvisor_arena.do(attack())
+    assert ended.verdict is Verdict.CANCELLED
+    assert gone_s < 2

@@ -1,0 +1,221 @@
+"""FI-09, 10, 29, 31, 38 on gVisor: parts of it die, its owner dies, it is missing or broken.
+
+Real processes of a real `runsc`, found and killed from outside; the witnesses are the host's
+listings of processes and cgroups.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from arena import Arena, control_groups, descendants
+from entries import running
+
+from cellwall import AsyncSandbox, Engine, EngineSettings, Execution, Verdict
+from cellwall.jail import hierarchies
+from cellwall.model.errors import CellwallError, HostUnsupported
+from cellwall.runtimes import gvisor, gvisor_bundle, gvisor_witness
+
+pytestmark = [pytest.mark.attack, pytest.mark.root]
+_SOON_S = 2.0
+_GONE_S = 5.0
+
+
+@pytest.fixture(autouse=True)
+def _settled(gvisor_arena: Arena) -> None:
+    gvisor_arena.settle()
+
+
+def _program(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return os.path.basename(words[0].decode(errors="replace"))
+
+
+def _part(sandbox: AsyncSandbox, name: str) -> int:
+    keeper: int = sandbox.live.runtime_sandbox.pid  # type: ignore[attr-defined]
+    if name == "keeper":
+        return keeper
+    (found,) = [pid for pid in descendants(keeper) if _program(pid) == name]
+    return found
+
+
+def _until(holds: Callable[[], bool], within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, f"not so within {within_s:g} s"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("part", ["keeper", "runsc", "runsc-gofer", "runsc-sandbox"])
+def test_part_that_is_killed_ends_the_sandbox_with_a_name(gvisor_arena: Arena, part: str) -> None:
+    """FI-09. The file server alone may go unnoticed until a file is opened; then it is an error."""
+
+    async def attack() -> tuple[Execution, float]:
+        async with gvisor_arena.sandbox() as neighbour, gvisor_arena.sandbox() as sandbox:
+            up = asyncio.Event()
+            code = "print('up', flush=True)\nimport time; time.sleep(30)"
+            cell = sandbox.run(code, timeout=40, on_event=lambda _: up.set())
+            task = asyncio.ensure_future(cell)
+            await up.wait()
+            began = time.monotonic()
+            name = os.path.basename(_binary()) if part == "runsc" else part
+            os.kill(_part(sandbox, name), signal.SIGKILL)
+            ended = await task
+            took_s = time.monotonic() - began
+            assert (await neighbour.run("6 * 7")).text == "42"
+            return ended, took_s
+
+    with gvisor_arena.leaving_nothing():
+        ended, took_s = gvisor_arena.do(attack())
+    assert ended.stdout == "up\n"
+    assert ended.verdict is Verdict.SANDBOX_ERROR, ended
+    assert took_s < _SOON_S
+
+
+def _binary() -> str:
+    from cellwall.runtimes import gvisor_binary
+
+    return gvisor_binary.find()
+
+
+def test_start_that_fails_half_way_leaves_nothing(
+    gvisor_arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FI-10: `runsc` runs, and what it should start inside is not there."""
+    monkeypatch.setattr(gvisor_bundle, "guest_words", lambda: ("/nowhere/python",))
+    with (
+        gvisor_arena.leaving_nothing(),
+        pytest.raises(CellwallError, match="gVisor: start sandbox") as caught,
+    ):
+        gvisor_arena.run("1")
+    assert "/nowhere/python" in (caught.value.remedy or "")
+
+
+_HOLD = """
+async def main():
+    engine = bare()
+    sandbox = await engine.create_sandbox(runtime="gvisor", isolation="kernel")
+    await sandbox.run("x = 1")
+    say("pid", sandbox.live.runtime_sandbox.pid)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_nothing_outlives_an_owner_that_is_killed(gvisor_arena: Arena) -> None:
+    """FI-29: processes end by the kernel, the next engine's sweep takes the rest."""
+    with running(_HOLD) as owner:
+        pids = {owner.hear("pid")} | descendants(owner.pid)
+        groups = control_groups(owner.pid)
+        assert len(pids) > 4
+        assert groups
+        os.kill(owner.pid, signal.SIGKILL)
+        owner.process.wait()
+        _until(lambda: not any(_is_alive(pid) for pid in pids), _GONE_S)
+
+    async def sweep() -> None:
+        runtime = await gvisor_arena.engine.runtime("kernel", "gvisor")
+        await runtime.sweep()
+
+    gvisor_arena.do(sweep())
+    assert not [path for path in groups if os.path.isdir(path)]
+
+
+def _is_alive(pid: int) -> bool:
+    """Dead ones that nobody has waited for count as dead: their reaper is pid 1."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return stat[stat.rindex(")") + 2] not in "ZX"
+
+
+def test_sweep_leaves_alone_what_is_not_a_dead_owners(gvisor_arena: Arena, tmp_path: Path) -> None:
+    """FI-31: a live neighbour engine, and names that nearly are ours."""
+    hierarchy = hierarchies.discover().having("pids")
+    assert hierarchy is not None
+    foreign = hierarchy.base / "cellwall.not-a-label"
+    foreign.mkdir()
+    sinks = tmp_path / "sinks"
+    sinks.mkdir()
+    (sinks / "other.sock").write_text("")
+    try:
+        with running(_HOLD) as owner:
+            keeper = owner.hear("pid")
+
+            async def sweep() -> None:
+                runtime = await gvisor_arena.engine.runtime("kernel", "gvisor")
+                await runtime.sweep()
+
+            gvisor_arena.do(sweep())
+            assert gvisor_witness.sweep(sinks) == 0
+            assert (sinks / "other.sock").exists()
+            assert foreign.is_dir()
+            assert _is_alive(keeper)
+            assert control_groups(owner.pid)
+    finally:
+        foreign.rmdir()
+
+    def is_gone() -> bool:
+        return not _is_alive(keeper)
+
+    _until(is_gone, _GONE_S)
+
+
+async def _refusal(tmp_path: Path, name: str | None = None) -> HostUnsupported:
+    engine = Engine(tmp_path / "state", EngineSettings(pool_min=0, pool_max=0))
+    try:
+        with pytest.raises(HostUnsupported) as caught:
+            await engine.runtime("kernel", name)
+        return caught.value
+    finally:
+        await engine.aclose()
+
+
+@pytest.mark.parametrize("name", ["gvisor", None], ids=["by-name", "by-level"])
+def test_missing_runsc_is_a_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
+) -> None:
+    """FI-38: never a weaker level; the error says what to install."""
+    monkeypatch.setenv("CELLWALL_RUNSC", str(tmp_path / "none"))
+    error = asyncio.run(_refusal(tmp_path, name))
+    assert "apt-get install runsc" in str(error)
+
+
+_BROKEN = """#!/bin/sh
+case "$*" in
+    --version) echo "runsc version broken" ;;
+    flags) printf '  -root x\\n  -platform x\\n  -network x\\n  -ignore-cgroups\\n' ;;
+    *) {rest} ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("rest", "words"),
+    [("echo no way >&2; exit 1", "no way"), ("exec sleep 600", "did not run `true` within")],
+    ids=["fails", "hangs"],
+)
+def test_broken_runsc_is_found_out_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rest: str, words: str
+) -> None:
+    """FI-38: a platform that hangs, as kvm on nested virtualisation does, has a time limit."""
+    program = tmp_path / "runsc"
+    program.write_text(_BROKEN.replace("{rest}", rest))
+    program.chmod(0o755)
+    monkeypatch.setenv("CELLWALL_RUNSC", str(program))
+    monkeypatch.setattr(gvisor, "_TRY_S", 1.0)
+    before = descendants(os.getpid())
+    error = asyncio.run(_refusal(tmp_path))
+    assert words in str(error)
+    assert descendants(os.getpid()) <= before
