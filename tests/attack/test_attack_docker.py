@@ -24,6 +24,7 @@ from cellwall import Engine, EngineSettings, Verdict
 from cellwall.jail.posture import PostureMismatch
 from cellwall.model.limits import Limits
 from cellwall.runtimes.docker import posture
+from cellwall.runtimes.docker.images import KEY_LABEL
 from cellwall.testing.bare import BareTemplates
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
@@ -104,7 +105,8 @@ def test_what_this_kernel_has_is_hidden(tried: controls.Both, case: str, least: 
 def test_unconfined_container_is_no_sandbox(arena: Arena, docker_daemon: Daemon) -> None:
     """The control of the posture: the same image as root, with everything a daemon gives."""
     arena.run("0")
-    image = docker_daemon.call("images", "--quiet").stdout.split()[0]
+    ours = ("images", "--quiet", "--filter", f"label={KEY_LABEL}")
+    image = docker_daemon.call(*ours).stdout.split()[0]
     words = ("--network=none", "--user=0", "--entrypoint", "/usr/bin/sleep", image, "60")
     made = docker_daemon.call("run", "--detach", *words).stdout.strip()
     try:
@@ -117,7 +119,7 @@ def test_unconfined_container_is_no_sandbox(arena: Arena, docker_daemon: Daemon)
         docker_daemon.call("rm", "--force", made)
 
 
-def test_limit_leaves_nothing_of_a_tree(arena: Arena, docker_daemon: Daemon) -> None:
+def test_limit_leaves_no_container(arena: Arena, docker_daemon: Daemon) -> None:
     """A tree in sessions of its own, cut off by its wall time."""
     code = """
 import os, time
@@ -127,8 +129,7 @@ for _ in range(8):
         os.setsid()
 time.sleep(60)
 """
-    with arena.leaving_nothing():
-        execution = arena.run(code, timeout=1)
-        assert execution.verdict is Verdict.WALL_TIME
-        arena.settle()
-        assert docker_daemon.containers() == []
+    execution = arena.run(code, timeout=1)
+    assert execution.verdict is Verdict.WALL_TIME
+    arena.settle()
+    assert docker_daemon.containers() == []

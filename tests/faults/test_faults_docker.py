@@ -247,7 +247,7 @@ def test_image_that_is_not_ours_is_never_used(engine: Open, daemon: Daemon) -> N
             image = await _some_image(made, daemon)
             tags = daemon.call("images", "--format", "{{.Repository}}:{{.Tag}}").stdout.split()
             (tag,) = {each for each in tags if each.startswith(REPOSITORY)}
-            daemon.call("import", "-", tag, stdin=b"\0" * 10240)
+            foreign = daemon.call("import", "-", tag, stdin=b"\0" * 10240).stdout.strip()
         try:
             async with engine() as other:
                 with pytest.raises(HostUnsupported, match="its layers are"):
@@ -255,6 +255,7 @@ def test_image_that_is_not_ours_is_never_used(engine: Open, daemon: Daemon) -> N
                 assert daemon.containers() == []
         finally:
             daemon.call("tag", image, tag)
+            daemon.call("rmi", foreign)
 
     asyncio.run(work())
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from cellwall.engine import selection
-from cellwall.engine.selection import Runtimes, parse_level
+from cellwall.engine.selection import Runtimes
 from cellwall.engine.settings import EngineSettings
 from cellwall.model.errors import HostUnsupported, UsageError
 from cellwall.model.outcome import IsolationLevel
@@ -50,7 +50,7 @@ def test_named_runtime_below_the_level_is_refused(tmp_path: Path) -> None:
 
 def test_unknown_level_names_the_known_ones() -> None:
     with pytest.raises(UsageError, match="namespace"):
-        parse_level("container")
+        IsolationLevel.called("container")
 
 
 def test_settings_come_from_the_environment() -> None:
@@ -135,3 +135,17 @@ def test_operator_decides_which_runtimes_serve(tmp_path: Path) -> None:
     for text in ("jail,podmann", ","):
         with pytest.raises(UsageError, match="runtimes"):
             EngineSettings.from_environment({"CELLWALL_RUNTIMES": text})
+
+
+def test_operators_least_level_lifts_every_request(tmp_path: Path) -> None:
+    async def main() -> None:
+        settings = EngineSettings(least_isolation="vm", runtimes=("jail", "docker"))
+        runtimes = Runtimes(tmp_path, settings)
+        with pytest.raises(HostUnsupported, match="isolation 'vm'"):
+            await runtimes.choose("namespace", None)
+        with pytest.raises(UsageError, match="is the least here"):
+            await runtimes.choose("namespace", "jail")
+
+    asyncio.run(main())
+    with pytest.raises(UsageError, match="not a level"):
+        EngineSettings.from_environment({"CELLWALL_LEAST_ISOLATION": "strong"})

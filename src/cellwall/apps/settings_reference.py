@@ -33,6 +33,7 @@ _KINDS = {int: "whole number", float: "number", str: "text", bool: "true or fals
 _ENGINE_VARIABLES = {
     "allow_process": "CELLWALL_ALLOW_PROCESS",
     "pool_max": "CELLWALL_POOL_SIZE",
+    "least_isolation": "CELLWALL_LEAST_ISOLATION",
     "runtimes": "CELLWALL_RUNTIMES",
 }
 _IN_TOML = {"digest": "sha256"}

@@ -23,17 +23,6 @@ _FAULTS_KEPT_S = 10.0
 """A runtime that was found wanting is asked again after this: daemons come back."""
 
 
-def parse_level(text: str) -> IsolationLevel:
-    """Return the level called `text`."""
-    for level in IsolationLevel:
-        if level.label == text:
-            return level
-    raise UsageError(
-        f"isolation: {text!r} is not a level",
-        remedy=f"levels: {', '.join(level.label for level in IsolationLevel)}",
-    )
-
-
 class Runtimes:
     """The runtimes of one engine, made on first use, probed once."""
 
@@ -57,9 +46,14 @@ class Runtimes:
         chosen = self._chosen.get((isolation, name))
         if chosen is None:
             async with self._probing:  # one probe per runtime, however many wait
-                chosen = await self._find(parse_level(isolation), name)
+                chosen = await self._find(self._level(isolation), name)
             self._chosen[isolation, name] = chosen
         return chosen
+
+    def _level(self, isolation: str) -> IsolationLevel:
+        """The level asked for, or the operator's where that is higher."""
+        least = IsolationLevel.called(self._settings.least_isolation)
+        return max(IsolationLevel.called(isolation), least)
 
     async def _find(self, level: IsolationLevel, name: str | None) -> Runtime:
         if name is not None:
@@ -67,7 +61,7 @@ class Runtimes:
             if runtime.level < level:
                 raise UsageError(
                     f"runtime {name!r} gives isolation {runtime.level.label!r}, "
-                    f"{level.label!r} was asked for",
+                    f"{level.label!r} was asked for, or is the least here",
                     remedy=f"say isolation={runtime.level.label!r} if that is meant",
                 )
             candidates = [runtime]

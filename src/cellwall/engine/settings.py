@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
+from cellwall.model.outcome import IsolationLevel
 from cellwall.runtimes.registry import FACTORIES
 
 
@@ -27,6 +28,9 @@ class EngineSettings:
     """Which runtimes may serve requests, by name; none of the others is ever asked. `process`
     needs `allow_process`, too."""
 
+    least_isolation: str = "process"
+    """Level below which nothing is served: a request that names a lower one, or none, gets this
+    one or an error. `process`, `namespace`, `kernel` or `vm`."""
     allow_process: bool = False
     """Whether the `process` runtime, which isolates nothing, may serve requests."""
     pool_min: int = 2
@@ -43,7 +47,8 @@ class EngineSettings:
     """Seconds a sandbox may take to start before that counts as our fault."""
 
     def __post_init__(self) -> None:
-        """Raise `UsageError` on the name of a runtime that nobody knows."""
+        """Raise `UsageError` on the name of a runtime or level that nobody knows."""
+        IsolationLevel.called(self.least_isolation)
         unknown = sorted(set(self.runtimes) - set(every_runtime()))
         if unknown or not self.runtimes:
             raise UsageError(
@@ -55,13 +60,18 @@ class EngineSettings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> EngineSettings:
-        """Read `CELLWALL_RUNTIMES`, `CELLWALL_ALLOW_PROCESS` and `CELLWALL_POOL_SIZE`."""
+        """Read the four variables there are.
+
+        `CELLWALL_RUNTIMES`, `CELLWALL_LEAST_ISOLATION`, `CELLWALL_ALLOW_PROCESS` and
+        `CELLWALL_POOL_SIZE`.
+        """
         source = os.environ if environ is None else environ
         names = source.get("CELLWALL_RUNTIMES", ",".join(every_runtime()))
         allowed = tuple(name.strip() for name in names.split(",") if name.strip())
+        least = source.get("CELLWALL_LEAST_ISOLATION", "process")
         size = source.get("CELLWALL_POOL_SIZE")
         if size is None:
-            return cls(allowed, allow_process=source.get("CELLWALL_ALLOW_PROCESS") == "1")
+            return cls(allowed, least, allow_process=source.get("CELLWALL_ALLOW_PROCESS") == "1")
         if not size.isdecimal() or int(size) > 1000:
             raise UsageError(
                 f"settings: CELLWALL_POOL_SIZE={size!r} is not a size",
@@ -69,6 +79,7 @@ class EngineSettings:
             )
         return cls(
             allowed,
+            least,
             allow_process=source.get("CELLWALL_ALLOW_PROCESS") == "1",
             pool_min=min(2, int(size)),
             pool_max=int(size),
