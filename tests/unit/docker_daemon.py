@@ -98,6 +98,10 @@ class Daemon:
         if left := self.containers():
             self.call("rm", "--force", *left, check=False)
         self._process.terminate()
+        # One that took over a killed one's containerd would wait for it, and it is no child.
+        supervised = self._folder / "exec/containerd/containerd.pid"
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(int(supervised.read_text()), signal.SIGTERM)
         self._process.wait(30)
 
 

@@ -101,6 +101,8 @@ class Engine:
         self._no_caller = asyncio.Event()
         self._no_caller.set()
         self._is_open = True
+        self.on_taken_out: Callable[[str, str], None] = lambda _name, _reason: None
+        """Told which runtime broke while it was in use, and why; it is asked anew."""
 
     # -- parts -----------------------------------------------------------------------------
 
@@ -226,8 +228,9 @@ class Engine:
         """Return a sandbox; a host on which something has run out is a `CapacityError`."""
         try:
             return await self._pool.claim(runtime, spec)
-        except RuntimeGone:
+        except RuntimeGone as error:
             self._runtimes.take_out(runtime)
+            self.on_taken_out(runtime.name, error.message)
             raise
         except (CellwallError, OSError, RuntimeError) as error:
             meant = instead_of(error)
