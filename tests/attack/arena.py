@@ -129,7 +129,7 @@ def peak_kib() -> int:
 class Arena:
     """One event loop with one engine that parks nothing, so that every trace has an owner."""
 
-    def __init__(self, make: Callable[[], Engine] | None = None, **choice: str) -> None:
+    def __init__(self, make: Callable[[], Engine] | None = None, **choice: Any) -> None:
         """`choice` names another runtime than the usual: `runtime=`, `isolation=`."""
         self.choice: dict[str, Any] = dict(choice)
         self._runner = asyncio.Runner()

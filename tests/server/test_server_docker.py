@@ -17,6 +17,7 @@ def _execute(server: Server, runtime: str) -> tuple[int, dict[str, object]]:
 
 def _wait_for_record(server: Server, action: str) -> dict[str, object]:
     """What is only noted is written a moment later."""
+    found: list[dict[str, object]] = []
     for _ in range(200):
         found = server.client(ADMIN).get("/audit", params={"limit": 1000}).json()["records"]
         for each in found:

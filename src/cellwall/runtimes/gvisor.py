@@ -50,7 +50,7 @@ _READY_S = 60.0
 _TRY_S = 15.0
 _NEEDED = frozenset({"memory", "pids", "cpu"})
 _LENGTH = struct.Struct(">I")
-_PRELOAD_ENVIRONMENT = {"MPLCONFIGDIR": f"{gvisor_root.WORK}/tmp/.matplotlib"}  # noqa: S108 - a path inside
+_PRELOAD_ENVIRONMENT = {"MPLCONFIGDIR": "/tmp/matplotlib"}  # noqa: S108 - a path inside
 HARDNESS = {
     "memory_mb": "hard",
     "processes": "hard",
@@ -133,10 +133,9 @@ class GvisorRuntime:
         return [
             Finding("runsc", "PASS", f"{chosen.binary.path} {chosen.binary.version}"),
             Finding("platform", "PASS", chosen.platform),
+            *gvisor_binary.cautions(chosen.binary),
             Finding(
-                "inodes",
-                "CAUTION",
-                "gVisor counts no files; limits.inodes is held by the memory they take",
+                "inodes", "CAUTION", "no count of files; they are held by the memory they take"
             ),
         ]
 
@@ -361,7 +360,6 @@ def _guest_config(spec: SandboxSpec) -> dict[str, Any]:
     """What the boot inside needs; the caller's environment travels here, not in a file."""
     environment = {**inside_environment(spec.template, spec.limits.cpus), **spec.env}
     return {
-        "directories": [list(pair) for pair in gvisor_root.WORK_DIRECTORIES],
         "warm": spec.start == "fork",
         "preload": list(spec.template.template.preload),
         "preload_environment": _PRELOAD_ENVIRONMENT,

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cellwall.model.errors import HostUnsupported
+from cellwall.runtimes.base import Finding
 from cellwall.runtimes.gvisor_bundle import REQUIRED_FLAGS
 
 INSTALL = "run: apt-get install runsc (Debian), or name the binary with CELLWALL_RUNSC"
@@ -26,6 +27,7 @@ PLATFORMS = ("systrap", "ptrace")
 """Fastest first. Not kvm unless asked for: on nested virtualisation it hangs."""
 _KNOWN_PLATFORMS = (*PLATFORMS, "kvm")
 _ASK_S = 20.0
+_DATE = re.compile(r"20\d{6}")
 _FLAG = re.compile(r"^\s+-([a-zA-Z0-9-]+)", re.MULTILINE)
 
 TryPlatform = Callable[["Binary", str], Awaitable[str]]
@@ -74,6 +76,21 @@ def _ask(path: str, word: str) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise HostUnsupported("runsc", f"gVisor: {path} {word}: {error}", remedy=INSTALL) from error
     return done.stdout + done.stderr
+
+
+def cautions(binary: Binary) -> list[Finding]:
+    """What a version is known to lack, as seen with Debian 12's."""
+    date = _DATE.search(binary.version)
+    if date is None or date[0] >= "2023":
+        return []
+    return [
+        Finding(
+            "runsc version",
+            "CAUTION",
+            f"{binary.version}: `ls` of coreutils 9 fails in it, terminals lose their last output",
+            "install a newer one, as Debian 13 has",
+        )
+    ]
 
 
 def wanted_platforms() -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 Runs in the template's interpreter out of the guest bundle, standard library only, Python 3.8 and
 later. It is confined already: `runsc` gave it its user, its limits and no capability. It reads
-one configuration from the channel, makes the work area, warms the interpreter up and becomes init.
+one configuration from the channel, warms the interpreter up and becomes init.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ def main() -> None:
     """Own descriptor 0, the channel; what is said on 2 until the guest serves, the host reads."""
     channel = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
     config = _read_config(channel)
-    for path, mode in config["directories"]:
-        os.mkdir(path)
-        os.chmod(path, mode)
     import site
 
     site.main()  # `-S` kept the template's .pth files from running before this point

@@ -2,7 +2,7 @@
 
 Not the root directory (`gvisor_root`) and not the running of anything. The invariant: deny by
 default. User 1000 without a capability, no new privileges, every mount of the host's read-only,
-one work area with a size, no network but a loopback of its own.
+work areas with a size, no network but a loopback of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.jail import plan
 from cellwall.runtimes.environment import INTERPRETER
-from cellwall.runtimes.gvisor_root import WORK, Root
+from cellwall.runtimes.gvisor_root import Root
 
 if TYPE_CHECKING:
     from cellwall.model.limits import Limits
@@ -25,6 +25,12 @@ _NAMESPACES = ("pid", "network", "ipc", "uts", "mount")
 _READ_ONLY = ["ro", "nosuid", "nodev"]
 _PRIVATE = ["nosuid", "nodev"]
 _CAPABILITY_SETS = ("bounding", "effective", "inheritable", "permitted", "ambient")
+_NEW_USER_NAMESPACE = 0x10000000
+_ABSENT = ("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register")
+_REFUSED = (
+    *("unshare", "setns", "mount", "umount2", "pivot_root", "chroot"),
+    *("ptrace", "process_vm_readv", "process_vm_writev"),
+)
 _ALWAYS = {
     "network": "none",
     "ignore-cgroups": "true",  # ours are around runsc itself, and count its helpers too
@@ -34,7 +40,7 @@ _ALWAYS = {
     "directfs": "false",  # the inside's kernel then opens no file of the host's by itself
     "file-access": "exclusive",
     "file-access-mounts": "exclusive",
-    "oci-seccomp": "false",
+    "oci-seccomp": "true",
     "net-raw": "false",
     "debug": "false",
 }
@@ -67,6 +73,7 @@ def configuration(root: Root, limits: Limits, words: tuple[str, ...]) -> dict[st
         "linux": {
             "namespaces": [{"type": name} for name in _NAMESPACES],
             "resources": {"memory": {"limit": limits.memory_bytes}},
+            "seccomp": _filter(),
         },
     }
 
@@ -88,13 +95,45 @@ def _rlimits(limits: Limits) -> list[dict[str, Any]]:
     return [{"type": name, "soft": n, "hard": n} for name, n in values.items()]
 
 
+def _filter() -> dict[str, Any]:
+    """What the inside's kernel itself refuses, so that less of it can be reached.
+
+    Not the wall (that is the kernel itself). No `errnoRet`: the versions of Debian do not know it.
+    A call that wants a tracer, and has none because ptrace is refused, looks as if it were missing,
+    which sends libraries down another way.
+    """
+    return {
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"],
+        "syscalls": [
+            {"names": list(_ABSENT), "action": "SCMP_ACT_TRACE"},
+            {"names": list(_REFUSED), "action": "SCMP_ACT_ERRNO"},
+            {
+                "names": ["clone"],
+                "action": "SCMP_ACT_ERRNO",
+                "args": [
+                    {
+                        "index": 0,
+                        "value": _NEW_USER_NAMESPACE,
+                        "valueTwo": _NEW_USER_NAMESPACE,
+                        "op": "SCMP_CMP_MASKED_EQ",
+                    }
+                ],
+            },
+        ],
+    }
+
+
 def _mounts(root: Root, limits: Limits) -> list[dict[str, Any]]:
     size = f"size={limits.disk_mb}m"
     found: list[dict[str, Any]] = [
         {"destination": "/proc", "type": "proc", "source": "proc", "options": [*_PRIVATE]},
         {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid"]},
         {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": _READ_ONLY},
-        _tmpfs(WORK, size, f"mode=755,uid={plan.INSIDE_UID},gid={plan.INSIDE_UID}"),
+        _tmpfs(plan.HOME, size, f"mode=755,uid={plan.INSIDE_UID},gid={plan.INSIDE_UID}"),
+        # Named, or gVisor makes one of its own there, without a size. It cannot share one tmpfs
+        # among paths: each of the three has the work area's size, all of it counts as memory.
+        _tmpfs("/tmp", size, "mode=1777"),  # noqa: S108 - a path inside
         _tmpfs("/dev/shm", size, "mode=1777"),  # noqa: S108 - a path inside
     ]
     found += [

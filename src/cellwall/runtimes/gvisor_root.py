@@ -22,11 +22,8 @@ from cellwall.jail import plan, steps
 from cellwall.model.errors import HostUnsupported
 from cellwall.runtimes.removal import remove_tree
 
-WORK = "/home"
-"""Where the one work area is mounted; everything a program may write lies below it."""
 HOME = plan.HOME
-WORK_DIRECTORIES = ((HOME, 0o755), (f"{WORK}/tmp", 0o1777))  # noqa: S108 - a path inside
-_LINKS = {"/tmp": "home/tmp", "/var/tmp": "../home/tmp"}  # noqa: S108 - paths inside
+_LINKS = {"/var/tmp": "../tmp"}  # noqa: S108 - paths inside
 _COPIED = ("/etc", plan.GUEST_PATH)
 """Small trees: each bind costs a connection to the file server of every sandbox."""
 _SKIPPED = (plan.VIEWS, "/dev/", "/proc/", "/sys/", "/opt/cellwall/empty", HOME)

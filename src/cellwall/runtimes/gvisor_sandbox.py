@@ -34,13 +34,14 @@ _FIXED = ("cpus", "memory_mb", "disk_mb", "inodes", "processes", "file_mb", "ope
 def held(limits: Limits) -> Limits:
     """Return what the host's cgroups hold so that the inside may use all of `limits`.
 
-    gVisor needs threads of its own for each of the inside's, on ptrace about five. The inside's
-    kernel refuses at the limit itself; the host's is the second lock.
+    gVisor needs threads of its own for each of the inside's: on ptrace one for each pair of an
+    inner process and a thread of its kernel that ever ran it. The inside's kernel refuses at the
+    limit itself; the host's is the second lock, and where it is reached gVisor ends.
     """
     return replace(
         limits,
         memory_mb=limits.memory_mb + OWN_MEMORY_MB,
-        processes=min(100_000, 128 + 8 * limits.processes),
+        processes=min(100_000, 512 + 32 * limits.processes),
     )
 
 

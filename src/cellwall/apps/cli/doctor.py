@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cellwall.runtimes.base import Finding
 
 _REQUIRED = ("cellwall", "jail")
+"""The others are off, or not there, unless somebody wants them: no failure of the host."""
 
 
 def register(app: typer.Typer) -> None:
@@ -35,7 +36,6 @@ def doctor(
         typer.echo(json.dumps(_as_json(found), indent=2))
     else:
         _print(found)
-    # The others are optional: what they lack is no failure of the host.
     required = (f for name in _REQUIRED for f in found[name])
     raise typer.Exit(1 if any(f.grade == "FAIL" for f in required) else 0)
 
