@@ -261,7 +261,7 @@ def test_image_that_is_not_ours_is_never_used(engine: Open, daemon: Daemon) -> N
 
 
 def test_removed_image_is_made_again(engine: Open, daemon: Daemon) -> None:
-    """FI-34: somebody pruned it while we lived."""
+    """FI-34: somebody pruned it while we lived; what we remove ourselves is gone."""
 
     async def work() -> None:
         async with engine() as made:
@@ -269,6 +269,10 @@ def test_removed_image_is_made_again(engine: Open, daemon: Daemon) -> None:
             await made.pool.wait_buried()
             daemon.call("rmi", "--force", image)
             assert (await made.run("print(3)", runtime="docker")).stdout == "3\n"
+            await made.pool.wait_buried()
+            runtime = await made.runtime(name="docker")
+            assert await runtime.images.remove("python") == 1  # type: ignore[attr-defined]
+            assert daemon.call("images", "--quiet", "--filter", f"label={KEY_LABEL}").stdout == ""
 
     asyncio.run(work())
 
