@@ -88,7 +88,7 @@ def process_of_the_host() -> None:
 def sweep_of_all_pids() -> str:
     own = {int(name) for name in os.listdir("/proc") if name.isdigit()}
     found = set()
-    for pid in range(1, 4_194_304, 7):
+    for pid in range(1, int(SETTING.get("pids", 4_194_304)), 7):
         fd = LIBC.syscall(NR["pidfd_open"], pid, 0)
         if fd >= 0:
             os.close(fd)

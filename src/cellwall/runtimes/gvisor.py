@@ -63,7 +63,7 @@ HARDNESS = {
 }
 
 
-class _Chosen(NamedTuple):
+class Chosen(NamedTuple):
     """What runs sandboxes on this host."""
 
     binary: Binary
@@ -92,7 +92,7 @@ class GvisorRuntime:
         self._live: set[GvisorSandbox] = set()
         self._started = self._failed = 0
         self._is_swept = False
-        self._chosen: _Chosen | None = None
+        self._chosen: Chosen | None = None
         self._sinks = self._folder / "sinks"
         self.cpus = Cpus()
         self._asking = asyncio.Lock()
@@ -127,7 +127,7 @@ class GvisorRuntime:
         """Say which `runsc` there is, on which platform it runs, and what is missing."""
         try:
             self._check_host()
-            chosen = await self._choose()
+            chosen = await self.choose()
         except HostUnsupported as error:
             return [Finding(error.feature, "FAIL", error.message, error.remedy or "")]
         return [
@@ -152,13 +152,13 @@ class GvisorRuntime:
                 remedy="run where these controllers can be used; `cellwall doctor` names them",
             )
 
-    async def _choose(self) -> _Chosen:
+    async def choose(self) -> Chosen:
         """The binary and the platform it runs on; asked once."""
         async with self._asking:
             if self._chosen is None:
                 binary = await asyncio.to_thread(_find)
                 platforms = gvisor_binary.Platforms(self._folder)
-                self._chosen = _Chosen(binary, await platforms.choose(binary, self._try_platform))
+                self._chosen = Chosen(binary, await platforms.choose(binary, self._try_platform))
         return self._chosen
 
     async def _try_platform(self, binary: Binary, platform: str) -> str:
@@ -172,7 +172,7 @@ class GvisorRuntime:
         groups = await self._groups.make(_at_start(limits))
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         try:
-            order = self._order(_Chosen(binary, platform), oci, groups)
+            order = self._order(Chosen(binary, platform), oci, groups)
             keeper = Keeper(self._launcher, order, null)
         finally:
             os.close(null)
@@ -187,7 +187,7 @@ class GvisorRuntime:
 
     def _order(
         self,
-        chosen: _Chosen,
+        chosen: Chosen,
         oci: dict[str, Any],
         groups: cgroups.Groups,
         witness: Witness | None = None,
@@ -211,7 +211,7 @@ class GvisorRuntime:
 
     async def warm(self, template: BuiltTemplate) -> None:
         """Find out what to run and make the template's root."""
-        await self._choose()
+        await self.choose()
         await self._root(template)
 
     async def _root(self, template: BuiltTemplate) -> gvisor_root.Root:
@@ -247,7 +247,7 @@ class GvisorRuntime:
         return sandbox
 
     async def _start(self, spec: SandboxSpec) -> GvisorSandbox:
-        chosen = await self._choose()
+        chosen = await self.choose()
         root = await self._root(spec.template)
         oci = gvisor_bundle.configuration(root, spec.limits, gvisor_bundle.guest_words())
         groups = await self._groups.make(_at_start(spec.limits))
@@ -345,7 +345,7 @@ def _find() -> Binary:
     return gvisor_binary.inspect(gvisor_binary.find())
 
 
-def _digest(chosen: _Chosen, order: dict[str, Any]) -> str:
+def _digest(chosen: Chosen, order: dict[str, Any]) -> str:
     """What a sandbox was asked to be; the same for all of one template and one set of limits."""
     words = [word for word in order["words"] if not word.startswith("--root=")]
     return gvisor_bundle.digest(order["files"]["config.json"], words, chosen.binary.version)

@@ -68,6 +68,10 @@ TARGETS: tuple[Target, ...] = (
     Target("http_durable_cell", "HTTP, what writing a cell to disk costs it, p50", "ms", 1.0, 0.8),
     Target("http_held", "the server's memory beside idle sandboxes and open streams", "MiB",
            400, 200),
+    Target("kernel_parked", "gVisor, fresh sandbox, `print(1)`, parked, against `runsc run`, p50",
+           "x", 0.1, 0.05),
+    Target("kernel_cold", "gVisor, the same without a pool, p50", "x", 1.3, 1.0),
+    Target("kernel_context", "gVisor, next execution in a live context, p50", "ms", 15, 5),
     Target("flood", "growth of our memory while a program writes 10 GB", "MiB", 8, 8),
 )  # fmt: skip
 

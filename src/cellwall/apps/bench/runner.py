@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from cellwall.apps.bench import bare, endurance, http, latency, throughput
+from cellwall.apps.bench import bare, endurance, http, kernel, latency, throughput
 from cellwall.apps.bench.figures import TARGETS, Figure
 from cellwall.apps.bench.latency import PLAIN, WITH_PACKAGES, BenchError
 from cellwall.apps.bench.machine import describe
@@ -118,6 +118,10 @@ class Bench:
         )
         yield "soak", _PARK, lambda e: endurance.soak(e, python, effort.soak, state())
         yield from self._http_rows()
+        n = max(10, n // 10)
+        yield "kernel_parked", _PARK, lambda e: kernel.fresh(e, "kernel_parked", n, parked=True)
+        yield "kernel_cold", 0, lambda e: kernel.fresh(e, "kernel_cold", n, parked=False)
+        yield "kernel_context", 0, lambda e: kernel.live_context(e, "kernel_context", n)
         yield "flood", 0, lambda e: endurance.flood(e, python, effort.flood_gb)
 
     def _http_rows(self) -> Iterator[tuple[str, int, Measure]]:
