@@ -12,7 +12,7 @@ from cellwall.engine.settings import EngineSettings
 from cellwall.runtimes import registry
 from cellwall.testing.bare import BareTemplates
 
-SNIPPETS = Path(__file__).parents[2] / "docs/snippets"
+SNIPPETS = Path(__file__).parents[2] / "docs/snippets/runtimes"
 
 
 def test_toy_runtime_serves_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
