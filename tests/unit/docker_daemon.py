@@ -117,6 +117,8 @@ def running() -> Iterator[Daemon]:
             yield daemon
         finally:
             daemon.close()
+            # A killed one leaves its data mounted on itself.
+            subprocess.run(["umount", "-q", f"{folder}/data"], check=False, capture_output=True)
     finally:
         os.environ.pop("DOCKER_HOST", None)
         if before is not None:

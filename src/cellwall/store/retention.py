@@ -1,11 +1,12 @@
 """Forgetting: what has ended long enough ago goes, in bounded steps that others can write between.
 
-Keys and audit records are kept. The invariant: an execution goes with all of its events.
+Keys are kept, and so are audit records until somebody says up to which. The invariants: an
+execution goes with all of its events; what is left of the audit is always its end, without a hole.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, delete, func, select
 
 from cellwall.store import schema
 
@@ -51,3 +52,17 @@ def _replays(connection: Connection, before: float) -> int:
     for tenant, key in found:
         connection.execute(delete(table).where(table.c.tenant == tenant, table.c.key == key))
     return len(found)
+
+
+def trim_some(connection: Connection, up_to: int) -> int:
+    """Delete the oldest audit records, up to `STEP` of them and to number `up_to`; how many.
+
+    The newest stays in any case: the next one's number and link are made from it.
+    """
+    table = schema.audit
+    ends = select(func.min(table.c.seq), func.max(table.c.seq))
+    first, newest = connection.execute(ends).one()
+    if first is None:
+        return 0
+    last = min(up_to, newest - 1, first + STEP - 1)
+    return connection.execute(delete(table).where(table.c.seq <= last)).rowcount
