@@ -15,8 +15,11 @@ import pytest
 
 if TYPE_CHECKING:
     from arena import Arena
+    from docker_daemon import Daemon
     from postgres_server import Postgres
     from servers import Server
+
+    from cellwall.testing.bare import BareTemplates
 
 Require = Callable[[str, bool, str], None]
 
@@ -86,6 +89,27 @@ def postgres() -> Iterator[Postgres]:
     assert found is not None
     with running(found) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def docker_daemon() -> Iterator[Daemon]:
+    """A container engine of our own; DOCKER_HOST names it until the session ends."""
+    from docker_daemon import missing, running
+
+    require_capability("a container engine", not missing(), missing())
+    with running() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def docker_ground(
+    docker_daemon: Daemon, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, BareTemplates]:
+    """A state directory and a bare template: one image for all tests of containers."""
+    from cellwall.testing.bare import BareTemplates
+
+    place = tmp_path_factory.mktemp("containers")
+    return place / "state", BareTemplates(place / "env")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -134,11 +134,11 @@ def peak_kib() -> int:
 class Arena:
     """One event loop with one engine that parks nothing, so that every trace has an owner."""
 
-    def __init__(self, **choice: Any) -> None:
+    def __init__(self, make: Callable[[], Engine] | None = None, **choice: Any) -> None:
         """`choice` names another runtime than the usual: `runtime=`, `isolation=`."""
-        self.choice = choice
+        self.choice: dict[str, Any] = dict(choice)
         self._runner = asyncio.Runner()
-        self.engine = self.do(self._made())
+        self.engine = self.do(self._made(make))
         try:
             self.run("0")  # the fork-server and the threads exist from here on
         except BaseException:
@@ -148,8 +148,8 @@ class Arena:
         self.settle()
 
     @staticmethod
-    async def _made() -> Engine:
-        return Engine(settings=EngineSettings(pool_min=0, pool_max=0))
+    async def _made(make: Callable[[], Engine] | None) -> Engine:
+        return Engine(settings=EngineSettings(pool_min=0, pool_max=0)) if make is None else make()
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         # Not the runner's own `run`: its signal handling makes a repr of the whole result.
@@ -162,9 +162,9 @@ class Arena:
     async def arun(self, code: str, language: str = "python", **options: Any) -> Execution:
         nonce = secrets.token_hex(8)
         limits = {**LIMITS, **options.pop("limits", {})}
-        options = {**self.choice, "timeout": 5, **options}
+        whole: dict[str, Any] = {**self.choice, "timeout": 5, **options}
         execution = await self.engine.run(
-            _SAY[language].format(nonce) + code, language=language, limits=limits, **options
+            _SAY[language].format(nonce) + code, language=language, limits=limits, **whole
         )
         if not execution.stdout.startswith(nonce):
             raise AssertionError(f"the probe did not run: {execution.outcome} {execution.stderr}")
@@ -214,10 +214,11 @@ class Arena:
     def close(self) -> None:
         wanted = self.choice.get("isolation", "namespace"), self.choice.get("runtime")
         runtime = self.do(self.engine.runtime(*wanted))
-        name = runtime._groups.name  # type: ignore[attr-defined]
+        groups = getattr(runtime, "_groups", None)  # a daemon's containers are in its own
+        name = str(getattr(groups, "name", ""))
         self.do(self.engine.aclose())
         self._runner.close()
-        left = [path for path in control_groups(os.getpid()) if name in path]
+        left = [] if not name else [path for path in control_groups(os.getpid()) if name in path]
         assert not left, f"the closed engine left {left}"
 
 

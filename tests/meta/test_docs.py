@@ -86,7 +86,12 @@ def test_readme_console_example_does_what_it_shows(command: str, shown: str, fol
 
 def test_every_snippet_is_shown_and_help_is_current() -> None:
     folder = ROOT / "docs" / "snippets"
-    for name, files in (("library.md", SNIPPETS), ("sdk.md", folder.glob("sdk/*.py"))):
+    pages = (
+        ("library.md", SNIPPETS),
+        ("sdk.md", folder.glob("sdk/*.py")),
+        ("add-a-runtime.md", folder.glob("runtimes/*.py")),
+    )
+    for name, files in pages:
         page = (ROOT / "docs" / name).read_text(encoding="utf-8")
         shown = set(re.findall(r"snippet: (\S+)", page))
         assert {str(path.relative_to(folder)) for path in files} == shown

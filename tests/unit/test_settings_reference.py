@@ -16,7 +16,13 @@ from cellwall.model.errors import UsageError
 ALL = reference()
 VARIABLES = [each for each in ALL if each.variable]
 _SAMPLES = {"true or false": "1", "list of texts": "a,b", "text": "sample"}
-_CHOSEN = {"log_format": "json", "audit": "flag", "metrics_token_sha256": "0" * 64}
+_CHOSEN = {
+    "log_format": "json",
+    "audit": "flag",
+    "runtimes": "jail,process",
+    "least_isolation": "kernel",
+    "metrics_token_sha256": "0" * 64,
+}
 KEY = "operators-key-0123456789abcdef0123456789abcdef"
 
 

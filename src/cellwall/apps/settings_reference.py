@@ -30,7 +30,12 @@ _UNITS = {
     "cpus": "processors",
 }
 _KINDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}
-_ENGINE_VARIABLES = {"allow_process": "CELLWALL_ALLOW_PROCESS", "pool_max": "CELLWALL_POOL_SIZE"}
+_ENGINE_VARIABLES = {
+    "allow_process": "CELLWALL_ALLOW_PROCESS",
+    "pool_max": "CELLWALL_POOL_SIZE",
+    "least_isolation": "CELLWALL_LEAST_ISOLATION",
+    "runtimes": "CELLWALL_RUNTIMES",
+}
 _IN_TOML = {"digest": "sha256"}
 _OF_THE_MACHINE = {
     ("most", "memory_mb"): "half of the machine's, 512 to 16384",

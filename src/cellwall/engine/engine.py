@@ -28,7 +28,7 @@ from cellwall.engine.templates import TemplateStore, state_dir
 from cellwall.model.errors import CellwallError, Conflict, HostUnsupported
 from cellwall.model.execution import Execution
 from cellwall.model.ids import new_id
-from cellwall.runtimes.base import RuntimeStatistics, SandboxSpec, SweepReport
+from cellwall.runtimes.base import RuntimeGone, RuntimeStatistics, SandboxSpec, SweepReport
 from cellwall.runtimes.channel import ChannelLost, GuestRefused
 
 if TYPE_CHECKING:
@@ -101,6 +101,8 @@ class Engine:
         self._no_caller = asyncio.Event()
         self._no_caller.set()
         self._is_open = True
+        self.on_taken_out: Callable[[str, str], None] = lambda _name, _reason: None
+        """Told which runtime broke while it was in use, and why; it is asked anew."""
 
     # -- parts -----------------------------------------------------------------------------
 
@@ -226,6 +228,10 @@ class Engine:
         """Return a sandbox; a host on which something has run out is a `CapacityError`."""
         try:
             return await self._pool.claim(runtime, spec)
+        except RuntimeGone as error:
+            self._runtimes.take_out(runtime)
+            self.on_taken_out(runtime.name, error.message)
+            raise
         except (CellwallError, OSError, RuntimeError) as error:
             meant = instead_of(error)
             if meant is error:
@@ -277,7 +283,7 @@ class Engine:
         """Remove what dead owners left behind, for every runtime that may be used here."""
         removed: dict[str, int] = {}
         kept: tuple[str, ...] = ()
-        for name in ("jail", "process") if self.settings.allow_process else ("jail",):
+        for name in self._runtimes.allowed():
             report = await self._runtimes.get(name).sweep()
             for kind, count in report.removed.items():
                 removed[kind] = removed.get(kind, 0) + count

@@ -7,6 +7,7 @@ weaker one. When nothing meets the level the answer is an error that says what i
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,20 +19,8 @@ if TYPE_CHECKING:
     from cellwall.engine.settings import EngineSettings
     from cellwall.runtimes.base import Finding, Runtime
 
-SPEED_ORDER = ("jail", "process", "gvisor")
-"""Fastest first: a jail is forked from a warm fork-server, a process starts an interpreter, gVisor
-starts a kernel."""
-
-
-def parse_level(text: str) -> IsolationLevel:
-    """Return the level called `text`."""
-    for level in IsolationLevel:
-        if level.label == text:
-            return level
-    raise UsageError(
-        f"isolation: {text!r} is not a level",
-        remedy=f"levels: {', '.join(level.label for level in IsolationLevel)}",
-    )
+_FAULTS_KEPT_S = 10.0
+"""A runtime that was found wanting is asked again after this: daemons come back."""
 
 
 class Runtimes:
@@ -42,7 +31,8 @@ class Runtimes:
         self._state_dir = state_dir
         self._settings = settings
         self._made: dict[str, Runtime] = {}
-        self._faults: dict[str, list[Finding]] = {}
+        self._faults: dict[str, tuple[float, list[Finding]]] = {}
+        self._taken_out = 0
         self._chosen: dict[tuple[str, str | None], Runtime] = {}
         self._probing = asyncio.Lock()
 
@@ -56,9 +46,14 @@ class Runtimes:
         chosen = self._chosen.get((isolation, name))
         if chosen is None:
             async with self._probing:  # one probe per runtime, however many wait
-                chosen = await self._find(parse_level(isolation), name)
+                chosen = await self._find(self._level(isolation), name)
             self._chosen[isolation, name] = chosen
         return chosen
+
+    def _level(self, isolation: str) -> IsolationLevel:
+        """The level asked for, or the operator's where that is higher."""
+        least = IsolationLevel.called(self._settings.least_isolation)
+        return max(IsolationLevel.called(isolation), least)
 
     async def _find(self, level: IsolationLevel, name: str | None) -> Runtime:
         if name is not None:
@@ -66,13 +61,12 @@ class Runtimes:
             if runtime.level < level:
                 raise UsageError(
                     f"runtime {name!r} gives isolation {runtime.level.label!r}, "
-                    f"{level.label!r} was asked for",
+                    f"{level.label!r} was asked for, or is the least here",
                     remedy=f"say isolation={runtime.level.label!r} if that is meant",
                 )
             candidates = [runtime]
         else:
-            names = [n for n in SPEED_ORDER if n != "process" or self._settings.allow_process]
-            candidates = [r for n in names if (r := self.get(n)).level >= level]
+            candidates = [r for n in self.allowed() if (r := self.get(n)).level >= level]
         missing: list[str] = []
         for runtime in candidates:
             faults = await self._probe(runtime)
@@ -86,6 +80,23 @@ class Runtimes:
             remedy="run `cellwall doctor`",
         )
 
+    def allowed(self) -> list[str]:
+        """The runtimes that may serve requests here, fastest first."""
+        names = [name for name in registry.FACTORIES if name in self._settings.runtimes]
+        return [name for name in names if name != "process" or self._settings.allow_process]
+
+    def take_out(self, runtime: Runtime) -> None:
+        """Choose it for nobody until a new probe has found nothing wrong with it."""
+        self._taken_out += 1
+        self._faults.pop(runtime.name, None)
+        for key in [key for key, chosen in self._chosen.items() if chosen is runtime]:
+            del self._chosen[key]
+
+    @property
+    def taken_out(self) -> int:
+        """How often a runtime broke while it was in use."""
+        return self._taken_out
+
     def get(self, name: str) -> Runtime:
         """Return the runtime called `name`, probed or not; the operator's word is kept."""
         if name == "process" and not self._settings.allow_process:
@@ -93,15 +104,22 @@ class Runtimes:
                 "runtime 'process' isolates nothing and is switched off",
                 remedy="for trusted code the operator may set CELLWALL_ALLOW_PROCESS=1",
             )
+        if name in registry.FACTORIES and name not in self._settings.runtimes:
+            raise UsageError(
+                f"runtime {name!r} is not allowed here",
+                remedy=f"allowed runtimes: {', '.join(self.allowed())} (CELLWALL_RUNTIMES)",
+            )
         if name not in self._made:
             self._made[name] = registry.create(name, self._state_dir)
         return self._made[name]
 
     async def _probe(self, runtime: Runtime) -> list[Finding]:
-        if runtime.name not in self._faults:
-            findings = await runtime.probe()
-            self._faults[runtime.name] = [f for f in findings if f.grade == "FAIL"]
-        return self._faults[runtime.name]
+        asked_at, faults = self._faults.get(runtime.name, (-_FAULTS_KEPT_S, []))
+        now = time.monotonic()
+        if runtime.name not in self._faults or (faults and now - asked_at > _FAULTS_KEPT_S):
+            faults = [f for f in await runtime.probe() if f.grade == "FAIL"]
+            self._faults[runtime.name] = (now, faults)
+        return faults
 
     async def aclose(self) -> None:
         """Close every runtime that was made."""

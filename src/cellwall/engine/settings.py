@@ -11,12 +11,26 @@ from dataclasses import dataclass, field
 
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
+from cellwall.model.outcome import IsolationLevel
+from cellwall.runtimes.registry import FACTORIES
+
+
+def every_runtime() -> tuple[str, ...]:
+    """Every runtime that is registered, fastest first."""
+    return tuple(FACTORIES)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """Settings of one engine."""
 
+    runtimes: tuple[str, ...] = field(default_factory=every_runtime)
+    """Which runtimes may serve requests, by name; none of the others is ever asked. `process`
+    needs `allow_process`, too."""
+
+    least_isolation: str = "process"
+    """Level below which nothing is served: a request that names a lower one, or none, gets this
+    one or an error. `process`, `namespace`, `kernel` or `vm`."""
     allow_process: bool = False
     """Whether the `process` runtime, which isolates nothing, may serve requests."""
     pool_min: int = 2
@@ -32,19 +46,40 @@ class EngineSettings:
     ready_s: float = 30.0
     """Seconds a sandbox may take to start before that counts as our fault."""
 
+    def __post_init__(self) -> None:
+        """Raise `UsageError` on the name of a runtime or level that nobody knows."""
+        IsolationLevel.called(self.least_isolation)
+        unknown = sorted(set(self.runtimes) - set(every_runtime()))
+        if unknown or not self.runtimes:
+            raise UsageError(
+                f"settings: runtimes: {unknown[0]!r} is not known"
+                if unknown
+                else "settings: runtimes: none is allowed",
+                remedy=f"known runtimes: {', '.join(every_runtime())}",
+            )
+
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> EngineSettings:
-        """Read `CELLWALL_ALLOW_PROCESS` and `CELLWALL_POOL_SIZE`."""
+        """Read the four variables there are.
+
+        `CELLWALL_RUNTIMES`, `CELLWALL_LEAST_ISOLATION`, `CELLWALL_ALLOW_PROCESS` and
+        `CELLWALL_POOL_SIZE`.
+        """
         source = os.environ if environ is None else environ
+        names = source.get("CELLWALL_RUNTIMES", ",".join(every_runtime()))
+        allowed = tuple(name.strip() for name in names.split(",") if name.strip())
+        least = source.get("CELLWALL_LEAST_ISOLATION", "process")
         size = source.get("CELLWALL_POOL_SIZE")
         if size is None:
-            return cls(allow_process=source.get("CELLWALL_ALLOW_PROCESS") == "1")
+            return cls(allowed, least, allow_process=source.get("CELLWALL_ALLOW_PROCESS") == "1")
         if not size.isdecimal() or int(size) > 1000:
             raise UsageError(
                 f"settings: CELLWALL_POOL_SIZE={size!r} is not a size",
                 remedy="give a whole number from 0 to 1000; 0 switches the pool off",
             )
         return cls(
+            allowed,
+            least,
             allow_process=source.get("CELLWALL_ALLOW_PROCESS") == "1",
             pool_min=min(2, int(size)),
             pool_max=int(size),

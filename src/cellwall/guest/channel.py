@@ -36,6 +36,7 @@ class Channel:
     def __init__(self, on_frame: Callable[[Header, bytes], None]) -> None:
         """Without a descriptor: frames may be queued, nothing moves before `open`."""
         self._fd = -1
+        self._out_fd = -1
         self._decoder = Decoder(MAX_REQUEST_HEADER_BYTES, MAX_REQUEST_BODY_BYTES)
         self._on_frame = on_frame
         self._queue = bytearray()
@@ -44,11 +45,15 @@ class Channel:
         self._is_writing = False
         self._loop: Loop | None = None
 
-    def open(self, fd: int, loop: Loop) -> None:
-        """Own the socket `fd` and begin to serve."""
+    def open(self, fd: int, loop: Loop, out_fd: int = -1) -> None:
+        """Own the socket `fd` and begin to serve; with `out_fd` we write there: two pipes."""
         os.set_blocking(fd, False)
-        self._fd = fd
+        self._fd = self._out_fd = fd
         self._loop = loop
+        if out_fd >= 0:
+            os.set_blocking(out_fd, False)
+            self._out_fd = out_fd
+            loop.watch(out_fd, 0, self._on_out)
         loop.watch(fd, READ, self._on_ready)
 
     @property
@@ -98,6 +103,11 @@ class Channel:
         if events & ~WRITE:
             self._read()
 
+    def _on_out(self, events: int) -> None:
+        if events & ~WRITE:
+            raise HostGone  # nobody reads any more
+        self._write()
+
     def _read(self) -> None:
         try:
             data = os.read(self._fd, _READ_BYTES)
@@ -113,7 +123,7 @@ class Channel:
     def _write(self) -> None:
         try:
             with memoryview(self._queue) as view:
-                sent = os.write(self._fd, view)
+                sent = os.write(self._out_fd, view)
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError as error:
@@ -129,5 +139,9 @@ class Channel:
 
     def _update(self) -> None:
         assert self._loop is not None  # noqa: S101  for the type checker only
-        events = (READ if self._is_reading else 0) | (WRITE if self._is_writing else 0)
-        self._loop.change(self._fd, events)
+        reading, writing = READ if self._is_reading else 0, WRITE if self._is_writing else 0
+        if self._out_fd == self._fd:
+            self._loop.change(self._fd, reading | writing)
+        else:
+            self._loop.change(self._fd, reading)
+            self._loop.change(self._out_fd, writing)

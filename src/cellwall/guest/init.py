@@ -118,7 +118,7 @@ class Init:
         if self._contexts.may_run_first and list(names) == _USUAL_CONTEXTS:
             stretch = self._contexts.run_first(channel_fd, wakeup_fd, _USUAL_READY)
         self._loop.open()
-        self._channel.open(channel_fd, self._loop)
+        self._channel.open(channel_fd, self._loop, config.get("out_fd", -1))
         self._loop.watch(wakeup_fd, READ, self._on_child)
         self._contexts.watch()
         if stretch is not None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any
 
+from cellwall.model.errors import UsageError
+
 
 class Verdict(StrEnum):
     """How it ended (DESIGN.md §2)."""
@@ -41,6 +43,17 @@ class IsolationLevel(IntEnum):
     def label(self) -> str:
         """The lower-case word used on every surface."""
         return self.name.lower()
+
+    @classmethod
+    def called(cls, text: str) -> IsolationLevel:
+        """Return the level called `text`; `UsageError` when there is none."""
+        for level in cls:
+            if level.label == text:
+                return level
+        raise UsageError(
+            f"isolation: {text!r} is not a level",
+            remedy=f"levels: {', '.join(level.label for level in cls)}",
+        )
 
 
 @dataclass(frozen=True, slots=True)

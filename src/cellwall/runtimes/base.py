@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from cellwall.model.errors import HostUnsupported
+
 if TYPE_CHECKING:
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation, IsolationLevel
@@ -30,6 +32,10 @@ class Finding:
     grade: Grade
     detail: str
     remedy: str = ""
+
+
+class RuntimeGone(HostUnsupported):
+    """What a runtime stands on has gone away since it was probed; the engine asks it anew."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from cellwall.model.errors import CellwallError
 from cellwall.runtimes.backlog import Backlog
 
 if TYPE_CHECKING:
-    import socket
+    from collections.abc import Iterable
 
 HEADER_CAP_BYTES = 64 * 1024
 BODY_CAP_BYTES = 1024 * 1024
@@ -206,6 +206,31 @@ def abandon_all() -> None:
         channel.abandon()
 
 
+class Stream(Protocol):
+    """What a channel asks of its socket; a `socket.socket` is one, and need not be the only one."""
+
+    def fileno(self) -> int:
+        """As of a socket."""
+
+    def setblocking(self, flag: bool, /) -> None:
+        """As of a socket."""
+
+    def recv(self, size: int, /) -> bytes:
+        """As of a socket."""
+
+    def send(self, data: bytes | memoryview, /) -> int:
+        """As of a socket."""
+
+    def sendmsg(self, buffers: Iterable[bytes | memoryview], /) -> int:
+        """As of a socket."""
+
+    def close(self) -> None:
+        """As of a socket."""
+
+    def detach(self) -> int:
+        """As of a socket."""
+
+
 class _Single:
     """Listener that resolves a future with the one reply."""
 
@@ -239,7 +264,7 @@ class GuestChannel:
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: Stream,
         *,
         on_violation: Callable[[str], None] | None = None,
     ) -> None:

@@ -110,6 +110,10 @@ class Audit:
         )
         return self.change(entry)
 
+    def runtime_taken_out(self, name: str, reason: str) -> None:
+        """Note that a runtime broke while it was in use and serves nobody for now."""
+        self.note(server_entry("runtime.take_out", subject=name, result=reason))
+
     def _sandbox_ended(self, tenant: str, sandbox_id: str, reason: str) -> None:
         subject = f"sandbox:{sandbox_id}"
         self.note(server_entry("sandbox.end", tenant=tenant, subject=subject, result=reason))

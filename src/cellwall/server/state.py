@@ -72,6 +72,8 @@ class State:
         self.watch = Watch(settings, redactor or Redactor())
         self.watch.tier_of = self.queue.tenants.tier
         self.audit = None if store is None else Audit(store, settings, self.watch)
+        if self.audit is not None:
+            engine.on_taken_out = self.audit.runtime_taken_out
         recording = Recording(self.watch, self.audit)
         self.ledger = Ledger(store, self.tasks, recording)
         self.notices = Notices(settings)

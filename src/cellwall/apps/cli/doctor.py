@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
     from cellwall.runtimes.base import Finding
 
-
-_OPTIONAL = frozenset({"process", "gvisor"})
-"""Off, or not there, unless somebody wants them: what they lack is no failure of the host."""
+_REQUIRED = ("cellwall", "jail")
+"""The others are off, or not there, unless somebody wants them: no failure of the host."""
 
 
 def register(app: typer.Typer) -> None:
@@ -37,7 +36,7 @@ def doctor(
         typer.echo(json.dumps(_as_json(found), indent=2))
     else:
         _print(found)
-    required = (f for name, findings in found.items() if name not in _OPTIONAL for f in findings)
+    required = (f for name in _REQUIRED for f in found[name])
     raise typer.Exit(1 if any(f.grade == "FAIL" for f in required) else 0)
 
 

@@ -24,6 +24,7 @@ from cellwall.apps.cli import (
     keys,
     languages,
     run,
+    runtimes,
     sandbox,
     serve,
     settings,
@@ -45,7 +46,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for module in (run, serve, top, shell, languages, doctor, sweep, backup, demo, bench):
+for module in (run, serve, top, shell, languages, runtimes, doctor, sweep, backup, demo, bench):
     module.register(app)
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(templates.app, name="templates")

@@ -6,6 +6,7 @@ template. Invariant: progress goes to stderr, so that a first `cellwall run` sta
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -88,18 +89,56 @@ def _as_json(name: str, definition: Template, found: BuiltTemplate | None) -> di
 
 
 @app.command("build")
-def build(names: Annotated[list[str], typer.Argument(metavar="NAME...")]) -> None:
+def build(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...")],
+    runtime: Annotated[
+        str, typer.Option(help="Get them ready for this runtime: `docker` makes an image.")
+    ] = "jail",
+) -> None:
     """Build templates; one that is built and unchanged is left as it is."""
     templates = store()
     for name in names:
         made = templates.build(name, _progress)
         typer.echo(f"{name} {made.digest[:12]} {made.size_bytes >> 20} MiB {made.path}")
+        if runtime.startswith("docker"):
+            typer.echo(f"{name} {asyncio.run(_image(made))}")
+
+
+async def _image(made: BuiltTemplate) -> str:
+    """Have the template's image in the Docker daemon; return its id."""
+    from cellwall.engine.templates import state_dir
+    from cellwall.runtimes.docker.daemon import Daemon
+    from cellwall.runtimes.docker.images import Images
+
+    daemon = Daemon()
+    try:
+        return await Images(state_dir(), daemon).ensure(made, _progress)
+    finally:
+        daemon.close()
 
 
 @app.command("rm")
 def remove(names: Annotated[list[str], typer.Argument(metavar="NAME...")]) -> None:
-    """Remove built templates; their definitions stay."""
+    """Remove built templates, and images made of them; their definitions stay."""
     templates = store()
     for name in names:
+        count = asyncio.run(_remove_images(name))
         templates.remove(name)
-        sys.stderr.write(f"{name}: removed\n")
+        images = f" with {count} images" if count else ""
+        sys.stderr.write(f"{name}: removed{images}\n")
+
+
+async def _remove_images(name: str) -> int:
+    """Where there is a Docker daemon; there may never have been one."""
+    from cellwall.engine.templates import state_dir
+    from cellwall.runtimes.docker.images import Images
+
+    if not (state_dir() / "docker").is_dir():
+        return 0
+    from cellwall.runtimes.docker.daemon import Daemon
+
+    daemon = Daemon()
+    try:
+        return await Images(state_dir(), daemon).remove(name)
+    finally:
+        daemon.close()

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import cellwall
-from cellwall.engine.selection import SPEED_ORDER
 from cellwall.engine.templates import TemplateStore
 from cellwall.languages.registry import LANGUAGES
 from cellwall.model.errors import UsageError
@@ -87,7 +86,7 @@ async def languages(call: Call) -> None:
 async def runtimes(call: Call) -> None:
     """`GET /runtimes`."""
     engine = call.state.engine
-    found = [await _runtime(engine, name) for name in SPEED_ORDER]
+    found = [await _runtime(engine, name) for name in engine.settings.runtimes]
     await call.answer({"runtimes": [each for each in found if each is not None]})
 
 

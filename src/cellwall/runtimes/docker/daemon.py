@@ -1,0 +1,241 @@
+"""The container engine's API, called in threads of our own; errors in our words.
+
+The only file that knows the client library. Not what a container is (`container`) and not when
+one is made (`runtime`). The invariant: a call ends within its time limit, and a daemon that is
+gone is a `RuntimeGone` that says so, whatever the library raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cellwall.model.errors import CellwallError, HostUnsupported, NotFound, SandboxBroken
+from cellwall.runtimes.base import RuntimeGone
+from cellwall.runtimes.docker.container import OWNER_LABEL
+
+T = TypeVar("T")
+_TIMEOUT_S = 30
+_LOAD_TIMEOUT_S = 600
+_THREADS = 8
+_START_REMEDY = "start it (`systemctl start docker`), or name another one with DOCKER_HOST"
+_INSTALL_REMEDY = "run: pip install 'cellwall[docker]'"
+
+
+class Refused(CellwallError):
+    """The daemon answered, and said no; `status` is its HTTP status."""
+
+    code = "docker"
+
+    def __init__(self, message: str, status: int) -> None:
+        """`status` is 404, 409, 500…"""
+        super().__init__(message)
+        self.status = status
+
+
+class Daemon:
+    """One daemon, the one DOCKER_HOST names; nothing is connected before the first call."""
+
+    def __init__(self) -> None:
+        """Touch nothing yet."""
+        self.address = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+        self._client: Any = None
+        self._threads: ThreadPoolExecutor | None = None
+
+    async def call(self, step: str, work: Callable[[Any], T]) -> T:
+        """Do `work` with the client in a thread; `step` begins the message of an error.
+
+        The thread goes on when the caller is cancelled: whoever makes something shields.
+        """
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="cellwall-docker")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._translated, step, work)
+
+    def _translated(self, step: str, work: Callable[[Any], T]) -> T:
+        try:
+            self._knock()
+        except OSError as error:
+            raise self._gone(step) from error
+        try:
+            import docker.errors
+            import requests.exceptions
+        except ImportError as error:
+            raise HostUnsupported(
+                "docker client", f"{step}: {error}", remedy=_INSTALL_REMEDY
+            ) from None
+        try:
+            return work(self._connected())
+        except docker.errors.APIError as error:
+            status = error.response.status_code if error.response is not None else 0
+            said = error.explanation or str(error)
+            raise Refused(f"{step}: the Docker daemon says: {str(said)[:1000]}", status) from error
+        except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as e:
+            raise self._gone(step) from e
+
+    def _gone(self, step: str) -> RuntimeGone:
+        return RuntimeGone(
+            "docker daemon",
+            f"{step}: the Docker daemon at {self.address} does not answer",
+            remedy=_START_REMEDY,
+        )
+
+    def _knock(self) -> None:
+        """Raise OSError unless somebody listens: the library leaves its socket open when not."""
+        if self.address.startswith("unix://"):
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.settimeout(_TIMEOUT_S)
+                sock.connect(self.address.removeprefix("unix://"))
+
+    def _connected(self) -> Any:  # noqa: ANN401 - the library has no types
+        if self._client is None:
+            import docker
+            from docker.utils import kwargs_from_env
+
+            options = {**kwargs_from_env(), "base_url": self.address}
+            self._client = docker.APIClient(version="auto", timeout=_TIMEOUT_S, **options)
+        return self._client
+
+    # -- images ------------------------------------------------------------------------------
+
+    async def find_image(self, name: str) -> dict[str, Any] | None:
+        """Return what the daemon says of an image, or None."""
+        try:
+            found = await self.call("look for an image", lambda api: api.inspect_image(name))
+            return dict(found)
+        except Refused as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def load_image(self, archive: Path) -> None:
+        """Give the daemon an archive as of `layers.archive`."""
+
+        def work(api: Any) -> None:  # noqa: ANN401
+            before, api.timeout = api.timeout, _LOAD_TIMEOUT_S
+            try:
+                with archive.open("rb") as stream:
+                    for _ in api.load_image(stream):
+                        pass
+            finally:
+                api.timeout = before
+
+        await self.call(f"load image {archive.name}", work)
+
+    async def images(self, label: str) -> list[dict[str, Any]]:
+        """Return every image that carries `label` (a name, or name=value)."""
+        found = await self.call("list images", lambda api: api.images(filters={"label": label}))
+        return list(found)
+
+    async def remove_image(self, name: str) -> None:
+        """Remove an image by name or id; gone is fine."""
+        with contextlib.suppress(NotFound):
+            await self._unless_gone("remove an image", lambda api: api.remove_image(name))
+
+    # -- containers --------------------------------------------------------------------------
+
+    async def create(self, name: str, body: Mapping[str, Any]) -> str:
+        """Make a container and return its id."""
+        made = await self.call(
+            f"make container {name}",
+            lambda api: api.create_container_from_config(dict(body), name),
+        )
+        return str(made["Id"])
+
+    async def run_attached(self, container: str, first: bytes) -> socket.socket:
+        """Attach to a made container, start it, send `first`; return the attached stream."""
+
+        def work(api: Any) -> socket.socket:  # noqa: ANN401
+            parameters = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+            attached = api.attach_socket(container, parameters)
+            sock = socket.socket(fileno=os.dup(attached.fileno()))
+            try:
+                with contextlib.suppress(AttributeError):
+                    attached._response.close()
+                attached.close()
+                sock.settimeout(_TIMEOUT_S)
+                api.start(container)
+                sock.sendall(first)
+            except BaseException:
+                sock.close()
+                raise
+            return sock
+
+        return await self.call(f"start container {container[:12]}", work)
+
+    async def inspect(self, container: str) -> dict[str, Any]:
+        """Return what the daemon says of a container."""
+        step = f"look at container {container[:12]}"
+        return dict(await self.call(step, lambda api: api.inspect_container(container)))
+
+    async def update(self, container: str, limits: Mapping[str, int]) -> None:
+        """Change limits of a running container; names as of `HostConfig`."""
+
+        def work(api: Any) -> None:  # noqa: ANN401
+            # The library's own call knows no limit of processes.
+            address = api._url("/containers/{0}/update", container)
+            api._raise_for_status(api._post_json(address, data=dict(limits)))
+
+        await self.call(f"change limits of container {container[:12]}", work)
+
+    async def kill(self, container: str) -> None:
+        """Kill a container's processes; ended already is fine."""
+        with contextlib.suppress(NotFound, Refused):
+            await self._unless_gone(f"kill {container[:12]}", lambda api: api.kill(container))
+
+    async def remove(self, container: str) -> None:
+        """Kill and remove a container, and return when it is gone; gone already is fine."""
+        try:
+            await self._unless_gone(
+                f"remove container {container[:12]}",
+                lambda api: api.remove_container(container, force=True, v=True),
+            )
+        except NotFound:
+            return
+        except Refused as error:
+            if error.status != 409:  # somebody removes it already: wait for that
+                raise
+            await self._wait_removed(container)
+
+    async def _wait_removed(self, container: str) -> None:
+        with contextlib.suppress(NotFound):
+            await self._unless_gone(
+                f"wait for the end of container {container[:12]}",
+                lambda api: api.wait(container, timeout=_TIMEOUT_S, condition="removed"),
+            )
+
+    async def containers(self) -> list[dict[str, Any]]:
+        """Return every container that carries an owner's label, running or not."""
+        found = await self.call(
+            "list containers",
+            lambda api: api.containers(all=True, filters={"label": OWNER_LABEL}),
+        )
+        return list(found)
+
+    async def _unless_gone(self, step: str, work: Callable[[Any], T]) -> T:
+        try:
+            return await self.call(step, work)
+        except Refused as error:
+            if error.status == 404:
+                raise NotFound(error.message) from None
+            raise
+
+    def close(self) -> None:
+        """Let go of connections and threads."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = None
+
+
+def broken(error: Refused) -> SandboxBroken:
+    """The error of a start that the daemon refused, as a caller should get it."""
+    return SandboxBroken(error.message, remedy="look at the daemon's log; `cellwall doctor`")

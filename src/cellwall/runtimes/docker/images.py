@@ -1,0 +1,211 @@
+"""Template images: made from the host's packages and a built template, kept by the daemon.
+
+Uses no registry and runs nothing. An image's name is the digest of all that goes into it; what the
+layers' digests were is kept on our side. The invariant: a container is made from an id whose layers
+are the ones we wrote; a name that leads to something else is an error, never used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cellwall.jail import facts, plan, steps
+from cellwall.languages.language import find_tool
+from cellwall.languages.registry import LANGUAGES
+from cellwall.model.errors import HostUnsupported, NotFound
+from cellwall.runtimes.docker import base_files, layers
+from cellwall.runtimes.guest_bundle import build_bundle
+
+if TYPE_CHECKING:
+    from cellwall.model.template import BuiltTemplate
+    from cellwall.runtimes.docker.daemon import Daemon
+
+Progress = Callable[[str], None]
+REPOSITORY = "cellwall/template"
+TEMPLATE_LABEL = "org.cellwall.template"
+KEY_LABEL = "org.cellwall.image"
+_BUILDER_VERSION = 2
+"""Raise it when this file starts to make something else of the same template."""
+_BUNDLE = (
+    "cellwall.guest",
+    "cellwall.jail.linux",
+    "cellwall.jail.seccomp",
+    "cellwall.runtimes.docker.inside",
+)
+_ENTRY = "cellwall.runtimes.docker.inside:main"
+_DIRECTORIES = ("/proc", "/sys", "/dev", "/home", "/run", "/root", "/var", "/opt/cellwall")
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What one image is made of."""
+
+    template: BuiltTemplate
+    packages: list[base_files.Package]
+    bundle: Path
+    key: str
+
+    @property
+    def tag(self) -> str:
+        return f"{REPOSITORY}:{self.key}"
+
+
+def _plan(state_dir: Path, template: BuiltTemplate) -> _Plan:
+    known = [LANGUAGES[name] for name in template.template.languages if name in LANGUAGES]
+    tools = [path for each in known if (path := find_tool(each.tool)) is not None]
+    packages = base_files.select(template.python, tools)
+    bundle = build_bundle(state_dir, _BUNDLE, _ENTRY)
+    parts = (str(_BUILDER_VERSION), template.digest, base_files.identity(packages), bundle.stem)
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    return _Plan(template, packages, bundle, key)
+
+
+class Images:
+    """The images of one state directory in one daemon."""
+
+    def __init__(self, state_dir: Path, daemon: Daemon) -> None:
+        """Touch nothing yet."""
+        self._state_dir = state_dir
+        self._home = state_dir / "docker"
+        self._daemon = daemon
+        self._known: dict[str, str] = {}
+        self._lock = asyncio.Lock()
+
+    def forget(self, template: BuiltTemplate) -> None:
+        """The daemon says that it has the image no longer."""
+        self._known.pop(template.path, None)
+
+    async def ensure(self, template: BuiltTemplate, progress: Progress | None = None) -> str:
+        """Return the id of the template's image, made and loaded if the daemon lacks it."""
+        known = self._known.get(template.path)
+        if known is not None:
+            return known
+        async with self._lock:
+            if template.path not in self._known:
+                self._known[template.path] = await self._ensure(template, progress or _quiet)
+        return self._known[template.path]
+
+    async def _ensure(self, template: BuiltTemplate, progress: Progress) -> str:
+        what = await asyncio.to_thread(_plan, self._state_dir, template)
+        wanted = self._recorded(what)
+        found = await self._daemon.find_image(what.tag)
+        if found is None or wanted is None:
+            progress(f"building image {what.tag}")
+            wanted = await self._build(what, progress)
+            found = await self._daemon.find_image(what.tag)
+        has = (found or {}).get("RootFS", {}).get("Layers")
+        if found is None or has != wanted:
+            raise HostUnsupported(
+                "template image",
+                f"use image {what.tag}: its layers are {has}, ours were {wanted}",
+                remedy=f"somebody gave that name to another image; run: docker rmi {what.tag}",
+            )
+        return str(found["Id"])
+
+    def _record(self, what: _Plan) -> Path:
+        return self._home / f"{what.key}.json"
+
+    def _recorded(self, what: _Plan) -> list[str] | None:
+        try:
+            return list(json.loads(self._record(what).read_bytes())["layers"])
+        except (FileNotFoundError, ValueError, KeyError):
+            return None
+
+    async def _build(self, what: _Plan, progress: Progress) -> list[str]:
+        folder = await asyncio.to_thread(self._work_folder)
+        try:
+            archive, wanted = await asyncio.to_thread(_write, what, folder, progress)
+            progress(f"loading {archive.stat().st_size / 1e6:.0f} MB into the Docker daemon")
+            await self._daemon.load_image(archive)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        text = json.dumps({"template": what.template.template.name, "layers": wanted})
+        temporary = self._record(what).with_suffix(f".tmp-{os.getpid()}")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.rename(self._record(what))
+        return wanted
+
+    def _work_folder(self) -> Path:
+        try:
+            self._home.mkdir(parents=True, exist_ok=True)
+            return Path(tempfile.mkdtemp(prefix="build-", dir=self._home))
+        except OSError as error:
+            raise HostUnsupported(
+                "state directory",
+                f"create {self._home}: {error.strerror}",
+                remedy="set CELLWALL_STATE_DIR to a directory you can write to",
+                errno=error.errno,
+            ) from error
+
+    async def remove(self, template_name: str) -> int:
+        """Remove every image of that template from the daemon; returns how many."""
+        found = await self._daemon.images(f"{TEMPLATE_LABEL}={template_name}")
+        for each in found:
+            key = each["Labels"].get(KEY_LABEL, "")
+            try:
+                await self._daemon.remove_image(f"{REPOSITORY}:{key}")
+            except NotFound:
+                continue
+            (self._home / f"{key}.json").unlink(missing_ok=True)
+        self._known.clear()
+        return len(found)
+
+
+def _quiet(_line: str) -> None:
+    return
+
+
+def _write(what: _Plan, folder: Path, progress: Progress) -> tuple[Path, list[str]]:
+    progress(f"packing {len(what.packages)} packages of this host")
+    base = _base_layer(what, folder / "base.tar")
+    progress(f"packing template {what.template.template.name}")
+    writer = layers.LayerWriter(folder / "template.tar")
+    writer.tree(what.template.path, plan.TEMPLATE_ROOT)
+    for path in what.template.base_mounts:
+        writer.tree(path, path)
+    template = writer.close()
+    writer = layers.LayerWriter(folder / "guest.tar")
+    writer.file(plan.GUEST_PATH, what.bundle.read_bytes())
+    made = [base, template, writer.close()]
+    labels = {TEMPLATE_LABEL: what.template.template.name, KEY_LABEL: what.key}
+    config = layers.configuration(made, labels, os.uname().machine)
+    archive = folder / "image.tar"
+    layers.archive(archive, made, config, what.tag)
+    wanted: list[str] = config["rootfs"]["diff_ids"]
+    return archive, wanted
+
+
+def _base_layer(what: _Plan, path: Path) -> layers.Layer:
+    writer = layers.LayerWriter(path)
+    for directory in _DIRECTORIES:
+        writer.directory(directory)
+    for name in ("/tmp", "/var/tmp"):
+        writer.link(name, "/home/tmp")
+    host = facts.collect()
+    for step in plan.root_plan(host, plan.Root("", (), "")):
+        _lay(writer, step)
+    for source in base_files.files_of(what.packages):
+        writer.copy(source, source)
+    return writer.close()
+
+
+def _lay(writer: layers.LayerWriter, step: steps.Step) -> None:
+    """Take over what the jail's root has besides trees of the host: /etc and top-level links."""
+    if isinstance(step, steps.Symlink) and not step.path.startswith("/dev/"):
+        writer.link(step.path, step.target)
+    elif isinstance(step, steps.File) and step.path.startswith("/etc/"):
+        writer.file(step.path, step.content.encode())
+    elif isinstance(step, steps.Bind) and step.path.startswith("/etc/"):
+        if os.path.isdir(step.source):
+            writer.tree(step.source, step.path)
+        else:
+            writer.copy(step.source, step.path)

@@ -1,0 +1,111 @@
+"""The first process of a container: locks itself down further, then is the guest's init.
+
+Runs in the template's interpreter out of the image's guest bundle; stdlib only, Python 3.8 and
+later. The container engine has taken privileges, namespaces and the root away already. SECURITY:
+what is read before the lockdown is ours alone; what a caller chose (environment, names of
+contexts) comes in the second document, after it. The steps:
+
+    1  read the lockdown      3  Landlock, the jail's own seccomp filter
+    2  make the work area     4  read the guest's configuration, import, serve
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import importlib
+import json
+import os
+import struct
+import sys
+from typing import Any, Dict
+
+_LENGTH = struct.Struct(">I")
+WORK = "/home"
+HOME = "/home/user"
+_WRITABLE = (WORK, "/dev/shm", "/dev/pts", "/dev/mqueue")
+_READABLE = ("/usr", "/opt", "/etc", "/proc", "/sys", "/dev", "/bin", "/sbin", "/lib", "/lib64")
+
+
+def document(content: Dict[str, Any]) -> bytes:
+    """Return `content` as `main` reads it."""
+    text = json.dumps(content).encode()
+    return _LENGTH.pack(len(text)) + text
+
+
+def main() -> None:
+    """Never return."""
+    lock = _read()
+    os.umask(0o022)
+    os.makedirs(HOME, 0o755, exist_ok=True)
+    os.makedirs(WORK + "/tmp", exist_ok=True)
+    os.chmod(WORK + "/tmp", 0o1777)  # noqa: S103 - as every /tmp
+    _lock_down(lock)
+    guest = _read()
+    os.environ.clear()
+    os.environ.update(guest["env"])
+    guest["out_fd"] = _to_high_number(1)
+    channel = _to_high_number(0)
+    import site
+
+    site.main()  # `-S` kept the template's .pth files from running before the lockdown
+    sys.path[:] = [path for path in sys.path if path]
+    for name in guest["preload"]:
+        with contextlib.suppress(Exception):  # the program that imports it will say why
+            importlib.import_module(name)
+    from cellwall.guest import init
+
+    init.main(channel, guest)
+
+
+def _to_high_number(fd: int) -> int:
+    """Move a descriptor away from where programs look; /dev/null takes its place."""
+    moved = os.dup(fd)
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, fd)
+    os.close(null)
+    return moved
+
+
+def _read() -> Dict[str, Any]:
+    size = _LENGTH.unpack(_exactly(_LENGTH.size))[0]
+    content = json.loads(_exactly(size))
+    if not isinstance(content, dict):
+        raise TypeError("the configuration is no object")
+    return content
+
+
+def _exactly(size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = os.read(0, size - len(data))
+        if not piece:
+            os._exit(0)  # the host gave us up
+        data += piece
+    return data
+
+
+def _lock_down(lock: Dict[str, Any]) -> None:
+    from cellwall.jail import seccomp
+    from cellwall.jail.linux import landlock, process
+    from cellwall.jail.linux.libc import do_all
+
+    do_all((process.prepare_no_new_privs(),))
+    abi = (
+        min(lock["landlock_abi"], landlock.abi()) if lock["is_own_kernel"] else lock["landlock_abi"]
+    )
+    readable = [path for path in _READABLE if os.path.isdir(path)]
+    writable = [path for path in _WRITABLE if os.path.isdir(path)]
+    free = os.dup(0)
+    os.close(free)
+    do_all(
+        landlock.prepare(
+            readable,
+            writable,
+            abi=abi,
+            devices=("/dev",),
+            listing=("/",),
+            free_fds=(free, free + 1),
+        )
+    )
+    seccomp.install(base64.b64decode(lock["seccomp"]))

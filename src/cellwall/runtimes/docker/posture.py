@@ -1,0 +1,133 @@
+"""Reads a container's confinement back from the host's kernel and compares it with the request.
+
+Nobody's word is taken: not the inside's, not the engine's, which may have ignored a field it does
+not know. A difference means that the sandbox does not start. Where a kernel of its own runs the
+container (gVisor) the host sees only that kernel's process, so what can be compared is that it is
+one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cellwall.jail import posture
+from cellwall.jail.cgroups import places
+from cellwall.runtimes.docker.container import UID, rlimits
+
+if TYPE_CHECKING:
+    from cellwall.model.limits import Limits
+
+_LIMIT_LABELS = {
+    "core": "Max core file size",
+    "fsize": "Max file size",
+    "nofile": "Max open files",
+    "memlock": "Max locked memory",
+    "msgqueue": "Max msgqueue size",
+    "nice": "Max nice priority",
+    "rtprio": "Max realtime priority",
+}
+_WRITABLE = frozenset({"/home", "/dev", "/dev/shm", "/dev/pts", "/dev/mqueue", "/proc"})
+"""/dev and /proc by root only; the guest's Landlock rules leave the first and the third."""
+
+
+def read(pid: int) -> dict[str, Any]:
+    """Every fact of one process and its mounts; raises OSError when it is gone."""
+    facts = posture.read(pid)
+    facts["writable"] = _writable(posture.read_mounts(pid))
+    facts["interfaces"] = _interfaces(pid)
+    facts["exe"] = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    return facts
+
+
+def _writable(mounts: list[tuple[str, frozenset[str]]]) -> list[str]:
+    """Mount points that can be written and reached: no later mount covers the way to them."""
+    found = []
+    for at, (point, options) in enumerate(mounts):
+        later = [other for other, _ in mounts[at + 1 :]]
+        is_covered = any(point == other or point.startswith(other + "/") for other in later)
+        if "rw" in options and not is_covered:
+            found.append(point)
+    return sorted(found)
+
+
+def _interfaces(pid: int) -> list[str]:
+    lines = Path(f"/proc/{pid}/net/dev").read_text(encoding="ascii").splitlines()[2:]
+    return sorted(line.partition(":")[0].strip() for line in lines)
+
+
+def verify(pid: int, container: str, limits: Limits, masked: Collection[str]) -> str:
+    """Raise `PostureMismatch` unless `pid` is confined as asked; return the posture's digest.
+
+    `masked`: paths that engines cover with /dev/null, which may be written.
+    """
+    facts = read(pid)
+    facts["writable"] = [point for point in facts["writable"] if point not in masked]
+    outside = _outside(facts["uid_map"], UID)
+    hosts = {k: v for k, v in posture.host_namespaces().items() if k != "user"}
+    group = _outside(facts["gid_map"], UID)
+    want = posture.Expectation(
+        uid=outside,
+        gid=group,
+        uid_line=facts["uid_map"],
+        gid_line=facts["gid_map"],
+        groups=(str(group),),  # engines list the user's own group once more
+        limits={_LIMIT_LABELS[n]: (str(v), str(v)) for n, v in rlimits(limits).items()},
+        cgroups=frozenset(),
+        host_namespaces=hosts,
+    )
+    posture.compare(pid, facts, want)
+    differences: dict[str, tuple[Any, Any]] = {}
+    if not set(facts["writable"]) <= _WRITABLE:
+        differences["writable mounts"] = (sorted(_WRITABLE), facts["writable"])
+    if facts["interfaces"] != ["lo"]:
+        differences["network interfaces"] = (["lo"], facts["interfaces"])
+    _check_place(facts, container, differences)
+    if differences:
+        raise posture.PostureMismatch(pid, differences)
+    return digest(facts)
+
+
+def verify_own_kernel(pid: int, container: str) -> str:
+    """Raise `PostureMismatch` unless `pid` is gVisor's, in the container's cgroup."""
+    words = posture.read_text(f"/proc/{pid}/cmdline").split("\0")
+    facts = {"cgroups": places(posture.read_text(f"/proc/{pid}/cgroup"))}
+    differences: dict[str, tuple[Any, Any]] = {}
+    if "boot" not in words or "runsc" not in os.path.basename(words[0]):
+        differences["program"] = ("runsc-sandbox … boot", " ".join(words)[:200])
+    _check_place(facts, container, differences)
+    if differences:
+        raise posture.PostureMismatch(pid, differences)
+    return hashlib.sha256(b"gvisor").hexdigest()
+
+
+def _check_place(
+    facts: Mapping[str, Any], container: str, differences: dict[str, tuple[Any, Any]]
+) -> None:
+    """Every hierarchy that holds it must hold it as this container's."""
+    held = [place for place in facts["cgroups"] if place.startswith(("memory:", "pids:", ":"))]
+    if not held or any(container not in place for place in held if not place.startswith(":")):
+        differences["cgroup"] = (container, sorted(facts["cgroups"]))
+
+
+def _outside(lines: tuple[str, ...], inside: int) -> int:
+    """What the host calls an id of a container, by its id map (user_namespaces(7))."""
+    for at in range(0, len(lines), 3):
+        first, outside, count = map(int, lines[at : at + 3])
+        if first <= inside < first + count:
+            return outside + inside - first
+    return -1
+
+
+def digest(facts: Mapping[str, Any]) -> str:
+    """SHA-256 over what is the same for every sandbox of this confinement."""
+    same = {
+        name: facts[name]
+        for name in ("CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "writable", "interfaces")
+    }
+    same["limits"] = {label: facts["limits"].get(label) for label in _LIMIT_LABELS.values()}
+    return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,397 @@
+"""Docker as a runtime: a container for each sandbox, parked ones ahead, leftovers found by label.
+
+The adapter between `engine`'s contract and the container engine's API. `docker` shares the host's
+kernel; `docker+runsc` is the same with a registered gVisor, a kernel of its own. The invariant:
+`start` returns a sandbox only after the kernel's report equals the request, and whatever was made
+is removed before an error leaves it; what cannot be removed now (no daemon) is remembered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import math
+import os
+from collections.abc import Coroutine
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from cellwall.jail import facts, hierarchies, owner, plan, seccomp
+from cellwall.jail.cgroups import Groups
+from cellwall.jail.linux import landlock
+from cellwall.jail.posture import PostureMismatch
+from cellwall.model.errors import CellwallError, HostUnsupported, NotFound, SandboxBroken
+from cellwall.model.outcome import Isolation, IsolationLevel
+from cellwall.model.template import BuiltTemplate
+from cellwall.runtimes.base import Finding, RuntimeStatistics, SandboxSpec, SweepReport
+from cellwall.runtimes.channel import ChannelLost, GuestChannel
+from cellwall.runtimes.docker import container, posture
+from cellwall.runtimes.docker.attached import AttachedSocket
+from cellwall.runtimes.docker.daemon import Daemon, Refused, broken
+from cellwall.runtimes.docker.images import Images
+from cellwall.runtimes.docker.inside import document
+from cellwall.runtimes.docker.sandbox import DockerSandbox, Made, note_limits
+from cellwall.runtimes.environment import inside_environment
+
+T = TypeVar("T")
+_READY_TIMEOUT_S = 60.0
+_PRELOAD_FROM_MB = 256
+"""A container imports its template's modules itself, and they count; below this it does not."""
+
+_HOST_FILES = (
+    *("/proc/cmdline", "/proc/swaps", "/proc/sys/kernel/core_pattern"),
+    "/proc/sys/kernel/random/boot_id",
+)
+"""Files that tell this machine from another, below what programs need of /proc."""
+
+
+class _Begun(NamedTuple):
+    """A container that runs and is not yet known to be confined."""
+
+    container: str
+    stream: AttachedSocket
+    channel: GuestChannel
+
+
+class DockerRuntime:
+    """See the module."""
+
+    name = "docker"
+    level = IsolationLevel.NAMESPACE
+    oci_runtime: str | None = None
+    """What the daemon calls the program that runs containers; None is its default."""
+
+    def __init__(self, state_dir: Path) -> None:
+        """Touch nothing yet."""
+        self.daemon = Daemon()
+        self.images = Images(state_dir, self.daemon)
+        self._live: set[DockerSandbox] = set()
+        self._under_way: set[asyncio.Task[Any]] = set()
+        self._left: set[str] = set()
+        """Containers, by id or name, that could not be removed for want of a daemon."""
+        self._started = self._failed = 0
+        self._next_cpu = 0
+        self._is_swept = False
+
+    # -- host, asked once ---------------------------------------------------------------------
+
+    @cached_property
+    def _owner(self) -> str:
+        return owner.new_label()
+
+    @cached_property
+    def _layout(self) -> hierarchies.Layout:
+        """Every hierarchy: the daemon writes there, we only read."""
+        seen = hierarchies.View.of_this_process()
+        view = hierarchies.View(seen.mountinfo, seen.own, writable=lambda _path: True)
+        return hierarchies.discover(view)
+
+    @cached_property
+    def _masked(self) -> tuple[str, ...]:
+        """What of /proc and /sys nobody inside needs to see."""
+        host = facts.collect()
+        kept = plan.PROC_KEPT | plan.PROC_SYNTHETIC
+        names = (*host.proc_files, *host.proc_directories)
+        entries = (f"/proc/{name}" for name in names if name not in kept)
+        return ("/sys", *_HOST_FILES, *entries)
+
+    @cached_property
+    def _lock(self) -> dict[str, Any]:
+        program = seccomp.compile_policy(seccomp.load_policy(), os.uname().machine)
+        return {
+            "seccomp": base64.b64encode(program).decode(),
+            "landlock_abi": landlock.abi(),
+            "is_own_kernel": self.oci_runtime is not None,
+        }
+
+    async def probe(self) -> list[Finding]:
+        """Ask the daemon what it offers."""
+        try:
+            info = await self.daemon.call("ask the Docker daemon", lambda api: api.info())
+        except HostUnsupported as error:
+            return [Finding(error.feature, "FAIL", error.message, error.remedy or "")]
+        except CellwallError as error:
+            return [Finding("docker daemon", "FAIL", error.message, "look at its log")]
+        found = [
+            Finding("docker daemon", "PASS", f"version {info.get('ServerVersion', 'unknown')}")
+        ]
+        options = " ".join(info.get("SecurityOptions") or ())
+        if "seccomp" not in options:
+            remedy = "use a Docker daemon built with seccomp"
+            found.append(Finding("docker seccomp", "FAIL", "it takes no filters", remedy))
+        missing = {"memory", "pids", "cpu"} - self._layout.hard
+        if missing:
+            what = f"no {', '.join(sorted(missing))} controller to read here"
+            found.append(Finding("cgroups", "FAIL", what, "run where the daemon runs"))
+        if self.oci_runtime is not None and self.oci_runtime not in (info.get("Runtimes") or {}):
+            remedy = (
+                "install gVisor (apt-get install runsc) and register it with the daemon as "
+                f"{self.oci_runtime!r}; docs/docker.md shows how"
+            )
+            what = f"the daemon has no runtime {self.oci_runtime!r}"
+            found.append(Finding("docker runtime", "FAIL", what, remedy))
+        return found
+
+    async def warm(self, template: BuiltTemplate) -> None:
+        """Have the template's image in the daemon."""
+        await self.images.ensure(template)
+
+    # -- sandboxes ----------------------------------------------------------------------------
+
+    async def start(self, spec: SandboxSpec) -> DockerSandbox:
+        """Start one container, or raise and leave nothing behind."""
+        starting = self._begin(self._start(spec))
+        try:
+            sandbox = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            self._begin(self._discard_unwanted(starting))
+            raise
+        except BaseException:
+            self._failed += 1
+            raise
+        self._started += 1
+        return sandbox
+
+    async def _discard_unwanted(self, starting: asyncio.Task[DockerSandbox]) -> None:
+        with contextlib.suppress(CellwallError):  # then there is nothing to discard
+            await (await starting).aclose()
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Do `work` to its end; `aclose` waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return task
+
+    async def _start(self, spec: SandboxSpec) -> DockerSandbox:
+        if not self._is_swept:
+            await self.sweep()
+            self._is_swept = True
+        await self._remove_left()
+        try:
+            return await self._build(spec)
+        except Refused as error:
+            if error.status != 404:
+                raise broken(error) from error
+        # Somebody has removed the image. Nothing of the caller's was handed over yet.
+        self.images.forget(spec.template)
+        try:
+            return await self._build(spec)
+        except Refused as error:
+            raise broken(error) from error
+
+    async def _build(self, spec: SandboxSpec) -> DockerSandbox:
+        image = await self.images.ensure(spec.template)
+        name = container.NAME_PREFIX + spec.sandbox_id
+        try:
+            begun = await self._run(spec, name, image)
+            try:
+                sandbox = await self._confine(spec, begun)
+            except BaseException:
+                begun.channel.close()
+                raise
+        except BaseException:
+            # By its name: a call that failed may have made it all the same.
+            await self._remove_container(name)
+            raise
+        self._live.add(sandbox)
+        return sandbox
+
+    async def _run(self, spec: SandboxSpec, name: str, image: str) -> _Begun:
+        body = container.request(
+            spec.limits,
+            sandbox_id=spec.sandbox_id,
+            owner=self._owner,
+            image=image,
+            oci_runtime=self.oci_runtime,
+            cpu_set=self._choose_cpus(spec.limits.cpus),
+            masked=self._masked,
+        )
+        made = await self.daemon.create(name, body)
+        guest = {
+            "home": plan.HOME,
+            "env": {**inside_environment(spec.template, spec.limits.cpus), **spec.env},
+            "contexts": list(spec.contexts),
+            "preload": self._preload(spec),
+            "are_callers_named": self.oci_runtime is not None,
+        }
+        first = document(self._lock) + document(guest)
+        stream = AttachedSocket(await self.daemon.run_attached(made, first))
+        channel = GuestChannel(stream, on_violation=lambda _: self.kill_by_daemon(made))
+        return _Begun(made, stream, channel)
+
+    def _preload(self, spec: SandboxSpec) -> list[str]:
+        return (
+            list(spec.template.template.preload)
+            if (spec.limits.memory_mb >= _PRELOAD_FROM_MB)
+            else []
+        )
+
+    def _choose_cpus(self, share: float) -> str:
+        """As many CPUs as the share rounded up, the next ones in turn; "" for all of them."""
+        allowed = sorted(os.sched_getaffinity(0))
+        count = max(1, math.ceil(share))
+        if count >= len(allowed):
+            return ""
+        first = self._next_cpu
+        self._next_cpu = (first + count) % len(allowed)
+        return ",".join(str(allowed[(first + i) % len(allowed)]) for i in range(count))
+
+    async def _confine(self, spec: SandboxSpec, begun: _Begun) -> DockerSandbox:
+        """Compare, hear `ready`, set the limits.
+
+        SECURITY: until this returns nobody can send the guest anything of a caller's.
+        """
+        looking = self._begin(self.daemon.inspect(begun.container))
+        try:
+            await begun.channel.wait_ready(_READY_TIMEOUT_S)
+        except ChannelLost as error:
+            with contextlib.suppress(CellwallError):
+                await looking
+            raise SandboxBroken(
+                f"{self.name}: start sandbox {spec.sandbox_id}: {error.message}",
+                remedy=f"its first process said: {begun.stream.said or 'nothing'}",
+            ) from error
+        pid = int((await looking)["State"]["Pid"])
+        pidfd = work_fd = -1
+        try:
+            pidfd = os.pidfd_open(pid)
+            digest = self._verified(pid, begun.container, spec)
+            work_fd = self._open_work(pid)
+            groups = self._groups(pid, begun.container)
+        except (OSError, PostureMismatch, HostUnsupported) as error:
+            for fd in (pidfd, work_fd):
+                if fd >= 0:
+                    os.close(fd)
+            if isinstance(error, HostUnsupported):
+                raise
+            raise SandboxBroken(
+                f"{self.name}: confine sandbox {spec.sandbox_id}: {error}",
+                remedy="is the daemon on this machine, and of a version that knows what we ask?",
+            ) from error
+        held, own_bytes = spec.limits, 0
+        if self.oci_runtime is not None:
+            held = container.held_for_own_kernel(spec.limits)
+            own_bytes = container.OWN_KERNEL_MB << 20
+        most = held.processes + container.OWN_PROCESSES
+        if most < container.START_PROCESSES:
+            await self.daemon.update(begun.container, {"PidsLimit": most})
+        note_limits(groups, held)
+        groups.begin()
+        isolation = Isolation(self.name, self.level, digest, self._hardness())
+        made = Made(
+            begun.container, pid, pidfd, work_fd, begun.channel, groups, isolation, own_bytes
+        )
+        return DockerSandbox(self, spec, made)
+
+    def _verified(self, pid: int, made: str, spec: SandboxSpec) -> str:
+        return posture.verify(pid, made, spec.limits, self._masked)
+
+    def _open_work(self, pid: int) -> int:
+        """The work area as the kernel has it, by the first process's own view of it."""
+        return os.open(f"/proc/{pid}/root/home", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def _hardness(self) -> dict[str, str]:
+        names = ("memory_mb", "processes", "cpus", "cpu_s", "disk_mb", "inodes")
+        return dict.fromkeys((*names, "file_mb", "open_files"), "hard")
+
+    def _groups(self, pid: int, made: str) -> Groups:
+        """The container's cgroups as this host's kernel places its first process."""
+        own: dict[str, str] = {}
+        for line in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines():
+            _, names, path = line.split(":", 2)
+            own.update(dict.fromkeys(names.split(","), path))
+        paths = []
+        for hierarchy in self._layout.hierarchies:
+            key = "" if hierarchy.version == 2 else min(hierarchy.controllers)
+            path = f"{hierarchy.root or hierarchy.base}{own.get(key, '')}"
+            if made not in path or not os.path.exists(path + "/cgroup.procs"):
+                raise HostUnsupported(
+                    "cgroups",
+                    f"read the counters of container {made[:12]}: {path} is not its cgroup",
+                    remedy="run cellwall where the Docker daemon runs",
+                )
+            paths.append((hierarchy, path))
+        return Groups(tuple(paths))
+
+    # -- ends ---------------------------------------------------------------------------------
+
+    def kill_by_daemon(self, made: str) -> None:
+        """Have the daemon kill a container, in the background."""
+        self._begin(self._kill(made))
+
+    async def _kill(self, made: str) -> None:
+        with contextlib.suppress(CellwallError):  # it is removed later in any case
+            await self.daemon.kill(made)
+
+    async def remove(self, sandbox: DockerSandbox, made: str) -> None:
+        """Remove the container of a dead sandbox; later, if there is no daemon now."""
+        await self._remove_container(made)
+        self._live.discard(sandbox)
+
+    async def _remove_container(self, made: str) -> None:
+        try:
+            await self.daemon.remove(made)
+        except NotFound:
+            pass
+        except CellwallError:
+            self._left.add(made)
+
+    async def _remove_left(self) -> int:
+        left, self._left = self._left, set()
+        for made in left:
+            await self._remove_container(made)
+        return len(left - self._left)
+
+    def statistics(self) -> RuntimeStatistics:
+        """Counts."""
+        detail = {"containers_not_removed": len(self._left)}
+        return RuntimeStatistics(len(self._live), self._started, self._failed, detail)
+
+    async def sweep(self) -> SweepReport:
+        """Remove containers of owners that are gone, by their exact label."""
+        try:
+            removed = await self._remove_left()
+            found = await self.daemon.containers()
+        except HostUnsupported as error:
+            return SweepReport({}, tuple(f"{each}: {error.message}" for each in self._left))
+        kept = []
+        for each in found:
+            label = (each.get("Labels") or {}).get(container.OWNER_LABEL, "")
+            if not owner.is_dead(label):
+                continue
+            try:
+                await self.daemon.remove(each["Id"])
+                removed += 1
+            except CellwallError as error:
+                kept.append(f"container {each['Id'][:12]}: {error.message}")
+        return SweepReport({"containers": removed} if removed else {}, tuple(kept))
+
+    async def aclose(self) -> None:
+        """Destroy every container; idempotent."""
+        await asyncio.gather(*(sandbox.aclose() for sandbox in list(self._live)))
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+        await asyncio.gather(*(sandbox.aclose() for sandbox in list(self._live)))
+        self.daemon.close()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's descriptors, end nothing."""
+        for sandbox in self._live:
+            sandbox.abandon()
+        self._live.clear()
+
+
+class DockerRunscRuntime(DockerRuntime):
+    """The same with gVisor's kernel between the code and ours."""
+
+    name = "docker+runsc"
+    level = IsolationLevel.KERNEL
+    oci_runtime: str | None = "runsc"
+
+    def _verified(self, pid: int, made: str, spec: SandboxSpec) -> str:
+        return posture.verify_own_kernel(pid, made)
+
+    def _open_work(self, pid: int) -> int:
+        return -1  # its files are in its kernel, which tells us nothing

@@ -1,0 +1,220 @@
+"""One live container as the engine sees it: limits from outside, counters, the end.
+
+Made by `runtime` after its posture was verified. Counters come from the container's cgroup on this
+host, which the inside cannot reach; a reading is never lower than the one before, because the
+cgroup goes with the container. Killing needs no daemon where the kernel lets us: one that hangs or
+is gone keeps no sandbox alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from cellwall.jail.cgroups import Groups
+from cellwall.model.errors import CellwallError, SandboxBroken
+from cellwall.model.limits import Limits
+from cellwall.model.outcome import Isolation
+from cellwall.runtimes.base import KernelReadings, SandboxSpec
+from cellwall.runtimes.channel import GuestChannel
+from cellwall.runtimes.docker import posture
+from cellwall.runtimes.docker.container import OWN_PROCESSES, PERIOD_US
+from cellwall.runtimes.docker.daemon import Daemon
+
+_END_S = 10.0
+
+
+class Owner(Protocol):
+    """What a sandbox asks of its runtime."""
+
+    daemon: Daemon
+
+    async def remove(self, sandbox: DockerSandbox, container: str) -> None:
+        """Remove the container of a dead sandbox."""
+
+    def kill_by_daemon(self, container: str) -> None:
+        """Have the daemon kill it; returns at once."""
+
+
+@dataclass(slots=True)
+class Made:
+    """What one sandbox has on the host."""
+
+    container: str
+    """The engine's id of it."""
+    pid: int
+    pidfd: int
+    """Of its first process; -1 once closed."""
+    work_fd: int
+    """Its work area, opened before caller code existed; -1 where it cannot be or once closed."""
+    channel: GuestChannel
+    groups: Groups
+    isolation: Isolation
+    own_kernel_bytes: int = 0
+    """What a kernel of the container's own may use besides the program; 0 without one."""
+
+    def close_descriptors(self) -> None:
+        """SECURITY: numbers are given out again; nobody may use these once they are closed."""
+        for fd in (self.work_fd, self.pidfd):
+            if fd >= 0:
+                os.close(fd)
+        self.work_fd = self.pidfd = -1
+
+
+class DockerSandbox:
+    """One live container."""
+
+    def __init__(self, runtime: Owner, spec: SandboxSpec, made: Made) -> None:
+        """Take over what the runtime made and checked."""
+        self._runtime = runtime
+        self._spec = spec
+        self._made = made
+        self._limits = spec.limits
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_reader(made.pidfd, self._on_ended)
+        self._closing: asyncio.Task[None] | None = None
+        self._highest = KernelReadings()
+
+    @property
+    def isolation(self) -> Isolation:
+        """Which isolation really runs."""
+        return self._made.isolation
+
+    @property
+    def posture(self) -> Mapping[str, Any]:
+        """The facts of the container's first process as the kernel reports them now."""
+        return posture.read(self._made.pid)
+
+    @property
+    def channel(self) -> GuestChannel:
+        """The connection to init."""
+        return self._made.channel
+
+    @property
+    def container(self) -> str:
+        """The engine's id of the container."""
+        return self._made.container
+
+    @property
+    def pid(self) -> int:
+        """The host's pid of the container's first process."""
+        return self._made.pid
+
+    def fits(self, spec: SandboxSpec) -> bool:
+        """What is built in must be equal; processes and the share of CPUs can be changed."""
+        ours, theirs = self._spec.limits, spec.limits
+        built_in = ["memory_mb", "disk_mb", "inodes", "file_mb", "open_files"]
+        if self._made.own_kernel_bytes:
+            built_in.append("processes")
+        return (
+            spec.template.digest == self._spec.template.digest
+            and spec.contexts == self._spec.contexts
+            and spec.start == self._spec.start
+            and dict(spec.env) == dict(self._spec.env)
+            and math.ceil(ours.cpus) == math.ceil(theirs.cpus)
+            and all(getattr(ours, name) == getattr(theirs, name) for name in built_in)
+            and not (spec.demand_hard and "soft" in self.isolation.hardness.values())
+        )
+
+    async def apply_limits(self, limits: Limits) -> None:
+        """Have the engine change what differs; SandboxBroken if it cannot any more."""
+        wanted: dict[str, int] = {}
+        if limits.cpus != self._limits.cpus:
+            wanted["CpuQuota"] = max(1000, int(limits.cpus * PERIOD_US))
+        if limits.processes != self._limits.processes:
+            wanted["PidsLimit"] = limits.processes + OWN_PROCESSES
+        if wanted:
+            try:
+                await self._runtime.daemon.update(self.container, wanted)
+            except CellwallError as error:
+                raise SandboxBroken(f"apply limits: {error.message}") from error
+        self._limits = limits
+        if not self._made.own_kernel_bytes:
+            note_limits(self._made.groups, limits)
+
+    @property
+    def fresh(self) -> KernelReadings:
+        """What starting the interpreter used."""
+        return self.readings()
+
+    def readings(self) -> KernelReadings:
+        """Counters of the cgroup; never lower than before, also once it is gone."""
+        groups, before = self._made.groups, self._highest
+        now, peak, kills = groups.memory()
+        own = self._made.own_kernel_bytes
+        processes = groups.processes_peak()
+        self._highest = replace(
+            before,
+            cpu_s=max(before.cpu_s, groups.cpu_s()),
+            memory_bytes=max(0, now - own),
+            memory_peak_bytes=max(before.memory_peak_bytes, peak - own),
+            oom_kills=max(before.oom_kills, kills),
+            processes_refused=max(before.processes_refused, groups.processes_refused(processes)),
+            processes_peak=None if own else processes or before.processes_peak,
+            disk_full=self._disk_full(),
+        )
+        return self._highest
+
+    def _disk_full(self) -> bool:
+        """SECURITY: a descriptor opened before caller code existed; no path is resolved here."""
+        if self._made.work_fd < 0:
+            return False
+        status = os.fstatvfs(self._made.work_fd)
+        return status.f_bavail == 0 or status.f_favail == 0
+
+    def kill(self) -> None:
+        """Kill the first process: by its pidfd, else through the daemon; idempotent."""
+        if self._made.pidfd < 0 or self._ended.done():
+            return
+        try:
+            signal.pidfd_send_signal(self._made.pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        except PermissionError:
+            self._runtime.kill_by_daemon(self.container)
+
+    def _on_ended(self) -> None:
+        self._loop.remove_reader(self._made.pidfd)
+        if not self._ended.done():
+            self.readings()  # while the cgroup is there
+            self._ended.set_result(None)
+
+    async def wait_ended(self) -> None:
+        """Return when the first process is gone, which the kernel delays until all others are."""
+        await asyncio.shield(self._ended)
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's descriptors, kill nothing."""
+        self._made.close_descriptors()
+
+    async def aclose(self) -> None:
+        """Kill, wait and remove; a second call waits for the first."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        self.kill()
+        with contextlib.suppress(TimeoutError):  # the daemon is asked next
+            async with asyncio.timeout(_END_S):
+                await self.wait_ended()
+        self._made.channel.poll()
+        self._made.channel.close()
+        if not self._ended.done():
+            self._loop.remove_reader(self._made.pidfd)
+        self._made.close_descriptors()
+        await self._runtime.remove(self, self.container)
+
+
+def note_limits(groups: Groups, limits: Limits) -> None:
+    """Tell the counters' reader what limit the kernel was given by somebody else."""
+    for hierarchy, path in groups.paths:
+        if "pids" in hierarchy.controllers:
+            groups.applied[path + "/pids.max"] = str(limits.processes + OWN_PROCESSES)

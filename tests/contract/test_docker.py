@@ -1,0 +1,49 @@
+"""The `docker` runtime keeps the contract in a daemon of our own, as such and with gVisor."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from cellwall.engine.engine import Engine
+from cellwall.testing.bare import BareTemplates
+from cellwall.testing.contract import RuntimeContract
+from conftest import Require
+
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("docker_daemon")]
+
+
+class OnOneGround:
+    """All of them use one state directory, so that there is one image."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def make_engine(cls, docker_ground: tuple[Path, BareTemplates]) -> Callable[[], Engine]:
+        state, templates = docker_ground
+        return lambda: Engine(state, templates=templates)
+
+
+class TestDockerRuntime(OnOneGround, RuntimeContract):
+    runtime_name = "docker"
+    isolation = "namespace"
+
+
+class TestDockerRunscRuntime(OnOneGround, RuntimeContract):
+    runtime_name = "docker+runsc"
+    isolation = "kernel"
+    deviations: ClassVar[dict[str, str]] = {
+        "test_terminal_is_a_terminal": "gVisor sends no SIGWINCH and stops no job at ^Z",
+        "test_too_many_processes_are_contained": "refused by gVisor's kernel, which tells nobody "
+        "outside: contained, and the verdict is the program's own end",
+        "test_terminal_passes_bytes_and_cuts_nothing": "gVisor's terminals are not transparent",
+    }
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _gvisor_is_there(cls, require: Require) -> None:
+        found = shutil.which("runsc")
+        require("runsc", found is not None, "run: apt-get install runsc")
