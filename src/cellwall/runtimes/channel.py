@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import struct
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -204,6 +205,21 @@ def abandon_all() -> None:
     """
     for channel in list(_open_channels):
         channel.abandon()
+
+
+_threads = threading.local()
+
+
+def _scratch() -> memoryview:
+    """The thread's own room to read into, one loop to a thread.
+
+    Not `recv`: it takes the whole room anew for every frame, and leaves holes in the heap.
+    """
+    try:
+        found: memoryview = _threads.scratch
+    except AttributeError:
+        found = _threads.scratch = memoryview(bytearray(_RECEIVE_BYTES))
+    return found
 
 
 class _Single:
@@ -422,7 +438,8 @@ class GuestChannel:
 
     def _read_once(self) -> bool:
         try:
-            data = self._sock.recv(_RECEIVE_BYTES)
+            scratch = _scratch()
+            data = bytes(scratch[: self._sock.recv_into(scratch)])
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as error:
