@@ -43,7 +43,7 @@ def _quiet_objects(counting: Counted) -> Counter[str]:
             if not found["running"] and not found["pool"]["destroying"]:
                 return counting.objects()
             time.sleep(0.05)
-    raise AssertionError(f"it does not come to rest: {found}")
+    raise AssertionError("it does not come to rest")
 
 
 def _cell(client: httpx.Client, sandbox_id: str) -> None:
@@ -68,6 +68,7 @@ def _command(client: httpx.Client, sandbox_id: str) -> str:
 def test_ended_executions_and_sessions_hold_no_sandbox(counting: Counted) -> None:
     client = counting.server.client()
     before = _quiet_objects(counting)
+    box = ""
     for _ in range(_EACH):
         assert client.post("/execute", json={"code": "print(1)"}).json()["verdict"] == "ok"
         box = new_sandbox(client)
