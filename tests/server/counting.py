@@ -23,8 +23,9 @@ class Counted:
     """A server and its counts."""
 
     def __init__(self, server: Server, path: Path) -> None:
-        """`path` is where it writes them."""
+        """`path` is where it writes them, in the folder of its state, temp files and log."""
         self.server = server
+        self.folder = path.parent
         self._path = path
         self._asked = 0
 
@@ -44,7 +45,9 @@ class Counted:
 
 
 @contextlib.contextmanager
-def counted(environ: Mapping[str, str] | None = None, **settings: object) -> Iterator[Counted]:
+def counted(
+    environ: Mapping[str, str] | None = None, entry: str = _ENTRY, **settings: object
+) -> Iterator[Counted]:
     """Run one of these settings in a folder of its own, which is its temp directory as well."""
     folder = Path(tempfile.mkdtemp())
     temp = folder / "tmp"
@@ -53,7 +56,7 @@ def counted(environ: Mapping[str, str] | None = None, **settings: object) -> Ite
     own = {"COUNTS_FILE": str(path), "TMPDIR": str(temp), **(environ or {})}
     try:
         config = configuration(**settings)
-        made = start(folder, "--port", "0", config=config, environ=own, entry=(_ENTRY,))
+        made = start(folder, "--port", "0", config=config, environ=own, entry=(entry,))
         try:
             yield Counted(made, path)
         finally:

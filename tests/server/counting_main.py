@@ -27,6 +27,11 @@ def _write_counts(_number: int, _frame: object) -> None:
     Path(f"{path}.new").rename(path)
 
 
-if __name__ == "__main__":
+def serve() -> None:
+    """Be the command line, with an ear for the signal."""
     signal.signal(signal.SIGUSR2, _write_counts)
     main()
+
+
+if __name__ == "__main__":
+    serve()
