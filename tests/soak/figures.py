@@ -36,6 +36,7 @@ class Reading:
     processes: float
     cgroups: float
     mounts: float
+    """That the server sees; its own where it has a mount namespace of its own."""
     namespaces: float
     temp_files: float
     """Of its folder: state, temp directory, log."""

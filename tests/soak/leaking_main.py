@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
 
 from counting_main import serve
 
+from cellwall.jail.linux import mounts
 from cellwall.server.tracked import Tracked
 
 _OBJECTS, _BYTES = 100, 512 * 1024
@@ -34,6 +35,8 @@ def _leaking(self: Tracked) -> None:
         threading.Thread(target=threading.Event().wait, daemon=True).start()
         argv = ["cat"] if os.geteuid() else ["unshare", "--mount", "--net", "--ipc", "cat"]
         _kept.append(subprocess.Popen(argv, stdin=subprocess.PIPE))
+        if not os.geteuid():
+            mounts.mount("tmpfs", tempfile.mkdtemp(), "tmpfs", 0, "size=4k")
 
 
 if __name__ == "__main__":
