@@ -12,6 +12,7 @@ import asyncio
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -53,12 +54,15 @@ class Soaked:
         self._admin = admin
         self._began_s = began_s
         self.load = load
+        self.types: list[Counter[str]] = []
+        """The server's objects by type, for each look."""
 
     async def look(self) -> Reading:
         """Hold everybody back, wait until it rests, and read everything."""
         async with self.load.gate.closed():
             await self._wait_quiet()
             found = await asyncio.to_thread(self._counting.objects)
+            self.types.append(found)
             at_s = time.monotonic() - self._began_s
             pid = self._counting.server.process.pid
             return look(pid, self._counting.folder, at_s, found.total())
@@ -89,7 +93,7 @@ async def _watch(soaked: Soaked, minutes: float, until_s: float) -> list[Reading
     return readings
 
 
-async def _soak(counting: Counted, minutes: float, seed: int) -> tuple[Load, list[Reading]]:
+async def _soak(counting: Counted, minutes: float, seed: int) -> tuple[Soaked, list[Reading]]:
     async with _clients(counting) as (client, admin):
         load = Load(client, counting.server.process.pid, seed)
         began_s = time.monotonic()
@@ -99,7 +103,7 @@ async def _soak(counting: Counted, minutes: float, seed: int) -> tuple[Load, lis
             watching = group.create_task(_watch(soaked, minutes, until_s))
             for work in load.workers():
                 group.create_task(load.repeat(work, until_s))
-        return load, watching.result()
+        return soaked, watching.result()
 
 
 async def _control(counting: Counted) -> list[Reading]:
@@ -127,13 +131,21 @@ async def _clients(
         yield client, admin
 
 
-def _report(load: Load, readings: list[Reading]) -> bool:
+def _grown(types: list[Counter[str]]) -> str:
+    """The types that there are more of at the end than after the first fifth."""
+    more = (types[-1] - types[len(types) // 5]).most_common(8)
+    return ", ".join(f"{count} {name}" for name, count in more)
+
+
+def _report(soaked: Soaked, readings: list[Reading]) -> bool:
+    load = soaked.load
     print("done: " + ", ".join(f"{count} {name}" for name, count in load.done.most_common()))
     print(f"false denials and limits named wrongly: {len(load.wrong)}")
     for each in load.wrong[:20]:
         print(f"  {each}")
     lines = judge(readings)
     print("\n".join(map(str, lines)))
+    print(f"more objects at the end: {_grown(soaked.types)}")
     return not load.wrong and all(line.is_flat for line in lines)
 
 
@@ -158,10 +170,10 @@ def main() -> int:
         return 1
     print(f"soak: {minutes:g} minutes, seed {seed}", flush=True)
     with counted({"CELLWALL_POOL_SIZE": str(_PARKED)}, **_SETTINGS) as counting:
-        load, readings = asyncio.run(_soak(counting, minutes, seed))
+        soaked, readings = asyncio.run(_soak(counting, minutes, seed))
         is_alive = counting.server.process.poll() is None
         log = counting.server.log.read_text(encoding="utf-8")
-    is_good = _report(load, readings) and is_alive and "Traceback" not in log
+    is_good = _report(soaked, readings) and is_alive and "Traceback" not in log
     if not is_good:
         lines = [each for each in log.splitlines() if '"level":"info"' not in each]
         print("the server's log, without what is normal:\n" + "\n".join(lines[-40:]))
