@@ -152,7 +152,7 @@ def _report(soaked: Soaked, readings: list[Reading]) -> bool:
 
 
 def _tracebacks(log: str) -> int:
-    """How many there are, without those of a guest whose context the saboteur killed at its start."""
+    """How many there are, but for guests whose context the saboteur killed at its start."""
     return log.count("Traceback") - len(re.findall(_KILLED_EARLY, log, re.MULTILINE))
 
 
