@@ -81,3 +81,23 @@ def test_program_whose_sandboxes_always_die_is_given_up_by_name(arena: Arena, wh
 
     with arena.leaving_nothing():
         arena.do(attack())
+
+
+def test_cell_whose_context_died_unnoticed_runs_once_in_a_new_one(arena: Arena) -> None:
+    """As in a parked sandbox: the guest refuses, so nothing has run; the note says so."""
+
+    async def attack() -> None:
+        async with await arena.engine.create_sandbox() as sandbox:
+            made = sandbox.live.runtime_sandbox
+            assert isinstance(made, JailSandbox)
+            (pid,) = posture.children(made.pid)
+            gone = os.pidfd_open(pid)
+            os.kill(pid, signal.SIGKILL)
+            await asyncio.to_thread(select.select, [gone], [], [], 10)
+            os.close(gone)
+            ran = await sandbox.run("print('ran')")
+            assert ran.stdout == "ran\n"
+            assert "this ran in a new one" in ran.outcome.notes[-1]
+
+    with arena.leaving_nothing():
+        arena.do(attack())
