@@ -85,6 +85,7 @@ class Docker:
 
     def __init__(self, folder: Path) -> None:
         """Start it and wait until it answers."""
+        self._folder = folder
         self._socket = f"unix://{folder}/socket"
         self._log = (folder / "log").open("wb")
         self._daemon = subprocess.Popen(
@@ -96,7 +97,6 @@ class Docker:
             stdout=self._log,
             stderr=self._log,
         )
-        self._folder = folder
         deadline = time.monotonic() + 30
         while self.call("version", check=False).returncode != 0:
             if self._daemon.poll() is not None or time.monotonic() > deadline:
@@ -153,6 +153,8 @@ class Docker:
                 self.call("rm", "--force", *left, check=False)
             self._daemon.terminate()
             self._daemon.wait(30)
+        for mount in self._folder.glob("exec/netns/*"):  # it holds on to the namespace of the host
+            subprocess.run(["umount", mount], check=False)
         self._log.close()
 
 

@@ -8,6 +8,7 @@ closes them and runs once more; the control is the number that it did open.
 from __future__ import annotations
 
 import os
+import resource
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,6 +81,31 @@ def test_full_table_of_descriptors_is_a_refusal_with_a_remedy(room: int) -> None
     assert said["refused"]["code"] in {"capacity", "sandbox_broken"}, said
     assert "descriptor" in said["refused"]["words"]
     _check(said)
+
+
+@pytest.mark.parametrize(
+    ("hard", "wanted", "words"),
+    [
+        (64, 64, "open files: 64: a sandbox takes 256"),
+        (255, 256, "open files: 255: a sandbox takes 256"),
+        (300, 301, "start a sandbox with 301 open files: the hard limit on them"),
+        (300, 300, ""),
+    ],
+)
+def test_small_hard_limit_on_descriptors_is_named(hard: int, wanted: int, words: str) -> None:
+    limits = f"limits={{'open_files': {wanted}}}"
+    program = f"async def main():\n    say('said', await tried(bare().run('print(1)', {limits})))\n"
+
+    def lower() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+    said = embedded(f"{program}asyncio.run(main())", before=lower)["said"]
+    if not words:
+        assert said == {"stdout": "1\n"}
+        return
+    assert said["code"] == "host_unsupported"
+    assert words in said["error"]
+    assert "LimitNOFILE=65536" in said["error"]
 
 
 @pytest.fixture

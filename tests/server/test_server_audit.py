@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import signal
 import socket
-import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from audit_stores import cellwall
 from servers import ADMIN, ALICE, BOB, Server, configuration, new_sandbox, running, start
 
 from cellwall.server.app import ENDPOINTS
@@ -25,9 +22,12 @@ from cellwall.server.keys import digest_of
 PLANTED = "planted-secret-0f1e2d3c4b5a"
 
 
-@pytest.fixture(scope="module")
-def audited() -> Iterator[Server]:
-    with running() as made:
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def audited(request: pytest.FixtureRequest) -> Iterator[Server]:
+    given = {}
+    if request.param == "postgresql":
+        given["store"] = request.getfixturevalue("postgres").database()
+    with running(**given) as made:
         yield made
 
 
@@ -58,17 +58,6 @@ def wait_for(server: Server, after: int, action: str, **fields: str) -> dict[str
 
 def state_dir(server: Server) -> Path:
     return server.log.parent / "state"
-
-
-def cellwall(folder: Path, *argv: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cellwall.apps.cli.main", "audit", *map(str, argv)],
-        env={**os.environ, "CELLWALL_STATE_DIR": str(folder)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=50,
-    )
 
 
 # -- what it holds -------------------------------------------------------------------------------
@@ -157,127 +146,7 @@ def test_the_audit_is_the_operators_alone(audited: Server) -> None:
     assert httpx.get(f"{audited.address}/audit").status_code in {401, 429}
 
 
-# -- what it is worth ----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The state directory of a server that has ended, and its anchors."""
-    folder = tmp_path_factory.mktemp("kept")
-    anchors = folder / "anchors.log"
-    config = configuration(warm=[], audit_anchor=str(anchors), audit_anchor_s=0.2)
-    server = start(folder, "--port", "0", config=config)
-    client = server.client()
-    for _ in range(12):
-        client.post("/execute", json={"code": "1"}).raise_for_status()
-    assert server.stop() == 0
-    return folder / "state", anchors
-
-
-def copied(kept: tuple[Path, Path], folder: Path) -> sqlite3.Connection:
-    """Return a connection to a copy of the store, as somebody with the disk has one."""
-    (folder / "server").mkdir()
-    source = sqlite3.connect(kept[0] / "server" / "cellwall.db")
-    target = sqlite3.connect(folder / "server" / "cellwall.db", isolation_level=None)
-    source.backup(target)
-    source.close()
-    return target
-
-
-def test_an_untouched_audit_is_whole_and_anchored(kept: tuple[Path, Path]) -> None:
-    done = cellwall(kept[0], "verify", "--anchor", kept[1], "--json")
-    report = json.loads(done.stdout)
-    assert done.returncode == 0, done.stdout
-    assert report["whole"]
-    assert report["records"] == 26  # start, stop, and two for each execution
-    assert report["anchors"] == len(kept[1].read_text().splitlines()) >= 2
-
-
-@pytest.mark.parametrize(
-    ("damage", "first"),
-    [
-        ("UPDATE audit SET record = replace(record, 'alice', 'mallo') WHERE seq = 7", 7),
-        ("UPDATE audit SET hash = zeroblob(32) WHERE seq = 7", 7),
-        ("DELETE FROM audit WHERE seq = 7", 7),
-        ("DELETE FROM audit WHERE seq > 20", 21),
-        ("DELETE FROM audit", 1),
-        ("UPDATE audit SET seq = seq + 1000 WHERE seq IN (7, 8);"
-         "UPDATE audit SET seq = 8 WHERE seq = 1007;"
-         "UPDATE audit SET seq = 7 WHERE seq = 1008", 7),
-    ],
-)  # fmt: skip
-def test_damage_is_found_at_its_place(
-    kept: tuple[Path, Path], tmp_path: Path, damage: str, first: int
-) -> None:
-    """FI-35: edited, removed, reordered, truncated; by somebody who has the database."""
-    with copied(kept, tmp_path) as base:
-        base.executescript(damage)
-    base.close()
-    done = cellwall(tmp_path, "verify", "--anchor", kept[1], "--json")
-    report = json.loads(done.stdout)
-    assert done.returncode == 1
-    assert not report["whole"]
-    assert report["faults"][0]["record"] == first
-
-
-def test_an_end_made_anew_is_found_by_the_anchor(kept: tuple[Path, Path], tmp_path: Path) -> None:
-    """FI-35: cut off, then appended to again with good hashes."""
-    from cellwall.server.audit import server_entry
-    from cellwall.server.audit_chain import sealed
-
-    with copied(kept, tmp_path) as base:
-        base.execute("DELETE FROM audit WHERE seq > 20")
-        ((head,),) = base.execute("SELECT hash FROM audit WHERE seq = 20")
-        for seq in range(21, 30):
-            row = sealed(server_entry("execution.accept", tenant="mallory"))(seq, head)
-            base.execute("INSERT INTO audit VALUES (?, ?, ?)", (row.seq, row.record, row.hash))
-            head = row.hash
-    base.close()
-    assert cellwall(tmp_path, "verify").returncode == 0  # the control: the chain itself is fine
-    done = cellwall(tmp_path, "verify", "--anchor", kept[1])
-    assert done.returncode == 1
-    assert "not the record that was anchored" in done.stdout
-
-
-def test_exports_rotate_link_and_verify_without_a_store(
-    kept: tuple[Path, Path], tmp_path: Path
-) -> None:
-    archive = tmp_path / "archive"
-    archive.mkdir()
-    (tmp_path / "copy").mkdir()
-    with copied(kept, tmp_path / "copy") as base:
-        base.execute("DELETE FROM audit WHERE seq > 10")
-    base.close()
-    assert cellwall(tmp_path / "copy", "export", "--rotate", archive).returncode == 0
-    assert cellwall(kept[0], "export", "--rotate", archive).returncode == 0
-    assert "nothing new" in cellwall(kept[0], "export", "--rotate", archive).stderr
-    files = sorted(archive.iterdir())
-    assert [file.name for file in files] == ["audit-000000000001.jsonl", "audit-000000000011.jsonl"]
-    nowhere = tmp_path / "nowhere"
-    done = cellwall(nowhere, "verify", *files, "--anchor", kept[1])
-    assert done.returncode == 0, done.stdout
-    assert "26 records (1 to 26): whole" in done.stdout
-    assert cellwall(nowhere, "verify", files[1]).returncode == 0  # a later file alone
-    files[0].write_text("".join(files[0].read_text().splitlines(keepends=True)[:9]))
-    done = cellwall(nowhere, "verify", *files)
-    assert done.returncode == 1
-    assert "record 10: 1 missing" in done.stdout
-    assert not nowhere.exists()
-
-
-def test_tail_shows_records_on_one_line_each(kept: tuple[Path, Path]) -> None:
-    lines = cellwall(kept[0], "tail", "-n", "3").stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["24", "25", "26"]
-    assert "server.stop" in lines[2]
-    parsed = [json.loads(line) for line in cellwall(kept[0], "tail", "--json").stdout.splitlines()]
-    assert parsed[-1]["action"] == "server.stop"
-
-
-def test_a_missing_store_is_said_and_none_is_made(tmp_path: Path) -> None:
-    done = cellwall(tmp_path, "verify")
-    assert done.returncode == 125
-    assert "there is no store" in done.stderr
-    assert not (tmp_path / "server").exists()
+# -- anchors --------------------------------------------------------------------------------------
 
 
 def test_anchors_go_to_the_system_log(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from servers import ADMIN, ALICE, Server, new_sandbox, running
 _SOON_S = 10.0
 _FLOOD = "import os\nwhile True: os.write(1, b'y' * 65536)"
 _STALL_S = 2.0
+_TCP_REPAIR = 19  # TCP_REPAIR of linux/tcp.h: a closed end sends no FIN
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +119,21 @@ def test_client_that_leaves_in_mid_stream_is_dealt_with_as_it_asked(
     else:
         assert answer["verdict"] == "cancelled"
         assert time.monotonic() - began < 3.5
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("policy", ["cancel", "detach"])
+def test_peer_that_is_gone_without_a_word_is_noticed(impatient: Server, policy: str) -> None:
+    """FI-21: a half-open connection; the kernel forgets its end of it and sends nothing."""
+    code = "import time\nprint('up', flush=True)\ntime.sleep(20)\nprint('done')"
+    sock = _ask(impatient, "/execute", code=code, on_disconnect=policy, timeout=40)
+    execution = _execution(sock)
+    while b"up" not in sock.recv(65_536):
+        pass
+    sock.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 1)
+    sock.close()
+    answer = impatient.client().get(f"/executions/{execution}", params={"wait": 30}).json()
+    assert answer["verdict"] == ("cancelled" if policy == "cancel" else "ok")
 
 
 def test_reader_of_one_byte_per_second_is_served_as_long_as_it_reads(impatient: Server) -> None:

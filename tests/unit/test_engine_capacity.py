@@ -165,12 +165,13 @@ def _caused(outer: CellwallError, inner: OSError) -> CellwallError:
 
 @pytest.mark.parametrize(
     ("error", "says"),
-    [(OSError(errno.EMFILE, "x"), "descriptors of the server"),
-     (OSError(errno.ENOSPC, "x"), "disk or inodes"),
-     (HostUnsupported("jail", "clone", remedy="r", errno=errno.EAGAIN), "processes"),
+    [(OSError(errno.EMFILE, "x"), "this process has no free descriptor"),
+     (OSError(errno.ENOSPC, "x"), "disk has no free block or inode"),
+     (HostUnsupported("jail", "clone", remedy="r", errno=errno.EAGAIN), "process"),
      (_caused(SandboxBroken("jail: x"), OSError(errno.ENOMEM, "x")), "memory"),
      (HostUnsupported("jail", "unshare", remedy="r", errno=errno.ENOSPC), None),
-     (RuntimeError("can't start new thread"), "threads"), (RuntimeError("odd"), None),
+     (RuntimeError("can't start new thread"), "process or thread"),
+     (RuntimeError("odd"), None),
      (OSError(errno.EPERM, "x"), None), (SandboxBroken("x"), None)],
 )  # fmt: skip
 def test_full_host_is_told_from_an_unsuited_one(error: Failure, says: str | None) -> None:

@@ -86,6 +86,7 @@ def test_a_host_with_plenty_passes_every_count() -> None:
     ("name", "value", "feature", "grade"),
     [
         ("open_files", 1024, "open files", "CAUTION"),
+        ("open_files", 255, "open files", "FAIL"),
         ("processes", 512, "processes", "CAUTION"),
         ("inotify_instances", 128, "fs.inotify.max_user_instances", "CAUTION"),
         ("user_namespaces", 100, "user.max_user_namespaces", "CAUTION"),

@@ -299,6 +299,23 @@ def test_audit_has_one_order_whoever_writes(store_url: str) -> None:
     assert len(rows) == 100
 
 
+def test_trimmed_audit_goes_on_where_it_was(store_url: str) -> None:
+    async def work(store: Store) -> None:
+        await store.write(*[chained(b"r%d" % n) for n in range(450)])
+        head = await store.audit_head()
+        assert await store.trim_audit(440) == 440  # more than one step
+        assert [row.seq for row in await store.audit(0, 1000)] == list(range(441, 451))
+        assert await store.trim_audit(440) == 0
+        assert await store.trim_audit(1000) == 9
+        assert await store.audit_head() == head  # the newest never goes
+        await store.write(chained(b"next"))
+        assert head is not None
+        next_hash = hashlib.sha256(head.hash + b"next").digest()
+        assert (await store.audit(450, 10))[0].hash == next_hash
+
+    with_store(store_url, work)
+
+
 def test_expiry_forgets_only_what_is_old_and_over(store_url: str) -> None:
     async def work(store: Store) -> None:
         for number in range(1, 301):

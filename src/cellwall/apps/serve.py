@@ -72,6 +72,15 @@ def check_exposure(settings: ServerSettings, *, has_own_keys: bool) -> None:
         )
 
 
+_KEEP_ALIVE = {
+    socket.TCP_KEEPIDLE: 10,
+    socket.TCP_KEEPINTVL: 5,
+    socket.TCP_KEEPCNT: 3,
+    socket.TCP_USER_TIMEOUT: 25_000,
+}
+"""A peer that is gone without a word is noticed by the kernel within 25 s. tcp(7)."""
+
+
 def bound(settings: ServerSettings) -> socket.socket:
     """Return the socket, bound; a unix socket is its owner's alone."""
     if settings.unix is not None:
@@ -79,6 +88,9 @@ def bound(settings: ServerSettings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEP_ALIVE.items():  # connections have them from their listener
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
     try:
         sock.bind((settings.host, settings.port))
     except OSError as error:

@@ -83,6 +83,8 @@ def _relocate(path: str, target: str) -> Header:
 
     if os.path.isdir(target):
         raise Refusal("exists", f"move to {target!r}: is a directory; name what is to be made")
+    if not os.access(os.path.dirname(path), os.W_OK):  # or it is copied first, and stays a copy
+        raise Refusal("permission", f"move {path!r}: its directory cannot be changed")
     try:
         shutil.move(path, target)
     except RecursionError:

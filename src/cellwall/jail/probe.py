@@ -111,7 +111,8 @@ def _user_namespaces() -> list[Found]:
         "sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=65536; on Ubuntu "
         "24.04 also: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0; inside a container: "
         "the rights of deploy/compose.yaml, above all its seccomp profile; as a service: "
-        "deploy/cellwall.service, without RestrictNamespaces and ProtectHostname"
+        "deploy/cellwall.service, without RestrictNamespaces and ProtectHostname; "
+        "a chroot cannot have them"
     )
     if problem:
         return [Found("user namespaces", "FAIL", problem, remedy)]

@@ -10,10 +10,15 @@ import resource
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from cellwall.model.errors import HostUnsupported
+
 Grade = Literal["PASS", "CAUTION", "FAIL"]
 UNLIMITED = 1 << 62
 _PER_SANDBOX = 100
 """Processes of a sandbox by default."""
+LEAST_OPEN_FILES = 256
+"""What a sandbox may have by default, and about what a fork-server with its workers needs."""
+_MORE_FILES = "ulimit -n 65536, LimitNOFILE=65536, or --ulimit nofile=65536"
 
 
 class Found(NamedTuple):
@@ -50,14 +55,30 @@ class Counts(NamedTuple):
         )
 
 
+def check_open_files(wanted: int) -> None:
+    """Raise `HostUnsupported` unless a sandbox can be given that many.
+
+    Nobody in a user namespace can go beyond the hard RLIMIT_NOFILE of the embedding process.
+    """
+    hard = _hard(resource.RLIMIT_NOFILE)
+    if hard < wanted:
+        raise HostUnsupported(
+            "open files",
+            f"start a sandbox with {wanted} open files: the hard limit on them here "
+            f"(RLIMIT_NOFILE) is {hard}",
+            remedy=f"ask for fewer, or raise it where this process is started: {_MORE_FILES}",
+        )
+
+
 def judge(counts: Counts) -> list[Found]:
-    """Return a grade for each count; a small one is no FAIL, only fewer sandboxes."""
+    """Return a grade for each count; a small one is fewer sandboxes, and FAIL only if none."""
     found = _few(
         "open files",
         counts.open_files,
         16_384,
         "a live sandbox holds some of the engine's",
-        "ulimit -n 65536, LimitNOFILE=65536, or --ulimit nofile=65536",
+        _MORE_FILES,
+        least=LEAST_OPEN_FILES,
     )
     found += _few(
         "processes",
@@ -84,12 +105,16 @@ def judge(counts: Counts) -> list[Found]:
     return found
 
 
-def _few(feature: str, count: int | None, enough: int, why: str, remedy: str) -> list[Found]:
+def _few(
+    feature: str, count: int | None, enough: int, why: str, remedy: str, *, least: int = 0
+) -> list[Found]:
     if count is None:
         return []
     shown = "not limited" if count >= UNLIMITED else str(count)
     if count >= enough:
         return [Found(feature, "PASS", shown)]
+    if count < least:
+        return [Found(feature, "FAIL", f"{shown}: a sandbox takes {least}", remedy)]
     return [Found(feature, "CAUTION", f"{shown}: {why}", remedy)]
 
 

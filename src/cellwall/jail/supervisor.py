@@ -23,8 +23,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from cellwall.jail import cgroups, exhaustion, fds, owner, plan, posture
+from cellwall.jail import cgroups, fds, owner, plan, posture
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
+from cellwall.model.shortage import shortage
 
 T = TypeVar("T")
 _PRELOAD_TIMEOUT_S = 120.0
@@ -283,7 +284,7 @@ class ForkServer:
         try:
             self._launch()
         except OSError as error:
-            raise exhaustion.shortage(error.errno, "start a fork-server", error) or error from error
+            raise shortage(error.errno, "start a fork-server", error) or error from error
         self.started_at = asyncio.get_running_loop().time()
         try:
             await self._wait_started()
@@ -381,7 +382,7 @@ class ForkServer:
     def _failure(message: Mapping[str, Any]) -> CellwallError:
         step, problem = _field(message, "step", str), _field(message, "error", str)
         number = message.get("errno")
-        return exhaustion.shortage(number, step, problem) or HostUnsupported(
+        return shortage(number, step, problem) or HostUnsupported(
             "jail", f"{step}: {problem}{message.get('detail', '')}", remedy=_REMEDY, errno=number
         )
 
@@ -452,7 +453,7 @@ class ForkServer:
             _check_room()
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:
-            raise exhaustion.shortage(error.errno, "clone a sandbox", error) or error from error
+            raise shortage(error.errno, "clone a sandbox", error) or error from error
         request = {"shape": _shape_text(shape), "uid": uid, "guest": dict(guest), "start": start}
         entrances = worker.berth.entrances if worker.berth else ()
         try:
@@ -466,9 +467,7 @@ class ForkServer:
         if not received:
             ours.close()
             number = message.get("errno")
-            raise exhaustion.shortage(
-                number, "clone a sandbox", message.get("error")
-            ) or HostUnsupported(
+            raise shortage(number, "clone a sandbox", message.get("error")) or HostUnsupported(
                 "namespaces",
                 f"clone a sandbox: {message.get('error')}",
                 remedy=_REMEDY,
@@ -491,7 +490,7 @@ class ForkServer:
             child.discard()
             self.lose(str(error))
             number = error.errno if isinstance(error, OSError) else None
-            raise exhaustion.shortage(number, "clone a sandbox", error) or error from error
+            raise shortage(number, "clone a sandbox", error) or error from error
         return child
 
     @staticmethod
@@ -503,7 +502,7 @@ class ForkServer:
             is_ours = is_ours and _is_in_other_pid_namespace(pid)
         except OSError as error:
             step = "fork-server: look at the child it cloned"
-            raise exhaustion.shortage(error.errno, step, error) or error from error
+            raise shortage(error.errno, step, error) or error from error
         # One that is dead already cannot be harmed, and what ended it is in its channel: `hear`.
         if not is_ours and (len(received) != 1 or not _has_ended(received[0])):
             raise SandboxBroken("fork-server: it answered with a process that is no sandbox's")

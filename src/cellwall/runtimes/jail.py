@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from cellwall.jail import (
     cgroups,
-    exhaustion,
     facts,
     hierarchies,
     leftovers,
@@ -29,10 +28,12 @@ from cellwall.jail import (
     supervisor,
     uids,
 )
+from cellwall.jail.probe_counts import check_open_files
 from cellwall.jail.steps import Lockdown
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
+from cellwall.model.shortage import shortage
 from cellwall.model.template import BuiltTemplate
 from cellwall.runtimes.base import Finding, RuntimeStatistics, SandboxSpec, SweepReport
 from cellwall.runtimes.channel import ChannelLost, GuestChannel
@@ -87,7 +88,7 @@ def _is_of_the_fork_server(error: BaseException, entry: Entry | None) -> bool:
 
 def _explained(error: Exception, step: str) -> CellwallError:
     """The error of a start that failed after the clone, as a caller should get it."""
-    short = exhaustion.shortage(getattr(error, "errno", None), step, error)
+    short = shortage(getattr(error, "errno", None), step, error)
     if short is not None:
         return short
     if isinstance(error, HostUnsupported):
@@ -181,6 +182,7 @@ class JailRuntime:
                 f"start a sandbox with hard limits: {', '.join(weak)} can only be held softly here",
                 remedy="run `cellwall doctor`; it says how to get a delegated cgroup",
             )
+        check_open_files(spec.limits.open_files)
         if not self.host_facts.core_limit:
             facts.core_limit()  # somebody may have installed a handler since we asked
         if not self._is_swept:

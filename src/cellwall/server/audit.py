@@ -19,6 +19,7 @@ from cellwall.model.errors import CapacityError, CellwallError
 from cellwall.server.audit_anchor import Anchoring, target_of
 from cellwall.server.audit_chain import Entry, compact, digest_of, sealed
 from cellwall.server.audit_refusals import Refusals
+from cellwall.server.audit_retention import TRIM, details_of, due
 from cellwall.server.logs import logger
 from cellwall.server.watching import who_of
 from cellwall.store.changes import AppendAudit
@@ -39,6 +40,7 @@ _MOST_NOTED = 10_000
 _BATCH = 100
 _AGAIN_S = 1.0
 _CLOSE_S = 5.0
+_TRIM_EVERY_S = 3600.0
 _LONGEST = 1024
 _SMALL_BYTES = 1 << 20
 """Bodies above it are hashed in a thread."""
@@ -58,6 +60,8 @@ class Audit:
         self._anchoring_tasks = Tasks()
         self._noted: deque[Entry] = deque()
         self._lost = 0
+        self._retention_s = settings.audit_retention_s
+        self._trim_at = 0.0
         self._writing: asyncio.Task[None] | None = None
         self._refusals = Refusals(self.note)
         self._anchoring = None
@@ -188,6 +192,24 @@ class Audit:
         if self._anchoring is not None:
             await self._anchoring.open(self._anchoring_tasks.spawn)
         self._refusals.open()
+
+    async def trim(self, now: float) -> None:
+        """Let go of what was exported and is old enough at `now` (seconds since the epoch).
+
+        At most once an hour, for each time costs a record. Raises what the store says.
+        """
+        if time.monotonic() < self._trim_at:
+            return
+        self._trim_at = time.monotonic() + min(_TRIM_EVERY_S, self._retention_s / 2)
+        cut = await due(self._store, min(now, time.time()) - self._retention_s)
+        if cut is None:
+            return
+        if self._anchoring is not None and not await self._anchoring.try_write(cut):
+            return  # what went must still be provable by somebody else
+        entry = server_entry(TRIM, subject=f"record:{cut.seq}", details=details_of(cut))
+        await self._store.write(self.change(entry))
+        gone = await self._store.trim_audit(cut.seq)
+        _log.info("trimmed", records=gone, up_to=cut.seq)
 
     async def aclose(self) -> None:
         """Write what is left, for some seconds at most, and that the server stops."""

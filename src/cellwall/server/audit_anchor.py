@@ -23,6 +23,7 @@ from cellwall.server.times import rfc3339
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cellwall.store.rows import AuditRow
     from cellwall.store.store import Store
 
 _log = logger("cellwall.audit")
@@ -112,21 +113,28 @@ class Anchoring:
             await asyncio.sleep(self._every_s)
             await self.try_write()
 
-    async def try_write(self) -> None:
-        """Write the head if there are records since; what fails is said and counted."""
+    async def try_write(self, row: AuditRow | None = None) -> bool:
+        """Write `row`, or the head if there are records since; what fails is said and counted.
+
+        Returns whether nothing failed.
+        """
         try:
-            await self._write()
+            await (self._write() if row is None else self._write_row(row))
         except (OSError, CellwallError) as error:
             self._on_failure()
             _log.error("anchor not written", reason=str(error))
+            return False
+        return True
 
     async def _write(self) -> None:
         head = await self._store.audit_head()
-        if head is None or head.seq == self._last:
-            return
-        line = anchor_line(head.seq, head.hash, rfc3339(time.time()), self._server)
+        if head is not None and head.seq != self._last:
+            await self._write_row(head)
+            self._last = head.seq
+
+    async def _write_row(self, row: AuditRow) -> None:
+        line = anchor_line(row.seq, row.hash, rfc3339(time.time()), self._server)
         await asyncio.to_thread(self._target.write, line)
-        self._last = head.seq
 
     async def aclose(self) -> None:
         """Write the head for the last time."""

@@ -11,7 +11,8 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from cellwall.server.audit_chain import START, Malformed, read
+from cellwall.server.audit_chain import START, Malformed, Read, read
+from cellwall.server.audit_retention import Cut, cut_of
 from cellwall.store.rows import AuditRow
 
 _MOST_FAULTS = 1000
@@ -45,6 +46,10 @@ class Report:
     last_hash: bytes = START
     anchors: int = 0
     """Anchors that agree."""
+    cut: Cut | None = None
+    """Where the chain was cut last, as one of its own records says."""
+    removed: int = 0
+    """Records at its start that went by that cut."""
     faults: list[Fault] = field(default_factory=list)
     """By place; at most a thousand."""
 
@@ -62,9 +67,14 @@ class Report:
 class Checker:
     """A check under way; a chain may be longer than memory."""
 
-    def __init__(self, anchors: Iterable[Anchor] = ()) -> None:
-        """Hold what comes against `anchors`."""
+    def __init__(self, anchors: Iterable[Anchor] = (), *, whole: bool = False) -> None:
+        """Hold what comes against `anchors`.
+
+        `whole`: it is all that is kept, so it begins with record 1 or where it was cut.
+        """
         self._report = Report()
+        self._is_all = whole
+        self._first_prev: bytes | None = None
         self._wanted: dict[int, list[Anchor]] = {}
         for anchor in anchors:
             if anchor.seq < 1:
@@ -74,18 +84,39 @@ class Checker:
     def take(self, row: AuditRow) -> None:
         """Check the next row, in the order in which they lie."""
         report = self._report
-        _check_row(row, report)
-        for anchor in self._wanted.pop(row.seq, ()):
-            if anchor.hash == row.hash:
-                report.anchors += 1
+        found = _check_row(row, report)
+        if found is not None:
+            report.cut = cut_of(found.values) or report.cut
+            if report.records == 1 and row.seq > 1:
+                self._first_prev = found.prev
+                self._compare(row.seq - 1, found.prev)
+        self._compare(row.seq, row.hash)
+
+    def _compare(self, seq: int, digest: bytes) -> None:
+        for anchor in self._wanted.pop(seq, ()):
+            if anchor.hash == digest:
+                self._report.anchors += 1
             else:
-                report.add(row.seq, f"it is not the record that was anchored at {anchor.time}")
+                self._report.add(seq, f"it is not the record that was anchored at {anchor.time}")
 
     def finish(self) -> Report:
         """Return what was found; no row is left."""
+        if self._is_all and self._report.first_seq > 1:
+            self._check_start()
         _check_end(self._report, self._wanted)
         self._report.faults.sort(key=lambda fault: fault.seq)
         return self._report
+
+    def _check_start(self) -> None:
+        """What is gone must have gone by a cut, and what is left must follow it."""
+        report, cut, gone = self._report, self._report.cut, self._report.first_seq - 1
+        if cut is None or cut.seq < gone:
+            known = 0 if cut is None else cut.seq
+            report.add(known + 1, f"missing at the start: {known + 1} to {gone} were not trimmed")
+            return
+        report.removed = gone
+        if cut.seq == gone and self._first_prev not in {None, cut.hash}:
+            report.add(gone + 1, "it does not follow the record at which the chain was cut")
 
 
 def check(rows: Iterable[AuditRow], anchors: Iterable[Anchor] = ()) -> Report:
@@ -96,12 +127,13 @@ def check(rows: Iterable[AuditRow], anchors: Iterable[Anchor] = ()) -> Report:
     return checker.finish()
 
 
-def _check_row(row: AuditRow, report: Report) -> None:
+def _check_row(row: AuditRow, report: Report) -> Read | None:
     expected = report.last_seq + 1 if report.records else row.seq
     if row.seq > expected:
         report.add(expected, f"{row.seq - expected} missing before record {row.seq}")
     elif row.seq < expected:
         report.add(row.seq, f"out of order: it comes after record {report.last_seq}")
+    found: Read | None = None
     try:
         found = read(row.record)
     except Malformed as error:
@@ -116,6 +148,7 @@ def _check_row(row: AuditRow, report: Report) -> None:
     report.first_seq = report.first_seq or row.seq
     report.records += 1
     report.last_seq, report.last_hash = row.seq, row.hash
+    return found
 
 
 def _is_unlinked(row: AuditRow, prev: bytes, report: Report) -> bool:

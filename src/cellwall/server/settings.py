@@ -160,6 +160,9 @@ class ServerSettings:
     is only appended to, or `syslog`; None: nowhere, and nobody can tell a shortened chain."""
     audit_anchor_s: float = 30.0
     """At least so often, while there are new records."""
+    audit_retention_s: float = 2_592_000.0
+    """Records that `cellwall audit export --rotate` has taken leave the store after this time; what
+    was not exported stays."""
     audit_reads: bool = False
     """Reads of files get audit records, too; otherwise they are only counted."""
 

@@ -119,6 +119,8 @@ class State:
     async def _expire_stored(self, store: Store) -> None:
         with contextlib.suppress(CapacityError):  # there is another time
             await store.expire(steady() - self.settings.retention_s)
+            if self.audit is not None:
+                await self.audit.trim(steady())
 
     async def drain(self, wait_s: float, is_forced: Callable[[], bool] = lambda: False) -> None:
         """Begin nothing new, let executions end for `wait_s`, cut the rest short."""

@@ -100,7 +100,8 @@ def _on_record(action: str, row: KeyRow) -> AppendAudit:
 
     A request has one of its own besides, which says whose key asked for it.
     """
-    facts = {"scope": row.scope, "name": row.name, "expires_at": row.expires_at}
+    expires_at = None if row.expires_at is None else rfc3339(row.expires_at)
+    facts = {"scope": row.scope, "name": row.name, "expires_at": expires_at}
     entry = Entry(
         time=time.time(),
         mono_ns=time.monotonic_ns(),

@@ -1,13 +1,14 @@
 """Forgetting: what has ended long enough ago goes, in bounded steps that others can write between.
 
-Keys and audit records are kept. The invariants: an execution goes with all of its events; every
-statement has the same text however many rows there are, because SQLite and SQLAlchemy keep what
+Keys are kept, and so are audit records until somebody says up to which. The invariants: an
+execution goes with all of its events; what is left of the audit is always its end, without a hole;
+every statement has the same text however many rows there are, because SQLite and SQLAlchemy keep what
 they have compiled (a list of 200 names is another statement than one of 199, and 20 KiB more).
 """
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, Executable, bindparam, delete, select
+from sqlalchemy import Connection, Executable, bindparam, delete, func, select
 
 from cellwall.store import schema
 
@@ -57,3 +58,17 @@ def _drop(
     for statement in statements if rows else ():
         connection.execute(statement, rows)
     return len(rows)
+
+
+def trim_some(connection: Connection, up_to: int) -> int:
+    """Delete the oldest audit records, up to `STEP` of them and to number `up_to`; how many.
+
+    The newest stays in any case: the next one's number and link are made from it.
+    """
+    table = schema.audit
+    ends = select(func.min(table.c.seq), func.max(table.c.seq))
+    first, newest = connection.execute(ends).one()
+    if first is None:
+        return 0
+    last = min(up_to, newest - 1, first + STEP - 1)
+    return connection.execute(delete(table).where(table.c.seq <= last)).rowcount

@@ -167,13 +167,21 @@ class Store:
         if replays_before is None:
             replays_before = before - REPLAY_S
         work = partial(retention.expire_some, before=before, replays_before=replays_before)
+        return await self._in_steps("expire", work)
+
+    async def trim_audit(self, up_to: int) -> int:
+        """Forget the audit's records up to that number, oldest first; return how many went."""
+        return await self._in_steps("trim the audit", partial(retention.trim_some, up_to=up_to))
+
+    async def _in_steps(self, step: str, work: Work[int]) -> int:
+        """Do `work` until there is no more of it; others write in between."""
         total = 0
         try:
             while gone := await self._database.write(work):
                 total += gone
                 await asyncio.sleep(0)
         except Exception as error:
-            raise answer_to("expire", error) from error
+            raise answer_to(step, error) from error
         return total
 
     # ── everything else ───────────────────────────────────────────────────────────────────────

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from cellwall.apps.cli.terminal import visible
-from cellwall.model.errors import NotFound, UsageError
+from cellwall.model.errors import Conflict, NotFound, UsageError
 
 if TYPE_CHECKING:
     from cellwall.server.audit_check import Anchor, Report
@@ -100,7 +100,7 @@ def export(
         count = asyncio.run(_export(store, after, to))
         name = "standard output" if to is None else str(to)
     else:
-        count, name = _rotate(store, rotate)
+        count, name = asyncio.run(_rotate(store, rotate, _last_in(rotate)))
     typer.echo(f"{count} records: {name}", err=True)
 
 
@@ -129,7 +129,7 @@ async def _checked(given: str | None, anchors: list[Anchor]) -> Report:
     from cellwall.server.audit_check import Checker
     from cellwall.store.store import Store
 
-    checker = Checker(anchors)
+    checker = Checker(anchors, whole=True)
     store = await Store.open(_url(given))
     try:
         async for row in _rows(store, 0):
@@ -183,25 +183,31 @@ def _opened(path: Path) -> IO[str]:
 
 
 async def _export(given: str | None, after: int, to: Path | None) -> int:
-    from cellwall.server.audit_check import exported
     from cellwall.store.store import Store
 
     store = await Store.open(_url(given))
-    count = 0
     try:
-        out = sys.stdout if to is None else _created(to)
-        try:
-            async for row in _rows(store, after):
-                out.write(exported(row) + "\n")
-                count += 1
-            out.flush()
-            if to is not None:
-                os.fsync(out.fileno())
-        finally:
-            if to is not None:
-                out.close()
+        return await _write(store, after, to)
     finally:
         await store.aclose()
+
+
+async def _write(store: Store, after: int, to: Path | None) -> int:
+    """Write the records behind number `after`; they are on disk when this returns."""
+    from cellwall.server.audit_check import exported
+
+    count = 0
+    out = sys.stdout if to is None else _created(to)
+    try:
+        async for row in _rows(store, after):
+            out.write(exported(row) + "\n")
+            count += 1
+        out.flush()
+        if to is not None:
+            os.fsync(out.fileno())
+    finally:
+        if to is not None:
+            out.close()
     return count
 
 
@@ -216,19 +222,66 @@ def _created(path: Path) -> IO[str]:
     return open(fd, "w", encoding="ascii")
 
 
-def _rotate(given: str | None, folder: Path) -> tuple[int, str]:
-    """Write what is not yet in the folder's files into a new one, if there is anything."""
+def _last_in(folder: Path) -> AuditRow | None:
     files = sorted(folder.glob("audit-*.jsonl"))
-    after = 0
-    if files:
-        *_, last = _in_files([files[-1]])
-        after = last.seq
-    name = folder / f"audit-{after + 1:012d}.jsonl"
-    count = asyncio.run(_export(given, after, name))
-    if not count:
-        name.unlink()
-        return 0, "nothing new"
-    return count, str(name)
+    return list(_in_files([files[-1]]))[-1] if files else None
+
+
+async def _rotate(given: str | None, folder: Path, last: AuditRow | None) -> tuple[int, str]:
+    """Write what is behind `last`, the folder's latest record, into a new file.
+
+    Then the server may let go of it (`audit_retention_s`).
+    """
+    from cellwall.server.audit_retention import EXPORTED
+    from cellwall.store.changes import PutFact
+    from cellwall.store.store import Store
+
+    store = await Store.open(_url(given))
+    try:
+        if last is not None:
+            await _check_follows(store, last, folder)
+        after = last.seq if last else 0
+        first = await store.audit(after, 1)
+        if not first:
+            return 0, "nothing new"
+        name = folder / f"audit-{first[0].seq:012d}.jsonl"
+        count = await _write_whole(store, after, name)
+        await store.write(PutFact(EXPORTED, str(first[0].seq + count - 1)))
+        return count, str(name)
+    finally:
+        await store.aclose()
+
+
+async def _write_whole(store: Store, after: int, name: Path) -> int:
+    """Write a file that is there whole or not at all, also after a crash."""
+    part = name.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    count = await _write(store, after, part)
+    part.rename(name)
+    folder = os.open(name.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return count
+
+
+async def _check_follows(store: Store, last: AuditRow, folder: Path) -> None:
+    """Raise `Conflict` unless the store's records go on where the folder's files end."""
+    from cellwall.server.audit_chain import read
+
+    found = await store.audit(last.seq - 1, 1)
+    if found and found[0].seq == last.seq:
+        follows = found[0].hash == last.hash
+    else:  # it was trimmed, and the next one is there
+        follows = bool(found) and found[0].seq == last.seq + 1
+        follows = follows and read(found[0].record).prev == last.hash
+    if not follows:
+        raise Conflict(
+            f"audit: record {last.seq}, the last one in {folder}, is not the store's: a backup was "
+            "restored, or the folder is another store's",
+            remedy="keep these files, and name an empty folder",
+        )
 
 
 # -- showing -----------------------------------------------------------------------------------
@@ -242,6 +295,7 @@ def _as_json(report: Report) -> dict[str, object]:
         "last": report.last_seq,
         "head": report.last_hash.hex(),
         "anchors": report.anchors,
+        "removed": report.removed,
         "faults": [{"record": fault.seq, "what": fault.what} for fault in report.faults],
     }
 
@@ -252,6 +306,9 @@ def _print(report: Report, anchors: int) -> None:
     what = "whole" if report.is_whole else f"broken, first at record {report.faults[0].seq}"
     span = f"{report.first_seq} to {report.last_seq}" if report.records else "none"
     typer.echo(f"{report.records} records ({span}): {what}")
+    if report.cut is not None and report.removed:
+        when = visible(report.cut.time)
+        typer.echo(f"records 1 to {report.removed} were exported, and removed at {when}")
     if anchors:
         typer.echo(f"{report.anchors} of {anchors} anchors agree")
     else:

@@ -1,0 +1,43 @@
+"""What the kernel means when it has no more of something: our error for it, with the remedy.
+
+Called wherever a start touches the host, in the jail and in the engine. Not a guess about the
+cause of any other error: what is not in the table is no shortage. A shortage passes, so the caller
+is told when to try again.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from cellwall.model.errors import CapacityError
+
+_RETRY_S = 5.0
+_SHORT_OF = {
+    errno.EMFILE: ("this process has no free descriptor", "raise `ulimit -n` (LimitNOFILE=)"),
+    errno.ENFILE: ("the host has no free descriptor", "raise fs.file-max"),
+    errno.EAGAIN: (
+        "no further process or thread may be made",
+        "raise the limit on processes of this process's cgroup or user (TasksMax=, `ulimit -u`)",
+    ),
+    errno.ENOMEM: ("there is no memory left", "give the host or this process's cgroup more"),
+}
+_SHORT_OF_DISK = {
+    errno.ENOSPC: ("the disk has no free block or inode", "make room below the state directory"),
+    errno.EDQUOT: ("the disk quota is used up", "make room below the state directory"),
+}
+
+
+def shortage(
+    number: int | None, step: str, said: object = "", *, on_disk: bool = False
+) -> CapacityError | None:
+    """Return the error for a failed `step` if `number` is an errno of a shortage.
+
+    `said` are the kernel's or our own words for it. `on_disk`: the step writes to a disk; elsewhere
+    ENOSPC may be a setting of the kernel's (user.max_user_namespaces), and no waiting helps.
+    """
+    table = {**_SHORT_OF, **_SHORT_OF_DISK} if on_disk else _SHORT_OF
+    if number not in table:
+        return None
+    what, remedy = table[number]
+    words = f" ({said})" if said else ""
+    return CapacityError(f"{step}: {what}{words}", retry_after_s=_RETRY_S, remedy=remedy)
