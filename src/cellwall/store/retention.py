@@ -2,8 +2,8 @@
 
 Keys are kept, and so are audit records until somebody says up to which. The invariants: an
 execution goes with all of its events; what is left of the audit is always its end, without a hole;
-every statement has the same text however many rows there are, because SQLite and SQLAlchemy keep what
-they have compiled (a list of 200 names is another statement than one of 199, and 20 KiB more).
+every statement has the same text however many rows there are, because SQLite and SQLAlchemy keep
+what they have compiled (a list of 200 names is another statement than one of 199, and 20 KiB more).
 """
 
 from __future__ import annotations
