@@ -18,6 +18,7 @@ from arena import Arena, Traces, descendants
 
 from cellwall import Engine, EngineSettings, Execution, Verdict
 from cellwall.jail import posture, supervisor
+from cellwall.model.errors import SandboxBroken
 
 pytestmark = pytest.mark.attack
 
@@ -139,10 +140,45 @@ def _is_init(pid: int) -> bool:
     return len(line.split()) == 4 and line.split()[-1] == "1"
 
 
+@pytest.mark.parametrize("kills", [3, 4])
+def test_fork_servers_killed_while_they_start_are_made_again_three_times(
+    monkeypatch: pytest.MonkeyPatch, kills: int
+) -> None:
+    """Nothing is wrong with the host: one more is the control, and is not called unsupported."""
+    real, launched = supervisor.ForkServer._launch, 0
+
+    def launch(server: supervisor.ForkServer) -> None:
+        nonlocal launched
+        launched += 1
+        real(server)
+        if launched <= kills:
+            assert server._boot is not None
+            os.kill(server._boot.pid, signal.SIGKILL)
+
+    async def attack() -> Execution | BaseException:
+        engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
+        monkeypatch.setattr(supervisor.ForkServer, "_launch", launch)
+        try:
+            return (await asyncio.gather(engine.run("print(1)"), return_exceptions=True))[0]
+        finally:
+            await engine.aclose()
+
+    before = Traces.now()
+    ended = asyncio.run(attack())
+    assert Traces.now() == before
+    assert launched == 4
+    if kills == 3:
+        assert isinstance(ended, Execution)
+        assert ended.ok
+    else:
+        assert isinstance(ended, SandboxBroken)
+        assert "start the fork-server" in str(ended)
+
+
 def test_template_that_always_loses_its_fork_server_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The control: it is tried once more and no oftener, and the error says what was lost."""
+    """The control: it is tried four times and no oftener, and the error says what was lost."""
     real, asked = supervisor.ForkServer.spawn, 0
 
     async def spawn(
@@ -165,5 +201,5 @@ def test_template_that_always_loses_its_fork_server_is_given_up(
     before = Traces.now()
     said = asyncio.run(attack())
     assert Traces.now() == before
-    assert asked == 2
+    assert asked == 4
     assert "fork-server" in said

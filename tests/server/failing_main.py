@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from cellwall.apps.cli.main import main
-from cellwall.engine import engine
+from cellwall.engine import engine, oneshot
 from cellwall.store.errors import StoreFull
 from cellwall.store.store import Store
 
@@ -70,7 +70,7 @@ def _wrap_store(kill: str, full: str, starts: str) -> None:
 
 
 def _wrap_engine(kill: str, ledger: str) -> None:
-    real_write, real_collect = engine._write_files, engine.Engine._collect
+    real_write, real_collect = oneshot._write_files, engine.Engine._collect
 
     async def write_files(live: Any, work: Any) -> None:
         found = _NONCE.search(work.source)
@@ -86,7 +86,7 @@ def _wrap_engine(kill: str, ledger: str) -> None:
             _kill()
         return found
 
-    engine._write_files = write_files
+    oneshot._write_files = write_files
     engine.Engine._collect = collect  # type: ignore[method-assign]
 
 

@@ -1,17 +1,20 @@
 """What a server holds on its host, read from outside, and whether that stays the same.
 
-No knowledge of the load: `Reading` asks the kernel, `judge` is a pure function of readings. The
-invariant: a figure is flat when the growth of its straight line over the whole run is below its
-tolerance; a run that is too short to tell says so instead of passing.
+No knowledge of the load: `look` asks the kernel, `judge` is a pure function of readings. The
+invariants: only what belongs to this server counts (its process tree, cgroups with its pid in
+their names, its own folder), so that others on the host change nothing; a figure is flat when the
+growth of its line over the whole run is below its tolerance; a run that is too short to tell says
+so instead of passing.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import tempfile
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import combinations
 from pathlib import Path
 
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "uts", "user", "cgroup")
@@ -33,22 +36,27 @@ class Reading:
     processes: float
     cgroups: float
     mounts: float
+    """That the server sees; its own where it has a mount namespace of its own."""
     namespaces: float
     temp_files: float
+    """Of its folder: state, temp directory, log."""
+    objects: float
+    """That Python's collector knows in the server."""
 
 
 TOLERANCES = {
-    "memory_mib": 32.0,
-    "server_mib": 16.0,
+    "memory_mib": 32.0,  # the server's, and two parked sandboxes more or less
+    "server_mib": 16.0,  # SQLite's two page caches of 8 MiB each, which fill as the audit grows
     "descriptors": 3.0,
-    "threads": 2.0,
+    "threads": 2.0,  # of asyncio's pool, made when they are first needed
     "processes": 1.0,
-    "cgroups": 4.0,
+    "cgroups": 4.0,  # one sandbox's, one in each hierarchy
     "mounts": 0.5,
-    "namespaces": 7.0,
+    "namespaces": 7.0,  # one sandbox's
     "temp_files": 1.0,
+    "objects": 2000.0,  # records of the last half minute, more or less; one per run is more
 }
-"""Growth over a whole run that is no leak: a parked sandbox more or less, an arena of malloc."""
+"""Growth over a whole run that is no leak."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +82,8 @@ class Line:
         )
 
 
-def look(pid: int, state: Path, at_s: float) -> Reading:
-    """Read everything of the server with this pid."""
+def look(pid: int, folder: Path, at_s: float, objects: int) -> Reading:
+    """Read everything of the server with this pid; `folder` is where it may leave files."""
     pids = [pid, *_descendants(pid)]
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     rss_mib = _kib(status, "VmRSS:") / 1024
@@ -89,7 +97,8 @@ def look(pid: int, state: Path, at_s: float) -> Reading:
         cgroups=_cgroups(pid),
         mounts=len(Path(f"/proc/{pid}/mountinfo").read_bytes().splitlines()),
         namespaces=len(_namespaces(pids)),
-        temp_files=_temp_files(state),
+        temp_files=sum(len(found) + len(names) for _, names, found in os.walk(folder)),
+        objects=objects,
     )
 
 
@@ -107,10 +116,10 @@ def judge(readings: Sequence[Reading]) -> list[Line]:
 
 def _line(figure: str, times: Sequence[float], settled: Sequence[Reading]) -> Line:
     values = [float(getattr(each, figure)) for each in settled]
-    mean_t, mean_v = sum(times) / len(times), sum(values) / len(values)
-    spread = sum((t - mean_t) ** 2 for t in times)
-    covariance = sum((t - mean_t) * (v - mean_v) for t, v in zip(times, values, strict=True))
-    slope = covariance / spread
+    # The median of all pairs' slopes (Theil and Sen): a fork-server that waits for its last
+    # sandbox at the end of a run is no leak, and must not tilt the line.
+    pairs = combinations(zip(times, values, strict=True), 2)
+    slope = statistics.median((w - v) / (u - t) for (t, v), (u, w) in pairs if u > t)
     growth = slope * (times[-1] - times[0])
     is_flat = growth <= TOLERANCES[figure]
     return Line(figure, values[0], values[-1], max(values), slope * 3600, growth, is_flat)
@@ -165,9 +174,3 @@ def _namespaces(pids: Sequence[int]) -> set[str]:
             except OSError:
                 continue
     return found
-
-
-def _temp_files(state: Path) -> int:
-    """Of the state directory without what is installed, and of ours in the temp directory."""
-    kept = [path for path in state.rglob("*") if not path.is_relative_to(state / "templates")]
-    return len(kept) + len(list(Path(tempfile.gettempdir()).glob("cellwall*")))

@@ -87,8 +87,8 @@ class Load:
     def workers(self) -> list[Callable[[], Any]]:
         """What runs side by side, each again and again."""
         return [
-            self._benign,
-            self._benign,
+            self.benign,
+            self.benign,
             self._session,
             self._attack,
             self._probe,
@@ -129,7 +129,8 @@ class Load:
 
     # -- kinds of work ---------------------------------------------------------------------
 
-    async def _benign(self) -> None:
+    async def benign(self) -> None:
+        """Run one program whose answer is known."""
         program = self._random.choice(BENIGN)
         began_s = time.monotonic()
         self._expect(program, await self._execute(program.request), began_s)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from figures import TOLERANCES, Reading, judge, look
 
-_STILL = Reading(0.0, 300.0, 90.0, 40.0, 12.0, 30.0, 24.0, 24.0, 70.0, 5.0)
+_STILL = Reading(0.0, 300.0, 90.0, 40.0, 12.0, 30.0, 24.0, 24.0, 70.0, 5.0, 110_000.0)
 
 
 def _grown(figure: str, growth: float, count: int = 60) -> list[Reading]:
@@ -47,14 +48,30 @@ def test_start_is_left_out_and_too_few_readings_say_nothing() -> None:
         judge(warming[:6])
 
 
+def test_excursion_at_the_end_is_no_leak() -> None:
+    readings = _grown("processes", 0)
+    readings[-8:] = [replace(each, processes=34.0) for each in readings[-8:]]
+    assert all(line.is_flat for line in judge(readings))
+
+
 def test_reading_counts_what_is_there(tmp_path: Path) -> None:
-    (tmp_path / "templates").mkdir()
-    before = look(os.getpid(), tmp_path, 0.0)
+    (tmp_path / "temp").mkdir()
+    before = look(os.getpid(), tmp_path, 0.0, 7)
     read_end, write_end = os.pipe()
-    (tmp_path / "left").touch()
-    after = look(os.getpid(), tmp_path, 1.0)
+    (tmp_path / "temp" / "left").touch()
+    after = look(os.getpid(), tmp_path, 1.0, 9)
     os.close(read_end)
     os.close(write_end)
     assert after.descriptors == before.descriptors + 2
     assert after.temp_files == before.temp_files + 1
+    assert after.objects == before.objects + 2
     assert after.server_mib > 0
+
+
+def test_reading_ignores_what_others_have(tmp_path: Path) -> None:
+    """Another engine's cgroups, processes and files are not ours, whatever it leaves."""
+    own = look(os.getpid(), tmp_path, 0.0, 0)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as other:
+        theirs = look(other.pid, tmp_path, 0.0, 0)
+        assert (theirs.processes, theirs.cgroups, theirs.temp_files) == (1, 0, 0)
+        assert look(os.getpid(), tmp_path, 0.0, 0).processes == own.processes + 1

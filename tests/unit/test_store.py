@@ -8,6 +8,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import Engine, event
 from stores import (
     chained,
     chunk,
@@ -337,6 +338,36 @@ def test_expiry_forgets_only_what_is_old_and_over(store_url: str) -> None:
         assert await store.expire(50.0, replays_before=11.0) == 1
 
     with_store(store_url, work)
+
+
+def test_expiry_says_the_same_to_the_database_for_any_number_of_rows(store_url: str) -> None:
+    """A text of its own for each count would be compiled and kept: 20 KiB each, for ever."""
+    said: list[set[str]] = [set()]
+    of_expiry: list[set[str]] = []
+
+    def heard(_conn: object, _cursor: object, statement: str, *_rest: object) -> None:
+        said[-1].add(statement)
+
+    async def work(store: Store) -> None:
+        for count in (3, 1, 2, 5, 8):
+            for number in range(count):
+                await store.write(Accept(execution(number, state="ended", ended_at=10.0)))
+                await store.write(
+                    AppendEvents(chunk(number, 1, 2)), PutSandbox(sandbox(str(number)))
+                )
+                await store.write(EndSandbox(str(number), 10.0, "idle"))
+            said.append(set())
+            assert await store.expire(50.0) == 2 * count
+            of_expiry.append(said[-1])
+            said.append(set())
+
+    event.listen(Engine, "before_cursor_execute", heard)
+    try:
+        with_store(store_url, work)
+    finally:
+        event.remove(Engine, "before_cursor_execute", heard)
+    assert len(of_expiry) == 5
+    assert set.union(*of_expiry) == of_expiry[0]
 
 
 def test_closing_writes_what_waits_and_refuses_the_rest(store_url: str) -> None:

@@ -25,6 +25,7 @@ import uvicorn
 import uvloop
 
 from cellwall.apps.first_key import adopt_file, first_key, has_own_keys
+from cellwall.apps.heap import keep_big_blocks_apart
 from cellwall.apps.instruments import connect, facts_of
 from cellwall.apps.metrics_listener import check_metrics_exposure, listening
 from cellwall.apps.state_lock import locked
@@ -319,6 +320,7 @@ def _listening(settings: ServerSettings) -> Iterator[socket.socket]:
 
 def run(loaded: Loaded, keys: KeyRing, said: Said) -> None:
     """Serve on an event loop of its own."""
+    keep_big_blocks_apart()
     step_aside()
     sys.setswitchinterval(_SWITCH_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

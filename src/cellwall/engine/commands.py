@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import signal as signals
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 from cellwall.engine.execution import Attempt, Work
@@ -66,6 +67,10 @@ class Command:
     def is_running(self) -> bool:
         """Whether it has not ended yet."""
         return not self._result.done()
+
+    def on_ended(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once, soon after it has ended."""
+        self._result.add_done_callback(lambda _: callback())
 
     async def wait(self) -> CommandResult:
         """Return how it ended."""
@@ -175,13 +180,17 @@ class Commands:
             attempt = on_terminal(self._live, work, pty)
             started = Terminal(self._live, attempt, argv, self._tasks)
         await _started(attempt.recorder, argv)
-        self._background[started.id] = started
+        self._keep(started)
         return started
+
+    def _keep(self, command: Command) -> None:
+        """Know it while it runs: nobody has to ask, and it holds its output."""
+        self._background[command.id] = command
+        command.on_ended(partial(self._background.pop, command.id, None))
 
     async def list(self) -> list[Command]:
         """Return the background commands that run."""
-        self._background = {n: c for n, c in self._background.items() if c.is_running}
-        return list(self._background.values())
+        return [command for command in self._background.values() if command.is_running]
 
     async def get(self, command_id: int) -> Command:
         """Return the running background command of that id."""

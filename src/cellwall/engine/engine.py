@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cellwall.engine.execution import Attempt, OnEvent, OnStart, Work, finish
+from cellwall.engine.execution import OnEvent, OnStart, finish
 from cellwall.engine.exhaustion import instead_of
-from cellwall.engine.files import file_error, read_file
+from cellwall.engine.files import read_file
+from cellwall.engine.oneshot import NotBegun, begin, explain
 from cellwall.engine.pool import Pool, PoolStatistics
 from cellwall.engine.requests import Plan, Request, check_env, check_limits, check_start, plan
 from cellwall.engine.sandbox import AsyncSandbox
@@ -25,7 +26,7 @@ from cellwall.engine.selection import Runtimes
 from cellwall.engine.settings import EngineSettings
 from cellwall.engine.tasks import Tasks
 from cellwall.engine.templates import TemplateStore, state_dir
-from cellwall.model.errors import CellwallError, Conflict, HostUnsupported
+from cellwall.model.errors import CellwallError, Conflict
 from cellwall.model.execution import Execution
 from cellwall.model.ids import new_id
 from cellwall.runtimes.base import RuntimeGone, RuntimeStatistics, SandboxSpec, SweepReport
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from cellwall.model.template import BuiltTemplate, Template
     from cellwall.runtimes.base import Finding, Runtime
 
+
+_TRIES = 3
+"""Of one program, each in a sandbox of its own, if the one before ended before it began."""
 
 BeforeCode = Callable[[], Awaitable[None]]
 """Awaited when a sandbox is there and nothing of the caller is in it yet."""
@@ -165,7 +169,8 @@ class Engine:
         """Do one request; the sandbox is destroyed after the answer.
 
         `before_code` is awaited between the claim of a sandbox and the first byte of the caller
-        that goes into it; what it raises ends the request, and nothing has run.
+        that goes into it; what it raises ends the request, and nothing has run. It is awaited
+        again for another sandbox, if that one ended before the program began.
         """
         with self._calling():
             return await self._execute(request, _Watch(on_event, on_start, before_code))
@@ -183,9 +188,21 @@ class Engine:
             start=check_start(request.start),
             purpose="program",
         )
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                return await self._try(runtime, replace(spec, sandbox_id=new_id()), work, watch)
+            except NotBegun:
+                if not tries_left:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    async def _try(
+        self, runtime: Runtime, spec: SandboxSpec, work: Plan, watch: _Watch
+    ) -> Execution:
+        """Do it in one sandbox; `NotBegun` if that ended before the program began."""
+        self._check_open()
         live = await self._claim(runtime, spec)
         self._under_way.add(live)
-        self._runs += 1
         try:
             if watch.before_code is not None:
                 await watch.before_code()
@@ -199,13 +216,13 @@ class Engine:
     async def _run_in(self, live: Live, work: Plan, watch: _Watch) -> Execution:
         started_at = time.time()
         try:
-            await _write_files(live, work)
-            attempt = Attempt(live, _one_shot(work), watch.on_event)
+            attempt = await begin(live, work, watch.on_event)
+            self._runs += 1
             if watch.on_start is not None:
                 watch.on_start(attempt)
             outcome = await attempt.wait()
         except GuestRefused as refusal:
-            raise _explain(refusal, work) from None
+            raise explain(refusal, work) from None
         files: dict[str, bytes] = {}
         if work.collect:
             files, notes = await self._collect(live, work)
@@ -319,47 +336,3 @@ class Engine:
             abandon = getattr(runtime, "abandon", None)
             if abandon is not None:
                 abandon()
-
-
-def _one_shot(work: Plan) -> Work:
-    stdin = "none" if work.stdin is None else "stream"
-    if work.is_warm:
-        fields: dict[str, Any] = {
-            "context": "main",
-            "mode": "program",
-            "filename": work.language.file_name,
-            "arguments": work.arguments,
-            "argv": work.args,
-            "stdin": stdin,
-            "output_bytes": work.limits.output_bytes,
-            "display": True,
-        }
-        return Work("execute", fields, work.limits, work.source, work.stdin)
-    fields = {
-        "argv": work.language.command(work.language.file_name, work.args),
-        "env": dict(work.language.env),
-        "stdin": stdin,
-        "pty": None,
-        "output_bytes": work.limits.output_bytes,
-    }
-    return Work("start", fields, work.limits, b"", work.stdin)
-
-
-async def _write_files(live: Live, work: Plan) -> None:
-    files = work.files
-    if not work.is_warm:
-        files = (*files, (work.language.file_name, work.source))
-    for path, data in files:
-        await live.channel.request(
-            "file_write", data, path=path, append=False, parents=True, mode=None
-        )
-
-
-def _explain(refusal: GuestRefused, work: Plan) -> Exception:
-    if refusal.reason == "not_found" and not work.is_warm:
-        return HostUnsupported(
-            work.language.name,
-            f"run {work.language.name}: {refusal}",
-            remedy=f"install it: {work.language.install}",
-        )
-    return file_error(refusal, "run")

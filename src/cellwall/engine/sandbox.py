@@ -156,13 +156,19 @@ class AsyncSandbox:
             return await self._run_file(chosen, source, data, limits, watch)
         async with self.contexts.lock(context):
             self.live.check_alive()
+            work = self._cell(context, source, data, limits)
             try:
-                is_new = await self.contexts.ensure(context)
-                work = self._cell(context, source, data, limits)
-                execution = await self._attempt(work, "python", watch)
-            except GuestRefused as refusal:
-                if refusal.reason == "no_context":  # its process ended between two cells
+                try:
+                    is_new = await self.contexts.ensure(context)
+                    execution = await self._attempt(work, "python", watch)
+                except GuestRefused as refusal:
+                    if refusal.reason != "no_context":
+                        raise
+                    # Its process ended between two cells and we were not told; nothing has run.
                     self.contexts.mark_ended(context)
+                    is_new = await self.contexts.ensure(context)
+                    execution = await self._attempt(work, "python", watch)
+            except GuestRefused as refusal:
                 raise Conflict(
                     f"context {context!r}: {refusal}", remedy="run again, or restart it"
                 ) from None

@@ -277,7 +277,10 @@ class ForkServer:
         return bool(self._broken)
 
     async def start(self) -> None:
-        """Start boot, wait for "ready"; raises HostUnsupported with the step that failed."""
+        """Start boot, wait for "ready".
+
+        HostUnsupported with the step that failed; SandboxBroken if it went away under it.
+        """
         try:
             self._launch()
         except OSError as error:
@@ -361,10 +364,9 @@ class ForkServer:
             try:
                 message, received = await _receive(self._control, _PRELOAD_TIMEOUT_S)
             except (fds.ControlClosed, TimeoutError) as error:
-                raise HostUnsupported(
-                    "fork-server",
-                    f"start the fork-server: it ended without a word ({error})",
-                    remedy=_REMEDY,
+                # What the host lacks has a step and an errno; this was killed, or it crashed.
+                raise SandboxBroken(
+                    f"start the fork-server: it ended without a word ({error})", remedy=_REMEDY
                 ) from error
             fds.close_all(received)
             event = _field(message, "event", str)

@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import struct
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -215,7 +216,7 @@ class Stream(Protocol):
     def setblocking(self, flag: bool, /) -> None:
         """As of a socket."""
 
-    def recv(self, size: int, /) -> bytes:
+    def recv_into(self, room: memoryview, /) -> int:
         """As of a socket."""
 
     def send(self, data: bytes | memoryview, /) -> int:
@@ -229,6 +230,21 @@ class Stream(Protocol):
 
     def detach(self) -> int:
         """As of a socket."""
+
+
+_threads = threading.local()
+
+
+def _scratch() -> memoryview:
+    """The thread's own room to read into, one loop to a thread.
+
+    Not `recv`: it takes the whole room anew for every frame, and leaves holes in the heap.
+    """
+    try:
+        found: memoryview = _threads.scratch
+    except AttributeError:
+        found = _threads.scratch = memoryview(bytearray(_RECEIVE_BYTES))
+    return found
 
 
 class _Single:
@@ -447,7 +463,8 @@ class GuestChannel:
 
     def _read_once(self) -> bool:
         try:
-            data = self._sock.recv(_RECEIVE_BYTES)
+            scratch = _scratch()
+            data = bytes(scratch[: self._sock.recv_into(scratch)])
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as error:

@@ -46,6 +46,9 @@ from cellwall.runtimes.jail_servers import Entry, ForkServers
 T = TypeVar("T")
 _READY_TIMEOUT_S = 30.0
 _WATCH_S = 0.05
+_TRIES = 4
+"""Of one start, each from a fork-server of its own if the one before was killed under it: on a host
+that is short of memory that happens more than once in the second that a new one takes."""
 _SHAPES_KEPT = 256
 
 
@@ -82,8 +85,6 @@ def hardness_of(limits: Limits, layout: hierarchies.Layout) -> dict[str, str]:
 
 def _is_of_the_fork_server(error: BaseException, entry: Entry | None) -> bool:
     """Whether a start failed because its fork-server went away, or did while it started."""
-    if entry is None and isinstance(error, HostUnsupported):
-        return error.feature == "fork-server"
     return isinstance(error, SandboxBroken) and (entry is None or not entry.server.is_usable)
 
 
@@ -198,11 +199,11 @@ class JailRuntime:
         return sandbox
 
     async def _start_again(self, spec: SandboxSpec, hardness: dict[str, str]) -> JailSandbox:
-        """Start it, from a second fork-server if the first one went away meanwhile.
+        """Start it, from another fork-server if the first one went away meanwhile.
 
         Nothing of the caller's has been handed over by then, so nothing of it can run twice.
         """
-        for is_last in (False, True):
+        for tries_left in reversed(range(_TRIES)):
             entry: Entry | None = None
             try:
                 entry = await self._servers.get(spec.template)
@@ -211,7 +212,7 @@ class JailRuntime:
             except BaseException as error:
                 if entry is not None:
                     entry.live -= 1
-                if is_last or not _is_of_the_fork_server(error, entry):
+                if not tries_left or not _is_of_the_fork_server(error, entry):
                     self._failed += 1
                     raise
                 self._retried += 1

@@ -99,13 +99,13 @@ class Audit:
 
     def made(self, call: Call, record: SandboxRecord) -> AppendAudit:
         """Return what appends that a sandbox was made, and see to the record of its end."""
-        isolation = record.sandbox.isolation
-        record.sandbox.on_ended(partial(self._sandbox_ended, record.owner, record.id))
+        isolation = record.isolation
+        record.tell_ended(partial(self._sandbox_ended, record.owner, record.id))
         entry = entry_of(call, "sandbox.create")._replace(
             object=f"sandbox:{record.id}",
             decision="noted",
-            runtime=isolation.runtime,
-            posture=isolation.posture_digest,
+            runtime=isolation["runtime"],
+            posture=isolation["posture"],
             result="running",
         )
         return self.change(entry)

@@ -93,7 +93,7 @@ class ExecutionRecord(Tracked):
         """Return the object of `/execute` and `/executions/{id}`."""
         if self.ended.done():
             return self.final()
-        status = "queued" if self.attempt is None else "running"
+        status = "running" if self.has_begun else "queued"
         value = {**blank(self.id, self.asked), "status": status}
         return complete(value, self.asked, self.started_at)
 

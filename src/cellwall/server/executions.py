@@ -227,7 +227,7 @@ class Executions:
         """Write its end, then tell it."""
         record.ended_at = steady()
         self._ledger.recorder.seen(record)
-        is_refused = record.attempt is None and record.error is not None
+        is_refused = not record.has_begun and record.error is not None
         try:
             if record.is_on_disk and not record.is_left:
                 await self._ledger.ended(record, is_forgettable=is_refused)

@@ -47,7 +47,15 @@ class CommandRecord(Tracked):
         self.terminal: Window | None = None
         """The size of the terminal it runs on, if it does."""
         self.command: Command | None = None
+        """Its handle while it runs."""
+        self.pid: int | None = None
         self.result: CommandResult | None = None
+
+    def settle(self) -> None:
+        """See `Tracked.settle`."""
+        if self.command is not None:
+            self.pid, self.command = self.command.pid, None
+        super().settle()
 
     def as_json(self) -> dict[str, Any]:
         """Return the object of the command routes."""
@@ -57,7 +65,7 @@ class CommandRecord(Tracked):
             "id": self.id,
             "argv": self.argv,
             "status": "ended" if self.ended.done() else "running",
-            "pid": None if self.command is None else self.command.pid,
+            "pid": self.pid if self.command is None else self.command.pid,
             "started_at": None if self.started_at is None else rfc3339(self.started_at),
             "terminal": None if self.terminal is None else self.terminal.model_dump(),
             "verdict": None if ended is None else ended["verdict"],
@@ -108,7 +116,7 @@ class SandboxRecord:
         self.created_at, self.ended_at = sandbox.created_at, None
         self._expires_at = sandbox.ends_at
         self._shown = {**shown, **_fixed(sandbox)}
-        self.log("created", template=sandbox.template)
+        self.log("created", template=self.template)
         sandbox.on_ended(self._on_ended)
 
     @classmethod
@@ -140,6 +148,24 @@ class SandboxRecord:
         return self._sandbox
 
     @property
+    def template(self) -> str:
+        """The name of its template, also when it has ended."""
+        return str(self._shown["template"])
+
+    @property
+    def isolation(self) -> Mapping[str, Any]:
+        """Which isolation runs or ran, as `Isolation.as_json`."""
+        found: Mapping[str, Any] = self._shown["isolation"]
+        return found
+
+    def tell_ended(self, callback: Callable[[str], None]) -> None:
+        """Call `callback` once with the reason when it ends; at once if it has."""
+        if self._sandbox is None:
+            callback(self.ended_because or "")
+        else:
+            self._sandbox.on_ended(callback)
+
+    @property
     def status(self) -> str:
         """`running` or `stopped`."""
         return "stopped" if self._sandbox is None else self._sandbox.status
@@ -153,6 +179,7 @@ class SandboxRecord:
         self.ended_at = steady()
         self._expires_at = self.ended_at
         self.ended_because = escaped(reason)
+        self._sandbox = None  # the record outlives it, and its channel, contexts and kernel's facts
         self.log("ended", reason=reason)
         self.on_ended(self)
 

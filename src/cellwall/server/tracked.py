@@ -34,6 +34,7 @@ class Tracked:
         self.request_id = request_id
         self.spool = Spool(spool_bytes)
         self.attempt: Attempt | None = None
+        """Its handle while it runs; it holds the whole sandbox and its output a second time."""
         self.created_at = time.time()
         self.failure: dict[str, Any] | None = None
         self.error: Exception | None = None
@@ -62,6 +63,11 @@ class Tracked:
             else:
                 self.attempt.resume()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether its code was handed over."""
+        return self.started_at is not None
+
     def cancel(self) -> None:
         """End it on its owner's wish; idempotent."""
         if self.ended.done():
@@ -89,13 +95,14 @@ class Tracked:
         return {"type": "end", "verdict": verdict.value, "outcome": outcome, "failure": failed}
 
     def settle(self) -> None:
-        """It is over: complete the spool and wake whoever waits."""
+        """It is over: complete the spool, wake whoever waits, let go of the sandbox."""
         content = self.end_content()
         if isinstance(content, Event):
             self.spool.append(content)
         else:
             self.spool.finish(content)
         self.ended_at = self.ended_at or steady()
+        self.attempt = self.task = self.spool.on_pressure = None
         for future in (self.started, self.ended):
             if not future.done():
                 future.set_result(None)

@@ -1,57 +1,63 @@
 """Forgetting: what has ended long enough ago goes, in bounded steps that others can write between.
 
 Keys are kept, and so are audit records until somebody says up to which. The invariants: an
-execution goes with all of its events; what is left of the audit is always its end, without a hole.
+execution goes with all of its events; what is left of the audit is always its end, without a hole;
+every statement has the same text however many rows there are, because SQLite and SQLAlchemy keep
+what they have compiled (a list of 200 names is another statement than one of 199, and 20 KiB more).
 """
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import Connection, Executable, bindparam, delete, func, select
 
 from cellwall.store import schema
 
 STEP = 200
 """Rows of a table that go in one transaction; some milliseconds at the reference machine."""
 
+_executions, _events = schema.executions, schema.events
+_sandboxes, _replays = schema.sandboxes, schema.replays
+_OLD_EXECUTIONS = (
+    select(_executions.c.id.label("an_id"))
+    .where(_executions.c.state == "ended", _executions.c.ended_at < bindparam("before"))
+    .limit(STEP)
+)
+_OLD_SANDBOXES = (
+    select(_sandboxes.c.id.label("an_id"))
+    .where(_sandboxes.c.ended_at < bindparam("before"))
+    .limit(STEP)
+)
+_OLD_REPLAYS = (
+    select(_replays.c.tenant.label("a_tenant"), _replays.c.key.label("a_key"))
+    .where(_replays.c.at < bindparam("before"))
+    .limit(STEP)
+)
+_DROP_EVENTS = delete(_events).where(_events.c.execution_id == bindparam("an_id"))
+_DROP_EXECUTION = delete(_executions).where(_executions.c.id == bindparam("an_id"))
+_DROP_SANDBOX = delete(_sandboxes).where(_sandboxes.c.id == bindparam("an_id"))
+_DROP_REPLAY = delete(_replays).where(
+    _replays.c.tenant == bindparam("a_tenant"), _replays.c.key == bindparam("a_key")
+)
+
 
 def expire_some(connection: Connection, before: float, replays_before: float) -> int:
     """Delete up to `STEP` rows of each kind that ended or were used before; return how many."""
     return (
-        _executions(connection, before)
-        + _sandboxes(connection, before)
-        + _replays(connection, replays_before)
+        _drop(connection, _OLD_EXECUTIONS, before, (_DROP_EVENTS, _DROP_EXECUTION))
+        + _drop(connection, _OLD_SANDBOXES, before, (_DROP_SANDBOX,))
+        + _drop(connection, _OLD_REPLAYS, replays_before, (_DROP_REPLAY,))
     )
 
 
-def _executions(connection: Connection, before: float) -> int:
-    table = schema.executions
-    old = select(table.c.id).where(table.c.state == "ended", table.c.ended_at < before).limit(STEP)
-    ids = list(connection.execute(old).scalars())
-    if ids:
-        connection.execute(delete(schema.events).where(schema.events.c.execution_id.in_(ids)))
-        connection.execute(delete(table).where(table.c.id.in_(ids)))
-    return len(ids)
-
-
-def _sandboxes(connection: Connection, before: float) -> int:
-    table = schema.sandboxes
-    ids = list(
-        connection.execute(
-            select(table.c.id).where(table.c.ended_at < before).limit(STEP)
-        ).scalars()
-    )
-    if ids:
-        connection.execute(delete(table).where(table.c.id.in_(ids)))
-    return len(ids)
-
-
-def _replays(connection: Connection, before: float) -> int:
-    table = schema.replays
-    old = select(table.c.tenant, table.c.key).where(table.c.at < before).limit(STEP)
-    found = connection.execute(old).all()
-    for tenant, key in found:
-        connection.execute(delete(table).where(table.c.tenant == tenant, table.c.key == key))
-    return len(found)
+def _drop(
+    connection: Connection, old: Executable, before: float, statements: tuple[Executable, ...]
+) -> int:
+    """Do each statement for every row that `old` finds; return how many there are."""
+    found = connection.execute(old, {"before": before}).mappings().all()
+    rows = [dict(row) for row in found]
+    for statement in statements if rows else ():
+        connection.execute(statement, rows)
+    return len(rows)
 
 
 def trim_some(connection: Connection, up_to: int) -> int:

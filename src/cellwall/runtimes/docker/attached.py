@@ -48,15 +48,20 @@ class AttachedSocket:
         """The same for several pieces."""
         return self._sock.sendmsg(buffers)
 
-    def recv(self, size: int) -> bytes:
-        """Return bytes of stdout; empty at the end. BlockingIOError when there are none now."""
-        out = b""
-        while not out:
-            data = self._sock.recv(size)
+    def recv_into(self, room: memoryview) -> int:
+        """Put bytes of stdout into `room`; 0 at the end. BlockingIOError when there are none now.
+
+        They fit: what is received is at most as long, and headers only make it shorter.
+        """
+        size = 0
+        while not size:
+            data = self._sock.recv(len(room))
             if not data:
-                return b""
-            out = b"".join(self._payload(data))
-        return out
+                return 0
+            for piece in self._payload(data):
+                room[size : size + len(piece)] = piece
+                size += len(piece)
+        return size
 
     def _payload(self, data: bytes) -> Iterable[bytes]:
         if self._head:

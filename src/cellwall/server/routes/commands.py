@@ -119,7 +119,7 @@ async def _follow(state: State, owner: SandboxRecord, record: CommandRecord, mad
     """Write down how it ended."""
     try:
         record.result = await made.wait()
-        state.watch.ended(owner.owner, owner.sandbox.template, record.result.outcome)
+        state.watch.ended(owner.owner, owner.template, record.result.outcome)
         if state.audit is not None:
             names = f"sandbox:{owner.id} command:{record.id}"
             state.audit.command_ended(owner.owner, names, record.result.outcome)

@@ -142,7 +142,7 @@ async def follow(
 
 def raise_early(record: Tracked) -> None:
     """Raise what kept it from starting at all; a retry may then try again."""
-    if record.attempt is None and record.error is not None:
+    if not record.has_begun and record.error is not None:
         raise record.error
 
 

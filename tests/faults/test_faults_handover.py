@@ -1,0 +1,103 @@
+"""FI-06: a sandbox that dies between its claim and the program. Another one runs it, once.
+
+Its first process or its context is killed from outside at the last moment before code is handed
+over, where a server waits for the disk. What dies later is an outcome; see `test_faults_inside`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+from collections.abc import Awaitable, Callable
+
+import pytest
+from arena import Arena
+
+from cellwall.engine.requests import Request
+from cellwall.jail import posture
+from cellwall.model.errors import SandboxBroken
+from cellwall.runtimes.jail_sandbox import JailSandbox
+
+pytestmark = pytest.mark.attack
+
+_PROGRAMS = {
+    "init": ("print('ran')", {}),
+    "context": ("print('ran')", {}),
+    "init, files first": ("print(open('a').read())", {"a": b"ran"}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _settled(arena: Arena) -> None:
+    arena.settle()
+
+
+def _killer(arena: Arena, who: str, times: int, killed: list[int]) -> Callable[[], Awaitable[None]]:
+    """Return a `before_code` that kills the first sandboxes that are claimed."""
+
+    async def kill() -> None:
+        if len(killed) >= times:
+            return
+        (live,) = arena.engine._under_way
+        sandbox = live.runtime_sandbox
+        assert isinstance(sandbox, JailSandbox)
+        pid = sandbox.pid if who.startswith("init") else posture.children(sandbox.pid)[0]
+        gone = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(select.select, [gone], [], [], 10)
+        os.close(gone)
+        killed.append(pid)
+
+    return kill
+
+
+@pytest.mark.parametrize("who", _PROGRAMS)
+def test_program_whose_sandbox_died_before_it_runs_once_in_another(arena: Arena, who: str) -> None:
+    killed: list[int] = []
+    code, files = _PROGRAMS[who]
+
+    async def attack() -> None:
+        kill = _killer(arena, who, 2, killed)
+        ran = await arena.engine.execute(Request(code, files=files), before_code=kill)
+        assert ran.stdout.strip() == "ran"
+        assert len(set(killed)) == 2
+
+    with arena.leaving_nothing():
+        arena.do(attack())
+
+
+@pytest.mark.parametrize("who", ["init", "context"])
+def test_program_whose_sandboxes_always_die_is_given_up_by_name(arena: Arena, who: str) -> None:
+    """The control: three are tried, and it is our failure, not the caller's sandbox gone (410)."""
+    killed: list[int] = []
+
+    async def attack() -> None:
+        kill = _killer(arena, who, 100, killed)
+        with pytest.raises(SandboxBroken, match="before the program began"):
+            await arena.engine.execute(Request("print('ran')"), before_code=kill)
+        assert len(killed) == 3
+
+    with arena.leaving_nothing():
+        arena.do(attack())
+
+
+def test_cell_whose_context_died_unnoticed_runs_once_in_a_new_one(arena: Arena) -> None:
+    """As in a parked sandbox: the guest refuses, so nothing has run; the note says so."""
+
+    async def attack() -> None:
+        async with await arena.engine.create_sandbox() as sandbox:
+            made = sandbox.live.runtime_sandbox
+            assert isinstance(made, JailSandbox)
+            (pid,) = posture.children(made.pid)
+            gone = os.pidfd_open(pid)
+            os.kill(pid, signal.SIGKILL)
+            await asyncio.to_thread(select.select, [gone], [], [], 10)
+            os.close(gone)
+            ran = await sandbox.run("print('ran')")
+            assert ran.stdout == "ran\n"
+            assert "this ran in a new one" in ran.outcome.notes[-1]
+
+    with arena.leaving_nothing():
+        arena.do(attack())
