@@ -27,6 +27,7 @@ from cellwall.apps.first_key import adopt_file, first_key, has_own_keys
 from cellwall.apps.instruments import connect, facts_of
 from cellwall.apps.metrics_listener import check_metrics_exposure, listening
 from cellwall.apps.state_lock import locked
+from cellwall.apps.store_place import store_url
 from cellwall.engine.engine import Engine
 from cellwall.engine.templates import TemplateStore, state_dir
 from cellwall.jail.delegation import step_aside
@@ -181,15 +182,6 @@ def config_of(settings: ServerSettings, app: Guard) -> uvicorn.Config:
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )
-
-
-def store_url(settings: ServerSettings, directory: Path) -> str | None:
-    """Return where the store is; None for none."""
-    if settings.store == "none":
-        return None
-    if settings.store == "sqlite":
-        return f"sqlite:///{directory.absolute() / 'server' / 'cellwall.db'}"
-    return settings.store
 
 
 async def _store(url: str | None) -> Store | None:

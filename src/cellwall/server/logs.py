@@ -17,8 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
-
 from cellwall.server.log_sink import Sink
 from cellwall.server.redaction import Redactor
 from cellwall.server.times import rfc3339
@@ -53,26 +51,41 @@ class _Way:
         words = " ".join(f"{name}={value}" for name, value in record.items() if name != "level")
         logging.getLogger("cellwall.server").log(level, "%s", escaped(words))
 
-    debug = info = warning = error = critical = put
-
 
 _way = _Way()
 
 
-def _stamped(_logger: object, level: str, record: Any) -> Any:  # noqa: ANN401 - structlog's types
-    record["time"] = time.time()
-    record["level"] = level
-    return (record,), {}
+class Logger:
+    """What modules of ours log with: `logger(__name__).info("what happened", field=value)`."""
+
+    def __init__(self, name: str) -> None:
+        """Records carry `name` as their `logger`."""
+        self._name = name
+
+    def _put(self, level: str, event: str, fields: dict[str, Any]) -> None:
+        named = {"logger": self._name, **fields}
+        _way.put({**named, "event": event, "time": time.time(), "level": level})
+
+    def debug(self, event: str, /, **fields: object) -> None:
+        """What nobody looks at without a reason."""
+        self._put("debug", event, fields)
+
+    def info(self, event: str, /, **fields: object) -> None:
+        """What happens."""
+        self._put("info", event, fields)
+
+    def warning(self, event: str, /, **fields: object) -> None:
+        """What somebody should look at."""
+        self._put("warning", event, fields)
+
+    def error(self, event: str, /, **fields: object) -> None:
+        """What is not as it should be."""
+        self._put("error", event, fields)
 
 
-def logger(name: str) -> structlog.typing.FilteringBoundLogger:
-    """Return a logger; `logger(__name__).info("what happened", field=value)`."""
-    door: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
-        _way,
-        processors=[_stamped],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
-    )
-    return door.bind(logger=name)
+def logger(name: str) -> Logger:
+    """Return a logger; levels are chosen where records are written."""
+    return Logger(name)
 
 
 class _Bridge(logging.Handler):
