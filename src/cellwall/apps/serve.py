@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 _MESSAGE_BYTES = 1024 * 1024
 _BACKLOG = 2048
+_UNSENT_BYTES = 128 * 1024
+"""What the kernel holds for a client beyond what is on its way; by default up to 4 MiB for each one
+that does not read, and all of it is output that counts as taken."""
 _SWITCH_S = 0.0005
 """The store's thread does little but wait for the disk; a busy loop would make it wait ten times
 as long for the interpreter (5 ms by default) between two steps of a write."""
@@ -76,6 +79,7 @@ def bound(settings: ServerSettings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)  # inherited
     try:
         sock.bind((settings.host, settings.port))
     except OSError as error:
