@@ -94,7 +94,12 @@ def test_reader_that_never_reads_a_detached_run_loses_the_connection_only(
 ) -> None:
     code = "import os, time\nfor n in range(300): os.write(1, b'y' * 65536)\nprint('done')"
     limits = {"output_kb": 65_536}
-    body = {"code": code, "timeout": 60, "limits": limits, "on_disconnect": "detach"}
+    body: dict[str, Any] = {
+        "code": code,
+        "timeout": 60,
+        "limits": limits,
+        "on_disconnect": "detach",
+    }
     with _ask(impatient, "/execute", **body) as sock:
         execution = _execution(sock)
         answer = impatient.client().get(f"/executions/{execution}", params={"wait": 30}).json()
