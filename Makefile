@@ -7,8 +7,10 @@ PYTEST := $(BIN)/pytest
 TEMPLATES := python data
 
 # Our interpreter starts a thousand times in the tests; without its bytecode each start compiles
-# what it imports, which takes longer than all the rest.
+# what it imports, which takes longer than all the rest. Only bootstrap hears of it: who sets it
+# has everything compiled at once.
 unexport PYTHONDONTWRITEBYTECODE
+BOOTSTRAP := PYTHONDONTWRITEBYTECODE=$(PYTHONDONTWRITEBYTECODE) scripts/bootstrap
 
 .PHONY: run test check static deployment bench ledger soak clean environment dev templates
 
@@ -46,10 +48,10 @@ bench: dev templates
 	$(BIN)/cellwall bench --write bench/RESULTS.md
 
 environment:
-	@scripts/bootstrap
+	@$(BOOTSTRAP)
 
 dev:
-	@scripts/bootstrap --dev
+	@$(BOOTSTRAP) --dev
 
 # After the environment, whichever of the two the goal asked for.
 templates: | $(if $(filter test deployment,$(MAKECMDGOALS)),dev,environment)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from stores import ended, execution, opened
 
-from cellwall.store.changes import Accept, Started
-from cellwall.store.database import T, Work
+from cellwall.store.changes import Accept, Change, Started
 from cellwall.store.errors import StoreBusy
 from cellwall.store.store import Store
 
@@ -117,16 +116,15 @@ class SlowDisk:
     """Takes the place of a store's database: a commit ends when the test lets it."""
 
     def __init__(self, store: Store) -> None:
-        self._write = store._database.write
+        self._apply = store._database.apply
         self.may_sync = asyncio.Event()
         self.syncing = asyncio.Event()
-        store._database.write = self.write  # type: ignore[method-assign]
+        store._database.apply = self.apply  # type: ignore[method-assign]
 
-    async def write(self, work: Work[T]) -> T:
-        result = await self._write(work)
+    async def apply(self, changes: Sequence[Change]) -> None:
+        await self._apply(changes)
         self.syncing.set()
         await self.may_sync.wait()
-        return result
 
 
 def test_slow_sync_delays_those_under_way_and_refuses_none_of_them(url: str) -> None:

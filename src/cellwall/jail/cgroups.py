@@ -9,6 +9,7 @@ v1 memory cgroup that held a tmpfs is never used twice: directories are used onc
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from dataclasses import dataclass, field
@@ -234,6 +235,7 @@ def _tail(path: str) -> str:
     return "/".join(path.rsplit("/", 2)[-2:])
 
 
+@functools.lru_cache(512)
 def places(text: str) -> frozenset[str]:
     """Read /proc/<pid>/cgroup (cgroups(7)): `controller:engine/sandbox`, no controller on v2."""
     found = []

@@ -220,9 +220,13 @@ def _is_in_other_pid_namespace(pid: int) -> bool:
 
 def _check_room() -> None:
     """Raise OSError (EMFILE, ENFILE) unless a start finds the descriptors that it needs."""
-    with contextlib.ExitStack() as taken:
-        for _ in range(_START_DESCRIPTORS):
-            taken.callback(os.close, os.open("/", os.O_PATH | os.O_CLOEXEC))
+    taken: list[int] = []
+    try:
+        while len(taken) < _START_DESCRIPTORS:
+            taken.append(os.open("/", os.O_PATH | os.O_CLOEXEC))
+    finally:
+        for fd in taken:
+            os.close(fd)
 
 
 def _has_ended(pidfd: int) -> bool:

@@ -13,29 +13,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import (
-    Connection,
-    Executable,
-    Table,
-    bindparam,
-    delete,
-    insert,
-    select,
-    text,
-    update,
-)
+from sqlalchemy import Executable, Table, bindparam, delete, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from cellwall.store import changes as change
 from cellwall.store import schema
 from cellwall.store.errors import StoreConflict
 from cellwall.store.rows import EventChunk
+from cellwall.store.statements import Sender
 
 _Values = dict[str, Any]
 _COMPRESSION = 1
 """Lines of text shrink to a fifth at the fastest level; the next ones cost more than they save."""
 _GENESIS = bytes(32)
-_AUDIT_LOCK = 0x63656C6C
 
 KEYS_VERSION = "keys_version"
 
@@ -215,41 +205,35 @@ _PLANNERS: dict[type, Callable[[_Plan, Any], None]] = {
 }
 
 
-def apply(connection: Connection, changes: Iterable[change.Change]) -> None:
-    """Make the changes in the transaction that is open on `connection`.
+def apply(sender: Sender, changes: Iterable[change.Change]) -> None:
+    """Make the changes in the transaction that `sender` has open.
 
-    Raises `StoreConflict` where a row is not in the state that a change needs, and what SQLAlchemy
+    Raises `StoreConflict` where a row is not in the state that a change needs, and what the driver
     or an `AppendAudit.make` raises; the transaction is then worth nothing any more.
     """
-    plan = _Plan(connection.dialect.name)
+    plan = _Plan(sender.dialect)
     for each in changes:
         _PLANNERS[type(each)](plan, each)
     for runs in plan.lanes.values():
         for run in runs:
-            _send(connection, run)
+            _send(sender, run)
     if plan.facts:
         values = [{"name": name, "value": value} for name, value in plan.facts.items()]
-        connection.execute(_UPSERTS[plan.dialect]["fact"], values)
+        sender.send(_UPSERTS[plan.dialect]["fact"], values, counted=False)
     if plan.records:
-        _send_audit(connection, plan.records)
+        _send_audit(sender, plan.records)
 
 
-def _send(connection: Connection, run: _Run) -> None:
-    is_counted = connection.dialect.supports_sane_multi_rowcount or len(run.values) == 1
-    if run.refusal is None or is_counted:
-        changed = connection.execute(run.statement, run.values).rowcount
-    else:
-        changed = sum(connection.execute(run.statement, one).rowcount for one in run.values)
+def _send(sender: Sender, run: _Run) -> None:
+    changed = sender.send(run.statement, run.values, counted=run.refusal is not None)
     if run.refusal is not None and changed != len(run.values):
         names = ", ".join(str(values["an_id"]) for values in run.values[:3])
         raise StoreConflict(f"change execution {names}: {run.refusal}", remedy="look at it first")
 
 
-def _send_audit(connection: Connection, records: list[change.AppendAudit]) -> None:
-    if connection.dialect.name == "postgresql":
-        # Another process (`cellwall keys`) may append too; SQLite has one writer anyway.
-        connection.execute(text(f"SELECT pg_advisory_xact_lock({_AUDIT_LOCK})"))
-    head = connection.execute(_AUDIT_HEAD).first()
+def _send_audit(sender: Sender, records: list[change.AppendAudit]) -> None:
+    sender.lock_audit()
+    head = sender.first(_AUDIT_HEAD)
     seq, last = (0, _GENESIS) if head is None else (int(head[0]), bytes(head[1]))
     rows = []
     for record in records:
@@ -261,4 +245,4 @@ def _send_audit(connection: Connection, records: list[change.AppendAudit]) -> No
             )
         seq, last = row.seq, row.hash
         rows.append({"seq": row.seq, "record": row.record, "hash": row.hash})
-    connection.execute(_AUDIT, rows)
+    sender.send(_AUDIT, rows, counted=False)

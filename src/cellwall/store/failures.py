@@ -7,6 +7,7 @@ writer sees it; the price is one more failure if the database itself was the rea
 
 from __future__ import annotations
 
+import sqlite3
 from typing import Literal
 
 from sqlalchemy.exc import DBAPIError, IntegrityError
@@ -84,7 +85,7 @@ def answer_to(step: str, error: Exception) -> Exception:
     """Return what the caller of `step` is told instead of the driver's exception."""
     if isinstance(error, CellwallError):
         return error
-    if isinstance(error, IntegrityError):
+    if isinstance(error, (IntegrityError, sqlite3.IntegrityError)):
         return StoreConflict(f"{step}: there is a row of that name", remedy="use a fresh id")
     kind = kind_of(error)
     if kind in ("busy", "lost"):
@@ -99,7 +100,7 @@ def answer_to(step: str, error: Exception) -> Exception:
             retry_after_s=_RETRY_S,
             remedy="free space where it lies, or raise the quota or file limit",
         )
-    if kind == "broken" or isinstance(error, DBAPIError):
+    if kind == "broken" or isinstance(error, (DBAPIError, sqlite3.Error)):
         cause = error.orig if isinstance(error, DBAPIError) else error
         return StoreBroken(
             f"{step}: the database failed: {cause}",

@@ -8,16 +8,20 @@ on the server's disk, whatever the database's or the role's own settings say.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from sqlalchemy import URL, Connection, event, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from cellwall.model.errors import CellwallError
+from cellwall.store.apply import apply
+from cellwall.store.changes import Change
 from cellwall.store.database import T, Work
 from cellwall.store.errors import StoreBroken
 from cellwall.store.failures import claimed, kind_of
 from cellwall.store.migration import migrate
+from cellwall.store.statements import Mediated
 
 _READERS = 4
 _CONNECT_S = 5.0
@@ -85,6 +89,10 @@ class PostgresDatabase:
                 if kind_of(error) != "lost" or not await self._is_committed(number):
                     raise
             return result
+
+    async def apply(self, changes: Sequence[Change]) -> None:
+        """See `Database.apply`."""
+        await self.write(lambda connection: apply(Mediated(connection), changes))
 
     async def _is_committed(self, number: str) -> bool:
         """Learn how a transaction ended whose commit got no answer.

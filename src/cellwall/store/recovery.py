@@ -14,6 +14,7 @@ from cellwall.store import queries, schema
 from cellwall.store.apply import apply
 from cellwall.store.changes import Change
 from cellwall.store.rows import Because, Leftover, Recovery
+from cellwall.store.statements import Mediated
 
 SANDBOX_BECAUSE = "server_restart"
 """What ended the sandboxes that were alive."""
@@ -56,7 +57,7 @@ def _end_all(
         changes: list[Change] = []
         for row in rows:
             changes += end(Leftover(row, because, queries.last_event(connection, row.id)))
-        apply(connection, changes)
+        apply(Mediated(connection), changes)
         ended += [row.id for row in rows]
     return tuple(ended)
 

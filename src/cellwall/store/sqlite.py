@@ -10,15 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 from sqlalchemy import Connection, Engine
 
+from cellwall.store.apply import apply
+from cellwall.store.changes import Change
 from cellwall.store.database import T, Work
 from cellwall.store.errors import StoreBusy
 from cellwall.store.guard import locked
 from cellwall.store.sqlite_file import claim_of, engine_of, prepare
+from cellwall.store.statements import Direct
 
 
 class _Lane:
@@ -28,16 +34,34 @@ class _Lane:
         self._engine = engine
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"cellwall-store-{name}")
         self._connection: Connection | None = None
+        self._direct: Direct | None = None
 
     async def run(self, work: Work[T]) -> T:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._transact, work)
 
+    async def apply(self, changes: Sequence[Change]) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, self._apply, changes)
+
     def _transact(self, work: Work[T]) -> T:
+        connection = self._connected()
+        with connection.begin():
+            return work(connection)
+
+    def _apply(self, changes: Sequence[Change]) -> None:
+        direct = self._direct
+        if direct is None:
+            driver = self._connected().connection.driver_connection
+            direct = self._direct = Direct(cast(sqlite3.Connection, driver))
+        with direct.connection:  # commits, or rolls back
+            direct.connection.execute("BEGIN IMMEDIATE")
+            apply(direct, changes)
+
+    def _connected(self) -> Connection:
         if self._connection is None:
             self._connection = self._engine.connect()
-        with self._connection.begin():
-            return work(self._connection)
+        return self._connection
 
     def close(self) -> None:
         """After what is under way; blocks."""
@@ -79,6 +103,10 @@ class SqliteDatabase:
     async def write(self, work: Work[T]) -> T:
         """See `Database.write`."""
         return await self._writer.run(work)
+
+    async def apply(self, changes: Sequence[Change]) -> None:
+        """See `Database.apply`."""
+        await self._writer.apply(changes)
 
     async def read(self, work: Work[T]) -> T:
         """See `Database.read`."""

@@ -12,7 +12,6 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass, field
 
-from cellwall.store.apply import apply
 from cellwall.store.changes import Accept, AppendEvents, Change, Ended
 from cellwall.store.database import Database
 from cellwall.store.errors import StoreBroken
@@ -134,7 +133,7 @@ class Writer:
     async def _commit(self, batch: list[_Waiting]) -> None:
         changes = [each for item in batch for each in item.changes]
         try:
-            await self.database.write(lambda connection: apply(connection, changes))
+            await self.database.apply(changes)
         except Exception as error:  # noqa: BLE001 - whoever waits is told, whatever it is
             await self._failed(batch, error)
             return

@@ -176,7 +176,11 @@ def one_line(value: Mapping[str, Any]) -> str:
 
 def finite(value: dict[str, Any]) -> dict[str, Any]:
     """Return `value` with null for every number that JSON does not have."""
-    return {key: _finite(item) for key, item in value.items()}
+    try:
+        json.dumps(value, allow_nan=False)  # the encoder looks ten times as fast as we do
+    except ValueError:
+        return {key: _finite(item) for key, item in value.items()}
+    return value
 
 
 def _finite(value: object) -> object:
