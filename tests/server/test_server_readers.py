@@ -84,7 +84,7 @@ def test_reader_that_never_reads_is_hung_up_on_and_costs_nothing(impatient: Serv
         assert _runs(admin) == 1
         assert client.post("/execute", json={"code": "print(2)"}).json()["stdout"] == "2\n"
         _until(lambda: _runs(admin) == 0, "it runs on for a reader that does not read")
-        assert impatient.rss_bytes() - before < 16 << 20
+        assert impatient.rss_bytes() - before < 32 << 20
     assert client.get(f"/executions/{execution}?wait=5").json()["verdict"] == "cancelled"
     _until(lambda: impatient.descriptors() <= descriptors, "its descriptors are kept")
 
