@@ -6,22 +6,34 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest
 TEMPLATES := python data
 
-.PHONY: run test check deployment operations bench ledger soak clean environment dev templates
+# Our interpreter starts a thousand times in the tests; without its bytecode each start compiles
+# what it imports, which takes longer than all the rest. Only bootstrap hears of it: who sets it
+# has everything compiled at once.
+unexport PYTHONDONTWRITEBYTECODE
+BOOTSTRAP := PYTHONDONTWRITEBYTECODE=$(PYTHONDONTWRITEBYTECODE) scripts/bootstrap
+
+.PHONY: run test check static deployment operations bench ledger soak clean environment dev templates
 
 run: environment templates
 	$(BIN)/cellwall demo
 
-# The server's tests hold hundreds of connections; others look at what a process has open.
+# Two at once only where no test looks at the whole host or at how long something takes. The server's
+# tests hold hundreds of connections; others look at what a process has open.
+APART := tests/unit tests/meta
+
 test: dev templates
-	$(PYTEST) --ignore tests/server
+	$(PYTEST) -n 2 $(APART)
+	$(PYTEST) $(addprefix --ignore=,$(APART) tests/server)
 	$(PYTEST) tests/server
 
-check: dev
+check: static
+	$(BIN)/pytest -n 2 $(APART)
+
+static: dev
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
-	$(BIN)/pytest tests/unit tests/meta
 
 # The image in a real container engine, the service's walls: minutes, as root, with what .ci/run
 # installs for it.
@@ -41,10 +53,10 @@ bench: dev templates
 	$(BIN)/cellwall bench --write bench/RESULTS.md
 
 environment:
-	@scripts/bootstrap
+	@$(BOOTSTRAP)
 
 dev:
-	@scripts/bootstrap --dev
+	@$(BOOTSTRAP) --dev
 
 # After the environment, whichever of the two the goal asked for.
 templates: | $(if $(filter test deployment,$(MAKECMDGOALS)),dev,environment)

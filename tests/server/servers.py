@@ -73,9 +73,17 @@ class Server:
         self._clients.append(made)
         return made
 
-    def connect(self) -> socket.socket:
-        """Return a plain connection, for what no client would send."""
-        sock = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+    def connect(self, window_bytes: int | None = None) -> socket.socket:
+        """Return a plain connection, for what no client would send.
+
+        With `window_bytes` the kernel keeps about that much for us while we do not read; by itself
+        it makes room for megabytes, and as it likes.
+        """
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        sock.settimeout(20)
+        if window_bytes is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window_bytes)
+        sock.connect(("127.0.0.1", self.port))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return sock
 

@@ -12,6 +12,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -21,6 +22,8 @@ _SOON_S = 10.0
 _FLOOD = "import os\nwhile True: os.write(1, b'y' * 65536)"
 _STALL_S = 2.0
 _TCP_REPAIR = 19  # TCP_REPAIR of linux/tcp.h: a closed end sends no FIN
+_WINDOW_BYTES = 64 * 1024
+"""What the kernel takes for a reader is output, and kept like anybody's: so it has to be little."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +33,9 @@ def impatient() -> Iterator[Server]:
         yield made
 
 
-def _ask(server: Server, path: str, **body: object) -> socket.socket:
+def _ask(
+    server: Server, path: str, *, window_bytes: int | None = None, **body: object
+) -> socket.socket:
     """Send a request for a stream; what comes is not read."""
     text = json.dumps(body).encode()
     head = (
@@ -38,7 +43,7 @@ def _ask(server: Server, path: str, **body: object) -> socket.socket:
         f"X-API-Key: {ALICE}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(text)}\r\n\r\n"
     )
-    sock = server.connect()
+    sock = server.connect(window_bytes)
     sock.sendall(head.encode() + text)
     return sock
 
@@ -74,8 +79,8 @@ def test_reader_that_never_reads_is_hung_up_on_and_costs_nothing(impatient: Serv
     client.post("/execute", json={"code": "print(1)"})
     assert _runs(admin) == 0
     before, descriptors = impatient.rss_bytes(), impatient.descriptors()
-    limits = {"output_kb": 65_536}
-    with _ask(impatient, "/execute", code=_FLOOD, timeout=60, limits=limits) as sock:
+    body: dict[str, Any] = {"code": _FLOOD, "timeout": 60, "limits": {"output_kb": 65_536}}
+    with _ask(impatient, "/execute", window_bytes=_WINDOW_BYTES, **body) as sock:
         execution = _execution(sock)
         assert _runs(admin) == 1
         assert client.post("/execute", json={"code": "print(2)"}).json()["stdout"] == "2\n"
@@ -90,7 +95,12 @@ def test_reader_that_never_reads_a_detached_run_loses_the_connection_only(
 ) -> None:
     code = "import os, time\nfor n in range(300): os.write(1, b'y' * 65536)\nprint('done')"
     limits = {"output_kb": 65_536}
-    body = {"code": code, "timeout": 60, "limits": limits, "on_disconnect": "detach"}
+    body: dict[str, Any] = {
+        "code": code,
+        "timeout": 60,
+        "limits": limits,
+        "on_disconnect": "detach",
+    }
     with _ask(impatient, "/execute", **body) as sock:
         execution = _execution(sock)
         answer = impatient.client().get(f"/executions/{execution}", params={"wait": 30}).json()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SOURCES = Path(__file__).parents[2] / "src"
-_LIMIT_S = 30
+_LIMIT_S = 50
 
 
 class Result:
@@ -70,7 +70,12 @@ class Server:
         )
         theirs.close()
         ours.settimeout(_LIMIT_S)
-        self.warmth: dict[str, Any] = json.loads(self._receive())
+        try:
+            self.warmth: dict[str, Any] = json.loads(self._receive())
+        except BaseException:
+            self._process.kill()
+            self.close()
+            raise
 
     def fork(self, home: Path, **config: object) -> Context:
         """One new context, idle."""

@@ -25,6 +25,7 @@ from cellwall.store import schema
 from cellwall.store.changes import Accept
 from cellwall.store.errors import StoreBroken, StoreBusy
 from cellwall.store.guard import locked
+from cellwall.store.migration import upgrade
 from cellwall.store.sqlite_file import engine_of
 from cellwall.store.store import Store
 
@@ -260,9 +261,11 @@ def test_version_is_the_newest_migration() -> None:
     assert ScriptDirectory.from_config(config).get_heads() == [schema.VERSION]
 
 
-def test_migrations_lead_to_the_tables_that_are_declared(closed: Path) -> None:
-    engine = engine_of(closed / "cellwall.db", "BEGIN")
-    with engine.connect() as connection:
+def test_migrations_lead_to_the_tables_that_are_declared(tmp_path: Path) -> None:
+    (tmp_path / "empty.db").touch()
+    engine = engine_of(tmp_path / "empty.db", "BEGIN")
+    with engine.begin() as connection:
+        upgrade(connection)
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, schema.tables) == []
     engine.dispose()

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import Connection, inspect, text
+from sqlalchemy.ext.asyncio import create_async_engine
 from stores import chained, execution, with_store
 
 import cellwall.store.migrations
 from cellwall.store import migration, schema
 from cellwall.store.changes import Accept
 from cellwall.store.errors import StoreBroken
+from cellwall.store.sqlite_file import engine_of
 from cellwall.store.store import Store
 
 _NEXT = """
@@ -83,3 +88,60 @@ def test_way_back_is_refused_until_the_newer_one_runs_again(
         asyncio.run(Store.open(filled))
     next_version(monkeypatch, tmp_path / "next")
     assert with_store(filled, rows) == (49, 0)
+
+
+def on(url: str, work: Callable[[Connection], Any]) -> Any:
+    """Do `work` in one transaction on a database, made if it is a file that is not there."""
+
+    async def run() -> Any:
+        engine = create_async_engine(url)
+        async with engine.begin() as connection:
+            found = await connection.run_sync(work)
+        await engine.dispose()
+        return found
+
+    if not url.startswith("sqlite"):
+        return asyncio.run(run())
+    path = Path(url.removeprefix("sqlite:///"))
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    engine = engine_of(path, "BEGIN")
+    with engine.begin() as connection:
+        found = work(connection)
+    engine.dispose()
+    return found
+
+
+def shape(connection: Connection) -> dict[str, Any]:
+    """Return all that the database knows of its tables, as text."""
+    looked = inspect(connection)
+    return {
+        name: [
+            [str(column) for column in looked.get_columns(name)],
+            str(looked.get_pk_constraint(name)),
+            sorted(map(str, looked.get_unique_constraints(name))),
+            sorted(_index(each) for each in looked.get_indexes(name)),
+        ]
+        for name in looked.get_table_names()
+    }
+
+
+def _index(found: Any) -> str:
+    conditions = {name: str(value) for name, value in found.pop("dialect_options", {}).items()}
+    return f"{found} {conditions}"
+
+
+def test_new_database_has_exactly_what_the_migrations_lead_to(store_url: str) -> None:
+    with_store(store_url, lambda store: store.server_id())
+    made = on(store_url, shape)
+    on(store_url, lambda connection: drop_all(connection, made))
+    assert on(store_url, shape) == {}
+    on(store_url, migration.upgrade)
+    assert on(store_url, shape) == made
+    assert len(made) == len(schema.tables.tables) + 1
+    assert on(store_url, migration.version_of) == schema.VERSION
+
+
+def drop_all(connection: Connection, names: dict[str, Any]) -> None:
+    for name in names:
+        connection.execute(text(f"DROP TABLE {name}"))

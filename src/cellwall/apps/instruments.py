@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import cellwall
 from cellwall.model.errors import HostUnsupported
-from cellwall.server.watching import engine_readings, log_readings, server_readings
 
 if TYPE_CHECKING:
     from cellwall.apps.settings_loader import Loaded
@@ -29,6 +28,8 @@ def connect(state: State, log: Log | None) -> None:
         watch.tracing = _tracing(settings.otel_endpoint)
     if watch.metrics is None:
         return
+    from cellwall.server.readings import engine_readings, log_readings, server_readings
+
     watch.metrics.readings += [engine_readings(state.engine.statistics), server_readings(state)]
     if log is not None:
         watch.metrics.readings.append(log_readings(log.sink))

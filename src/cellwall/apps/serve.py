@@ -29,6 +29,7 @@ from cellwall.apps.heap import keep_big_blocks_apart
 from cellwall.apps.instruments import connect, facts_of
 from cellwall.apps.metrics_listener import check_metrics_exposure, listening
 from cellwall.apps.state_lock import locked
+from cellwall.apps.store_place import store_url
 from cellwall.engine.engine import Engine
 from cellwall.engine.templates import TemplateStore, state_dir
 from cellwall.jail.delegation import step_aside
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
 
 _MESSAGE_BYTES = 1024 * 1024
 _BACKLOG = 2048
+_UNSENT_BYTES = 128 * 1024
+"""What the kernel holds for a client beyond what is on its way; by default up to 4 MiB for each one
+that does not read, and all of it is output that counts as taken."""
 _COLLECT_AFTER = 20_000
 """Objects made and not freed since the last look; the older two ages stay at 10 looks each."""
 _SWITCH_S = 0.0005
@@ -91,6 +95,7 @@ def bound(settings: ServerSettings) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEP_ALIVE.items():  # connections have them from their listener
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)  # inherited
     try:
         sock.bind((settings.host, settings.port))
     except OSError as error:
@@ -197,15 +202,6 @@ def config_of(settings: ServerSettings, app: Guard) -> uvicorn.Config:
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )
-
-
-def store_url(settings: ServerSettings, directory: Path) -> str | None:
-    """Return where the store is; None for none."""
-    if settings.store == "none":
-        return None
-    if settings.store == "sqlite":
-        return f"sqlite:///{directory.absolute() / 'server' / 'cellwall.db'}"
-    return settings.store
 
 
 async def _store(url: str | None) -> Store | None:

@@ -18,9 +18,9 @@ Status = Literal["success", "error", "timeout", "queued", "running"]
 
 
 class Shown(BaseModel):
-    """What every answer is: closed."""
+    """What every answer is: closed. Built when the document is first asked for."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
 
 class Health(Shown):

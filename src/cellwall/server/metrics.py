@@ -1,10 +1,9 @@
 """Counters and histograms of the whole server, in Prometheus's form.
 
 Filled by `watching` on the event loop alone, so without a lock; read by `metrics_page`, on an
-address of its own. Not a tenant's view (`/stats`). The invariants: counting costs less than a
-microsecond (the client library's own counters cost several) and never waits; the number
-of series is bounded, whatever callers send: labels are names of ours or of the operator's, at most
-`MOST_VALUES` of a kind, and never secrets.
+address of its own; imported only where somebody wants them. Not a tenant's view (`/stats`). The
+invariants: counting costs less than a microsecond (the client library's own counters cost several)
+and never waits; the number of series is bounded, whatever callers send (`labels`).
 """
 
 from __future__ import annotations
@@ -25,33 +24,14 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from cellwall.server.labels import Labels
+
 if TYPE_CHECKING:
     from cellwall.model.outcome import Outcome
     from cellwall.server.redaction import Redactor
 
-MOST_VALUES = 64
-"""Different values of one label; later ones are counted as `other`."""
-OTHER = "other"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _BYTES = tuple(2.0**power for power in range(22, 36, 2))
-
-
-class Labels:
-    """Bounds the values of one label."""
-
-    def __init__(self, redactor: Redactor, known: Iterable[str] = ()) -> None:
-        """`known` values always have their own series."""
-        self._redactor = redactor
-        self._shown = {value: value for value in known}
-
-    def __call__(self, value: str) -> str:
-        """Return what stands for `value` in a label."""
-        shown = self._shown.get(value)
-        if shown is None:
-            if len(self._shown) >= MOST_VALUES:
-                return OTHER
-            shown = self._shown[value] = self._redactor.clean(value)[:80]
-        return shown
 
 
 class Counts:

@@ -66,8 +66,8 @@ def _store(config: Path | None, environ: Mapping[str, str] | None = None) -> Pat
     from cellwall.apps.cli.extras import check_server
 
     check_server()
-    from cellwall.apps.serve import store_url
     from cellwall.apps.settings_loader import load
+    from cellwall.apps.store_place import store_url
     from cellwall.engine.templates import state_dir
 
     url = store_url(load(config, {}, environ).server, state_dir())

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from cellwall.model.errors import HostUnsupported
+
+SERVER = (
+    "alembic",
+    "h11",
+    "httptools",
+    "prometheus_client",
+    "pydantic",
+    "python_multipart",
+    "sqlalchemy",
+    "starlette",
+    "uvicorn",
+    "uvloop",
+    "websockets",
+)
+"""What the extra `server` brings, by the names that are imported."""
 
 
 def check_server() -> None:
-    """Raise `HostUnsupported` unless what the extra `server` brings can be imported."""
-    try:
-        import uvloop  # noqa: F401 - is it there?
+    """Raise `HostUnsupported` unless what the extra `server` brings is installed.
 
-        import cellwall.server.app  # noqa: F401 - and all that it needs?
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("cellwall"):
-            raise
+    Looked for, not imported: a command that only reads the store needs half of it.
+    """
+    missing = [name for name in SERVER if find_spec(name) is None]
+    if missing:
         raise HostUnsupported(
             "server",
-            f"server: the package {error.name!r} is not installed",
+            f"server: not installed: {', '.join(missing)}",
             remedy="run: pip install 'cellwall[server]'",
-        ) from None
+        )

@@ -118,8 +118,8 @@ def life(text: str) -> float:
 
 def _with_store(url: str | None, config: Path | None, work: Callable[[Store], Awaitable[T]]) -> T:
     check_server()
-    from cellwall.apps.serve import store_url
     from cellwall.apps.settings_loader import load
+    from cellwall.apps.store_place import store_url
     from cellwall.engine.templates import state_dir
     from cellwall.store.store import Store
 
