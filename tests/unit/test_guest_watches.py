@@ -56,7 +56,8 @@ def test_every_kind_of_change_is_told(host: Host) -> None:
     (host.home / "old").write_text("")
     seen = Seen(host)
     (host.home / "new").write_text("")
-    (host.home / "old").write_text("x")
+    with (host.home / "old").open("a") as file:  # one write; emptying it first would be another
+        file.write("x")
     (host.home / "new").rename(host.home / "moved")
     (host.home / "old").unlink()
     (host.home / "end").touch()

@@ -15,6 +15,7 @@ SERVER = (
     "python_multipart",
     "sqlalchemy",
     "starlette",
+    "structlog",
     "uvicorn",
     "uvloop",
     "websockets",
