@@ -38,11 +38,11 @@ static: dev
 # The image in a real container engine, the service's walls: minutes, as root, with what .ci/run
 # installs for it.
 deployment: dev templates
-	$(BIN)/pytest -m "slow or not slow" -o faulthandler_timeout=600 tests/deploy
+	$(BIN)/pytest -m "slow or not slow" tests/deploy
 
 # Every command of docs/operations.md, as root on Debian: two minutes.
 operations: dev
-	$(BIN)/pytest -m slow -o faulthandler_timeout=600 tests/deploy/test_operations.py
+	$(BIN)/pytest -m slow tests/deploy/test_operations.py
 
 # Half an hour, CI takes five minutes of it; half a minute before that goes to a server that leaks
 # on purpose and has to be found out.

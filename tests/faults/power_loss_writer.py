@@ -23,6 +23,10 @@ def told(handle: int, text: str) -> None:
     os.write(handle, f"{text}\n".encode())
 
 
+LOG_PAGES = 40
+"""Of the log that is made at an open: few, because the disk fails after each call once."""
+
+
 async def one(store: Store, handle: int, number: int) -> None:
     """Let one execution be accepted, and every other one run."""
     await store.write(Accept(execution(number)), chained(b"accept %d" % number))
@@ -45,6 +49,7 @@ async def main(path: Path, handle: int) -> None:
 
 
 if __name__ == "__main__":
+    sqlite_file._LOG_PAGES = LOG_PAGES
     sqlite_file._PRAGMAS = tuple(
         pragma.replace("synchronous=FULL", f"synchronous={sys.argv[2]}")
         for pragma in sqlite_file._PRAGMAS

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 from power_loss import Call, Disk, record
+from power_loss_writer import LOG_PAGES
 from stores import opened
 
+from cellwall.store import sqlite_file
 from cellwall.store.errors import StoreBroken
 from cellwall.store.rows import AuditRow
 from cellwall.store.store import Store
@@ -87,8 +89,9 @@ pytestmark = pytest.mark.timeout(300)  # hundreds of databases are opened, each 
 
 
 @pytest.fixture
-def folder(require: Require) -> Iterator[Path]:
+def folder(require: Require, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where it all happens: in memory if there is such a place, for the images are many."""
+    monkeypatch.setattr(sqlite_file, "_LOG_PAGES", LOG_PAGES)
     require("strace", shutil.which("strace") is not None, "run: apt-get install strace")
     memory = Path("/dev/shm")
     made = tempfile.mkdtemp(prefix="cellwall-", dir=memory if memory.is_dir() else None)

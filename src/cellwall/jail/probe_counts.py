@@ -61,6 +61,12 @@ def check_open_files(wanted: int) -> None:
     Nobody in a user namespace can go beyond the hard RLIMIT_NOFILE of the embedding process.
     """
     hard = _hard(resource.RLIMIT_NOFILE)
+    if hard < LEAST_OPEN_FILES:
+        raise HostUnsupported(
+            "open files",
+            f"open files: {hard}: a sandbox takes {LEAST_OPEN_FILES}",
+            remedy=f"raise the hard limit where this process is started: {_MORE_FILES}",
+        )
     if hard < wanted:
         raise HostUnsupported(
             "open files",
