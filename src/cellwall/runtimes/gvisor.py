@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cellwall.jail import facts, hierarchies, leftovers, owner, plan
+from cellwall.jail import facts, hierarchies, leftovers, owner, plan, probe_counts
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
@@ -144,6 +144,7 @@ class GvisorRuntime:
             raise HostUnsupported(
                 "root", "gVisor: runsc needs root to make its namespaces", remedy="run as root"
             )
+        probe_counts.check_open_files(probe_counts.LEAST_OPEN_FILES)
         missing = sorted(_NEEDED - self.layout.hard)
         if missing:
             raise HostUnsupported(
