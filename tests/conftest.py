@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from cellwall.testing.bare import BareTemplates
 
 Require = Callable[[str, bool, str], None]
+
+# A shell starts what it puts in the background with SIGINT ignored, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _IN_CI = bool(os.environ.get("CELLWALL_REQUIRE_CAPABILITIES"))
 

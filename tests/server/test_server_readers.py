@@ -69,6 +69,11 @@ def _runs(admin: httpx.Client) -> int:
     return int(admin.get("/stats").json()["server"]["running"])
 
 
+def _is_parked(admin: httpx.Client) -> bool:
+    """The pool is as full as it will be: a sandbox that is being made takes descriptors later."""
+    return int(admin.get("/stats").json()["server"]["pool"]["parked"]) > 0
+
+
 def _status(server: Server, execution: str) -> str:
     return str(server.client().get(f"/executions/{execution}").json()["verdict"])
 
@@ -78,6 +83,7 @@ def test_reader_that_never_reads_is_hung_up_on_and_costs_nothing(impatient: Serv
     client, admin = impatient.client(), impatient.client(ADMIN)
     client.post("/execute", json={"code": "print(1)"})
     assert _runs(admin) == 0
+    _until(lambda: _is_parked(admin), "no sandbox is parked for the next")
     before, descriptors = impatient.rss_bytes(), impatient.descriptors()
     body: dict[str, Any] = {"code": _FLOOD, "timeout": 60, "limits": {"output_kb": 65_536}}
     with _ask(impatient, "/execute", window_bytes=_WINDOW_BYTES, **body) as sock:

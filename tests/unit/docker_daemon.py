@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 _READY_S = 30
+_DYING_S = 2
+"""How long containerd may take to follow; after that it lives on."""
 BROKEN = "broken"
 
 
@@ -87,9 +89,22 @@ class Daemon:
         return self.call("ps", "--all", "--quiet", "--no-trunc").stdout.split()
 
     def kill(self) -> None:
-        """As a crash: containerd and what runs below it live on."""
+        """As a crash: what runs containers lives on, containerd may go with it."""
+        supervised = self._folder / "exec/containerd/containerd.pid"
+        containerd = Path("/proc") / supervised.read_text().strip() / "stat"
         self._process.send_signal(signal.SIGKILL)
         self._process.wait(10)
+        # The next one waits in vain for a containerd that is dead and that nobody has reaped.
+        deadline = time.monotonic() + _DYING_S
+        while time.monotonic() < deadline:
+            try:
+                state = containerd.read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                return
+            if state == "Z":
+                supervised.unlink(missing_ok=True)
+                return
+            time.sleep(0.02)
 
     def close(self) -> None:
         """Remove the containers and stop it."""
