@@ -70,7 +70,9 @@ def _swapped_kib(sandbox: AsyncSandbox) -> int:
     found = 0
     for pid in (init, *descendants(init)):
         with contextlib.suppress(OSError):
-            found += int(Path(f"/proc/{pid}/status").read_text().split("VmSwap:")[1].split()[0])
+            # One that is just dying has no memory any more, and no such line.
+            _, _, rest = Path(f"/proc/{pid}/status").read_text().partition("VmSwap:")
+            found += int(rest.split()[0]) if rest else 0
     return found
 
 

@@ -173,7 +173,9 @@ def test_sweep_leaves_alone_what_is_not_a_dead_owners(gvisor_arena: Arena, tmp_p
 
 
 async def _refusal(tmp_path: Path, name: str | None = None) -> HostUnsupported:
-    engine = Engine(tmp_path / "state", EngineSettings(pool_min=0, pool_max=0))
+    # Without Docker's: a daemon of other tests may have gVisor, too.
+    settings = EngineSettings(pool_min=0, pool_max=0, runtimes=("jail", "gvisor"))
+    engine = Engine(tmp_path / "state", settings)
     try:
         with pytest.raises(HostUnsupported) as caught:
             await engine.runtime("kernel", name)
