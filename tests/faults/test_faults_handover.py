@@ -10,7 +10,9 @@ import asyncio
 import os
 import select
 import signal
+import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from arena import Arena
@@ -32,6 +34,11 @@ _PROGRAMS = {
 @pytest.fixture(autouse=True)
 def _settled(arena: Arena) -> None:
     arena.settle()
+
+
+def _wait_stopped(pid: int) -> None:
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.001)
 
 
 def _killer(arena: Arena, who: str, times: int, killed: list[int]) -> Callable[[], Awaitable[None]]:
@@ -83,8 +90,14 @@ def test_program_whose_sandboxes_always_die_is_given_up_by_name(arena: Arena, wh
         arena.do(attack())
 
 
-def test_cell_whose_context_died_unnoticed_runs_once_in_a_new_one(arena: Arena) -> None:
-    """As in a parked sandbox: the guest refuses, so nothing has run; the note says so."""
+@pytest.mark.parametrize("is_init_late", [False, True])
+def test_cell_whose_context_died_unnoticed_runs_once_in_a_new_one(
+    arena: Arena, is_init_late: bool
+) -> None:
+    """As in a parked sandbox: the guest refuses, so nothing has run; the note says so.
+
+    `is_init_late`: init hears of the cell when it knows of the closed line and not of the end.
+    """
 
     async def attack() -> None:
         async with await arena.engine.create_sandbox() as sandbox:
@@ -92,10 +105,16 @@ def test_cell_whose_context_died_unnoticed_runs_once_in_a_new_one(arena: Arena) 
             assert isinstance(made, JailSandbox)
             (pid,) = posture.children(made.pid)
             gone = os.pidfd_open(pid)
+            if is_init_late:
+                os.kill(made.pid, signal.SIGSTOP)
+                await asyncio.to_thread(_wait_stopped, made.pid)
             os.kill(pid, signal.SIGKILL)
             await asyncio.to_thread(select.select, [gone], [], [], 10)
             os.close(gone)
-            ran = await sandbox.run("print('ran')")
+            # It goes on when the cell is in its socket.
+            ran = await sandbox.run(
+                "print('ran')", on_start=lambda _: os.kill(made.pid, signal.SIGCONT)
+            )
             assert ran.stdout == "ran\n"
             assert "this ran in a new one" in ran.outcome.notes[-1]
 

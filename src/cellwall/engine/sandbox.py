@@ -165,8 +165,8 @@ class AsyncSandbox:
                     if refusal.reason != "no_context":
                         raise
                     # Its process ended between two cells and we were not told; nothing has run.
-                    self.contexts.mark_ended(context)
-                    is_new = await self.contexts.ensure(context)
+                    await self.contexts.restart(context)
+                    is_new = True
                     execution = await self._attempt(work, "python", watch)
             except GuestRefused as refusal:
                 raise Conflict(

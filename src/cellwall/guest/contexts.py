@@ -67,10 +67,12 @@ class Context:
 
     @property
     def state(self) -> str:
-        """starting, idle or busy."""
+        """starting, idle, busy or ending: its line is closed, and it is killed for that."""
         if self.execution is not None:
             return "busy"
-        return "idle" if self.idle_line is not None and self.idle_line.is_open else "starting"
+        if self.idle_line is not None and self.idle_line.is_open:
+            return "idle"
+        return "ending" if self.was_ready else "starting"
 
     def kill(self) -> None:
         """End it; `done` and everything else follow from its exit."""
@@ -261,6 +263,8 @@ class Contexts:
     def execute(self, request: Request) -> None:
         """Hand an idle context something to run."""
         context = self._find(request.text("context"))
+        if context.state == "ending":
+            raise Refusal("no_context", f"context {context.name!r}: its process has ended")
         if context.state != "idle" or context.idle_line is None:
             raise Refusal("busy", f"context {context.name!r}: is {context.state}; wait for `done`")
         task: Header = {
