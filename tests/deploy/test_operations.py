@@ -109,8 +109,7 @@ def test_every_block_of_the_page_runs(printed: dict[str, str]) -> None:
 def test_host_and_settings_are_found_good(printed: dict[str, str]) -> None:
     assert "cellwall.toml: good\n" in printed["check"]
     assert "PASS" in printed["check"]
-    # Runtimes that this service does not use may be missing.
-    assert not re.search(r"FAIL +(cellwall|jail) ", printed["check"])
+    assert "FAIL" not in printed["check"]
 
 
 def test_tenants_are_apart_and_bounded(printed: dict[str, str]) -> None:

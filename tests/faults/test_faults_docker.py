@@ -26,7 +26,7 @@ from cellwall.model.limits import Limits
 from cellwall.model.outcome import Verdict
 from cellwall.runtimes.base import SandboxSpec
 from cellwall.runtimes.docker.container import OWNER_LABEL
-from cellwall.runtimes.docker.images import KEY_LABEL, REPOSITORY
+from cellwall.runtimes.docker.images import KEY_LABEL, REPOSITORY, Images
 from cellwall.runtimes.docker.runtime import DockerRuntime
 from cellwall.testing.bare import BareTemplates
 
@@ -260,7 +260,11 @@ def test_image_that_is_not_ours_is_never_used(engine: Open, daemon: Daemon) -> N
     asyncio.run(work())
 
 
-def test_removed_image_is_made_again(engine: Open, daemon: Daemon) -> None:
+def _ours(daemon: Daemon) -> list[str]:
+    return daemon.call("images", "--quiet", "--filter", f"label={KEY_LABEL}").stdout.split()
+
+
+def test_removed_image_is_made_again(engine: Open, daemon: Daemon, tmp_path: Path) -> None:
     """FI-34: somebody pruned it while we lived; what we remove ourselves is gone."""
 
     async def work() -> None:
@@ -271,8 +275,12 @@ def test_removed_image_is_made_again(engine: Open, daemon: Daemon) -> None:
             assert (await made.run("print(3)", runtime="docker")).stdout == "3\n"
             await made.pool.wait_buried()
             runtime = await made.runtime(name="docker")
-            assert await runtime.images.remove("python") == 1  # type: ignore[attr-defined]
-            assert daemon.call("images", "--quiet", "--filter", f"label={KEY_LABEL}").stdout == ""
+            assert isinstance(runtime, DockerRuntime)
+            # One that another state directory made has the same labels.
+            assert await Images(tmp_path, runtime.daemon).remove("python") == 0
+            assert len(_ours(daemon)) == 1
+            assert await runtime.images.remove("python") == 1
+            assert _ours(daemon) == []
 
     asyncio.run(work())
 

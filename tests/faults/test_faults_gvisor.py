@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from cellwall import AsyncSandbox, Engine, EngineSettings, Execution, Verdict
 from cellwall.jail import hierarchies
 from cellwall.model.errors import CellwallError, HostUnsupported
 from cellwall.runtimes import gvisor, gvisor_bundle, gvisor_witness
+from cellwall.testing.bare import BareTemplates
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 _SOON_S = 2.0
@@ -221,3 +223,29 @@ def test_broken_runsc_is_found_out_in_time(
     error = asyncio.run(_refusal(tmp_path))
     assert words in str(error)
     assert descendants(os.getpid()) <= before
+
+
+def test_runsc_that_goes_away_is_taken_out_by_name(tmp_path: Path, gvisor_arena: Arena) -> None:
+    """FI-38: told when it happens and with every request, until it is there again."""
+    del gvisor_arena  # only for what it requires
+    program = tmp_path / "runsc"
+    program.symlink_to(shutil.which("runsc") or "")
+    told: list[str] = []
+
+    async def work() -> None:
+        settings = EngineSettings(pool_min=0, pool_max=0, runtimes=("jail", "gvisor"))
+        engine = Engine(tmp_path / "state", settings, templates=BareTemplates(tmp_path / "bare"))
+        engine.on_taken_out = lambda name, reason: told.append(f"{name}: {reason}")
+        try:
+            assert (await engine.run("print(1)", isolation="kernel")).stdout == "1\n"
+            program.rename(tmp_path / "gone")
+            for _ in range(2):
+                with pytest.raises(HostUnsupported, match=r"runsc"):
+                    await engine.run("print(2)", isolation="kernel")
+            assert told == [f"gvisor: gVisor: {program} is gone"]
+        finally:
+            await engine.aclose()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CELLWALL_RUNSC", str(program))
+        asyncio.run(work())

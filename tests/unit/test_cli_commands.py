@@ -72,6 +72,21 @@ def test_doctors_table_shows_every_finding() -> None:
         assert all(finding["feature"] in table for finding in findings)
 
 
+def test_doctor_calls_what_nobody_has_to_have_absent() -> None:
+    done = start("doctor", DOCKER_HOST="unix:///nonexistent/socket")
+    (line,) = [line for line in done.stdout.splitlines() if " docker  " in line]
+    assert line.split()[0] == "absent"
+
+
+def test_templates_are_built_for_runtimes_there_are(tmp_path: Path) -> None:
+    done = start(
+        "templates", "build", "python", "--runtime", "dokcer", CELLWALL_STATE_DIR=str(tmp_path)
+    )
+    assert done.returncode != 0
+    assert "there is no runtime 'dokcer'" in done.stderr
+    assert not (tmp_path / "templates").exists()
+
+
 def test_languages_say_what_is_here_or_how_to_get_it() -> None:
     listed = json.loads(start("languages", "--json").stdout)
     assert [entry["name"] for entry in listed] == ["python", "bash", "javascript"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
 
 from cellwall.jail import plan, steps
+from cellwall.model.errors import HostUnsupported
 from cellwall.model.limits import Limits
 from cellwall.runtimes import gvisor_binary, gvisor_bundle, gvisor_root, gvisor_sandbox
 from cellwall.runtimes.gvisor_binary import Binary
@@ -124,3 +126,32 @@ def test_root_is_made_once_and_holds_no_private_file(
     (etc / "public").write_text("changed")
     assert make(tmp_path / "roots", facts, template).path != root.path  # type: ignore[arg-type]
     assert len(list((tmp_path / "roots").iterdir())) == 2
+
+
+def test_platform_that_did_not_work_is_asked_again_after_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that worked is not; a file that cannot be read is none."""
+    binary = Binary("/usr/bin/runsc", "d" * 64, "1", frozenset())
+    monkeypatch.setenv("CELLWALL_RUNSC_PLATFORM", "ptrace")
+    answers, asked, now = ["it hung", "", "never heard"], list[str](), [1000.0]
+    monkeypatch.setattr("time.time", lambda: now[0])
+
+    async def attempt(_binary: Binary, platform: str) -> str:
+        asked.append(platform)
+        return answers[len(asked) - 1]
+
+    def choose() -> str:
+        return asyncio.run(gvisor_binary.Platforms(tmp_path).choose(binary, attempt))
+
+    (tmp_path / "platforms.json").write_text('{"not": "ours"}')
+    for later in (0, 3599):
+        now[0] = 1000.0 + later
+        with pytest.raises(HostUnsupported, match="it hung"):
+            choose()
+    assert len(asked) == 1
+    now[0] = 4601.0
+    assert choose() == "ptrace"
+    now[0] = 1e9
+    assert choose() == "ptrace"
+    assert len(asked) == 2

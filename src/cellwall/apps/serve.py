@@ -326,8 +326,8 @@ def run(loaded: Loaded, keys: KeyRing, said: Said) -> None:
 def _spare_the_collector() -> None:
     """Let the garbage collector pass over what is there for good, and come less often.
 
-    A request makes some thousand objects and keeps few; looking through young ones every 700, and
-    through modules and tables with the old ones, took up to a fifth of a request's time.
+    Young objects were looked through once in six requests, 0.15 ms of each; a look at the old
+    ones, modules and tables among them, held everybody up for 0.18 s on a busy machine.
     """
     gc.collect()
     gc.freeze()

@@ -56,6 +56,17 @@ class SandboxSpec:
     """`program` may leave out what only a session's cells use; a smaller image forks faster."""
 
 
+def refuse_soft(spec: SandboxSpec, hardness: Mapping[str, str], who: str) -> None:
+    """Raise `HostUnsupported` if `spec` demands hard limits and `who` holds some softly."""
+    weak = sorted(name for name, how in hardness.items() if how == "soft")
+    if spec.demand_hard and weak:
+        raise HostUnsupported(
+            "hard limits",
+            f"{who}: start a sandbox with hard limits: {', '.join(weak)} can only be held softly",
+            remedy="use isolation='namespace' (runtime 'jail') where all limits must be hard",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class KernelReadings:
     """Counters of one sandbox, from the kernel, cumulative since it started."""

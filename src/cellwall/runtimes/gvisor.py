@@ -29,7 +29,14 @@ from cellwall.runtimes import (
     gvisor_root,
     gvisor_witness,
 )
-from cellwall.runtimes.base import Finding, RuntimeStatistics, SandboxSpec, SweepReport
+from cellwall.runtimes.base import (
+    Finding,
+    RuntimeGone,
+    RuntimeStatistics,
+    SandboxSpec,
+    SweepReport,
+    refuse_soft,
+)
 from cellwall.runtimes.channel import ChannelLost, GuestChannel
 from cellwall.runtimes.cpus import Cpus
 from cellwall.runtimes.environment import inside_environment
@@ -154,8 +161,14 @@ class GvisorRuntime:
             )
 
     async def choose(self) -> Chosen:
-        """The binary and the platform it runs on; asked once."""
+        """The binary and the platform it runs on; asked once for as long as the binary is there.
+
+        `RuntimeGone` if it was there and is not any more.
+        """
         async with self._asking:
+            if self._chosen is not None and not os.access(self._chosen.binary.path, os.X_OK):
+                path, self._chosen = self._chosen.binary.path, None
+                raise RuntimeGone("runsc", f"gVisor: {path} is gone", remedy=gvisor_binary.INSTALL)
             if self._chosen is None:
                 binary = await asyncio.to_thread(_find)
                 platforms = gvisor_binary.Platforms(self._folder)
@@ -226,14 +239,7 @@ class GvisorRuntime:
 
     async def start(self, spec: SandboxSpec) -> GvisorSandbox:
         """Start one sandbox, or raise and leave nothing behind."""
-        weak = sorted(name for name, how in HARDNESS.items() if how == "soft")
-        if spec.demand_hard and weak:
-            raise HostUnsupported(
-                "hard limits",
-                f"gVisor: start a sandbox with hard limits: {', '.join(weak)} can only be held "
-                "softly",
-                remedy="use isolation='namespace' (runtime 'jail') where all limits must be hard",
-            )
+        refuse_soft(spec, HARDNESS, "gVisor")
         self._check_host()
         if not self._is_swept:
             self._is_swept = True

@@ -1,7 +1,8 @@
 """The `runsc` of this host: where it is, what it can, and on which platform it really runs here.
 
 What was found is kept below the state directory by the digest of the binary and the kernel's
-version, because asking takes a second or, where a platform hangs, its whole time limit. Not the
+version, because asking takes a second or, where a platform hangs, its whole time limit. What did
+not work is asked again after an hour: a host that was too busy then is no reason for good. Not the
 starting of sandboxes: `try_platform` is handed in.
 """
 
@@ -14,6 +15,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,7 @@ PLATFORMS = ("systrap", "ptrace")
 """Fastest first. Not kvm unless asked for: on nested virtualisation it hangs."""
 _KNOWN_PLATFORMS = (*PLATFORMS, "kvm")
 _ASK_S = 20.0
+_FAILURE_KEPT_S = 3600.0
 _DATE = re.compile(r"20\d{6}")
 _FLAG = re.compile(r"^\s+-([a-zA-Z0-9-]+)", re.MULTILINE)
 
@@ -131,20 +134,23 @@ class Platforms:
     async def _why_not(self, binary: Binary, name: str, try_platform: TryPlatform) -> str:
         key = f"{binary.digest} {os.uname().release} {name}"
         known = self._read()
-        if key not in known:
+        reason, at = known.get(key, ("", 0.0))
+        # A time to come is from a clock that was set back: worth as little as an old one.
+        is_fresh = 0 <= time.time() - at < _FAILURE_KEPT_S
+        if key not in known or (reason and not is_fresh):
             reason = await try_platform(binary, name)
-            known[key] = reason
-            self._write(known)
-        return known[key]
+            self._write({**self._read(), key: (reason, time.time())})
+        return reason
 
-    def _read(self) -> dict[str, str]:
+    def _read(self) -> dict[str, tuple[str, float]]:
+        """Why each does not work, empty if it does, and when that was found."""
         try:
             known = json.loads(self._file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return {str(key): (str(reason), float(at)) for key, (reason, at) in known.items()}
+        except (OSError, ValueError, TypeError, AttributeError):
             return {}
-        return known if isinstance(known, dict) else {}
 
-    def _write(self, known: dict[str, str]) -> None:
+    def _write(self, known: dict[str, tuple[str, float]]) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=self._file.parent, prefix=".platforms-")
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

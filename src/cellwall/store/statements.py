@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol, cast
 
 from sqlalchemy import Connection, Dialect, Executable, Select, text
@@ -126,18 +127,11 @@ class Direct:
 
 
 _DIALECT: Dialect = sqlite.dialect(paramstyle="qmark")
-_COMPILED: dict[int, tuple[Executable, _Compiled]] = {}
-"""By identity, since each is made once, as a constant; it is kept so that none takes its place."""
 
 
+@cache
 def _compiled(statement: Executable) -> _Compiled:
-    known = _COMPILED.get(id(statement))
-    if known is None:
-        known = _COMPILED[id(statement)] = (statement, _compile(statement))
-    return known[1]
-
-
-def _compile(statement: Executable) -> _Compiled:
+    """By identity: each statement is made once, as a constant."""
     made = cast(SQLCompiler, cast(ClauseElement, statement).compile(dialect=_DIALECT))
     return _Compiled(made.string, tuple(_slot(made, name) for name in made.positiontup or ()))
 

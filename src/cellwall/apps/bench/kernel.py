@@ -32,7 +32,7 @@ _CHOICE: dict[str, Any] = {"runtime": "gvisor", "isolation": "kernel", "template
 _BETWEEN_S = 60.0
 
 
-async def fresh(engine: Engine, key: str, samples: int, *, parked: bool) -> Figure:
+async def fresh(engine: Engine, key: str, samples: int) -> Figure:
     """Measure a program in a fresh sandbox against an empty interpreter under `runsc run`."""
     ours: list[float] = []
     floor: list[float] = []

@@ -119,8 +119,8 @@ class Bench:
         yield "soak", _PARK, lambda e: endurance.soak(e, python, effort.soak, state())
         yield from self._http_rows()
         n = max(10, n // 10)
-        yield "kernel_parked", _PARK, lambda e: kernel.fresh(e, "kernel_parked", n, parked=True)
-        yield "kernel_cold", 0, lambda e: kernel.fresh(e, "kernel_cold", n, parked=False)
+        yield "kernel_parked", _PARK, lambda e: kernel.fresh(e, "kernel_parked", n)
+        yield "kernel_cold", 0, lambda e: kernel.fresh(e, "kernel_cold", n)
         yield "kernel_context", 0, lambda e: kernel.live_context(e, "kernel_context", n)
         yield "flood", 0, lambda e: endurance.flood(e, python, effort.flood_gb)
 

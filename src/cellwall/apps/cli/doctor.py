@@ -71,11 +71,16 @@ def _as_json(found: Mapping[str, list[Finding]]) -> dict[str, list[dict[str, str
     }
 
 
+def _grade(name: str, finding: Finding) -> str:
+    """A failure only where it is one: nobody has to have a runtime besides the jail."""
+    return "absent" if finding.grade == "FAIL" and name not in _REQUIRED else finding.grade
+
+
 def _print(found: Mapping[str, list[Finding]]) -> None:
     from cellwall.apps.cli.table import show
 
     rows = [
-        (f.grade, name, f.feature, f.detail, f.remedy)
+        (_grade(name, f), name, f.feature, f.detail, f.remedy)
         for name, findings in found.items()
         for f in findings
     ]

@@ -96,6 +96,14 @@ def build(
     ] = "jail",
 ) -> None:
     """Build templates; one that is built and unchanged is left as it is."""
+    from cellwall.model.errors import UsageError
+    from cellwall.runtimes.registry import FACTORIES
+
+    if runtime not in FACTORIES:
+        raise UsageError(
+            f"templates build: there is no runtime {runtime!r}",
+            remedy=f"runtimes: {', '.join(FACTORIES)}; only Docker's need something of their own",
+        )
     templates = store()
     for name in names:
         made = templates.build(name, _progress)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from cellwall.jail import facts, plan, steps
 from cellwall.languages.language import find_tool
 from cellwall.languages.registry import LANGUAGES
-from cellwall.model.errors import HostUnsupported, NotFound
+from cellwall.model.errors import HostUnsupported
 from cellwall.runtimes.docker import base_files, layers
 from cellwall.runtimes.guest_bundle import build_bundle
 
@@ -111,12 +111,12 @@ class Images:
             )
         return str(found["Id"])
 
-    def _record(self, what: _Plan) -> Path:
-        return self._home / f"{what.key}.json"
+    def _record(self, key: str) -> Path:
+        return self._home / f"{os.path.basename(key)}.json"
 
     def _recorded(self, what: _Plan) -> list[str] | None:
         try:
-            return list(json.loads(self._record(what).read_bytes())["layers"])
+            return list(json.loads(self._record(what.key).read_bytes())["layers"])
         except (FileNotFoundError, ValueError, KeyError):
             return None
 
@@ -129,9 +129,9 @@ class Images:
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         text = json.dumps({"template": what.template.template.name, "layers": wanted})
-        temporary = self._record(what).with_suffix(f".tmp-{os.getpid()}")
+        temporary = self._record(what.key).with_suffix(f".tmp-{os.getpid()}")
         temporary.write_text(text, encoding="utf-8")
-        temporary.rename(self._record(what))
+        temporary.rename(self._record(what.key))
         return wanted
 
     def _work_folder(self) -> Path:
@@ -147,17 +147,18 @@ class Images:
             ) from error
 
     async def remove(self, template_name: str) -> int:
-        """Remove every image of that template from the daemon; returns how many."""
+        """Remove the images that we made of that template from the daemon; returns how many.
+
+        Another state directory's have labels like ours, and no record here.
+        """
         found = await self._daemon.images(f"{TEMPLATE_LABEL}={template_name}")
-        for each in found:
-            key = each["Labels"].get(KEY_LABEL, "")
-            try:
-                await self._daemon.remove_image(f"{REPOSITORY}:{key}")
-            except NotFound:
-                continue
-            (self._home / f"{key}.json").unlink(missing_ok=True)
+        keys = [str(each["Labels"].get(KEY_LABEL, "")) for each in found]
+        ours = [key for key in keys if self._record(key).is_file()]
+        for key in ours:
+            await self._daemon.remove_image(f"{REPOSITORY}:{key}")
+            self._record(key).unlink(missing_ok=True)
         self._known.clear()
-        return len(found)
+        return len(ours)
 
 
 def _quiet(_line: str) -> None:

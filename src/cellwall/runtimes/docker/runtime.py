@@ -25,7 +25,13 @@ from cellwall.jail.posture import PostureMismatch
 from cellwall.model.errors import CellwallError, HostUnsupported, NotFound, SandboxBroken
 from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.model.template import BuiltTemplate
-from cellwall.runtimes.base import Finding, RuntimeStatistics, SandboxSpec, SweepReport
+from cellwall.runtimes.base import (
+    Finding,
+    RuntimeStatistics,
+    SandboxSpec,
+    SweepReport,
+    refuse_soft,
+)
 from cellwall.runtimes.channel import ChannelLost, GuestChannel
 from cellwall.runtimes.docker import container, posture
 from cellwall.runtimes.docker.attached import AttachedSocket
@@ -142,6 +148,7 @@ class DockerRuntime:
 
     async def start(self, spec: SandboxSpec) -> DockerSandbox:
         """Start one container, or raise and leave nothing behind."""
+        refuse_soft(spec, self._hardness(), self.name)
         starting = self._begin(self._start(spec))
         try:
             sandbox = await asyncio.shield(starting)
@@ -223,11 +230,8 @@ class DockerRuntime:
         return _Begun(made, stream, channel)
 
     def _preload(self, spec: SandboxSpec) -> list[str]:
-        return (
-            list(spec.template.template.preload)
-            if (spec.limits.memory_mb >= _PRELOAD_FROM_MB)
-            else []
-        )
+        is_room = spec.limits.memory_mb >= _PRELOAD_FROM_MB
+        return list(spec.template.template.preload) if is_room else []
 
     def _choose_cpus(self, share: float) -> str:
         """As many CPUs as the share rounded up, the next ones in turn; "" for all of them."""
@@ -291,7 +295,8 @@ class DockerRuntime:
 
     def _open_work(self, pid: int) -> int:
         """The work area as the kernel has it, by the first process's own view of it."""
-        return os.open(f"/proc/{pid}/root/home", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(f"/proc/{pid}/root/home", flags)
 
     def _hardness(self) -> dict[str, str]:
         names = ("memory_mb", "processes", "cpus", "cpu_s", "disk_mb", "inodes")
@@ -395,3 +400,6 @@ class DockerRunscRuntime(DockerRuntime):
 
     def _open_work(self, pid: int) -> int:
         return -1  # its files are in its kernel, which tells us nothing
+
+    def _hardness(self) -> dict[str, str]:
+        return {**super()._hardness(), "inodes": "soft"}  # gVisor counts none
