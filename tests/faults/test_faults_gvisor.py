@@ -104,7 +104,7 @@ def test_start_that_fails_half_way_leaves_nothing(
 
 _HOLD = """
 async def main():
-    engine = bare()
+    engine = bare(runtimes=("gvisor",))
     sandbox = await engine.create_sandbox(runtime="gvisor", isolation="kernel")
     await sandbox.run("x = 1")
     say("pid", sandbox.live.runtime_sandbox.pid)
