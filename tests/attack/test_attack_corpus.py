@@ -9,6 +9,7 @@ differently is in `DEVIATIONS` with its reason, a strict xfail: one that goes aw
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FunctionType
@@ -103,20 +104,102 @@ CORPUS: Mapping[Any, Mapping[str, tuple[str, ...]]] = {
 }
 """Module → test → ids of the cases that run; none named: all of them."""
 
-DEVIATIONS: Mapping[str, Mapping[str, str]] = {"docker": {}, "docker+runsc": {}, "gvisor": {}}
+IN_DOCKER_TOO = frozenset(
+    {
+        "test_canary_never_came_out",
+        "test_crypto_socket_is_denied",
+        "test_end_from_outside_says_who_did_it",
+        "test_filling_the_work_area_is_ended_by_the_disk_limit",
+        "test_forged_output_stays_text",
+        "test_host_devices_are_absent",
+        "test_host_file_is_denied",
+        "test_killing_everybody_is_confined_to_the_sandbox",
+        "test_own_interpreter_is_denied_to_writers",
+        "test_process_left_behind_is_gone_with_its_sandbox",
+        "test_processes_of_another_sandbox_are_out_of_reach",
+        "test_special_write_is_denied",
+        "test_system_directories_are_denied_to_writers",
+        "test_token_left_in_one_sandbox_is_found_in_no_other",
+        "test_verdict_is_how_it_ended",
+    }
+)
+"""What runs on gVisor in Docker, too: how it is put together; its kernel is gVisor's as well."""
+
+_PID_1 = (
+    "gVisor lets a program kill its pid 1: its own sandbox ends, with a name, and nobody else's"
+)
+_PTYS = "the inside's kernel makes them, none of the host's"
+_DISK = (
+    "only gVisor's kernel sees that a work area is full: refused, and named by the program's end"
+)
+_INODES = "gVisor counts no files; they end at the memory limit"
+_DEVICES = "/dev/fuse and /dev/net/tun of the inside's kernel, which lead nowhere"
+_ONE_WORD = "init's exe lies on a read-only root, so root outside hears the same word as the inside"
+_WHOLE = "the kernel kills gVisor as a whole, so there is no signal of the program's to tell"
+_UNTOLD = "refused by gVisor's kernel, which tells nobody outside: contained, and not named"
+_UNCOUNTED = "the verdict is the same; how many there were at most is not counted outside"
+
+DEVIATIONS: Mapping[str, Mapping[str, str]] = {
+    "docker": {
+        "test_special_write_is_denied[B03-agent]": _ONE_WORD,
+        "test_pty_flood_leaves_the_host_its_own": "a container has no number of its own for pseudo "
+        "terminals; the kernel keeps kernel.pty.reserve of them for the host",
+    },
+    "docker+runsc": {
+        "test_host_file_is_denied[A03-climbing]": "a climb through a bind is ENOTDIR in gVisor",
+        "test_host_devices_are_absent": _DEVICES,
+        "test_special_write_is_denied[B03-agent]": _ONE_WORD,
+        "test_killing_everybody_is_confined_to_the_sandbox": _PID_1,
+        "test_filling_the_work_area_is_ended_by_the_disk_limit[J01]": _DISK,
+        "test_filling_the_work_area_is_ended_by_the_disk_limit[J02]": _INODES,
+        "test_verdict_is_how_it_ended[memory]": _WHOLE,
+        "test_verdict_is_how_it_ended[processes]": _UNTOLD,
+        "test_verdict_is_how_it_ended[disk]": _DISK,
+    },
+    "gvisor": {
+        "test_host_file_is_denied[A06-file-handles]": "gVisor has no file handles: ENOTSUP",
+        "test_host_devices_are_absent": _DEVICES,
+        "test_special_write_is_denied[B03-agent]": _ONE_WORD,
+        "test_special_write_is_denied[B04-device-nodes]": "a node is made in the inside's kernel, "
+        "which has none of the host's devices behind it",
+        "test_special_write_is_denied[B19-extended-attributes]": "kept by the inside's kernel, "
+        "in memory that counts",
+        "test_killing_everybody_is_confined_to_the_sandbox": _PID_1,
+        "test_process_bomb_is_ended_by_the_process_limit[G05]": _UNCOUNTED,
+        "test_environment_is_the_golden_list": "MPLBACKEND is not set before a program starts",
+        "test_filling_the_work_area_is_ended_by_the_disk_limit[J01]": _DISK,
+        "test_filling_the_work_area_is_ended_by_the_disk_limit[J02]": _INODES,
+        "test_pty_flood_leaves_the_host_its_own": _PTYS,
+        "test_socket_families_that_join_sandboxes_are_denied": "netlink of the inside's own kernel",
+        "test_verdict_is_how_it_ended[memory]": _WHOLE,
+        "test_verdict_is_how_it_ended[disk]": _DISK,
+    },
+}
 """Runtime → test, or test[case] → why it is different there."""
 
 
-def _with_cases(test: Callable[..., None], wanted: tuple[str, ...]) -> Callable[..., None]:
-    """The same test, with those of its cases whose id is one of `wanted`."""
+def runtimes_of(test: str) -> list[str]:
+    """The runtimes on which a test of the corpus runs."""
+    return [name for name in LEVELS if name != "docker+runsc" or test in IN_DOCKER_TOO]
+
+
+def _elsewhere(test: Callable[..., None], cases: tuple[str, ...]) -> Callable[..., None]:
+    """The same test on the other runtimes, with those of its cases that are named."""
     assert isinstance(test, FunctionType)
     made = FunctionType(
         test.__code__, test.__globals__, test.__name__, test.__defaults__, test.__closure__
     )
     made.__doc__, made.__annotations__ = test.__doc__, test.__annotations__
-    marks = getattr(test, "pytestmark", [])
-    cut = [_cut(mark, wanted) if mark.name == "parametrize" else mark for mark in marks]
-    setattr(made, "pytestmark", cut)  # noqa: B010 - pytest's, which functions do not declare
+    marks = [
+        _cut(mark, cases) if cases and mark.name == "parametrize" else mark
+        for mark in getattr(test, "pytestmark", [])
+    ]
+    if {"arena", "tried"} & set(inspect.signature(test).parameters):
+        where = pytest.mark.parametrize(
+            "arena", runtimes_of(test.__name__), indirect=True, scope="module"
+        )
+        marks.append(where.mark)
+    setattr(made, "pytestmark", marks)  # noqa: B010 - pytest's, which functions do not declare
     return made
 
 
@@ -128,11 +211,10 @@ def _cut(mark: pytest.Mark, wanted: tuple[str, ...]) -> pytest.Mark:
 
 for _module, _tests in CORPUS.items():
     for _name, _cases in _tests.items():
-        _found = getattr(_module, _name)
-        globals()[_name] = _with_cases(_found, _cases) if _cases else _found
+        globals()[_name] = _elsewhere(getattr(_module, _name), _cases)
 
 
-@pytest.fixture(scope="module", params=LEVELS)
+@pytest.fixture(scope="module")
 def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
     """One engine for each of the other runtimes."""
     name: str = request.param
@@ -156,14 +238,13 @@ def _containers(name: str, state: Path, templates: BareTemplates) -> Arena:
 
 @pytest.fixture(autouse=True)
 def _deviation(request: pytest.FixtureRequest) -> None:
-    case = getattr(request.node, "callspec", None)
-    if case is None or "arena" not in case.params:
+    spec = getattr(request.node, "callspec", None)
+    if spec is None or "arena" not in spec.params:
         return
-    known = DEVIATIONS[case.params["arena"]]
-    rest = request.node.name.replace(f"[{case.params['arena']}-", "[").replace(
-        f"[{case.params['arena']}]", ""
-    )
-    reason = known.get(rest) or known.get(request.node.originalname)
+    runtime = spec.params["arena"]
+    case = spec.id.removeprefix(f"{runtime}-").removesuffix(f"-{runtime}")
+    test, known = request.node.originalname, DEVIATIONS[runtime]
+    reason = known.get(test) or known.get(f"{test}[{case}]")
     if reason is not None:
         request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
 
