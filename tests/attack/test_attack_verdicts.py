@@ -27,7 +27,7 @@ _ENDS: list[Any] = [
     # A fork costs a kernel of the sandbox's own memory, too: that limit must not come first.
     (
         "import os\nwhile os.fork() >= 0: pass",
-        {"limits": {"memory_mb": 512}},
+        {"limits": {"memory_mb": 512}, "timeout": 30},
         Verdict.PROCESSES,
         (1, None),
     ),
