@@ -14,7 +14,13 @@ import re
 import sys
 from pathlib import Path
 
+import runtime_tables
+
 DOCS = Path(__file__).resolve().parent
+PAGES = (
+    *("cli.md", "library.md", "operations.md", "runtimes.md", "sdk.md", "server.md"),
+    "settings.md",
+)
 _TABLE = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->\n", re.DOTALL)
 _BLOCK = re.compile(r"<!-- (help|snippet): ?([^>]*?) -->\n```(\w+)\n.*?```\n", re.DOTALL)
 
@@ -110,7 +116,13 @@ def _found(pattern: str, text: str) -> str:
     return match[1]
 
 
-_TABLES = {"capacity": _capacity, "settings": _settings, "routes": _routes}
+_TABLES = {
+    "capacity": _capacity,
+    "settings": _settings,
+    "routes": _routes,
+    "contract": runtime_tables.contract,
+    "corpus": runtime_tables.corpus,
+}
 
 
 def _tabled(match: re.Match[str]) -> str:
@@ -131,7 +143,7 @@ def _words(text: str) -> list[str]:
 def main() -> int:
     """Rewrite the pages, or with `--check` name those that are out of date."""
     stale = 0
-    for name in ("cli.md", "library.md", "operations.md", "sdk.md", "server.md", "settings.md"):
+    for name in PAGES:
         page = DOCS / name
         present, wanted = page.read_text(encoding="utf-8"), generated(page)
         if "--check" in sys.argv[1:]:

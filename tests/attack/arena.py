@@ -14,6 +14,8 @@ import re
 import resource
 import secrets
 import shutil
+import socket
+import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -104,6 +106,20 @@ def _state_files() -> list[Path]:
     return [path for path in found if path.name != "guest" and path.suffix != ".pyz"]
 
 
+def _descriptors() -> int:
+    """Without idle connections to a container engine, which its client keeps for later."""
+    daemon = os.environ.get("DOCKER_HOST", "").removeprefix("unix://")
+    return sum(not daemon or _peer(int(fd)) != daemon for fd in os.listdir("/proc/self/fd"))
+
+
+def _peer(fd: int) -> object:
+    with contextlib.suppress(OSError):
+        if stat.S_ISSOCK(os.fstat(fd).st_mode):
+            with socket.socket(fileno=os.dup(fd)) as other:
+                return other.getpeername()
+    return None
+
+
 @dataclass(frozen=True)
 class Traces:
     """W4: what an engine can leave behind on the host."""
@@ -113,16 +129,20 @@ class Traces:
     mounts: int
     descriptors: int
     state_files: int
+    containers: int = 0
 
     @classmethod
-    def now(cls, counted: Callable[[str], bool] = is_left) -> Traces:
-        """`counted` says which cgroup directories are traces."""
+    def now(
+        cls, counted: Callable[[str], bool] = is_left, containers: Callable[[], int] = lambda: 0
+    ) -> Traces:
+        """`counted` says which cgroup directories are traces, `containers` asks a daemon."""
         return cls(
             len(descendants(os.getpid())),
             len([path for path in control_groups(os.getpid()) if counted(path)]),
             len(_own_mounts()),
-            len(os.listdir("/proc/self/fd")),
+            _descriptors(),
             len(_state_files()),
+            containers(),
         )
 
 
@@ -137,6 +157,8 @@ class Arena:
     def __init__(self, make: Callable[[], Engine] | None = None, **choice: Any) -> None:
         """`choice` names another runtime than the usual: `runtime=`, `isolation=`."""
         self.choice: dict[str, Any] = dict(choice)
+        self.containers: Callable[[], int] = lambda: 0
+        """How many a daemon has; where there is one, the test says how to ask it."""
         self._runner = asyncio.Runner()
         self.engine = self.do(self._made(make))
         try:
@@ -199,10 +221,10 @@ class Arena:
     def leaving_nothing(self, counted: Callable[[str], bool] = is_left) -> Iterator[None]:
         """Hold what happens inside to leave the host as it was."""
         self.settle()
-        before = Traces.now(counted)
+        before = Traces.now(counted, self.containers)
         yield
         self.settle()
-        after = Traces.now(counted)
+        after = Traces.now(counted, self.containers)
         assert after == before, f"{before} became {after}"
 
     async def fork_server(self) -> tuple[int, int]:

@@ -59,7 +59,7 @@ _BOMBS = [
 @pytest.mark.parametrize(("bomb", "language"), _BOMBS)
 def test_process_bomb_is_ended_by_the_process_limit(arena: Arena, bomb: str, language: str) -> None:
     with arena.leaving_nothing():
-        ended = arena.beside(bomb, language)
+        ended = arena.beside(bomb, language, limits={"memory_mb": 512})
     assert ended.verdict is Verdict.PROCESSES, ended
     assert "REACHED" not in ended.stdout
     assert ended.outcome.usage.processes_peak == 31  # the limit and init

@@ -154,3 +154,29 @@ def test_after_kill_9_no_process_lives_on_and_sweep_ends_well(require: Require) 
     swept = start("sweep", "--json")
     assert swept.returncode == 0
     assert json.loads(swept.stdout)["kept"] == []
+
+
+def test_runtimes_say_what_is_here_and_measure_real_starts(require: Require) -> None:
+    require("sandboxes", not works(), works())
+    only = {"CELLWALL_RUNTIMES": "jail"}
+    plain = {each["name"]: each for each in json.loads(start("runtimes", "--json", **only).stdout)}
+    assert (plain["jail"]["available"], plain["jail"]["start"]) == (True, None)
+    assert (plain["gvisor"]["allowed"], plain["gvisor"]["findings"]) == (False, [])
+    assert "CELLWALL_RUNTIMES" in plain["gvisor"]["remedies"][0]
+    rows = json.loads(start("runtimes", "--measure", "--json", **only).stdout)
+    measured = {each["name"]: each["start"] for each in rows}
+    assert measured["jail"]["count"] == 5
+    assert 0 < measured["jail"]["p50_ms"] < 60_000
+    assert measured["gvisor"] is None
+    assert " ms " in start("runtimes", "--measure", **only).stdout
+
+
+def test_trust_is_an_option_and_is_said_back(require: Require) -> None:
+    require("sandboxes", not works(), works())
+    done = start("run", "--trust", "semi", "--json", "-c", "print(1)")
+    assert json.loads(done.stdout)["trust"] == "semi"
+    both = start("run", "--trust", "semi", "--isolation", "kernel", "-c", "1")
+    assert (both.returncode, "give trust or isolation" in both.stderr) == (125, True)
+    floor = {"CELLWALL_LEAST_ISOLATION": "kernel"}
+    low = start("run", "--isolation", "namespace", "-c", "1", **floor)
+    assert "'namespace' is below 'kernel', the least here" in low.stderr

@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 
 from cellwall.engine import selection
+from cellwall.engine.levels import Asked, Floor, Trust, demand
 from cellwall.engine.selection import Runtimes
 from cellwall.engine.settings import EngineSettings
 from cellwall.model.errors import HostUnsupported, UsageError
@@ -22,7 +23,7 @@ def choose(tmp_path: Path, isolation: str, name: str | None, *, allowed: bool) -
     async def main() -> Runtime:
         runtimes = Runtimes(tmp_path, EngineSettings(allow_process=allowed))
         try:
-            return await runtimes.choose(isolation, name)
+            return await runtimes.choose(Asked(isolation, name))
         finally:
             await runtimes.aclose()
 
@@ -95,14 +96,14 @@ def test_runtime_that_broke_serves_nobody_until_asked_again(
 ) -> None:
     async def main() -> None:
         runtimes = Runtimes(tmp_path, EngineSettings())
-        chosen = await runtimes.choose("namespace", None)
-        assert await runtimes.choose("namespace", None) is chosen
+        chosen = await runtimes.choose(Asked("namespace", None))
+        assert await runtimes.choose(Asked("namespace", None)) is chosen
         assert wavering.probes == 1
         wavering.faults = [Finding("ground", "FAIL", "gone", "bring it back")]
         runtimes.take_out(chosen)
         for _ in range(2):
             with pytest.raises(HostUnsupported, match="bring it back"):
-                await runtimes.choose("namespace", None)
+                await runtimes.choose(Asked("namespace", None))
         assert (wavering.probes, runtimes.taken_out) == (2, 1)
 
     asyncio.run(main())
@@ -117,9 +118,9 @@ def test_runtime_that_came_back_is_found_again(
     async def main() -> None:
         runtimes = Runtimes(tmp_path, EngineSettings())
         with pytest.raises(HostUnsupported):
-            await runtimes.choose("namespace", "wavering")
+            await runtimes.choose(Asked("namespace", "wavering"))
         wavering.faults = []
-        assert (await runtimes.choose("namespace", "wavering")).name == "wavering"
+        assert (await runtimes.choose(Asked("namespace", "wavering"))).name == "wavering"
 
     asyncio.run(main())
 
@@ -128,7 +129,7 @@ def test_operator_decides_which_runtimes_serve(tmp_path: Path) -> None:
     async def main() -> None:
         runtimes = Runtimes(tmp_path, EngineSettings(runtimes=("docker+runsc",)))
         with pytest.raises(UsageError, match="not allowed here"):
-            await runtimes.choose("namespace", "jail")
+            await runtimes.choose(Asked("namespace", "jail"))
         assert runtimes.allowed() == ["docker+runsc"]
 
     asyncio.run(main())
@@ -137,15 +138,75 @@ def test_operator_decides_which_runtimes_serve(tmp_path: Path) -> None:
             EngineSettings.from_environment({"CELLWALL_RUNTIMES": text})
 
 
-def test_operators_least_level_lifts_every_request(tmp_path: Path) -> None:
+def test_operators_floor_refuses_what_names_less_and_is_the_default(tmp_path: Path) -> None:
     async def main() -> None:
         settings = EngineSettings(least_isolation="vm", runtimes=("jail", "docker"))
         runtimes = Runtimes(tmp_path, settings)
         with pytest.raises(HostUnsupported, match="isolation 'vm'"):
-            await runtimes.choose("namespace", None)
-        with pytest.raises(UsageError, match="is the least here"):
-            await runtimes.choose("namespace", "jail")
+            await runtimes.choose(Asked())
+        with pytest.raises(UsageError, match="'namespace' is below 'vm', the least here"):
+            await runtimes.choose(Asked("namespace"))
+        with pytest.raises(UsageError, match="'vm' is the least here"):
+            await runtimes.choose(Asked(None, "jail"))
 
     asyncio.run(main())
-    with pytest.raises(UsageError, match="not a level"):
-        EngineSettings.from_environment({"CELLWALL_LEAST_ISOLATION": "strong"})
+    for name in ("CELLWALL_LEAST_ISOLATION", "CELLWALL_DEFAULT_ISOLATION"):
+        with pytest.raises(UsageError, match="not a level"):
+            EngineSettings.from_environment({name: "strong"})
+
+
+SMALL = Floor("kernel", ("gvisor", "docker+runsc"), "for tier 'small'")
+
+
+@pytest.mark.parametrize(
+    ("asked", "level"),
+    [
+        (Asked(), "namespace"),
+        (Asked("process"), "process"),
+        (Asked("vm"), "vm"),
+        (Asked(floor=SMALL), "kernel"),
+        (Asked("vm", floor=SMALL), "vm"),
+        (Asked(None, "gvisor", floor=SMALL), "kernel"),
+        (Asked(trust="untrusted"), "namespace"),
+        (Asked(trust="trusted"), "process"),
+    ],
+)
+def test_what_is_named_is_met_and_what_is_not_takes_default_and_floor(
+    asked: Asked, level: str
+) -> None:
+    assert demand(asked, EngineSettings()).level.label == level
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (Asked("namespace", floor=SMALL), "below 'kernel', the least for tier 'small'"),
+        (Asked(trust="trusted", floor=SMALL), "trust 'trusted' means isolation 'process' is below"),
+        (Asked(None, "jail", floor=SMALL), "'jail' is not allowed for tier 'small'"),
+        (Asked("kernel", trust="semi"), "trust: .* isolation is given as well"),
+        (Asked(None, "jail", "semi"), "trust: .* runtime is given as well"),
+        (Asked(trust="some"), "'some' is not known"),
+    ],
+)
+def test_what_contradicts_is_refused_with_its_reason(asked: Asked, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        demand(asked, EngineSettings())
+    assert caught.value.remedy
+
+
+def test_tier_has_no_runtime_that_the_operator_does_not() -> None:
+    settings = EngineSettings(runtimes=("jail", "gvisor"))
+    floor = Floor(runtimes=("process", "gvisor", "docker"))
+    assert demand(Asked(floor=floor), settings).runtimes == ("gvisor",)
+
+
+def test_trust_means_what_the_operator_says() -> None:
+    told = {"CELLWALL_TRUST": "untrusted=kernel, trusted=namespace"}
+    settings = EngineSettings.from_environment(told)
+    levels = {word: demand(Asked(trust=word), settings).level.label for word in settings.trust}
+    assert levels == {"untrusted": "kernel", "semi": "namespace", "trusted": "namespace"}
+    with pytest.raises(UsageError, match="network 'open' cannot be had"):
+        Trust("kernel", "open")
+    for text in ("someone=kernel", "untrusted=strong", "untrusted"):
+        with pytest.raises(UsageError):
+            EngineSettings.from_environment({"CELLWALL_TRUST": text})

@@ -21,6 +21,7 @@ _CHOSEN = {
     "audit": "flag",
     "runtimes": "jail,process",
     "least_isolation": "kernel",
+    "default_isolation": "kernel",
     "metrics_token_sha256": "0" * 64,
 }
 KEY = "operators-key-0123456789abcdef0123456789abcdef"

@@ -8,6 +8,7 @@ invariant: an unknown name is an error, never silently ignored, and no key is ev
     [[keys]]  sha256, tenant, scope, expires_at
     [tiers.NAME]  quotas of the tenants of that tier; `default` is everybody else's
     [tenants]     TENANT = "TIER"
+    [trust.WORD]  level and network of `untrusted`, `semi` or `trusted`
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from cellwall.engine.levels import Trust
 from cellwall.engine.quotas import DEFAULT_TIER, Quotas
 from cellwall.engine.settings import EngineSettings
 from cellwall.model.errors import UsageError
 from cellwall.server.keys import KeyRecord, check_key, digest_of
 from cellwall.server.settings import ServerSettings
 
-SECTIONS = frozenset({"server", "engine", "limits", "most", "keys", "tiers", "tenants"})
-_NOT_ENGINE = frozenset({"limits"})
+SECTIONS = frozenset({"server", "engine", "limits", "most", "keys", "tiers", "tenants", "trust"})
+_NOT_ENGINE = frozenset({"limits", "trust"})
 _NO_NAMES: frozenset[str] = frozenset()
 _NOT_SERVER = frozenset({"most", "tiers", "tenants"})
 
@@ -56,6 +58,7 @@ def load(
     server = replace(server, tiers=_tiers(document), tenants=_tenants(document))
     engine = EngineSettings.from_environment(source)
     engine = replace(engine, limits=engine.limits.with_changes(_section(document, "limits")))
+    engine = replace(engine, trust=_trust(document, engine.trust))
     engine = _changed(engine, _section(document, "engine"), _NOT_ENGINE, "engine")
     return Loaded(server, engine, _keys(document, source))
 
@@ -135,6 +138,18 @@ def _tenants(document: Mapping[str, Any]) -> dict[str, str]:
                 remedy=f"known tiers: {', '.join(sorted(tiers))}; make one with [tiers.NAME]",
             )
     return tenants
+
+
+def _trust(document: Mapping[str, Any], known: Mapping[str, Trust]) -> dict[str, Trust]:
+    section = _section(document, "trust")
+    return {
+        **known,
+        **{
+            word: _changed(known.get(word, Trust()), _section(section, word), _NO_NAMES, where)
+            for word in section
+            for where in (f"trust.{word}",)
+        },
+    }
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:

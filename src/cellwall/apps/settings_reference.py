@@ -34,6 +34,7 @@ _ENGINE_VARIABLES = {
     "allow_process": "CELLWALL_ALLOW_PROCESS",
     "pool_max": "CELLWALL_POOL_SIZE",
     "least_isolation": "CELLWALL_LEAST_ISOLATION",
+    "default_isolation": "CELLWALL_DEFAULT_ISOLATION",
     "runtimes": "CELLWALL_RUNTIMES",
 }
 _IN_TOML = {"digest": "sha256"}
@@ -93,6 +94,8 @@ _ABOUT = {
     "keys": "Keys the operator brings, by their digest.",
     "tiers": "Quotas of each tenant of a tier; `default` is the tier of everybody else.",
     "tenants": "Which tier a tenant has: its name, and the tier's.",
+    "trust": "What `trust=untrusted`, `semi` and `trusted` stand for; NAME is one of the three. "
+    "`trusted` has the level `process` by default. Also `CELLWALL_TRUST=untrusted=kernel,…`.",
 }
 
 

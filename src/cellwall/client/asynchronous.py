@@ -58,7 +58,8 @@ class AsyncClient:
         limits: Limits | Mapping[str, Any] | None = None,
         template: str = "python",
         runtime: str | None = None,
-        isolation: str = "namespace",
+        isolation: str | None = None,
+        trust: str | None = None,
         demand_hard: bool = False,
         start: str = "fork",
         env: Mapping[str, str] | None = None,
@@ -78,6 +79,7 @@ class AsyncClient:
             template=template,
             runtime=runtime,
             isolation=isolation,
+            trust=trust,
             demand_hard=demand_hard,
             start=start,
             env=env,
@@ -110,7 +112,8 @@ class AsyncClient:
         *,
         env: Mapping[str, str] | None = None,
         runtime: str | None = None,
-        isolation: str = "namespace",
+        isolation: str | None = None,
+        trust: str | None = None,
         demand_hard: bool = False,
         start: str = "fork",
         name: str | None = None,
@@ -124,7 +127,7 @@ class AsyncClient:
                 name=name,
                 metadata=None if metadata is None else dict(metadata),
             ),
-            **_place(template, runtime, isolation, demand_hard, start),
+            **_place(template, (runtime, isolation, trust), demand_hard, start),
         }
         ask = Ask("POST", "/sandboxes", body=body, key=new_id(), is_held=True)
         return AsyncSandbox(self._transport, await self._transport.json(ask))
@@ -198,7 +201,8 @@ def _program(  # noqa: PLR0913 - each is a choice of the caller's
     limits: Limits | Mapping[str, Any] | None = None,
     template: str = "python",
     runtime: str | None = None,
-    isolation: str = "namespace",
+    isolation: str | None = None,
+    trust: str | None = None,
     demand_hard: bool = False,
     start: str = "fork",
     env: Mapping[str, str] | None = None,
@@ -219,19 +223,25 @@ def _program(  # noqa: PLR0913 - each is a choice of the caller's
             limits=wanted,
             env=None if env is None else dict(env),
         ),
-        **_place(template, runtime, isolation, demand_hard, start),
+        **_place(template, (runtime, isolation, trust), demand_hard, start),
         "args": asking.words(args, "args"),
         "collect": asking.words(collect, "collect"),
     }
 
 
 def _place(
-    template: str, runtime: str | None, isolation: str, demand_hard: bool, start: str
+    template: str,
+    where: tuple[str | None, str | None, str | None],
+    demand_hard: bool,
+    start: str,
 ) -> dict[str, Any]:
+    """`where` is the runtime, the level and the trust that were named."""
+    runtime, isolation, trust = where
     return asking.given(
         template=template,
         runtime=runtime,
         isolation=isolation,
+        trust=trust,
         demand_hard=demand_hard,
         start=start,
     )

@@ -32,6 +32,7 @@ class Live:
         self.id: str = facts["id"]
         self.facts = facts
         self.isolation = isolation_of(facts["isolation"])
+        self.trust: str | None = facts.get("trust")
         self.limits = limits_of(facts["limits"])
         self.created_at = seconds_of(facts["created_at"])
         self.ends_at = seconds_of(facts["expires_at"])

@@ -64,6 +64,11 @@ class AsyncSandbox:
         return self._live.isolation
 
     @property
+    def trust(self) -> str | None:
+        """The word of trust it was asked for with, if one was given."""
+        return self._live.trust
+
+    @property
     def limits(self) -> Limits:
         """The limits that apply."""
         return self._live.limits

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cellwall.engine.execution import OnEvent, OnStart, finish
 from cellwall.engine.exhaustion import instead_of
 from cellwall.engine.files import read_file
+from cellwall.engine.levels import NO_FLOOR, Asked, Floor
 from cellwall.engine.oneshot import NotBegun, begin, explain
 from cellwall.engine.pool import Pool, PoolStatistics
 from cellwall.engine.requests import Plan, Request, check_env, check_limits, check_start, plan
@@ -77,6 +78,8 @@ class _Watch:
     on_event: OnEvent | None
     on_start: OnStart | None
     before_code: BeforeCode | None
+    trust: str | None
+    """Said back in its answer."""
 
 
 class Engine:
@@ -115,9 +118,13 @@ class Engine:
         """The warm pool."""
         return self._pool
 
-    async def runtime(self, isolation: str = "namespace", name: str | None = None) -> Runtime:
+    async def runtime(self, isolation: str | None = None, name: str | None = None) -> Runtime:
         """Return the runtime that would serve such a request."""
-        return await self._runtimes.choose(isolation, name)
+        return await self._runtimes.choose(Asked(isolation, name))
+
+    def check_place(self, asked: Asked) -> None:
+        """Raise `UsageError` if no host could serve what `asked` says of isolation."""
+        self._runtimes.demand(asked)
 
     async def probe(self, name: str) -> tuple[Runtime, list[Finding]]:
         """Return the runtime called `name` and what it finds on this host."""
@@ -173,12 +180,13 @@ class Engine:
         again for another sandbox, if that one ended before the program began.
         """
         with self._calling():
-            return await self._execute(request, _Watch(on_event, on_start, before_code))
+            watch = _Watch(on_event, on_start, before_code, request.trust)
+            return await self._execute(request, watch)
 
     async def _execute(self, request: Request, watch: _Watch) -> Execution:
         work = plan(request, self.settings.limits)
         template = self._built.get(request.template) or await self.template(request.template)
-        runtime = await self._runtimes.choose(request.isolation, request.runtime)
+        runtime = await self._runtimes.choose(request.place)
         spec = SandboxSpec(
             new_id(),
             template,
@@ -204,6 +212,7 @@ class Engine:
         live = await self._claim(runtime, spec)
         self._under_way.add(live)
         try:
+            live.trust = watch.trust
             if watch.before_code is not None:
                 await watch.before_code()
             self._check_open()  # it may have been closed while we waited for the sandbox
@@ -264,15 +273,21 @@ class Engine:
         *,
         env: Mapping[str, str] | None = None,
         runtime: str | None = None,
-        isolation: str = "namespace",
+        isolation: str | None = None,
+        trust: str | None = None,
         demand_hard: bool = False,
         start: str = "fork",
+        floor: Floor = NO_FLOOR,
     ) -> AsyncSandbox:
-        """Return a live sandbox; its owner closes it, or its idle or whole life ends."""
+        """Return a live sandbox; its owner closes it, or its idle or whole life ends.
+
+        `isolation` is a level, None for the operator's default; `trust` (`untrusted`, `semi`,
+        `trusted`) stands for one. `floor` is the operator's demand on this tenant.
+        """
         with self._calling():
             found = check_limits(limits, None, self.settings.limits)
             built = await self.template(template)
-            chosen = await self._runtimes.choose(isolation, runtime)
+            chosen = await self._runtimes.choose(Asked(isolation, runtime, trust, floor))
             spec = SandboxSpec(
                 new_id(),
                 built,
@@ -282,6 +297,7 @@ class Engine:
                 start=check_start(start),
             )
             live = await self._claim(chosen, spec)
+            live.trust = trust
             sandbox = AsyncSandbox(live, self._tasks, lambda: self._released(sandbox, chosen))
             self._sandboxes[sandbox.id] = sandbox
             return sandbox

@@ -431,4 +431,5 @@ def finish(
         sandbox_id=spec.sandbox_id,
         started_at=started_at,
         files=files or {},
+        trust=attempt.live.trust,
     )

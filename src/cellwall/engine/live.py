@@ -31,6 +31,7 @@ class Live:
         "running",
         "runtime_sandbox",
         "spec",
+        "trust",
     )
 
     def __init__(
@@ -44,6 +45,8 @@ class Live:
         self.running: set[Recorder] = set()
         self.active_at = time.monotonic()
         self.ended_because = ""
+        self.trust: str | None = None
+        """The word of trust it was asked for with, for its answers."""
         self._fresh: KernelReadings | None = fresh
 
     @property

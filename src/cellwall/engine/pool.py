@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from cellwall.engine.live import Live
+from cellwall.engine.starts import Starts
 from cellwall.engine.tasks import Tasks
 from cellwall.model.errors import SandboxBroken
 from cellwall.model.ids import new_id
@@ -131,6 +132,8 @@ class Pool:
         self._is_open = True
         self._claims_parked = 0
         self._claims_started = 0
+        self.starts = Starts()
+        """How long its starts took."""
         self._failed = 0
         self._tidy: asyncio.TimerHandle | None = None
 
@@ -152,7 +155,8 @@ class Pool:
                 found = self._take(shelf, spec)
             self._claims_started += 1
             async with self._gate.passing(is_claim=True):
-                sandbox = await runtime.start(spec)
+                with self.starts.timing(runtime.name):
+                    sandbox = await runtime.start(spec)
             return Live(sandbox, spec, sandbox.fresh)
         except BaseException:
             shelf.in_use -= 1
@@ -284,7 +288,8 @@ class Pool:
                     return
                 shelf.forking += 1
                 try:
-                    sandbox = await shelf.runtime.start(spec)
+                    with self.starts.timing(shelf.runtime.name):
+                        sandbox = await shelf.runtime.start(spec)
                 finally:
                     shelf.forking -= 1
         except Exception:  # noqa: BLE001 - whatever it is, the next claim meets and raises it

@@ -12,9 +12,14 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from cellwall.engine.admission import NOTHING, Cost
+from cellwall.engine.levels import NO_FLOOR, Floor
+from cellwall.engine.settings import check_runtimes
 from cellwall.model.errors import QuotaExceeded, UsageError
+from cellwall.model.outcome import IsolationLevel
 
 DEFAULT_TIER = "default"
+_WORDS = frozenset({"least_isolation", "runtimes"})
+"""Quotas that are no numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +42,21 @@ class Quotas:
     """MiB: sum of their work areas (`disk_mb`)."""
     output_mb: int | None = None
     """MiB of output kept for a tenant's executions in ten minutes."""
+    least_isolation: str | None = None
+    """Level below which nothing of its is served: a request that names a lower one is refused, one
+    that names none gets this one."""
+    runtimes: tuple[str, ...] | None = None
+    """Which of the server's runtimes may serve it, by name."""
 
     def __post_init__(self) -> None:
-        """Raise `UsageError` on a value that is no number above zero."""
+        """Raise `UsageError` on a number not above zero, or an unknown level or runtime."""
+        if self.least_isolation is not None:
+            IsolationLevel.called(self.least_isolation)
+        if self.runtimes is not None:
+            check_runtimes(self.runtimes, "quotas")
         for each in fields(self):
+            if each.name in _WORDS:
+                continue
             value = getattr(self, each.name)
             kinds = (int, float) if each.name == "cpus" else (int,)
             is_number = isinstance(value, kinds) and not isinstance(value, bool)
@@ -161,6 +177,14 @@ class Tenants:
     def tier(self, tenant: str) -> str:
         """Return the name of a tenant's tier."""
         return self._tenants.get(tenant, DEFAULT_TIER)
+
+    def floor(self, tenant: str) -> Floor:
+        """Return what isolation a tenant's requests must have."""
+        quotas = self._tiers[self.tier(tenant)]
+        least, names = quotas.least_isolation, quotas.runtimes
+        if least is None and names is None:
+            return NO_FLOOR
+        return Floor(least or NO_FLOOR.least_isolation, names, f"for tier {self.tier(tenant)!r}")
 
     def use(self, tenant: str) -> Use:
         """Return what a tenant has; the same object every time."""

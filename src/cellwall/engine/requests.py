@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cellwall.engine.levels import NO_FLOOR, Asked, Floor
 from cellwall.languages import registry
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
@@ -39,13 +40,23 @@ class Request:
     limits: Limits | Mapping[str, Any] | None = None
     template: str = "python"
     runtime: str | None = None
-    isolation: str = "namespace"
+    isolation: str | None = None
+    """None: the operator's default."""
+    trust: str | None = None
+    """`untrusted`, `semi` or `trusted`, instead of a level or a runtime."""
+    floor: Floor = NO_FLOOR
+    """What the operator demands of this tenant; set by doors, never by callers."""
     demand_hard: bool = False
     start: str = "fork"
     """`exec`: an interpreter of its own, which shares no hash seed and no addresses; slower."""
     env: Mapping[str, str] | None = None
     args: Sequence[str] = ()
     collect: Sequence[str] = ()
+
+    @property
+    def place(self) -> Asked:
+        """What it says of isolation."""
+        return Asked(self.isolation, self.runtime, self.trust, self.floor)
 
 
 @dataclass(frozen=True, slots=True)

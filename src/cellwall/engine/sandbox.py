@@ -92,6 +92,11 @@ class AsyncSandbox:
         return self.live.isolation
 
     @property
+    def trust(self) -> str | None:
+        """The word of trust it was asked for with, if one was given."""
+        return self.live.trust
+
+    @property
     def posture(self) -> Mapping[str, Any]:
         """The facts of its confinement, as read back from the OS."""
         return self.live.runtime_sandbox.posture

@@ -11,11 +11,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cellwall.engine import levels
+from cellwall.engine.levels import Asked
 from cellwall.model.errors import HostUnsupported, UsageError
-from cellwall.model.outcome import IsolationLevel
 from cellwall.runtimes import registry
 
 if TYPE_CHECKING:
+    from cellwall.engine.levels import Demand
     from cellwall.engine.settings import EngineSettings
     from cellwall.runtimes.base import Finding, Runtime
 
@@ -33,7 +35,7 @@ class Runtimes:
         self._made: dict[str, Runtime] = {}
         self._faults: dict[str, tuple[float, list[Finding]]] = {}
         self._taken_out = 0
-        self._chosen: dict[tuple[str, str | None], Runtime] = {}
+        self._chosen: dict[Asked, Runtime] = {}
         self._probing = asyncio.Lock()
 
     @property
@@ -41,32 +43,41 @@ class Runtimes:
         """Every runtime made so far, by name."""
         return self._made
 
-    async def choose(self, isolation: str, name: str | None) -> Runtime:
-        """Return the runtime for a level, or the one called `name` if it meets the level."""
-        chosen = self._chosen.get((isolation, name))
+    async def choose(self, asked: Asked) -> Runtime:
+        """Return the runtime that `asked` names, or the fastest one that meets it."""
+        chosen = self._chosen.get(asked)
         if chosen is None:
+            wanted = self.demand(asked)
             async with self._probing:  # one probe per runtime, however many wait
-                chosen = await self._find(self._level(isolation), name)
-            self._chosen[isolation, name] = chosen
+                chosen = await self._find(wanted)
+            self._chosen[asked] = chosen
         return chosen
 
-    def _level(self, isolation: str) -> IsolationLevel:
-        """The level asked for, or the operator's where that is higher."""
-        least = IsolationLevel.called(self._settings.least_isolation)
-        return max(IsolationLevel.called(isolation), least)
+    def demand(self, asked: Asked) -> Demand:
+        """Return what `asked` demands; `UsageError` if it can be met on no host."""
+        wanted = levels.demand(asked, self._settings)
+        if wanted.runtime is None:
+            return wanted
+        runtime = self.get(wanted.runtime)
+        given = runtime.level.label
+        if runtime.level < wanted.least:
+            raise UsageError(
+                f"runtime {wanted.runtime!r} gives isolation {given!r}, "
+                f"{wanted.least.label!r} is the least {wanted.whose}",
+                remedy="name one that gives it (`cellwall runtimes`), or none",
+            )
+        if runtime.level < wanted.level:
+            raise UsageError(
+                f"runtime {wanted.runtime!r} gives isolation {given!r}, "
+                f"{wanted.level.label!r} was asked for, or is the default here",
+                remedy=f"say isolation={given!r} if that is meant",
+            )
+        return wanted
 
-    async def _find(self, level: IsolationLevel, name: str | None) -> Runtime:
-        if name is not None:
-            runtime = self.get(name)
-            if runtime.level < level:
-                raise UsageError(
-                    f"runtime {name!r} gives isolation {runtime.level.label!r}, "
-                    f"{level.label!r} was asked for, or is the least here",
-                    remedy=f"say isolation={runtime.level.label!r} if that is meant",
-                )
-            candidates = [runtime]
-        else:
-            candidates = [r for n in self.allowed() if (r := self.get(n)).level >= level]
+    async def _find(self, wanted: Demand) -> Runtime:
+        level = wanted.level
+        names = wanted.runtimes if wanted.runtime is None else (wanted.runtime,)
+        candidates = [r for n in names if (r := self.get(n)).level >= level]
         missing: list[str] = []
         for runtime in candidates:
             faults = await self._probe(runtime)
@@ -82,8 +93,7 @@ class Runtimes:
 
     def allowed(self) -> list[str]:
         """The runtimes that may serve requests here, fastest first."""
-        names = [name for name in registry.FACTORIES if name in self._settings.runtimes]
-        return [name for name in names if name != "process" or self._settings.allow_process]
+        return list(levels.demand(Asked(), self._settings).runtimes)
 
     def take_out(self, runtime: Runtime) -> None:
         """Choose it for nobody until a new probe has found nothing wrong with it."""

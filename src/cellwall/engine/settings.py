@@ -6,9 +6,10 @@ Read once, when an engine is made; callers cannot change it through requests.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from cellwall.engine.levels import TRUST_WORDS, Trust, trust_table
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import IsolationLevel
@@ -20,6 +21,18 @@ def every_runtime() -> tuple[str, ...]:
     return tuple(FACTORIES)
 
 
+def check_runtimes(names: Sequence[str], where: str) -> None:
+    """Raise `UsageError` on the name of a runtime that nobody knows, or on no name at all."""
+    unknown = sorted(set(names) - set(every_runtime()))
+    if unknown or not names:
+        raise UsageError(
+            f"{where}: runtimes: {unknown[0]!r} is not known"
+            if unknown
+            else f"{where}: runtimes: none is allowed",
+            remedy=f"known runtimes: {', '.join(every_runtime())}",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """Settings of one engine."""
@@ -29,8 +42,12 @@ class EngineSettings:
     needs `allow_process`, too."""
 
     least_isolation: str = "process"
-    """Level below which nothing is served: a request that names a lower one, or none, gets this
-    one or an error. `process`, `namespace`, `kernel` or `vm`."""
+    """Level below which nothing is served: a request that names a lower one is refused, one that
+    names none gets this one. `process`, `namespace`, `kernel` or `vm`."""
+    default_isolation: str = "namespace"
+    """Level of a request that names none, unless `least_isolation` or its tier's is higher."""
+    trust: Mapping[str, Trust] = field(default_factory=trust_table)
+    """What `trust=untrusted`, `semi` and `trusted` stand for."""
     allow_process: bool = False
     """Whether the `process` runtime, which isolates nothing, may serve requests."""
     pool_min: int = 2
@@ -47,40 +64,46 @@ class EngineSettings:
     """Seconds a sandbox may take to start before that counts as our fault."""
 
     def __post_init__(self) -> None:
-        """Raise `UsageError` on the name of a runtime or level that nobody knows."""
+        """Raise `UsageError` on a name of a runtime, level or trust that nobody knows."""
         IsolationLevel.called(self.least_isolation)
-        unknown = sorted(set(self.runtimes) - set(every_runtime()))
-        if unknown or not self.runtimes:
+        IsolationLevel.called(self.default_isolation)
+        check_runtimes(self.runtimes, "settings")
+        if set(self.trust) != set(TRUST_WORDS):
+            odd = sorted(set(self.trust) ^ set(TRUST_WORDS))
             raise UsageError(
-                f"settings: runtimes: {unknown[0]!r} is not known"
-                if unknown
-                else "settings: runtimes: none is allowed",
-                remedy=f"known runtimes: {', '.join(every_runtime())}",
+                f"settings: trust: {odd[0]!r} is not one of its words, or is missing",
+                remedy=f"its words: {', '.join(TRUST_WORDS)}",
             )
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> EngineSettings:
-        """Read the four variables there are.
+        """Read the variables there are.
 
-        `CELLWALL_RUNTIMES`, `CELLWALL_LEAST_ISOLATION`, `CELLWALL_ALLOW_PROCESS` and
+        `CELLWALL_RUNTIMES`, `CELLWALL_LEAST_ISOLATION`, `CELLWALL_DEFAULT_ISOLATION`,
+        `CELLWALL_TRUST` (`untrusted=kernel,trusted=process`), `CELLWALL_ALLOW_PROCESS` and
         `CELLWALL_POOL_SIZE`.
         """
         source = os.environ if environ is None else environ
         names = source.get("CELLWALL_RUNTIMES", ",".join(every_runtime()))
-        allowed = tuple(name.strip() for name in names.split(",") if name.strip())
-        least = source.get("CELLWALL_LEAST_ISOLATION", "process")
+        found = cls(
+            tuple(name.strip() for name in names.split(",") if name.strip()),
+            source.get("CELLWALL_LEAST_ISOLATION", "process"),
+            source.get("CELLWALL_DEFAULT_ISOLATION", "namespace"),
+            {**trust_table(), **_trust(source.get("CELLWALL_TRUST", ""))},
+            allow_process=source.get("CELLWALL_ALLOW_PROCESS") == "1",
+        )
         size = source.get("CELLWALL_POOL_SIZE")
         if size is None:
-            return cls(allowed, least, allow_process=source.get("CELLWALL_ALLOW_PROCESS") == "1")
+            return found
         if not size.isdecimal() or int(size) > 1000:
             raise UsageError(
                 f"settings: CELLWALL_POOL_SIZE={size!r} is not a size",
                 remedy="give a whole number from 0 to 1000; 0 switches the pool off",
             )
-        return cls(
-            allowed,
-            least,
-            allow_process=source.get("CELLWALL_ALLOW_PROCESS") == "1",
-            pool_min=min(2, int(size)),
-            pool_max=int(size),
-        )
+        return replace(found, pool_min=min(2, int(size)), pool_max=int(size))
+
+
+def _trust(text: str) -> dict[str, Trust]:
+    """Read `WORD=LEVEL,WORD=LEVEL`."""
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    return {word.strip(): Trust(level.strip()) for word, _, level in pairs}

@@ -85,6 +85,8 @@ class Execution:
     """Seconds since the epoch, for people; durations use the monotonic clock."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Files that were asked for with `collect`."""
+    trust: str | None = None
+    """The word of trust its sandbox was asked for with, if one was given."""
 
     @property
     def ok(self) -> bool:

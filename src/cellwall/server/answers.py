@@ -14,6 +14,7 @@ Verdict = Literal[
     "ok", "exception", "nonzero_exit", "signalled", "wall_time", "cpu_time", "memory", "processes",
     "disk", "output", "syscall", "cancelled", "interrupted", "sandbox_error",
 ]  # fmt: skip
+Trust = Literal["untrusted", "semi", "trusted"]
 Status = Literal["success", "error", "timeout", "queued", "running"]
 
 
@@ -160,6 +161,7 @@ class Execution(Shown):
     truncated: Truncated
     usage: Usage | None
     isolation: Isolation | None
+    trust: Trust | None
     limits: Limits | None
     clipped: dict[str, float]
     notes: list[str]
@@ -179,6 +181,7 @@ class Sandbox(Shown):
     created_at: str
     expires_at: str
     isolation: Isolation
+    trust: Trust | None
     limits: Limits
     clipped: dict[str, float]
     metadata: dict[str, str]

@@ -50,17 +50,28 @@ class HostFinding(Shown):
     remedy: str
 
 
+class Started(Shown):
+    """What the latest starts of a runtime took; for who may manage, null for others."""
+
+    count: int
+    p50_ms: float
+
+
 class Runtime(Shown):
     """An isolation technology."""
 
     name: str
     level: Literal["process", "namespace", "kernel", "vm"]
+    allowed: bool
     available: bool
+    missing: list[str]
+    remedies: list[str]
     findings: list[HostFinding]
+    start: Started | None
 
 
 class Runtimes(Shown):
-    """The runtimes this server may use."""
+    """The runtimes there are."""
 
     runtimes: list[Runtime]
 
@@ -87,6 +98,8 @@ class Quotas(Shown):
     cpus: float | None
     file_mb: int | None
     output_mb: int | None
+    least_isolation: Literal["process", "namespace", "kernel", "vm"] | None
+    runtimes: list[str] | None
 
 
 class QuotaUse(Shown):

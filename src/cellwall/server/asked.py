@@ -17,6 +17,7 @@ from cellwall.model.limits import Limits
 from cellwall.server.schemas import CommandBody, ExecuteBody, SandboxBody
 
 if TYPE_CHECKING:
+    from cellwall.engine.levels import Floor
     from cellwall.server.schemas import CellBody
 
 _UNITS = {"k": 1 / 1024, "m": 1, "g": 1024}
@@ -103,8 +104,8 @@ def runtime(body: ExecuteBody | SandboxBody) -> str | None:
     return None if name in {None, "auto"} else name
 
 
-def request(body: ExecuteBody, chosen: Limits) -> Request:
-    """Return the engine's request."""
+def request(body: ExecuteBody, chosen: Limits, floor: Floor) -> Request:
+    """Return the engine's request; `floor` is what the operator demands of its tenant."""
     files: dict[str, str | bytes] = {}
     for path, content in (body.files or {}).items():
         files[path] = (
@@ -122,6 +123,8 @@ def request(body: ExecuteBody, chosen: Limits) -> Request:
         template=body.template,
         runtime=runtime(body),
         isolation=body.isolation,
+        trust=body.trust,
+        floor=floor,
         demand_hard=body.demand_hard,
         start=body.start,
         env=body.env,

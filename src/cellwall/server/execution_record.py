@@ -191,6 +191,7 @@ _NOTHING: Mapping[str, Any] = {
     "truncated": {"stdout": 0, "stderr": 0, "display": 0},
     "usage": None,
     "isolation": None,
+    "trust": None,
     "limits": None,
     "notes": [],
 }

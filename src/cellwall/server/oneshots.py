@@ -17,8 +17,11 @@ from cellwall.server.scanning import look
 from cellwall.server.schemas import ExecuteBody
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cellwall.engine.engine import BeforeCode, Engine
     from cellwall.engine.execution import OnEvent, OnStart
+    from cellwall.engine.levels import Floor
     from cellwall.model.execution import Execution
     from cellwall.server.settings import ServerSettings
     from cellwall.store.rows import ExecutionRow
@@ -31,6 +34,7 @@ class Caller:
     owner: str
     request_id: str
     key_id: str
+    floor: Floor
 
 
 def order(
@@ -46,7 +50,7 @@ def order(
     is_named = body.limits is not None and body.limits.output_kb is not None
     if is_streamed and not is_named:
         limits = limits.with_changes({"output_kb": settings.stream_output_kb})
-    request = asked.request(body, limits)
+    request = asked.request(body, limits, caller.floor)
     scan = look(request.code, request.language, body.scan)
     cost = Cost.of(limits)
     shown: dict[str, Any] = {
@@ -56,9 +60,11 @@ def order(
         "scan": scan,
         "is_streamed": is_streamed,
         "webhook": body.webhook,
+        "trust": body.trust,
         "key_id": caller.key_id,
         "cost": [cost.memory_mb, cost.processes, cost.disk_mb, cost.cpus],
     }
+    engine.check_place(request.place)
     plan(request, limits)  # what can never work is refused here, before it is written down
 
     async def work(on_event: OnEvent, on_start: OnStart, before_code: BeforeCode) -> Execution:
@@ -67,9 +73,16 @@ def order(
     return Order(caller.owner, caller.request_id, shown, work, cost=cost)
 
 
-def revived(engine: Engine, settings: ServerSettings, row: ExecutionRow, body: bytes) -> Order:
-    """Return the order that is on disk as `row` and `body`."""
-    caller = Caller(row.tenant, row.request_id, str(row.asked.get("key_id", "")))
+def revived(
+    engine: Engine,
+    settings: ServerSettings,
+    floor: Callable[[str], Floor],
+    row: ExecutionRow,
+    body: bytes,
+) -> Order:
+    """Return the order that is on disk as `row` and `body`; `floor` is that of a tenant today."""
+    key_id = str(row.asked.get("key_id", ""))
+    caller = Caller(row.tenant, row.request_id, key_id, floor(row.tenant))
     checked = ExecuteBody.model_validate_json(body)
     is_streamed = bool(row.asked.get("is_streamed"))
     return order(engine, settings, checked, caller, is_streamed=is_streamed)

@@ -220,6 +220,7 @@ class SandboxRecord:
             "created_at": rfc3339(self.created_at),
             "expires_at": rfc3339(self._expires_at),
             "isolation": self._shown["isolation"],
+            "trust": self._shown.get("trust"),
             "limits": self._shown["limits"],
             "clipped": dict(self.clipped),
             "metadata": self.metadata,
@@ -232,6 +233,7 @@ def _fixed(sandbox: AsyncSandbox) -> dict[str, Any]:
     return {
         "template": sandbox.template,
         "isolation": sandbox.isolation.as_json(),
+        "trust": sandbox.live.trust,
         "limits": asdict(sandbox.limits),
     }
 

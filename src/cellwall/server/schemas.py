@@ -97,7 +97,12 @@ class _Placed(Closed):
     max_memory: Annotated[str, Field(pattern=r"^[0-9]{1,9}[kmgKMG]?$")] | None = Field(
         None, description="Older name of `limits.memory_mb`: bytes, or with k, m or g."
     )
-    isolation: Literal["process", "namespace", "kernel", "vm"] = "namespace"
+    isolation: Literal["process", "namespace", "kernel", "vm"] | None = Field(
+        None, description="The weakest acceptable level; without it the operator's default."
+    )
+    trust: Literal["untrusted", "semi", "trusted"] | None = Field(
+        None, description="Instead of a level or a runtime; the operator says what it stands for."
+    )
     runtime: Name | None = Field(None, description="By name; `auto` is the fastest that fits.")
     mode: Name | None = Field(None, description="Older name of `runtime`.")
     demand_hard: bool = False

@@ -81,7 +81,11 @@ class State:
         self.notices = Notices(settings)
         self.watch.on_alert.append(self.notices.flagged)
         self.executions = Executions(
-            settings, self.tasks, self.queue, self.ledger, partial(revived, engine, settings)
+            settings,
+            self.tasks,
+            self.queue,
+            self.ledger,
+            partial(revived, engine, settings, self.queue.tenants.floor),
         )
         self.executions.on_ended = self.notices.ended
         self.sandboxes = Sandboxes(settings, store, self.tasks)

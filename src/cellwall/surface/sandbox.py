@@ -77,6 +77,11 @@ class SyncSandbox:
         return self._inner.isolation
 
     @property
+    def trust(self) -> str | None:
+        """The word of trust it was asked for with, if one was given."""
+        return self._inner.trust
+
+    @property
     def limits(self) -> Limits:
         """The limits that apply."""
         return self._inner.limits

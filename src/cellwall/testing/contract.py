@@ -213,6 +213,18 @@ class RuntimeContract(StreamsContract):
         execution = subject.run(code, limits={"memory_mb": 64})
         assert execution.verdict is Verdict.MEMORY
 
+    def test_memory_of_a_child_is_the_verdict_of_its_parent(self, subject: Subject) -> None:
+        """Where the kernel kills the child alone, the parent goes on and ends well."""
+        code = """
+import os
+if os.fork() == 0:
+    kept = []
+    while True: kept.append(bytearray(b'x') * (4 << 20))
+os.wait()
+print('fine')"""
+        execution = subject.run(code, limits={"memory_mb": 96, "wall_s": 20})
+        assert execution.verdict is Verdict.MEMORY
+
     def test_too_many_processes_are_contained(self, subject: Subject) -> None:
         """Refused or killed; named either way. It stays: a watchdog may look only now and then."""
         code = """

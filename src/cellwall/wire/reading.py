@@ -68,6 +68,7 @@ def execution_of(value: Json) -> Execution:
         sandbox_id=value.get("sandbox_id") or "",
         started_at=seconds_of(value.get("started_at")),
         files={each["name"]: base64.b64decode(each["content_b64"]) for each in value["artifacts"]},
+        trust=value.get("trust"),
     )
 
 

@@ -76,8 +76,11 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
         typer.Option(metavar="NAME=NUMBER", help="Any limit by its own name; repeatable."),
     ] = None,
     isolation: Annotated[
-        str, typer.Option(help="Weakest acceptable level: process, namespace, kernel or vm.")
-    ] = "namespace",
+        str | None, typer.Option(help="Weakest acceptable level: process, namespace, kernel or vm.")
+    ] = None,
+    trust: Annotated[
+        str | None, typer.Option(help="Instead of a level: untrusted, semi or trusted.")
+    ] = None,
     runtime: Annotated[
         str | None, typer.Option(help="A runtime by name instead of the fastest that fits.")
     ] = None,
@@ -108,6 +111,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
             timeout=timeout,
             limits={name: value for name, value in limits.items() if value is not None},
             isolation=isolation,
+            trust=trust,
             runtime=runtime,
             demand_hard=demand_hard,
             start=start,

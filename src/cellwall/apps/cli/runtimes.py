@@ -1,7 +1,7 @@
 """`cellwall runtimes`: which isolation technologies there are, and what those lack that are not.
 
 Not the choice (`engine.selection`). Called by `main`. Invariant: what is said is what the runtime's
-own probe found on this host now.
+own probe found on this host now, and with `--measure` what real starts took.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from cellwall.runtimes.base import Finding, Runtime
+    from cellwall.engine.offers import Offer
+
+_STARTS = 5
+_TEMPLATE = "python"
 
 
 def register(app: typer.Typer) -> None:
@@ -22,53 +25,45 @@ def register(app: typer.Typer) -> None:
 
 
 def runtimes(
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Start some sandboxes of each and say how long.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the runtimes with their level, whether each can be had here, and how to get it."""
-    rows = [_as_json(*found) for found in asyncio.run(_ask())]
+    if measure:
+        from cellwall.apps.cli.templates import built
+
+        built(_TEMPLATE)
+    rows = [each.as_json() for each in asyncio.run(_ask(measure=measure))]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
     from cellwall.apps.cli.table import show
 
-    show(("runtime", "level", "available", "missing", "to get it"), map(_cells, rows))
+    names = ("runtime", "level", "available", *(["start"] if measure else []))
+    show((*names, "missing", "to get it"), (_cells(row, measure=measure) for row in rows))
 
 
-async def _ask() -> list[tuple[Runtime, list[Finding], bool]]:
-    from cellwall.engine.settings import EngineSettings
-    from cellwall.engine.templates import state_dir
-    from cellwall.runtimes import registry
+async def _ask(*, measure: bool) -> list[Offer]:
+    from cellwall.apps.engines import open_engine
+    from cellwall.engine.offers import measured, offers
 
-    settings = EngineSettings.from_environment()
-    found = []
-    for name in registry.FACTORIES:
-        is_allowed = name in settings.runtimes and (name != "process" or settings.allow_process)
-        runtime = registry.create(name, state_dir())
-        try:
-            found.append((runtime, await runtime.probe(), is_allowed))
-        finally:
-            await runtime.aclose()
-    return found
+    async with open_engine() as engine:
+        found = await offers(engine)
+        if not measure:
+            return found
+        return [await measured(engine, each, _TEMPLATE, _STARTS) for each in found]
 
 
-def _as_json(runtime: Runtime, findings: list[Finding], is_allowed: bool) -> dict[str, Any]:
-    faults = [f for f in findings if f.grade == "FAIL"]
-    return {
-        "name": runtime.name,
-        "level": runtime.level.label,
-        "allowed": is_allowed,
-        "available": is_allowed and not faults,
-        "missing": [f"{f.feature}: {f.detail}" for f in faults],
-        "remedies": [f.remedy for f in faults if f.remedy],
-    }
-
-
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+def _cells(row: dict[str, Any], *, measure: bool) -> tuple[str, ...]:
     available = "yes" if row["available"] else "no" if row["allowed"] else "not allowed"
+    start = "" if row["start"] is None else f"{row['start']['p50_ms']:.0f} ms"
     return (
         row["name"],
         row["level"],
         available,
-        "; ".join(row["missing"]),
+        *([start] if measure else []),
+        "; ".join(row["missing"]) if row["allowed"] else "",
         "; ".join(row["remedies"]),
     )

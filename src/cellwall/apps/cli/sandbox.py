@@ -114,8 +114,11 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter per option
         typer.Option(metavar="NAME=VALUE", help="A note for yourself; repeatable."),
     ] = None,
     isolation: Annotated[
-        str, typer.Option(help="Weakest acceptable level: process, namespace, kernel or vm.")
-    ] = "namespace",
+        str | None, typer.Option(help="Weakest acceptable level: process, namespace, kernel or vm.")
+    ] = None,
+    trust: Annotated[
+        str | None, typer.Option(help="Instead of a level: untrusted, semi or trusted.")
+    ] = None,
     as_json: AsJson = False,
     url: Url = None,
     key: Key = None,
@@ -136,6 +139,7 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter per option
             env=pairs(env, "--env"),
             metadata=pairs(metadata, "--metadata"),
             isolation=isolation,
+            trust=trust,
         )
         for limited, wanted in made.clipped.items():
             complain(f"{limited}: {wanted:g} is above this server's ceiling; it is lower")

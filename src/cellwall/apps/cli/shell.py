@@ -46,8 +46,11 @@ def shell(
     timeout: Annotated[float, typer.Option(help="Wall time of each input, in seconds.")] = 3600.0,
     memory: Annotated[int | None, typer.Option(help="Memory in MiB.")] = None,
     isolation: Annotated[
-        str, typer.Option(help="Weakest acceptable level: process, namespace, kernel or vm.")
-    ] = "namespace",
+        str | None, typer.Option(help="Weakest acceptable level: process, namespace, kernel or vm.")
+    ] = None,
+    trust: Annotated[
+        str | None, typer.Option(help="Instead of a level: untrusted, semi or trusted.")
+    ] = None,
 ) -> None:
     """Start a Python session in a sandbox; Ctrl-C interrupts, Ctrl-D ends.
 
@@ -62,6 +65,7 @@ def shell(
         "template": template,
         "limits": {name: value for name, value in limits.items() if value is not None},
         "isolation": isolation,
+        "trust": trust,
     }
     with _background_loop() as loop:
         raise typer.Exit(_Shell(loop, options, timeout).converse())

@@ -154,13 +154,18 @@ class DockerSandbox:
             before,
             cpu_s=max(before.cpu_s, groups.cpu_s()),
             memory_bytes=max(0, now - own),
-            memory_peak_bytes=max(before.memory_peak_bytes, peak - own),
+            memory_peak_bytes=max(before.memory_peak_bytes, self._programs_part(peak)),
             oom_kills=max(before.oom_kills, kills),
             processes_refused=max(before.processes_refused, groups.processes_refused(processes)),
             processes_peak=None if own else processes or before.processes_peak,
             disk_full=self._disk_full(),
         )
         return self._highest
+
+    def _programs_part(self, peak: int) -> int:
+        """What its own kernel may use is an allowance: above the limit it is that kernel's."""
+        own = self._made.own_kernel_bytes
+        return min(peak - own, self._limits.memory_bytes) if own else peak
 
     def _disk_full(self) -> bool:
         """SECURITY: a descriptor opened before caller code existed; no path is resolved here."""

@@ -55,7 +55,8 @@ async def execute(call: Call) -> None:
 def oneshot(call: Call, body: ExecuteBody, *, is_streamed: bool) -> Order:
     """Check and clip a one-shot; raises what refuses it, for free."""
     state = call.state
-    caller = oneshots.Caller(call.owner, call.request_id, call.caller.key_id)
+    floor = state.queue.tenants.floor(call.owner)
+    caller = oneshots.Caller(call.owner, call.request_id, call.caller.key_id, floor)
     order = oneshots.order(state.engine, state.settings, body, caller, is_streamed=is_streamed)
     if body.webhook is not None:
         state.notices.check(body.webhook)

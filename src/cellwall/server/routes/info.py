@@ -8,15 +8,14 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import cellwall
+from cellwall.engine.offers import offers
 from cellwall.engine.templates import TemplateStore
 from cellwall.languages.registry import LANGUAGES
-from cellwall.model.errors import UsageError
 from cellwall.server import answers, answers_about
 from cellwall.server.endpoint import Answer, Endpoint, query_of, sandbox
 from cellwall.server.schemas import LogQuery
 
 if TYPE_CHECKING:
-    from cellwall.engine.engine import Engine
     from cellwall.server.call import Call
     from cellwall.server.keys import Principal
     from cellwall.server.state import State
@@ -85,22 +84,9 @@ async def languages(call: Call) -> None:
 
 async def runtimes(call: Call) -> None:
     """`GET /runtimes`."""
-    engine = call.state.engine
-    found = [await _runtime(engine, name) for name in engine.settings.runtimes]
-    await call.answer({"runtimes": [each for each in found if each is not None]})
-
-
-async def _runtime(engine: Engine, name: str) -> dict[str, Any] | None:
-    try:
-        found, findings = await engine.probe(name)
-    except UsageError:  # the operator has switched it off
-        return None
-    return {
-        "name": found.name,
-        "level": found.level.label,
-        "available": not any(each.grade == "FAIL" for each in findings),
-        "findings": [asdict(each) for each in findings],
-    }
+    floor = call.state.queue.tenants.floor(call.owner)
+    found = await offers(call.state.engine, floor, shows_starts=call.caller.may("manage"))
+    await call.answer({"runtimes": [each.as_json() for each in found]})
 
 
 async def stats(call: Call) -> None:
@@ -173,7 +159,7 @@ ENDPOINTS = (
         "/runtimes",
         runtimes,
         "The isolation technologies of this server",
-        {200: Answer("Those that are switched on.", answers_about.Runtimes)},
+        {200: Answer("All of them, and which may serve you.", answers_about.Runtimes)},
         tags=("server",),
     ),
     Endpoint(

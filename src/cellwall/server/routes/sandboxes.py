@@ -98,6 +98,8 @@ async def _promised(call: Call, body: SandboxBody, limits: Limits) -> AsyncSandb
             env=body.env,
             runtime=asked.runtime(body),
             isolation=body.isolation,
+            trust=body.trust,
+            floor=state.queue.tenants.floor(call.owner),
             demand_hard=body.demand_hard,
             start=body.start,
         )
@@ -208,6 +210,7 @@ def _order(call: Call, body: CellBody, use: Use | None, *, is_streamed: bool) ->
         "language": language,
         "clipped": clipped,
         "scan": scan,
+        "trust": live.live.trust,
         "key_id": call.caller.key_id,
     }
     return Order(call.owner, call.request_id, shown, work, replay=use)
