@@ -11,13 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from cellwall.model.limits import Limits
-
 BUILD = ".cellwall/build"
 """Where a compiler puts what it makes, below the working directory."""
 CALLER = ".cellwall"
 """Where the small program that passes arguments and result lies."""
-_NAME_LOOK_BYTES = 64 * 1024
+_NAME_LOOK_CHARACTERS = 64 * 1024
+_MEMORY_MB = 512
 _NONE: Mapping[str, float] = MappingProxyType({})
 _NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
@@ -96,7 +95,7 @@ class Language:
     def name_of(self, source: str) -> str:
         """Return the source's file name: for Java, its public class decides."""
         for pattern in self.named_by:
-            found = re.search(pattern, source[:_NAME_LOOK_BYTES], re.MULTILINE)
+            found = re.search(pattern, source[:_NAME_LOOK_CHARACTERS], re.MULTILINE)
             if found is not None:
                 return found[1] + self.extensions[0]
         return self.file_name
@@ -106,7 +105,7 @@ class Language:
         file: str,
         arguments: Sequence[str] = (),
         *,
-        memory_mb: int = Limits.memory_mb,
+        memory_mb: int = _MEMORY_MB,
         build: str = BUILD,
         is_call: bool = False,
     ) -> list[str]:
@@ -120,7 +119,7 @@ class Language:
         files: Sequence[str] = (),
         options: Sequence[str] = (),
         *,
-        memory_mb: int = Limits.memory_mb,
+        memory_mb: int = _MEMORY_MB,
         build: str = BUILD,
     ) -> list[str]:
         """Return the argument vector that compiles `file` and what of `files` is of its kind."""

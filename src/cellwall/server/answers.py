@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict
 
 Verdict = Literal[
     "ok", "exception", "nonzero_exit", "signalled", "wall_time", "cpu_time", "memory", "processes",
-    "disk", "output", "syscall", "cancelled", "interrupted", "sandbox_error",
+    "disk", "output", "syscall", "cancelled", "interrupted", "compile_error",
+    "sandbox_error",
 ]  # fmt: skip
 Status = Literal["success", "error", "timeout", "queued", "running"]
 
