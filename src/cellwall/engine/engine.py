@@ -273,10 +273,13 @@ class Engine:
             raise explain(refusal, work) from None
         files: dict[str, bytes] = {}
         if work.collect or work.artifacts is not None:
-            room = self.settings.collect_bytes
-            files, notes = await bringing_back.files(live, work.collect, work.artifacts, room)
+            files, notes = await self._collect(live, work)
             outcome = replace(outcome, notes=outcome.notes + notes)
         return finish(attempt, outcome, work.language.name, started_at, files)
+
+    async def _collect(self, live: Live, work: Plan) -> tuple[dict[str, bytes], tuple[str, ...]]:
+        room = self.settings.collect_bytes
+        return await bringing_back.files(live, work.collect, work.artifacts, room)
 
     async def _claim(self, runtime: Runtime, spec: SandboxSpec) -> Live:
         """Return a sandbox; a host on which something has run out is a `CapacityError`."""

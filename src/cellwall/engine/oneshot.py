@@ -61,15 +61,19 @@ class Stage:
 async def begin(live: Live, stage: Stage, on_event: OnEvent | None) -> Attempt:
     """Write its files and hand the program over. Raises `NotBegun`, `GuestRefused`."""
     try:
-        for path in stage.directories:
-            await live.channel.request("file_mkdir", path=path, parents=True)
-        for path, data, mode in stage.files:
-            await live.channel.request(
-                "file_write", data, path=path, append=False, parents=True, mode=mode
-            )
+        await _write_files(live, stage)
         return Attempt(live, stage.work, on_event)
     except ChannelLost as error:
         raise NotBegun(error.message) from error
+
+
+async def _write_files(live: Live, stage: Stage) -> None:
+    for path in stage.directories:
+        await live.channel.request("file_mkdir", path=path, parents=True)
+    for path, data, mode in stage.files:
+        await live.channel.request(
+            "file_write", data, path=path, append=False, parents=True, mode=mode
+        )
 
 
 def run_stage(plan: Plan, product: Sequence[tuple[str, bytes]] = ()) -> Stage:
