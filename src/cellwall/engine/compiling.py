@@ -21,15 +21,16 @@ from cellwall.engine.oneshot import begin, compile_stage, explain, missing
 from cellwall.languages import mistakes
 from cellwall.languages.language import BUILD
 from cellwall.languages.tools import Installed, detect
-from cellwall.model.execution import Compilation, Event, Execution
+from cellwall.model.execution import Compilation, Execution
 from cellwall.model.outcome import Outcome, Verdict
 from cellwall.runtimes.channel import ChannelLost, FrameError, GuestRefused
 
 if TYPE_CHECKING:
-    from cellwall.engine.execution import Attempt, OnEvent
+    from cellwall.engine.execution import Attempt
     from cellwall.engine.live import Live
     from cellwall.engine.requests import Plan
     from cellwall.engine.stages import Stages
+    from cellwall.languages.language import Language
 
 _PRODUCT_CAP_BYTES = 64 * 1024 * 1024
 _OWN_END = frozenset({Verdict.NONZERO_EXIT, Verdict.SIGNALLED, Verdict.EXCEPTION})
@@ -100,7 +101,7 @@ class Compiler:
         try:
             attempt = await begin(live, compile_stage(plan), None)
             stages.begin(attempt)
-            outcome = staged(await attempt.wait(), plan)
+            outcome = staged(await attempt.wait(), plan.language)
         except GuestRefused as refusal:
             raise explain(refusal, plan) from None
         recorder = attempt.recorder
@@ -120,31 +121,17 @@ class Compiler:
         return _failed(attempt, plan, stage, outcome, started_at)
 
 
-def staged(outcome: Outcome, plan: Plan) -> Outcome:
+def staged(outcome: Outcome, language: Language) -> Outcome:
     """Return the outcome of a compile in the words of an execution: a limit keeps its verdict."""
     if outcome.verdict is Verdict.OK or outcome.verdict is Verdict.OUTPUT:
         return replace(outcome, verdict=Verdict.OK)  # it printed a lot, and did its work
     if outcome.verdict in _OWN_END:
         code = outcome.exit_code
         how = f"ended by signal {outcome.signal}" if code is None else f"exit status {code}"
-        note = f"{plan.language.compile[0]} could not compile it ({how})"
+        note = f"{language.compile[0]} could not compile it ({how})"
         return replace(outcome, verdict=Verdict.COMPILE_ERROR, notes=(note, *outcome.notes))
     note = "this was the compile stage, which has limits of its own (compile_limits)"
     return replace(outcome, notes=(*outcome.notes, note))
-
-
-def report(execution: Execution, on_event: OnEvent | None) -> None:
-    """Tell who listens of an execution that ended with its compile stage."""
-    if on_event is None:
-        return
-    events = []
-    if execution.stderr:
-        events.append(Event(1, "stderr", text=execution.stderr))
-    if execution.error is not None:
-        events.append(Event(len(events) + 1, "error", error=execution.error))
-    events.append(Event(len(events) + 1, "end", outcome=execution.outcome))
-    for event in events:
-        on_event(event)
 
 
 def _failed(

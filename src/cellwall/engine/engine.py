@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cellwall.engine import bringing_back
 from cellwall.engine.compile_cache import CompileCache
-from cellwall.engine.compiling import Compiled, Compiler, Job, Place, report
+from cellwall.engine.compiling import Compiled, Compiler, Job, Place
 from cellwall.engine.execution import OnEvent, OnStart, finish
 from cellwall.engine.exhaustion import instead_of
 from cellwall.engine.oneshot import NotBegun, Stage, begin, explain, run_stage
@@ -26,7 +26,7 @@ from cellwall.engine.requests import Plan, Request, check_env, check_limits, che
 from cellwall.engine.sandbox import AsyncSandbox
 from cellwall.engine.selection import Runtimes
 from cellwall.engine.settings import EngineSettings
-from cellwall.engine.stages import Stages
+from cellwall.engine.stages import Stages, report
 from cellwall.engine.tasks import Tasks
 from cellwall.engine.templates import TemplateStore, state_dir
 from cellwall.model.errors import CellwallError, Conflict

@@ -157,18 +157,26 @@ async def _after_run(plan: Plan, attempt: Attempt, outcome: Outcome) -> Outcome:
             attempt.live, RESULT, may_be_text=language.name in _TEXT_RESULTS
         )
         recorder.returned(value, refused)
+    return await described(language, plan.file_name, attempt, outcome)
+
+
+async def described(
+    language: Language, file_name: str, attempt: Attempt, outcome: Outcome
+) -> Outcome:
+    """Add what the language says of an uncaught error; a signal stays the kernel's word."""
+    recorder = attempt.recorder
     if recorder.error is not None:
-        line = mistakes.line_of(language, plan.file_name, recorder.error.traceback)
+        line = mistakes.line_of(language, file_name, recorder.error.traceback)
         recorder.error = replace(recorder.error, line=line)
         return outcome
     if outcome.verdict not in {Verdict.NONZERO_EXIT, Verdict.SIGNALLED}:
         return outcome
-    error = mistakes.uncaught(language, plan.file_name, recorder.stderr.text)
+    error = mistakes.uncaught(language, file_name, recorder.stderr.text)
     if error is None:
         return outcome
     recorder.raised(error)
     if outcome.verdict is Verdict.SIGNALLED:
-        return outcome  # the kernel's word is the stronger one
+        return outcome
     return replace(outcome, verdict=Verdict.EXCEPTION)
 
 

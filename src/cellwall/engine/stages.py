@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cellwall.model.execution import Event
+
 if TYPE_CHECKING:
-    from cellwall.engine.execution import Attempt, OnStart
+    from cellwall.engine.execution import Attempt, OnEvent, OnStart
+    from cellwall.model.execution import Execution
 
 
 class Stages:
@@ -50,3 +53,17 @@ class Stages:
         self._is_paused = False
         if self._attempt is not None:
             self._attempt.resume()
+
+
+def report(execution: Execution, on_event: OnEvent | None) -> None:
+    """Tell who listens of an execution that ended with its compile stage."""
+    if on_event is None:
+        return
+    events = []
+    if execution.stderr:
+        events.append(Event(1, "stderr", text=execution.stderr))
+    if execution.error is not None:
+        events.append(Event(len(events) + 1, "error", error=execution.error))
+    events.append(Event(len(events) + 1, "end", outcome=execution.outcome))
+    for event in events:
+        on_event(event)

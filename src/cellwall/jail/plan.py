@@ -68,8 +68,6 @@ class HostFacts:
     """(name below /etc, content) of small files that say nothing about this host."""
     etc_bound: Tuple[str, ...]
     """Names below /etc that are bound read-only: certificates, alternatives, fonts…"""
-    var_bound: Tuple[str, ...]
-    """Names below /var/lib that are bound read-only: what a compiler keeps there about itself."""
     proc_files: Tuple[str, ...]
     proc_directories: Tuple[str, ...]
     """Non-process entries of this kernel's /proc that others may read, write or enter."""
@@ -81,6 +79,8 @@ class HostFacts:
     landlock_abi: int
     core_limit: int = 1
     """RLIMIT_CORE of sandboxes: 1, or 0 where the host allows no more and starts no handler."""
+    var_bound: Tuple[str, ...] = ()
+    """Names below /var/lib that are bound read-only: what a compiler keeps there about itself."""
 
     def as_json(self) -> Dict[str, Any]:
         """Plain data, for the way to the fork-server."""
