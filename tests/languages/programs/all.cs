@@ -31,7 +31,8 @@ class Program {
                 Console.Write(File.ReadAllText("note.txt"));
                 break;
             case "connect":
-                new TcpClient("127.0.0.1", int.Parse(args[1])).Close();
+                new Socket(AddressFamily.InterNetwork, SocketType.Stream, ProtocolType.Tcp)
+                    .Connect("127.0.0.1", int.Parse(args[1]));
                 Console.WriteLine("connected");
                 break;
         }
