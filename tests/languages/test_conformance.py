@@ -23,6 +23,7 @@ from cellwall.languages.tools import is_installed
 from cellwall.model.errors import HostUnsupported
 from cellwall.model.execution import Execution
 from cellwall.model.outcome import Verdict
+from cellwall.testing.bare import BareTemplates
 from conftest import Require
 
 pytestmark = [pytest.mark.timeout(180)]
@@ -56,6 +57,19 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     made.close()
 
 
+@pytest.fixture(scope="module")
+def docker_runner(
+    docker_daemon: object, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Runner]:
+    """One with an image that has the four languages in it."""
+    place = tmp_path_factory.mktemp("containers")
+    templates = BareTemplates(place / "env", languages=_EVERYWHERE)
+    settings = EngineSettings(pool_max=0, pool_min=0)
+    made = Runner(partial(Engine, place / "state", settings, templates=templates))
+    yield made
+    made.close()
+
+
 @pytest.fixture
 def language(request: pytest.FixtureRequest, require: Require) -> Language:
     found = LANGUAGES[request.param]
@@ -64,16 +78,15 @@ def language(request: pytest.FixtureRequest, require: Require) -> Language:
 
 
 @pytest.fixture
-def run(request: pytest.FixtureRequest, runner: Runner, require: Require) -> Run:
+def run(request: pytest.FixtureRequest, require: Require) -> Run:
     """Do a one-shot on the runtime of the test."""
     runtime = request.param
-    if runtime == "docker":
-        request.getfixturevalue("docker_daemon")
+    runner = request.getfixturevalue("docker_runner" if runtime == "docker" else "runner")
     choice = {"runtime": runtime, "isolation": "kernel" if runtime == "gvisor" else "namespace"}
 
     def do(code: str, language: Language, **options: Any) -> Execution:
         try:
-            return runner.call(
+            done: Execution = runner.call(
                 lambda engine, _put: engine.run(code, language=language.name, **choice, **options)
             )
         except HostUnsupported as error:
@@ -83,8 +96,7 @@ def run(request: pytest.FixtureRequest, runner: Runner, require: Require) -> Run
     return do
 
 
-def everywhere(function: Callable[..., None]) -> Callable[..., None]:
-    return pytest.mark.parametrize(("run", "language"), PLACES, indirect=True)(function)
+everywhere = pytest.mark.parametrize(("run", "language"), PLACES, indirect=True)
 
 
 @everywhere
