@@ -92,6 +92,7 @@ def run(request: pytest.FixtureRequest, require: Require) -> Run:
         except HostUnsupported as error:
             require(runtime, False, str(error))
             raise
+        return done
 
     return do
 
