@@ -194,4 +194,5 @@ _NOTHING: Mapping[str, Any] = {
     "trust": None,
     "limits": None,
     "notes": [],
+    "compile": None,
 }
