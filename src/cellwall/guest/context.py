@@ -18,7 +18,7 @@ from signal import SIGINT
 from typing import TYPE_CHECKING
 
 from cellwall.guest import program as one_shot
-from cellwall.guest import reseed, tracebacks
+from cellwall.guest import kernel, reseed, tracebacks
 from cellwall.guest.cell import Notebook
 from cellwall.guest.display import DEFAULT_DISPLAY_BYTES, Display
 from cellwall.guest.figures import Figures
@@ -38,6 +38,8 @@ _MOST_LATE_INTERRUPTS = 100
 
 def main(link: Link, config: dict[str, Any]) -> NoReturn:
     """Serve one context until its program ends, init hangs up, or it is killed."""
+    if config.get("language", "python") != "python":
+        kernel.main(link, config)
     code = 1
     try:
         if not _prepared:

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from cellwall.guest import processes
+from cellwall.guest import kernel, processes
 from cellwall.guest.channel import Channel
 from cellwall.guest.execution import Execution
 from cellwall.guest.first import Stretch, serve
@@ -48,9 +48,10 @@ class ContextBroken(Exception):
 class Context:
     """One interpreter process."""
 
-    def __init__(self, name: str, pid: int, stdout: Pump, stderr: Pump) -> None:
+    def __init__(self, name: str, language: str, pid: int, stdout: Pump, stderr: Pump) -> None:
         """Own the pumps of a process that was forked just now."""
         self.name = name
+        self.language = language
         self.pid = pid
         self.stdout = stdout
         self.stderr = stderr
@@ -130,6 +131,8 @@ class Contexts:
         self._exchange = Exchange(loop, channel, self._on_line)
         self._by_name: dict[str, Context] = {}
         self._by_pid: dict[int, Context] = {}
+        self._missing: dict[str, Refusal] = {}
+        """Contexts that were to be there from the start, and why they are not."""
         self.on_ready: Callable[[str], None] | None = None
 
     def open(self) -> None:
@@ -144,7 +147,16 @@ class Contexts:
     @property
     def may_run_first(self) -> bool:
         """Whether the short way is open: one program, and callers need not be asked their name."""
-        return self._config.get("purpose") == "program" and not self._exchange.are_named
+        return (
+            self._config.get("purpose") == "program"
+            and not self._exchange.are_named
+            and self._refusal(self.language) is None
+        )
+
+    @property
+    def language(self) -> str:
+        """What the contexts speak that are there from the start."""
+        return str(self._config.get("language") or "python")
 
     def hear_the_dying(self) -> None:
         """Accept whoever called, before its process is waited for: afterwards it has no name."""
@@ -153,7 +165,7 @@ class Contexts:
 
     def run_first(self, channel_fd: int, wakeup_fd: int, ready: bytes) -> Stretch:
         """Serve the first program of a sandbox before there is an event loop."""
-        stretch = Stretch(*self._fork("main"))
+        stretch = Stretch(*self._fork("main", self.language))
         serve(stretch, channel_fd, wakeup_fd, self._exchange.fileno(), ready)
         return stretch
 
@@ -165,7 +177,8 @@ class Contexts:
             self._sinks.add(stdout)
             self._sinks.add(stderr)
             return
-        context = self._by_name["main"] = Context("main", stretch.pid, stdout, stderr)
+        context = Context("main", self.language, stretch.pid, stdout, stderr)
+        self._by_name["main"] = context
         self._by_pid[context.pid] = context
         context.was_ready = stretch.is_ready
         if stretch.line >= 0:
@@ -193,7 +206,23 @@ class Contexts:
         """Every context, in order of birth."""
         return list(self._by_name)
 
-    def create(self, name: str, birth: int | None = None) -> None:
+    def begin(self, name: str) -> bool:
+        """Fork a context that is to be there from the start; False where its tool is missing."""
+        refusal = self._refusal(self.language)
+        if refusal is not None:
+            self._missing[name] = refusal
+            return False
+        self.create(name, self.language)
+        return True
+
+    def _refusal(self, language: str) -> Refusal | None:
+        try:
+            kernel.check(language, self._config.get("env") or self._environment)
+        except Refusal as refusal:
+            return refusal
+        return None
+
+    def create(self, name: str, language: str, birth: int | None = None) -> None:
         """Fork a context; with `birth`, answer that request once it is ready."""
         if not 0 < len(name) <= _MOST_NAME_CHARACTERS:
             raise Refusal("invalid", f"context: a name has 1 to {_MOST_NAME_CHARACTERS} characters")
@@ -201,9 +230,11 @@ class Contexts:
             raise Refusal("exists", f"context {name!r}: exists; close it first")
         if len(self._by_name) >= MOST_CONTEXTS:
             raise Refusal("busy", f"context {name!r}: {MOST_CONTEXTS} exist; close one first")
-        pid, stdout, stderr, line = self._fork(name)
+        kernel.check(language, self._config.get("env") or self._environment)
+        pid, stdout, stderr, line = self._fork(name, language)
         context = Context(
             name,
+            language,
             pid,
             Pump(self._loop, self._channel, stdout, "stdout"),
             Pump(self._loop, self._channel, stderr, "stderr"),
@@ -213,7 +244,7 @@ class Contexts:
         self._by_name[name] = context
         self._by_pid[pid] = context
 
-    def _fork(self, name: str) -> tuple[int, int, int, int]:
+    def _fork(self, name: str, language: str) -> tuple[int, int, int, int]:
         """A new context: its pid, and our ends of its stdout, its stderr and its first line."""
         opened: list[int] = []
         try:
@@ -227,12 +258,15 @@ class Contexts:
             raise
         stdout_r, stdout_w, stderr_r, stderr_w, ours, theirs = opened
         if pid == 0:
-            self._become_context(name, stdout_w, stderr_w, theirs)
+            self._become_context(name, language, (stdout_w, stderr_w, theirs))
         for fd in (stdout_w, stderr_w, theirs):
             os.close(fd)
         return pid, stdout_r, stderr_r, ours
 
-    def _become_context(self, name: str, stdout_w: int, stderr_w: int, line: int) -> NoReturn:
+    def _become_context(
+        self, name: str, language: str, descriptors: tuple[int, int, int]
+    ) -> NoReturn:
+        stdout_w, stderr_w, line = descriptors
         try:
             processes.reset_signals()
             os.setpgid(0, 0)
@@ -251,7 +285,7 @@ class Contexts:
                 _change_environment(self._environment, self._config["env"])
             is_named = self._exchange.are_named
             link = Link(self._exchange.address, _LINE_FD, is_named=is_named)
-            self._run_context(link, {**self._config, "context": name})
+            self._run_context(link, {**self._config, "context": name, "language": language})
         except BaseException:  # noqa: BLE001  this is the child's outermost frame
             traceback.print_exc()
             sys.stderr.flush()
@@ -329,11 +363,16 @@ class Contexts:
         context.kill()
 
     def listing(self) -> list[Header]:
-        """Name and state of each."""
-        return [{"name": each.name, "state": each.state} for each in self._by_name.values()]
+        """Name, language and state of each."""
+        return [
+            {"name": each.name, "language": each.language, "state": each.state}
+            for each in self._by_name.values()
+        ]
 
     def _find(self, name: str) -> Context:
         context = self._by_name.get(name)
+        if context is None and name in self._missing:
+            raise self._missing[name]
         if context is None:
             raise Refusal("no_context", f"context {name!r}: there is none; create it first")
         return context
@@ -444,9 +483,8 @@ class Contexts:
         message = f"context {context.name!r}: ended by {how} before it was ready"
         if context.birth is None:
             raise RuntimeError(message)
-        self._channel.send(
-            {"ev": "fail", "id": context.birth, "code": "internal", "message": message}
-        )
+        code = "not_found" if end.exit_code == kernel.EXIT_MISSING else "internal"
+        self._channel.send({"ev": "fail", "id": context.birth, "code": code, "message": message})
 
 
 def _change_environment(found: dict[str, str], wanted: dict[str, str]) -> None:
