@@ -1,6 +1,6 @@
 """Bash: scripts only, each in a process of its own."""
 
-from cellwall.languages.language import Language
+from cellwall.languages.language import Language, Sample
 
 LANGUAGE = Language(
     name="bash",
@@ -11,4 +11,9 @@ LANGUAGE = Language(
     context=None,
     version=("bash", "--version"),
     install="apt-get install bash",
+    call=("bash", "{caller}", "{file}"),
+    caller="call.sh",
+    error=r"^\S*main\.sh: line (?P<line>\d{1,9}): (?P<name>[^:\n]{1,80}): (?P<value>.*)$",
+    hello="echo hello\n",
+    failing=Sample("set -e\nmissing-command\n", "missing-command", 2),
 )

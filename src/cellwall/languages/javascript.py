@@ -1,6 +1,8 @@
 """JavaScript by Node.js: programs only, each in a process of its own."""
 
-from cellwall.languages.language import Language
+from cellwall.languages.language import Language, Sample
+
+ERROR = r"^(?:Uncaught )?(?P<name>[A-Z][A-Za-z0-9_]{0,60}): (?P<value>.*)$"
 
 LANGUAGE = Language(
     name="javascript",
@@ -11,4 +13,10 @@ LANGUAGE = Language(
     context=None,
     version=("node", "--version"),
     install="apt-get install nodejs",
+    call=("node", "{caller}", "{file}"),
+    caller="call.js",
+    error=ERROR,
+    line=r"^\S*{file}:(?P<line>\d{1,9})$",
+    hello='console.log("hello");\n',
+    failing=Sample('function f() {\n  throw new TypeError("boom");\n}\nf();\n', "TypeError", 2),
 )

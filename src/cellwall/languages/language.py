@@ -1,122 +1,153 @@
-"""What cellwall knows about a language, and whether a host has its tool.
+"""What cellwall knows about a language: one entry, as data.
 
-Not how a program is started (`engine`) and not the list (`registry`). The invariant: a tool counts
-as installed only where a jail would show it, so what is listed as present can be run inside.
+Not how a program is started (`engine`), not whether the tool is here (`tools`) and not the list
+(`registry`). Pure: an entry answers with argument vectors and patterns, it touches nothing.
 """
 
 from __future__ import annotations
 
-import os
-import stat
-import subprocess
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 
-SEARCH_PATH = ("/usr/local/bin", "/usr/bin", "/bin")
-"""Where programs of a sandbox find tools; directories every jail binds from the host."""
+from cellwall.model.limits import Limits
 
-_SHOWN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives")
-_MAXIMUM_LINKS = 40  # as the kernel, path_resolution(7)
+BUILD = ".cellwall/build"
+"""Where a compiler puts what it makes, below the working directory."""
+CALLER = ".cellwall"
+"""Where the small program that passes arguments and result lies."""
+_NAME_LOOK_BYTES = 64 * 1024
+_NONE: Mapping[str, float] = MappingProxyType({})
+_NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A program that ends by an uncaught error, and what is to be said of it."""
+
+    code: str
+    error: str = ""
+    """The error's name; empty where the language has none and the kernel's word is all there is."""
+    line: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """One language, as data."""
+    """One language, as data.
+
+    In argument vectors, `{file}` stands for the program's path, `{stem}` for its name without
+    ending, `{sources}` (a part of its own) for the given files of the language and then the
+    program, `{options}` for compile options, `{build}` for the directory of what was compiled,
+    `{memory}` for the memory limit in MiB and `{caller}` for the file that passes arguments.
+    """
 
     name: str
     aliases: tuple[str, ...]
     """Other names callers use; lower case, unique over all languages."""
     extensions: tuple[str, ...]
-    """File name endings with the dot, the usual one first."""
+    """File name endings with the dot, lower case, the usual one first."""
     file_name: str
     """What the source is called inside, in the working directory."""
     run: tuple[str, ...]
-    """Argument vector; `{file}` stands for the source's path. The program's own come after it."""
+    """Argument vector of the program; its own arguments come after it."""
     context: str | None
     """How a stateful context runs: `python` is the warm interpreter, None means there is none."""
     version: tuple[str, ...]
-    """Argument vector that prints the version."""
+    """Argument vector that prints the version; its first part is the tool that must be there."""
     install: str
-    """How to get the tool on a Debian or Ubuntu host."""
-    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Environment its programs need beyond the template's."""
+    """How to get all its tools on a Debian or Ubuntu host."""
+    env: Mapping[str, str] = field(default=_NO_VARIABLES)
+    """Environment its programs and its compiler need beyond the template's."""
+    compile: tuple[str, ...] = ()
+    """Argument vector of the compiler, which writes below `{build}`; empty: there is none."""
+    options: tuple[str, ...] = ()
+    """Patterns; a compile option is allowed if one of them matches all of it."""
+    needs: tuple[str, ...] = ()
+    """Further programs that have to be there, as a linker."""
+    limits: Mapping[str, float] = field(default=_NONE)
+    """Limits of its programs where a caller names none, if the usual ones are too low."""
+    named_by: tuple[str, ...] = ()
+    """Patterns, in order, whose first group names the file, where the source decides that."""
+    call: tuple[str, ...] = ()
+    """Argument vector of a program that is given `arguments`; empty: it reads the file itself."""
+    caller: str = ""
+    """The file of `languages/callers` that `call` needs."""
+    error: str = ""
+    """Pattern of an uncaught error on stderr, with groups `name`, `value` and perhaps `line`."""
+    line: str = ""
+    """Pattern of the place where it happened, with a group `line`, if `error` has none."""
+    hello: str = ""
+    """A program that prints `hello` and a line end."""
+    failing: Sample = field(default_factory=lambda: Sample(""))
 
     @property
     def tool(self) -> str:
         """The program that has to be installed."""
-        return self.run[0]
+        return self.version[0]
 
-    def command(self, file: str, arguments: Sequence[str] = ()) -> list[str]:
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """Every program that has to be there."""
+        started = (argv[0] for argv in (self.compile, self.run) if argv)
+        found = (self.tool, *self.needs, *(each for each in started if "{" not in each))
+        return tuple(dict.fromkeys(found))
+
+    def name_of(self, source: str) -> str:
+        """Return the source's file name: for Java, its public class decides."""
+        for pattern in self.named_by:
+            found = re.search(pattern, source[:_NAME_LOOK_BYTES], re.MULTILINE)
+            if found is not None:
+                return found[1] + self.extensions[0]
+        return self.file_name
+
+    def command(
+        self,
+        file: str,
+        arguments: Sequence[str] = (),
+        *,
+        memory_mb: int = Limits.memory_mb,
+        build: str = BUILD,
+        is_call: bool = False,
+    ) -> list[str]:
         """Return the argument vector that runs the source `file` with `arguments`."""
-        return [file if part == "{file}" else part for part in self.run] + list(arguments)
+        parts = self.call if is_call and self.call else self.run
+        return self._filled(parts, file, memory_mb, build) + list(arguments)
 
-    def is_installed(self, root: str = "/") -> bool:
-        """Report whether a jail of the host at `root` would show the tool."""
-        return find_tool(self.tool, root) is not None
+    def compile_command(
+        self,
+        file: str,
+        files: Sequence[str] = (),
+        options: Sequence[str] = (),
+        *,
+        memory_mb: int = Limits.memory_mb,
+        build: str = BUILD,
+    ) -> list[str]:
+        """Return the argument vector that compiles `file` and what of `files` is of its kind."""
+        sources = [name for name in files if name.lower().endswith(self.extensions)]
+        several = {"{sources}": [*sources, file], "{options}": list(options)}
+        command: list[str] = []
+        for part in self.compile:
+            command += several.get(part) or (
+                [] if part in several else self._filled((part,), file, memory_mb, build)
+            )
+        return command
 
+    def allows(self, option: str) -> bool:
+        """Report whether a compile option is on the list."""
+        return any(re.fullmatch(pattern, option) for pattern in self.options)
 
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """A language's tool as found on this host."""
+    def _filled(self, parts: Sequence[str], file: str, memory_mb: int, build: str) -> list[str]:
+        stem = file.rpartition("/")[2].rpartition(".")[0]
+        values = {
+            "{file}": file,
+            "{stem}": stem,
+            "{build}": build,
+            "{memory}": str(memory_mb),
+            "{caller}": f"{CALLER}/{self.caller}",
+        }
 
-    path: str
-    version: str
-    """First line of what the tool prints about itself, or empty when it does not run."""
+        def value(found: re.Match[str]) -> str:
+            return values[found[0]]
 
-
-def find_tool(name: str, root: str = "/") -> str | None:
-    """Return where a sandbox would find `name`, or None."""
-    for directory in SEARCH_PATH:
-        path = f"{directory}/{name}"
-        if _is_shown(path, root):
-            return path
-    return None
-
-
-def read_version(language: Language, path: str) -> str:
-    """Ask the tool at `path`; it is the host's own, installed by its administrator."""
-    try:
-        answer = subprocess.run(
-            [path, *language.version[1:]],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={"PATH": ":".join(SEARCH_PATH), "LANG": "C.UTF-8"},
-            timeout=10,
-            check=True,
-            encoding="utf-8",
-            errors="replace",
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return answer.stdout.strip().partition("\n")[0]
-
-
-def _is_shown(path: str, root: str) -> bool:
-    """Follow links as the jail would: each hop has to stay in what the jail binds."""
-    for _ in range(_MAXIMUM_LINKS):
-        real_directory = _inside(os.path.realpath(_on_host(os.path.dirname(path), root)), root)
-        path = os.path.join(real_directory, os.path.basename(path))
-        if not any(path.startswith(shown + "/") for shown in _SHOWN):
-            return False
-        try:
-            mode = os.lstat(_on_host(path, root)).st_mode
-        except OSError:
-            return False
-        if not stat.S_ISLNK(mode):
-            return stat.S_ISREG(mode) and mode & 0o001 != 0
-        target = os.readlink(_on_host(path, root))
-        path = os.path.normpath(os.path.join(real_directory, target))
-    return False
-
-
-def _on_host(path: str, root: str) -> str:
-    return str(Path(root) / path.lstrip("/"))
-
-
-def _inside(path: str, root: str) -> str:
-    """Undo `_on_host`; a directory that leads out of `root` keeps its name and is not shown."""
-    real_root = os.path.realpath(root).rstrip("/")
-    return path.removeprefix(real_root) if path.startswith(real_root + "/") else path
+        return [re.sub(r"\{(?:file|stem|build|memory|caller)\}", value, part) for part in parts]

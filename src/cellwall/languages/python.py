@@ -1,6 +1,6 @@
 """Python: warm contexts by the template's interpreter; `run` is the cold way."""
 
-from cellwall.languages.language import Language
+from cellwall.languages.language import Language, Sample
 
 LANGUAGE = Language(
     name="python",
@@ -11,4 +11,7 @@ LANGUAGE = Language(
     context="python",
     version=("python3", "--version"),
     install="apt-get install python3",
+    line=r'\A(?s:.*)File "(?:[^"\n]*/)?{file}", line (?P<line>\d{1,9})',
+    hello='print("hello")\n',
+    failing=Sample('def f():\n    raise ValueError("boom")\nf()\n', "ValueError", 2),
 )

@@ -6,9 +6,41 @@ belongs to one language; a clash is an error at import, not a matter of order.
 
 from __future__ import annotations
 
-from cellwall.languages import bash, javascript, python
-from cellwall.languages.language import Installed, Language, find_tool, read_version
+from cellwall.languages import (
+    awk,
+    bash,
+    c,
+    cpp,
+    csharp,
+    fortran,
+    go,
+    haskell,
+    java,
+    javascript,
+    lua,
+    ocaml,
+    octave,
+    pascal,
+    perl,
+    php,
+    prolog,
+    python,
+    r,
+    ruby,
+    rust,
+    tcl,
+    typescript,
+)
+from cellwall.languages.language import Language
+from cellwall.languages.tools import Installed, detect
 from cellwall.model.errors import NotFound
+
+__all__ = ["LANGUAGES", "Installed", "Language", "by_extension", "detect", "find"]
+
+_MODULES = (
+    *(python, bash, javascript, typescript, r, java, go, rust, c, cpp, php, ruby, perl, lua),
+    *(csharp, haskell, ocaml, prolog, fortran, octave, pascal, tcl, awk),
+)
 
 
 def _index(languages: tuple[Language, ...], *, by: str) -> dict[str, Language]:
@@ -23,7 +55,7 @@ def _index(languages: tuple[Language, ...], *, by: str) -> dict[str, Language]:
 
 
 LANGUAGES: dict[str, Language] = {
-    entry.name: entry for entry in (python.LANGUAGE, bash.LANGUAGE, javascript.LANGUAGE)
+    module.LANGUAGE.name: module.LANGUAGE for module in _MODULES
 }
 """By name, in the order they are shown."""
 
@@ -44,9 +76,3 @@ def find(name: str) -> Language:
 def by_extension(extension: str) -> Language | None:
     """Return the language of files ending in `extension` (`.py`), or None."""
     return _BY_EXTENSION.get(extension.lower())
-
-
-def detect(language: Language) -> Installed | None:
-    """Look for the language's tool where a jail would show it, and ask for its version."""
-    path = find_tool(language.tool)
-    return None if path is None else Installed(path, read_version(language, path))

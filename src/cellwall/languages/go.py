@@ -1,0 +1,28 @@
+"""Go: the distribution's compiler with its compiled standard library, no network, no cgo."""
+
+from cellwall.languages.language import Language, Sample
+
+LANGUAGE = Language(
+    name="go",
+    aliases=("golang",),
+    extensions=(".go",),
+    file_name="main.go",
+    compile=("go", "build", "{options}", "-o", "{build}/program", "{sources}"),
+    options=("-race", r"-tags=[\w,]{1,200}"),
+    run=("{build}/program",),
+    context=None,
+    version=("go", "version"),
+    install="apt-get install golang-go",
+    env={
+        "GOCACHE": "/tmp/go-build",
+        "GOPATH": "/tmp/go",
+        "GOPROXY": "off",
+        "GOFLAGS": "-buildvcs=false",
+        "GO111MODULE": "off",
+        "CGO_ENABLED": "0",
+    },
+    error=r"^(?P<name>panic): (?P<value>.*)$",
+    line=r"^\t\S*{file}:(?P<line>\d{1,9})\b",
+    hello='package main\n\nimport "fmt"\n\nfunc main() {\n\tfmt.Println("hello")\n}\n',
+    failing=Sample('package main\n\nfunc main() {\n\tpanic("boom")\n}\n', "panic", 4),
+)

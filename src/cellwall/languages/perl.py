@@ -1,0 +1,19 @@
+"""Perl. What `die` says has no type of its own."""
+
+from cellwall.languages.language import Language, Sample
+
+LANGUAGE = Language(
+    name="perl",
+    aliases=("perl5",),
+    extensions=(".pl", ".pm"),
+    file_name="main.pl",
+    run=("perl", "{file}"),
+    context=None,
+    version=("perl", "--version"),
+    install="apt-get install perl",
+    call=("perl", "{caller}", "{file}"),
+    caller="call.pl",
+    error=r"^(?P<value>[^\n]*) at \S*main\.pl line (?P<line>\d{1,9})[.,]",
+    hello='print "hello\\n";\n',
+    failing=Sample('sub f {\n    die "boom";\n}\nf();\n', "Error", 2),
+)

@@ -1,0 +1,19 @@
+"""R by Rscript."""
+
+from cellwall.languages.language import Language, Sample
+
+LANGUAGE = Language(
+    name="r",
+    aliases=("rscript", "rlang"),
+    extensions=(".r",),
+    file_name="main.r",
+    run=("Rscript", "--vanilla", "{file}"),
+    context=None,
+    version=("Rscript", "--version"),
+    install="apt-get install r-base-core r-cran-jsonlite",
+    call=("Rscript", "--vanilla", "{caller}", "{file}"),
+    caller="call.r",
+    error=r"^(?P<name>Error)(?: in [^\n]{0,200})?:\s+(?P<value>[^\n]*)$",
+    hello='cat("hello\\n")\n',
+    failing=Sample('f <- function() {\n  stop("boom")\n}\nf()\n', "Error"),
+)

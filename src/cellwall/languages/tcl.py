@@ -1,0 +1,18 @@
+"""Tcl."""
+
+from cellwall.languages.language import Language, Sample
+
+LANGUAGE = Language(
+    name="tcl",
+    aliases=("tclsh",),
+    extensions=(".tcl",),
+    file_name="main.tcl",
+    run=("tclsh", "{file}"),
+    context=None,
+    version=("tclsh",),
+    install="apt-get install tcl",
+    error=r"\A(?s:.*?)(?P<value>[^\n]+)\n    (?:while executing|invoked from within|\(procedure)",
+    line=r'\(file "[^"\n]*{file}" line (?P<line>\d{1,9})\)',
+    hello='puts "hello"\n',
+    failing=Sample('proc f {} {\n  error "boom"\n}\nf\n', "Error", 4),
+)
