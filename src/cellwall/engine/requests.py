@@ -72,7 +72,7 @@ def plan(request: Request, defaults: Limits) -> Plan:
     """Check `request`; raise `UsageError` or `NotFound` (an unknown language)."""
     language = registry.find(request.language)
     files = _files(request.files or {})
-    if language.context is None and language.file_name in dict(files):
+    if language.context != "python" and language.file_name in dict(files):
         raise UsageError(
             f"files: {language.file_name!r} is the name of the program itself",
             remedy="name the file differently",

@@ -57,7 +57,7 @@ class Language:
     """Argument vector that prints the version; its first part is the tool that must be there."""
     install: str
     """How to get all its tools on a Debian or Ubuntu host."""
-    env: Mapping[str, str] = field(default=_NO_VARIABLES)
+    env: Mapping[str, str] = field(default_factory=lambda: _NO_VARIABLES)
     """Environment its programs and its compiler need beyond the template's."""
     compile: tuple[str, ...] = ()
     """Argument vector of the compiler, which writes below `{build}`; empty: there is none."""
@@ -65,7 +65,7 @@ class Language:
     """Patterns; a compile option is allowed if one of them matches all of it."""
     needs: tuple[str, ...] = ()
     """Further programs that have to be there, as a linker."""
-    limits: Mapping[str, float] = field(default=_NONE)
+    limits: Mapping[str, float] = field(default_factory=lambda: _NONE)
     """Limits of its programs where a caller names none, if the usual ones are too low."""
     named_by: tuple[str, ...] = ()
     """Patterns, in order, whose first group names the file, where the source decides that."""

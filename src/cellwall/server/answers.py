@@ -217,6 +217,7 @@ class Context(Shown):
     """One context."""
 
     name: str
+    language: str
 
 
 class ContextList(Shown):
