@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from cellwall.languages import registry
-from cellwall.languages.language import Language, find_tool
+from cellwall.languages.language import Language
+from cellwall.languages.tools import find_tool
 from cellwall.model.errors import NotFound
 
 

@@ -34,7 +34,6 @@ LANGUAGE = Language(
     context="java",
     version=("javac", "-version"),
     install="apt-get install default-jdk-headless",
-    env={"JAVA_TOOL_OPTIONS": ""},
     named_by=(
         rf"^\s*public {_MODIFIERS}(?:class|record|enum|interface) ([A-Za-z_]\w*)",
         r"\bclass ([A-Za-z_]\w*)(?:(?!\bclass )[\s\S])*?\bvoid main\b",

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from cellwall.model.limits import Limits
 
+
+_MEMORY_MB = 512
 BUILD = ".cellwall/build"
 """Where a compiler puts what it makes, below the working directory."""
 CALLER = ".cellwall"
@@ -106,7 +107,7 @@ class Language:
         file: str,
         arguments: Sequence[str] = (),
         *,
-        memory_mb: int = Limits.memory_mb,
+        memory_mb: int = _MEMORY_MB,
         build: str = BUILD,
         is_call: bool = False,
     ) -> list[str]:
@@ -120,7 +121,7 @@ class Language:
         files: Sequence[str] = (),
         options: Sequence[str] = (),
         *,
-        memory_mb: int = Limits.memory_mb,
+        memory_mb: int = _MEMORY_MB,
         build: str = BUILD,
     ) -> list[str]:
         """Return the argument vector that compiles `file` and what of `files` is of its kind."""

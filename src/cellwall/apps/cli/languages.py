@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from cellwall.languages.language import Installed, Language
+    from cellwall.languages.registry import Installed, Language
 
 
 def register(app: typer.Typer) -> None:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cellwall.jail import facts, plan, steps
-from cellwall.languages.language import find_tool
 from cellwall.languages.registry import LANGUAGES
+from cellwall.languages.tools import find_tool
 from cellwall.model.errors import HostUnsupported
 from cellwall.runtimes.docker import base_files, layers
 from cellwall.runtimes.guest_bundle import build_bundle
