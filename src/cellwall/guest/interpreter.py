@@ -66,7 +66,7 @@ class Interpreter:
     def _spawn(self, driver: Driver) -> int:
         text_fd = self._keep(driver.text)
         words = {"{text}": driver.text.decode(), "{path}": self._path(text_fd)}
-        argv = [words.get(word, word) for word in driver.argv]
+        argv = [words.get(word, word.replace("{path}", words["{path}"])) for word in driver.argv]
         argv += [self._path(self._requests_r), self._path(self._answers_w)]
         if driver.flavour:
             argv.append(driver.flavour)

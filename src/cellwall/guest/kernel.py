@@ -256,6 +256,8 @@ def _bundle_of(message: dict[str, Any]) -> dict[str, Any]:
         try:
             with open(str(path), "rb") as file:
                 bundle[str(mime)] = base64.b64encode(file.read(MAX_BODY_BYTES)).decode("ascii")
+            if message.get("remove") is True:
+                os.unlink(str(path))
         except OSError as error:
             bundle.setdefault("text/plain", f"[{mime}: {error.strerror}]")
     return bundle

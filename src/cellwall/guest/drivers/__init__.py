@@ -29,11 +29,19 @@ def _text(name: str) -> bytes:
 
 
 _NODE = ("node", "--expose-internals", "-e", "{text}")
+_R = ("R", "--no-echo", "--no-save", "--no-restore", "--file={path}", "--args")
+_JAVA = (
+    *("java", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"),
+    *("--add-modules", "jdk.jshell", "--source", "17", "{path}"),
+)
 _JAVASCRIPT = _text("driver.js")
 
 DRIVERS = {
     "javascript": Driver(_NODE, _JAVASCRIPT),
     "typescript": Driver(_NODE, _JAVASCRIPT, "typescript"),
     "bash": Driver(("bash", "--norc", "--noprofile", "-c", "{text}", "bash"), _text("driver.sh")),
+    "ruby": Driver(("ruby", "-e", "{text}"), _text("driver.rb")),
+    "r": Driver(_R, _text("driver.R")),
+    "java": Driver(_JAVA, _text("Driver.java")),
 }
 """By the name that a language's entry gives as its `context`."""

@@ -84,6 +84,7 @@ function prepareCells() {
   session.connect();
   const hidden = new Map();
   const own = Module.createRequire(path.join(process.cwd(), 'cell.js'));
+  process.argv = [process.execPath];
   const define = (name, value) =>
     Object.defineProperty(globalThis, name, { value, writable: true, configurable: true });
   define('require', own);
