@@ -186,6 +186,7 @@ class Engine:
             env=work.env,
             demand_hard=request.demand_hard,
             start=check_start(request.start),
+            language=work.spoken,
             purpose="program",
         )
         for tries_left in reversed(range(_TRIES)):

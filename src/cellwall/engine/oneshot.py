@@ -77,7 +77,7 @@ def explain(refusal: GuestRefused, work: Plan) -> Exception:
     """Return what a refusal of the guest means to the caller; `NotBegun` if nothing has run."""
     if refusal.reason == "no_context" and work.is_warm:
         return NotBegun("the process that was to run it has ended")
-    if refusal.reason == "not_found" and not work.is_warm:
+    if refusal.reason == "not_found" and work.language.context != "python":
         return HostUnsupported(
             work.language.name,
             f"run {work.language.name}: {refusal}",

@@ -64,15 +64,22 @@ class Plan:
 
     @property
     def is_warm(self) -> bool:
-        """Whether the warm context runs it; otherwise it is a command."""
-        return self.language.context == "python"
+        """Whether a context that is warm already runs it; otherwise it is a command."""
+        if self.language.context == "javascript":
+            return self.arguments is None
+        return self.language.context in {"python", "sql"}
+
+    @property
+    def spoken(self) -> str:
+        """What the contexts of its sandbox speak."""
+        return str(self.language.context) if self.is_warm else "python"
 
 
 def plan(request: Request, defaults: Limits) -> Plan:
     """Check `request`; raise `UsageError` or `NotFound` (an unknown language)."""
     language = registry.find(request.language)
     files = _files(request.files or {})
-    if language.context != "python" and language.file_name in dict(files):
+    if language.context not in {"python", "sql"} and language.file_name in dict(files):
         raise UsageError(
             f"files: {language.file_name!r} is the name of the program itself",
             remedy="name the file differently",

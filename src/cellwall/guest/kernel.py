@@ -19,7 +19,7 @@ import sys
 from signal import SIG_DFL, SIGINT, SIGKILL
 from typing import TYPE_CHECKING
 
-from cellwall.guest import drivers, tracebacks
+from cellwall.guest import drivers, sql, tracebacks
 from cellwall.guest.commands import DEFAULT_PATH, find_program
 from cellwall.guest.display import DEFAULT_DISPLAY_BYTES, Display
 from cellwall.guest.first import IDLE
@@ -68,6 +68,10 @@ def main(link: Link, config: dict[str, Any]) -> NoReturn:
 def check(language: str, environment: Mapping[str, str]) -> None:
     """Raise `Refusal` where a context of `language` cannot be started, before anything is."""
     if language == "python":
+        return
+    if language == "sql":
+        if not sql.is_installed():
+            raise Refusal("not_found", "context: this template has no duckdb")
         return
     driver = drivers.DRIVERS.get(language)
     if driver is None:

@@ -28,6 +28,7 @@ from cellwall.languages import (
     r,
     ruby,
     rust,
+    sql,
     tcl,
     typescript,
 )
@@ -38,7 +39,7 @@ from cellwall.model.errors import NotFound
 __all__ = ["LANGUAGES", "Installed", "Language", "by_extension", "detect", "find"]
 
 _MODULES = (
-    *(python, bash, javascript, typescript, r, java, go, rust, c, cpp, php, ruby, perl, lua),
+    *(python, bash, javascript, typescript, r, sql, java, go, rust, c, cpp, php, ruby, perl, lua),
     *(csharp, haskell, ocaml, prolog, fortran, octave, pascal, tcl, awk),
 )
 
