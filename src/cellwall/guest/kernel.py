@@ -16,6 +16,7 @@ import base64
 import os
 import select
 import sys
+from importlib.util import find_spec
 from signal import SIG_DFL, SIGINT, SIGKILL
 from typing import TYPE_CHECKING
 
@@ -73,9 +74,11 @@ def check(language: str, environment: Mapping[str, str]) -> None:
         if not sql.is_installed():
             raise Refusal("not_found", "context: this template has no duckdb")
         return
-    driver = drivers.DRIVERS.get(language)
+    driver = drivers.find(language)
     if driver is None:
         raise Refusal("unsupported", f"context: no driver for {language!r}")
+    if language.startswith("jupyter:") and not find_spec("jupyter_client"):
+        raise Refusal("not_found", "context: this template has no jupyter_client")
     find_program(driver.argv[0], environment.get("PATH", DEFAULT_PATH))
 
 
@@ -86,6 +89,7 @@ class Kernel:
         """Own the link; nothing is started yet."""
         self._link = link
         self._language = str(config["language"])
+        self._driver = drivers.find(self._language)
         self._outbox = Outbox()
         self._outbox.open(link)
         self._display = Display(
@@ -105,7 +109,7 @@ class Kernel:
     def start(self) -> None:
         """Start the interpreter and wait until it can take a cell. Raises Refusal."""
         _signal.signal(int(SIGINT), self._note_interrupt)
-        self._interpreter = Interpreter(drivers.DRIVERS[self._language])
+        self._interpreter = Interpreter(self._driver)
         for message in self.interpreter.listen():
             if message is not None:
                 if message["ev"] == "missing":

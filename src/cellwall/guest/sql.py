@@ -46,6 +46,9 @@ class Table:
         self.rows = rows
         self.is_whole = is_whole
 
+    def _repr_mimebundle_(self, **_options: object) -> dict[str, Any]:
+        return self.bundle()
+
     def bundle(self) -> dict[str, Any]:
         """The forms a notebook shows."""
         return {
@@ -174,10 +177,27 @@ class SqlCells:
 
     def report(self, error: BaseException) -> None:
         """Print what is wrong and send it as an event; where in our lines is of no interest."""
+        if str(error) == "Query interrupted":
+            error = KeyboardInterrupt()  # which DuckDB says in its own words
         text = f"{type(error).__name__}: {error}\n"
         flush_stdout()
         tracebacks.print_to_stderr(text)
         report_error(error, text, self._outbox)
+
+
+def add_magic(ip: Any) -> None:  # noqa: ANN401  IPython's shell
+    """Give a notebook `%sql` and `%%sql NAME`; its data frames are tables by their names."""
+    database = Database()
+
+    def magic(line: str, cell: str | None = None) -> Table | None:
+        table = database.run(line if cell is None else cell, frames=ip.user_ns)
+        name = line.strip()
+        if cell is None or not name:
+            return table
+        ip.user_ns[name] = table
+        return None
+
+    ip.register_magic_function(magic, "line_cell", "sql")
 
 
 def run_program(

@@ -17,6 +17,7 @@ from cellwall.languages import (
     haskell,
     java,
     javascript,
+    jupyter,
     lua,
     ocaml,
     octave,
@@ -66,7 +67,7 @@ _BY_EXTENSION = _index(tuple(LANGUAGES.values()), by="extension")
 
 def find(name: str) -> Language:
     """Return the language of that name or alias, in any case; `NotFound` when there is none."""
-    language = _BY_NAME.get(name.lower())
+    language = _BY_NAME.get(name.lower()) or jupyter.find(name)
     if language is None:
         raise NotFound(
             f"language {name!r} is not known", remedy=f"known languages: {', '.join(LANGUAGES)}"

@@ -9,7 +9,7 @@ Their text is read when this is imported, because the bundle may be out of sight
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Tuple
+from typing import Any, NamedTuple, Optional, Tuple
 
 
 class Driver(NamedTuple):
@@ -45,3 +45,14 @@ DRIVERS = {
     "java": Driver(_JAVA, _text("Driver.java")),
 }
 """By the name that a language's entry gives as its `context`."""
+
+_JUPYTER = _text("jupyter.py")
+_JUPYTER_MARK = "jupyter:"
+
+
+def find(language: str) -> Driver | None:
+    """What runs `language`, which may name a Jupyter kernel; None if nothing does."""
+    if language.startswith(_JUPYTER_MARK):
+        name = language[len(_JUPYTER_MARK) :]
+        return Driver(("python", "-c", "{text}"), _JUPYTER, name)
+    return DRIVERS.get(language)
