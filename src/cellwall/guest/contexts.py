@@ -38,6 +38,7 @@ _MOST_NAME_CHARACTERS = 64
 _DEFAULT_OUTPUT_BYTES = 1024 * 1024
 _DEFAULT_DISPLAY_BYTES = 8 * 1024 * 1024
 _MOST_OUTPUT_BYTES = 2**40
+_MOST_LAST_WORDS = 1500
 _SAY_IDLE: Header = {"op": "idle"}
 
 
@@ -464,6 +465,7 @@ class Contexts:
         for line in context.lines:
             line.drain()
             line.close()
+        last_words = b"" if context.was_ready else context.stderr.take(_MOST_LAST_WORDS)
         context.drain()
         del self._by_pid[pid]
         del self._by_name[context.name]
@@ -471,16 +473,18 @@ class Contexts:
         self._sinks.add(context.stderr)
         if context.execution is not None:
             context.execution.finish(end)
-        self._answer_waiting(context, end)
+        self._answer_waiting(context, end, last_words.decode("utf-8", "replace").strip())
         return True
 
-    def _answer_waiting(self, context: Context, end: Exit) -> None:
+    def _answer_waiting(self, context: Context, end: Exit, last_words: str) -> None:
         for request in context.closings:
             self._channel.send({"ev": "reply", "id": request})
         if context.was_ready:
             return
         how = f"signal {end.signal}" if end.signal else f"exit code {end.exit_code}"
         message = f"context {context.name!r}: ended by {how} before it was ready"
+        if last_words:
+            message += f"; it said: {last_words}"
         if context.birth is None:
             raise RuntimeError(message)
         code = "not_found" if end.exit_code == kernel.EXIT_MISSING else "internal"
