@@ -72,13 +72,13 @@ def _wrap_store(kill: str, full: str, starts: str) -> None:
 def _wrap_engine(kill: str, ledger: str) -> None:
     real_write, real_collect = oneshot._write_files, engine.Engine._collect
 
-    async def write_files(live: Any, work: Any) -> None:
-        found = _NONCE.search(work.source)
+    async def write_files(live: Any, stage: Any) -> None:
+        found = _NONCE.search(stage.work.body)
         if ledger and found is not None:
             _append(ledger, found[1].decode())
         if kill == "at:code" and found is not None:
             _kill()
-        await real_write(live, work)
+        await real_write(live, stage)
 
     async def collect(self: engine.Engine, live: Any, work: Any) -> Any:
         found = await real_collect(self, live, work)

@@ -16,6 +16,7 @@ FACTS = plan.HostFacts(
     root_directories=("usr", "opt32"),
     etc_copied=(("os-release", "ID=debian\n"),),
     etc_bound=("ssl/certs",),
+    var_bound=("ghc",),
     proc_files=("cpuinfo", "kcore", "keys", "kmsg", "version", "tomorrows-leak"),
     proc_directories=("sys", "acpi", "irq", "net", "tomorrows-tree"),
     cpu_blocks=("processor: 0\n", "processor: 1\n", "processor: 2\n"),

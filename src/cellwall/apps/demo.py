@@ -208,11 +208,12 @@ class Demo:
 
     async def _languages(self) -> None:
         from cellwall.languages.registry import by_extension
+        from cellwall.languages.tools import is_installed
 
         self._title("Other languages")
         for file in ("hello.sh", "hello.js"):
             language = by_extension(Path(file).suffix)
-            if language is None or not language.is_installed():
+            if language is None or not is_installed(language):
                 self._say(f"{file}: skipped, its interpreter is not installed on this machine")
                 continue
             execution = await self._program(file, language=language.name)

@@ -64,6 +64,9 @@ class AsyncClient:
         env: Mapping[str, str] | None = None,
         args: Sequence[str] = (),
         collect: Sequence[str] = (),
+        artifacts: str | None = None,
+        compile_options: Sequence[str] = (),
+        compile_limits: Limits | Mapping[str, Any] | None = None,
         on_event: OnEvent | None = None,
     ) -> Execution:
         """Run `code` once in a fresh sandbox and return what it did."""
@@ -83,6 +86,9 @@ class AsyncClient:
             env=env,
             args=args,
             collect=collect,
+            artifacts=artifacts,
+            compile_options=compile_options,
+            compile_limits=compile_limits,
         )
         attempt = Attempt(self._transport, "/execute", body)
         return execution_of(await attempt.perform(on_event))
@@ -204,6 +210,9 @@ def _program(  # noqa: PLR0913 - each is a choice of the caller's
     env: Mapping[str, str] | None = None,
     args: Sequence[str] = (),
     collect: Sequence[str] = (),
+    artifacts: str | None = None,
+    compile_options: Sequence[str] = (),
+    compile_limits: Limits | Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the body that asks for one program."""
     wanted = asking.limits(limits)
@@ -218,8 +227,11 @@ def _program(  # noqa: PLR0913 - each is a choice of the caller's
             files=asking.files(files),
             limits=wanted,
             env=None if env is None else dict(env),
+            artifacts=artifacts,
+            compile_limits=asking.limits(compile_limits),
         ),
         **_place(template, runtime, isolation, demand_hard, start),
+        "compile_options": asking.words(compile_options, "compile_options"),
         "args": asking.words(args, "args"),
         "collect": asking.words(collect, "collect"),
     }

@@ -43,6 +43,15 @@ class Cost:
             self.cpus + other.cpus,
         )
 
+    def or_more(self, other: Cost) -> Cost:
+        """Return what is enough for either of the two, one after the other."""
+        return Cost(
+            max(self.memory_mb, other.memory_mb),
+            max(self.processes, other.processes),
+            max(self.disk_mb, other.disk_mb),
+            max(self.cpus, other.cpus),
+        )
+
     def __sub__(self, other: Cost) -> Cost:
         """Return what is left without `other`."""
         return Cost(

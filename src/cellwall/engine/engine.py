@@ -13,24 +13,27 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from cellwall.engine import bringing_back
+from cellwall.engine.compile_cache import CompileCache
+from cellwall.engine.compiling import Compiled, Compiler, Job, Place
 from cellwall.engine.execution import OnEvent, OnStart, finish
 from cellwall.engine.exhaustion import instead_of
-from cellwall.engine.files import read_file
-from cellwall.engine.oneshot import NotBegun, begin, explain
+from cellwall.engine.oneshot import NotBegun, Stage, begin, explain, run_stage
 from cellwall.engine.pool import Pool, PoolStatistics
 from cellwall.engine.requests import Plan, Request, check_env, check_limits, check_start, plan
 from cellwall.engine.sandbox import AsyncSandbox
 from cellwall.engine.selection import Runtimes
 from cellwall.engine.settings import EngineSettings
+from cellwall.engine.stages import Stages, report
 from cellwall.engine.tasks import Tasks
 from cellwall.engine.templates import TemplateStore, state_dir
 from cellwall.model.errors import CellwallError, Conflict
 from cellwall.model.execution import Execution
 from cellwall.model.ids import new_id
 from cellwall.runtimes.base import RuntimeGone, RuntimeStatistics, SandboxSpec, SweepReport
-from cellwall.runtimes.channel import ChannelLost, GuestRefused
+from cellwall.runtimes.channel import GuestRefused
 
 if TYPE_CHECKING:
     from cellwall.engine.live import Live
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from cellwall.runtimes.base import Finding, Runtime
 
 
+Done = TypeVar("Done")
 _TRIES = 3
 """Of one program, each in a sandbox of its own, if the one before ended before it began."""
 
@@ -97,6 +101,13 @@ class Engine:
         self._building = asyncio.Lock()
         self._runtimes = Runtimes(self.state_dir, self.settings)
         self._pool = Pool(self.settings)
+        self._compiler = Compiler(
+            CompileCache(
+                self.state_dir / "compiled",
+                self.settings.compile_cache_mb << 20,
+                self.settings.compile_cache_days * 86_400,
+            )
+        )
         self._tasks = Tasks()
         self._sandboxes: dict[str, AsyncSandbox] = {}
         self._runs = 0
@@ -189,17 +200,53 @@ class Engine:
             language=work.spoken,
             purpose="program",
         )
+        stages = Stages(watch.on_start)
+        program = run_stage(work)
+        compilation = None
+        if work.language.compile:
+            place = Place(runtime.name, template.digest, request.tenant)
+            # A caller's environment could steer a compiler; its programs get it, later.
+            compile_spec = replace(spec, limits=work.compile_limits, env={})
+
+            async def in_sandbox(job: Job) -> Compiled | Execution:
+                return await self._anew(runtime, compile_spec, watch, job)
+
+            made = await self._compiler.compiled(work, place, in_sandbox, stages)
+            if isinstance(made, Execution):
+                self._runs += 1
+                report(made, watch.on_event)
+                return made
+            program, compilation = run_stage(work, made.product.files), made.stage
+
+        async def run(live: Live) -> Execution:
+            return await self._run_in(live, work, program, watch, stages)
+
+        execution = await self._anew(runtime, spec, watch, run)
+        return execution if compilation is None else replace(execution, compilation=compilation)
+
+    async def _anew(
+        self,
+        runtime: Runtime,
+        spec: SandboxSpec,
+        watch: _Watch,
+        job: Callable[[Live], Awaitable[Done]],
+    ) -> Done:
+        """Do `job` in a fresh sandbox, again in another if it ended before anything ran."""
         for tries_left in reversed(range(_TRIES)):
             try:
-                return await self._try(runtime, replace(spec, sandbox_id=new_id()), work, watch)
+                return await self._try(runtime, replace(spec, sandbox_id=new_id()), watch, job)
             except NotBegun:
                 if not tries_left:
                     raise
         raise AssertionError("the last try returns or raises")
 
     async def _try(
-        self, runtime: Runtime, spec: SandboxSpec, work: Plan, watch: _Watch
-    ) -> Execution:
+        self,
+        runtime: Runtime,
+        spec: SandboxSpec,
+        watch: _Watch,
+        job: Callable[[Live], Awaitable[Done]],
+    ) -> Done:
         """Do it in one sandbox; `NotBegun` if that ended before the program began."""
         self._check_open()
         live = await self._claim(runtime, spec)
@@ -208,39 +255,32 @@ class Engine:
             if watch.before_code is not None:
                 await watch.before_code()
             self._check_open()  # it may have been closed while we waited for the sandbox
-            return await self._run_in(live, work, watch)
+            return await job(live)
         finally:
             self._under_way.discard(live)
             live.kill("its one program has ended")
             self._pool.release(live, runtime)
 
-    async def _run_in(self, live: Live, work: Plan, watch: _Watch) -> Execution:
+    async def _run_in(
+        self, live: Live, work: Plan, program: Stage, watch: _Watch, stages: Stages
+    ) -> Execution:
         started_at = time.time()
         try:
-            attempt = await begin(live, work, watch.on_event)
+            attempt = await begin(live, program, watch.on_event)
             self._runs += 1
-            if watch.on_start is not None:
-                watch.on_start(attempt)
+            stages.begin(attempt)
             outcome = await attempt.wait()
         except GuestRefused as refusal:
             raise explain(refusal, work) from None
         files: dict[str, bytes] = {}
-        if work.collect:
+        if work.collect or work.artifacts is not None:
             files, notes = await self._collect(live, work)
             outcome = replace(outcome, notes=outcome.notes + notes)
         return finish(attempt, outcome, work.language.name, started_at, files)
 
     async def _collect(self, live: Live, work: Plan) -> tuple[dict[str, bytes], tuple[str, ...]]:
-        files: dict[str, bytes] = {}
-        notes: list[str] = []
         room = self.settings.collect_bytes
-        for path in work.collect:
-            try:
-                files[path] = await read_file(live, path, room)
-                room -= len(files[path])
-            except (GuestRefused, ChannelLost) as error:
-                notes.append(f"collect {path}: {error}")
-        return files, tuple(notes)
+        return await bringing_back.files(live, work.collect, work.artifacts, room)
 
     async def _claim(self, runtime: Runtime, spec: SandboxSpec) -> Live:
         """Return a sandbox; a host on which something has run out is a `CapacityError`."""

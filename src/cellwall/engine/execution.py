@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import codecs
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cellwall.engine.deadlines import Deadlines
 from cellwall.engine.verdicts import Cause, Evidence, classify
@@ -41,8 +41,21 @@ _GRACE_S = 1.0
 _STDIN_STEP_BYTES = 1024 * 1024
 
 OnEvent = callbacks.OnEvent
-OnStart = Callable[["Attempt"], None]
-"""Called once, when the code has been handed over; the attempt is the caller's handle on it."""
+OnStart = Callable[["Handle"], None]
+"""Called once, when the code has been handed over."""
+
+
+class Handle(Protocol):
+    """What a caller can do to an execution that runs; see `Attempt`."""
+
+    def cancel(self) -> None:
+        """End it: its verdict is `cancelled`. Idempotent."""
+
+    def pause(self) -> None:
+        """Stop taking in what its sandbox says. Idempotent."""
+
+    def resume(self) -> None:
+        """Undo `pause`. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +70,8 @@ class Work:
     """Sent and closed at once. None: none, or (with `stdin: stream`) by the caller, later."""
     stop: Callable[[int], None] | None = None
     """Asks the program, by request number, to end; None: the sandbox is killed at a limit."""
+    after: Callable[[Attempt, Outcome], Awaitable[Outcome]] | None = None
+    """Awaited when it has ended and before that is told: may add a value or an error."""
 
 
 @dataclass(slots=True)
@@ -169,7 +184,7 @@ class Recorder:
         texts = [word for word in words if isinstance(word, str)]
         if len(texts) != len(words):
             raise FrameError("error: needs the strings name, value and traceback")
-        self.error = ExecutionError(*texts)
+        self.error = ExecutionError(texts[0], texts[1], texts[2])
         self._emit("error", error=self.error)
 
     def _on_value(self, header: dict[str, Any], body: bytes) -> None:
@@ -224,6 +239,17 @@ class Recorder:
             self._on_event = None
             self.refused_by_caller = error
             self.on_refused()
+
+    def raised(self, error: ExecutionError) -> None:
+        """Note an uncaught error that was found in what the program printed."""
+        self.error = error
+        self._emit("error", error=error)
+
+    def returned(self, value: Any, refused: str) -> None:  # noqa: ANN401 - JSON
+        """Note the value that a program left behind, or why there is none."""
+        self.value, self.value_refused = value, refused
+        if value is not None:
+            self._emit("value", value=value)
 
     def end(self, outcome: Outcome) -> None:
         """Emit the last event."""
@@ -338,6 +364,9 @@ class Attempt:
         if self.recorder.refused_by_caller is not None:
             raise self.recorder.refused_by_caller
         outcome = self._judge(time.perf_counter() - self._began_s)
+        if self.work.after is not None:
+            outcome = await self.work.after(self, outcome)
+        outcome = replace(outcome, notes=outcome.notes + self._aftermath())
         self.recorder.end(outcome)
         return outcome
 
@@ -385,7 +414,7 @@ class Attempt:
                 stderr_bytes=recorder.stderr.kept_bytes + evidence.cut.stderr,
             ),
             truncated=evidence.cut,
-            notes=notes + self._aftermath(),
+            notes=notes,
         )
 
     def _was_interrupted(self, done: Mapping[str, Any]) -> bool:

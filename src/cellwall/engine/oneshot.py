@@ -7,17 +7,35 @@ over to a guest that did not refuse it, its end is an outcome, whatever it is.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cellwall.engine import bringing_back
 from cellwall.engine.execution import Attempt, Work
 from cellwall.engine.files import file_error
+from cellwall.languages import mistakes
+from cellwall.languages.language import BUILD, CALLER
+from cellwall.languages.tools import is_installed
 from cellwall.model.errors import HostUnsupported, SandboxBroken
+from cellwall.model.outcome import Outcome, Verdict
 from cellwall.runtimes.channel import ChannelLost, GuestRefused
 
 if TYPE_CHECKING:
     from cellwall.engine.execution import OnEvent
     from cellwall.engine.live import Live
     from cellwall.engine.requests import Plan
+    from cellwall.languages.language import Language
+
+ARGUMENTS = f"{CALLER}/arguments.json"
+RESULT = f"{CALLER}/result.json"
+_CALLERS = Path(mistakes.__file__).parent / "callers"
+_EXECUTABLE = 0o755
+_TEXT_RESULTS = frozenset({"bash"})
+"""Languages whose values are text: what they return is JSON if it reads as that."""
 
 
 class NotBegun(SandboxBroken):
@@ -30,47 +48,136 @@ class NotBegun(SandboxBroken):
         )
 
 
-async def begin(live: Live, work: Plan, on_event: OnEvent | None) -> Attempt:
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What goes into one sandbox: first the files, then the work."""
+
+    files: tuple[tuple[str, bytes, int | None], ...]
+    """Path, content, mode."""
+    directories: tuple[str, ...]
+    work: Work
+
+
+async def begin(live: Live, stage: Stage, on_event: OnEvent | None) -> Attempt:
     """Write its files and hand the program over. Raises `NotBegun`, `GuestRefused`."""
     try:
-        await _write_files(live, work)
-        return Attempt(live, _one_shot(work), on_event)
+        await _write_files(live, stage)
+        return Attempt(live, stage.work, on_event)
     except ChannelLost as error:
         raise NotBegun(error.message) from error
 
 
-def _one_shot(work: Plan) -> Work:
-    stdin = "none" if work.stdin is None else "stream"
-    if work.is_warm:
+async def _write_files(live: Live, stage: Stage) -> None:
+    for path in stage.directories:
+        await live.channel.request("file_mkdir", path=path, parents=True)
+    for path, data, mode in stage.files:
+        await live.channel.request(
+            "file_write", data, path=path, append=False, parents=True, mode=mode
+        )
+
+
+def run_stage(plan: Plan, product: Sequence[tuple[str, bytes]] = ()) -> Stage:
+    """Return the stage that runs the program; `product` is what the compiler made of it."""
+    stdin = "none" if plan.stdin is None else "stream"
+    files = [(path, data, None) for path, data in plan.files]
+    after = partial(_after_run, plan)
+    if plan.is_warm:
         fields: dict[str, Any] = {
             "context": "main",
             "mode": "program",
-            "filename": work.language.file_name,
-            "arguments": work.arguments,
-            "argv": work.args,
+            "filename": plan.file_name,
+            "arguments": plan.arguments,
+            "argv": plan.args,
             "stdin": stdin,
-            "output_bytes": work.limits.output_bytes,
+            "output_bytes": plan.limits.output_bytes,
             "display": True,
         }
-        return Work("execute", fields, work.limits, work.source, work.stdin)
+        work = Work("execute", fields, plan.limits, plan.source, plan.stdin, after=after)
+        return Stage(tuple(files), (), work)
+    language, env = plan.language, dict(plan.language.env)
+    written: list[tuple[str, bytes, int | None]] = [*files]
+    if language.compile:
+        written += [(f"{BUILD}/{name}", data, _EXECUTABLE) for name, data in product]
+    else:
+        written.append((plan.file_name, plan.source, None))
+    if plan.arguments is not None:
+        written += _call_files(language, plan.arguments)
+        env |= {"CELLWALL_ARGUMENTS": ARGUMENTS, "CELLWALL_RESULT": RESULT}
     fields = {
-        "argv": work.language.command(work.language.file_name, work.args),
-        "env": dict(work.language.env),
+        "argv": language.command(
+            plan.file_name,
+            plan.args,
+            memory_mb=plan.limits.memory_mb,
+            is_call=plan.arguments is not None,
+        ),
+        "env": env,
         "stdin": stdin,
         "pty": None,
-        "output_bytes": work.limits.output_bytes,
+        "output_bytes": plan.limits.output_bytes,
     }
-    return Work("start", fields, work.limits, b"", work.stdin)
+    work = Work("start", fields, plan.limits, b"", plan.stdin, after=after)
+    return Stage(tuple(written), (), work)
 
 
-async def _write_files(live: Live, work: Plan) -> None:
-    files = work.files
-    if not work.is_warm:
-        files = (*files, (work.language.file_name, work.source))
-    for path, data in files:
-        await live.channel.request(
-            "file_write", data, path=path, append=False, parents=True, mode=None
+def compile_stage(plan: Plan) -> Stage:
+    """Return the stage that compiles: sources, no input, nothing of the caller's environment."""
+    language, limits = plan.language, plan.compile_limits
+    argv = language.compile_command(
+        plan.file_name,
+        [path for path, _ in plan.files],
+        plan.compile_options,
+        memory_mb=limits.memory_mb,
+    )
+    fields = {
+        "argv": argv,
+        "env": dict(language.env),
+        "stdin": "none",
+        "pty": None,
+        "output_bytes": limits.output_bytes,
+    }
+    files = tuple((path, data, None) for path, data in (*plan.files, (plan.file_name, plan.source)))
+    return Stage(files, (BUILD,), Work("start", fields, limits))
+
+
+def _call_files(language: Language, arguments: object) -> list[tuple[str, bytes, int | None]]:
+    found: list[tuple[str, bytes, int | None]] = [
+        (ARGUMENTS, json.dumps(arguments).encode(), None),
+    ]
+    if language.caller:
+        caller = (_CALLERS / language.caller).read_bytes()
+        found.append((f"{CALLER}/{language.caller}", caller, None))
+    return found
+
+
+async def _after_run(plan: Plan, attempt: Attempt, outcome: Outcome) -> Outcome:
+    """Say what the language tells of an error, and take a call's value."""
+    recorder, language = attempt.recorder, plan.language
+    if plan.arguments is not None and not plan.is_warm and outcome.verdict is Verdict.OK:
+        value, refused = await bringing_back.result(
+            attempt.live, RESULT, may_be_text=language.name in _TEXT_RESULTS
         )
+        recorder.returned(value, refused)
+    return await described(language, plan.file_name, attempt, outcome)
+
+
+async def described(
+    language: Language, file_name: str, attempt: Attempt, outcome: Outcome
+) -> Outcome:
+    """Add what the language says of an uncaught error; a signal stays the kernel's word."""
+    recorder = attempt.recorder
+    if recorder.error is not None:
+        line = mistakes.line_of(language, file_name, recorder.error.traceback)
+        recorder.error = replace(recorder.error, line=line)
+        return outcome
+    if outcome.verdict not in {Verdict.NONZERO_EXIT, Verdict.SIGNALLED}:
+        return outcome
+    error = mistakes.uncaught(language, file_name, recorder.stderr.text)
+    if error is None:
+        return outcome
+    recorder.raised(error)
+    if outcome.verdict is Verdict.SIGNALLED:
+        return outcome
+    return replace(outcome, verdict=Verdict.EXCEPTION)
 
 
 def explain(refusal: GuestRefused, work: Plan) -> Exception:
@@ -78,9 +185,13 @@ def explain(refusal: GuestRefused, work: Plan) -> Exception:
     if refusal.reason == "no_context" and work.is_warm:
         return NotBegun("the process that was to run it has ended")
     if refusal.reason == "not_found" and work.language.context != "python":
-        return HostUnsupported(
-            work.language.name,
-            f"run {work.language.name}: {refusal}",
-            remedy=f"install it: {work.language.install}",
-        )
+        return missing(work.language, str(refusal))
     return file_error(refusal, "run")
+
+
+def missing(language: Language, why: str) -> HostUnsupported:
+    """Return the refusal of a language whose tools a sandbox does not show."""
+    remedy = f"install it: {language.install}"
+    if language.run and is_installed(language):
+        remedy = f"add {language.name!r} to the languages of the template"
+    return HostUnsupported(language.name, f"run {language.name}: {why}", remedy=remedy)

@@ -46,6 +46,14 @@ class Request:
     env: Mapping[str, str] | None = None
     args: Sequence[str] = ()
     collect: Sequence[str] = ()
+    artifacts: str | None = None
+    """A folder of the working directory; all files in it come back."""
+    compile_options: Sequence[str] = ()
+    """For the compiler, each on its language's list."""
+    compile_limits: Limits | Mapping[str, Any] | None = None
+    """Of the compile stage; what is absent has a default of its own."""
+    tenant: str = ""
+    """Whose it is: what was compiled is found again by the same tenant only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,11 @@ class Plan:
     env: Mapping[str, str]
     args: tuple[str, ...]
     collect: tuple[str, ...]
+    artifacts: str | None
+    file_name: str
+    """What the source is called inside."""
+    compile_options: tuple[str, ...]
+    compile_limits: Limits
 
     @property
     def is_warm(self) -> bool:
@@ -79,22 +92,59 @@ def plan(request: Request, defaults: Limits) -> Plan:
     """Check `request`; raise `UsageError` or `NotFound` (an unknown language)."""
     language = registry.find(request.language)
     files = _files(request.files or {})
-    if language.context not in {"python", "sql"} and language.file_name in dict(files):
+    source = check_source(request.code)
+    file_name = language.name_of(request.code)
+    if language.context != "python" and file_name in dict(files):
         raise UsageError(
-            f"files: {language.file_name!r} is the name of the program itself",
+            f"files: {file_name!r} is the name of the program itself",
             remedy="name the file differently",
         )
     return Plan(
         language=language,
-        source=check_source(request.code),
+        source=source,
         stdin=check_stdin(request.stdin),
         arguments=check_arguments(request.arguments),
         files=files,
-        limits=check_limits(request.limits, request.timeout, defaults),
+        limits=check_limits(request.limits, request.timeout, usual_limits(language, defaults)),
         env=check_env(request.env or {}),
         args=check_words(request.args, "args"),
         collect=tuple(check_inner_path(path, "collect") for path in request.collect),
+        artifacts=None if request.artifacts is None else _folder(request.artifacts),
+        file_name=file_name,
+        compile_options=check_compile_options(request.compile_options, language),
+        compile_limits=check_limits(request.compile_limits, None, compile_defaults(defaults)),
     )
+
+
+def usual_limits(language: Language, defaults: Limits) -> Limits:
+    """Return the limits of a program that names none: some languages need more than others."""
+    wanted = {name: max(value, getattr(defaults, name)) for name, value in language.limits.items()}
+    return defaults.with_changes(wanted)
+
+
+def compile_defaults(defaults: Limits) -> Limits:
+    """Return the limits of a compile stage that names none.
+
+    A compiler needs more memory than most of what it compiles, and time to be started at all.
+    """
+    least = {"wall_s": 60.0, "cpu_s": 60.0, "memory_mb": 1024}
+    return defaults.with_changes(
+        {name: max(value, getattr(defaults, name)) for name, value in least.items()}
+    )
+
+
+def check_compile_options(options: Sequence[str], language: Language) -> tuple[str, ...]:
+    """Return options that are on the language's list."""
+    words = check_words(options, "compile_options")
+    for word in words:
+        if not language.allows(word):
+            raise UsageError(
+                f"compile_options: {word[:80]!r} is not allowed for {language.name}",
+                remedy=f"allowed are: {', '.join(language.options)}"
+                if language.options
+                else f"{language.name} takes none; leave it out",
+            )
+    return words
 
 
 def check_start(start: str) -> Start:
@@ -217,6 +267,11 @@ def check_inner_path(path: str, what: str) -> str:
             remedy="use a relative path without `..`",
         )
     return path
+
+
+def _folder(path: str) -> str:
+    folder = path.rstrip("/") if isinstance(path, str) else path
+    return check_inner_path(folder, "artifacts")
 
 
 def check_path(path: str) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from cellwall.engine.beside import Beside
 from cellwall.engine.commands import Commands
 from cellwall.engine.contexts import Contexts
 from cellwall.engine.execution import Attempt, OnStart, Work, finish
@@ -21,7 +22,6 @@ from cellwall.engine.files import Files, file_error
 from cellwall.engine.requests import check_source, check_stdin
 from cellwall.languages import registry
 from cellwall.model.errors import Conflict, UsageError
-from cellwall.model.ids import new_id
 from cellwall.model.outcome import Isolation, Verdict
 from cellwall.runtimes.channel import GuestRefused
 from cellwall.surface.callbacks import OnEvent, OnText, by_stream
@@ -221,23 +221,15 @@ class AsyncSandbox:
         limits: Limits,
         watch: _Watch,
     ) -> Execution:
-        directory = f".cellwall/{new_id()}"
-        path = f"{directory}/{language.file_name}"
-        await self.files.write(path, source)
-        fields = {
-            "argv": language.command(path),
-            "env": dict(language.env),
-            "stdin": "none" if stdin is None else "stream",
-            "pty": None,
-            "output_bytes": limits.output_bytes,
-        }
-
-        def stop(number: int) -> None:
-            self.live.channel.send({"op": "signal", "id": number, "signal": 9})
-
+        program = Beside.of(self.live, language, source.decode(), limits)
+        await self.files.write(program.path, source)
         try:
-            work = Work("start", fields, limits, b"", stdin, stop)
-            return await self._attempt(work, language.name, watch)
+            if language.compile:
+                await self.files.mkdir(program.build)
+                ended = await program.compile(watch.on_event)
+                if ended is not None:
+                    return ended
+            return await self._attempt(program.work(stdin), language.name, watch)
         except GuestRefused as refusal:
             if refusal.reason == "not_found":
                 raise UsageError(
@@ -246,7 +238,7 @@ class AsyncSandbox:
             raise file_error(refusal, f"run {language.name}") from None
         finally:
             if self.live.is_alive:
-                await self.files.remove(directory, recursive=True)
+                await self.files.remove(program.directory, recursive=True)
 
     async def stream(self, code: str, **options: Any) -> AsyncIterator[Event]:  # noqa: ANN401 - of run
         """Yield the events of `run(code, …)` as they come; the last one is `end`.

@@ -43,6 +43,10 @@ class EngineSettings:
     """Limits of a request that names none; parked sandboxes are started with these."""
     collect_bytes: int = 64 * 1024 * 1024
     """Most bytes brought back by `collect` in one execution; they end up in our memory."""
+    compile_cache_mb: int = 1024
+    """Most MiB of what compilers made that are kept on disk, of all tenants; 0 keeps nothing."""
+    compile_cache_days: float = 30.0
+    """Days after its last use that something compiled is kept."""
     ready_s: float = 30.0
     """Seconds a sandbox may take to start before that counts as our fault."""
 

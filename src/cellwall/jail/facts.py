@@ -19,14 +19,21 @@ from cellwall.model.errors import HostUnsupported
 _TOP_LEVEL = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC_COPIED = ("ld.so.conf", "os-release", "mime.types", "services", "protocols")
 _ETC_BOUND = (
+    "R",
     "alternatives",
     "ca-certificates",
     "fonts",
+    "fpc.cfg",
     "ld.so.conf.d",
+    "mono/2.0",
+    "mono/4.0",
+    "mono/4.5",
+    "mono/config",
     "perl",
     "ssl/certs",
     "ssl/openssl.cnf",
 )
+_VAR_BOUND = ("ghc",)
 _TEXT_LIMIT = 262_144
 _CORE_PATTERN = "/proc/sys/kernel/core_pattern"
 CORE_REMEDY = (
@@ -45,6 +52,7 @@ def collect() -> HostFacts:
         root_directories=("usr", *directories),
         etc_copied=_etc_copied(),
         etc_bound=tuple(name for name in (*_ETC_BOUND, *_java()) if Path("/etc", name).exists()),
+        var_bound=tuple(name for name in _VAR_BOUND if Path("/var/lib", name).exists()),
         proc_files=files,
         proc_directories=folders,
         cpu_blocks=_cpu_blocks(),

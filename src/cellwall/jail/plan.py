@@ -79,6 +79,8 @@ class HostFacts:
     landlock_abi: int
     core_limit: int = 1
     """RLIMIT_CORE of sandboxes: 1, or 0 where the host allows no more and starts no handler."""
+    var_bound: Tuple[str, ...] = ()
+    """Names below /var/lib that are bound read-only: what a compiler keeps there about itself."""
 
     def as_json(self) -> Dict[str, Any]:
         """Plain data, for the way to the fork-server."""
@@ -132,6 +134,7 @@ def root_plan(facts: HostFacts, root: Root) -> Tuple[s.Step, ...]:
     steps.append(s.File(_EMPTY_FILE, ""))
     steps.extend(_dev())
     steps.extend(_etc(facts))
+    steps += [s.Bind(f"/var/lib/{name}", f"/var/lib/{name}", _RO) for name in facts.var_bound]
     for count in range(1, len(facts.cpu_blocks) + 1):
         steps.extend(_views(facts, count))
     steps.append(s.Bind(root.template_path, TEMPLATE_ROOT, _RO))
@@ -330,6 +333,7 @@ def _lockdown(facts: HostFacts, shape: Shape) -> s.Lockdown:
         rlimits.append((resource.RLIMIT_DATA, data, data))
     readable = ["/usr", "/opt", "/etc", "/proc", "/sys", "/dev"]
     readable += [f"/{name}" for name in facts.root_directories if name != "usr"]
+    readable += [f"/var/lib/{name}" for name in facts.var_bound]
     return s.Lockdown(
         uid=INSIDE_UID,
         gid=INSIDE_UID,

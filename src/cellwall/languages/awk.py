@@ -11,7 +11,8 @@ LANGUAGE = Language(
     context=None,
     version=("gawk", "--version"),
     install="apt-get install gawk",
-    error=r"^gawk: \S*main\.awk:(?P<line>\d{1,9}): (?:\([^)\n]*\) )?(?P<name>fatal): (?P<value>.*)$",
+    error=r"^gawk: \S*main\.awk:(?P<line>\d{1,9}): (?:\([^)\n]*\) )?"
+    r"(?P<name>fatal|error): (?P<value>.*)$",
     hello='BEGIN {\n  print "hello"\n}\n',
-    failing=Sample("BEGIN {\n  print 1 / 0\n}\n", "fatal", 2),
+    failing=Sample("BEGIN {\n  print 1 / 0\n}\n", "error", 2),
 )

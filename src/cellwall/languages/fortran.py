@@ -24,7 +24,7 @@ LANGUAGE = Language(
     r"(?P<name>ERROR STOP|Fortran runtime error:) ?(?P<value>.*)$",
     hello='program main\n  print "(a)", "hello"\nend program main\n',
     failing=Sample(
-        'program main\n  integer :: i\n  read (*, *) i\n  print *, i\nend program main\n',
+        "program main\n  integer :: i\n  read (*, *) i\n  print *, i\nend program main\n",
         "Fortran runtime error:",
         3,
     ),

@@ -7,7 +7,7 @@ LANGUAGE = Language(
     aliases=("golang",),
     extensions=(".go",),
     file_name="main.go",
-    compile=("go", "build", "{options}", "-o", "{build}/program", "{sources}"),
+    compile=("go", "build", "-ldflags=-s -w", "{options}", "-o", "{build}/program", "{sources}"),
     options=("-race", r"-tags=[\w,]{1,200}"),
     run=("{build}/program",),
     context=None,

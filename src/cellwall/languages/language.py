@@ -11,16 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-
-
-_MEMORY_MB = 512
 BUILD = ".cellwall/build"
 """Where a compiler puts what it makes, below the working directory."""
 CALLER = ".cellwall"
 """Where the small program that passes arguments and result lies."""
-_NAME_LOOK_BYTES = 64 * 1024
-_NONE: Mapping[str, float] = MappingProxyType({})
-_NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
+_NAME_LOOK_CHARACTERS = 64 * 1024
+_MEMORY_MB = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +54,7 @@ class Language:
     """Argument vector that prints the version; its first part is the tool that must be there."""
     install: str
     """How to get all its tools on a Debian or Ubuntu host."""
-    env: Mapping[str, str] = field(default_factory=lambda: _NO_VARIABLES)
+    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Environment its programs and its compiler need beyond the template's."""
     compile: tuple[str, ...] = ()
     """Argument vector of the compiler, which writes below `{build}`; empty: there is none."""
@@ -66,7 +62,7 @@ class Language:
     """Patterns; a compile option is allowed if one of them matches all of it."""
     needs: tuple[str, ...] = ()
     """Further programs that have to be there, as a linker."""
-    limits: Mapping[str, float] = field(default_factory=lambda: _NONE)
+    limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Limits of its programs where a caller names none, if the usual ones are too low."""
     named_by: tuple[str, ...] = ()
     """Patterns, in order, whose first group names the file, where the source decides that."""
@@ -97,7 +93,7 @@ class Language:
     def name_of(self, source: str) -> str:
         """Return the source's file name: for Java, its public class decides."""
         for pattern in self.named_by:
-            found = re.search(pattern, source[:_NAME_LOOK_BYTES], re.MULTILINE)
+            found = re.search(pattern, source[:_NAME_LOOK_CHARACTERS], re.MULTILINE)
             if found is not None:
                 return found[1] + self.extensions[0]
         return self.file_name

@@ -27,5 +27,5 @@ LANGUAGE = Language(
     error=r"^Fatal error: exception (?P<name>[\w.]+)(?:\((?P<value>.*)\))?",
     line=r'in file "{file}"(?: \(inlined\))?, line (?P<line>\d{1,9})',
     hello='let () = print_endline "hello"\n',
-    failing=Sample('let f () =\n  failwith "boom"\nlet () = f ()\n', "Failure", 3),
+    failing=Sample('let f () =\n  failwith "boom"\nlet () = f ()\n', "Failure", 2),
 )

@@ -14,5 +14,5 @@ LANGUAGE = Language(
     error=r"^(?P<name>error): (?P<value>.*)$",
     line=r"^error: called from\n(?:    [^\n]*\n)*?    \S+ at line (?P<line>\d{1,9})",
     hello='printf("hello\\n");\n',
-    failing=Sample('1;\nfunction f()\n  error("boom");\nend\nf();\n', "error"),
+    failing=Sample('1;\nfunction f()\n  error("boom");\nend\nf();\n', "error", 3),
 )

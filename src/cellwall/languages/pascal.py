@@ -17,6 +17,7 @@ LANGUAGE = Language(
     r"(?P<value>[^\n]*)",
     line=r"line (?P<line>\d{1,9}) of {file}",
     hello="begin\n  writeln('hello');\nend.\n",
-    failing=Sample("var\n  a: integer;\nbegin\n  a := 0;\n  writeln(1 div a);\nend.\n",
-                   "Runtime error 200", 5),
+    failing=Sample(
+        "var\n  a: integer;\nbegin\n  a := 0;\n  writeln(1 div a);\nend.\n", "Runtime error 200", 5
+    ),
 )

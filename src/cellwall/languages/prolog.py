@@ -7,12 +7,12 @@ LANGUAGE = Language(
     aliases=("swipl", "swi-prolog"),
     extensions=(".pro", ".prolog", ".plt"),
     file_name="main.pro",
-    run=("swipl", "-q", "-t", "halt", "{file}", "--"),
+    run=("swipl", "-q", "--on-error=status", "-t", "halt", "{file}", "--"),
     context=None,
     version=("swipl", "--version"),
     install="apt-get install swi-prolog-nox",
-    error=r"^Warning:\s+Goal \([^)\n]*\) raised exception:\n(?:Warning:\s+)?(?P<value>[^\n]*)",
-    line=r"{file}:(?P<line>\d{1,9})",
+    error=r"^(?:ERROR|Warning): (?:\S*main\.pro:(?P<line>\d{1,9}):(?:\d{1,9}:)? )?"
+    r"(?:Initialization goal raised exception:\nERROR: |user:main )?(?P<value>[^\n]+)$",
     hello=":- initialization(main).\nmain :- writeln(hello).\n",
-    failing=Sample(":- initialization(main).\nmain :-\n    throw(boom).\n", "Error"),
+    failing=Sample(":- initialization(main).\nmain :-\n    throw(boom).\n", "Error", 1),
 )

@@ -56,9 +56,7 @@ def _index(languages: tuple[Language, ...], *, by: str) -> dict[str, Language]:
     return index
 
 
-LANGUAGES: dict[str, Language] = {
-    module.LANGUAGE.name: module.LANGUAGE for module in _MODULES
-}
+LANGUAGES: dict[str, Language] = {module.LANGUAGE.name: module.LANGUAGE for module in _MODULES}
 """By name, in the order they are shown."""
 
 _BY_NAME = _index(tuple(LANGUAGES.values()), by="name")

@@ -12,6 +12,7 @@ LANGUAGE = Language(
         "--edition=2021",
         "--crate-name=program",
         "-Copt-level=1",
+        "-Cstrip=symbols",
         "{options}",
         "-o",
         "{build}/program",

@@ -42,6 +42,22 @@ class ExecutionError:
     name: str
     value: str
     traceback: str
+    line: int | None = None
+    """Line of the program's own file, from 1, where its language tells it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """What the compiler did before the program ran; a stage with its own limits and outcome."""
+
+    version: str
+    """The compiler's own word, its first line."""
+    is_cached: bool
+    """Whether an earlier compile of the same source was taken; there is no outcome then."""
+    stdout: str
+    stderr: str
+    outcome: Outcome | None
+    limits: Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +100,9 @@ class Execution:
     started_at: float = 0.0
     """Seconds since the epoch, for people; durations use the monotonic clock."""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """Files that were asked for with `collect`."""
+    """Files that were asked for with `collect` and `artifacts`."""
+    compilation: Compilation | None = None
+    """The compile stage, of languages that have one."""
 
     @property
     def ok(self) -> bool:

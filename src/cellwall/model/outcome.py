@@ -28,6 +28,7 @@ class Verdict(StrEnum):
     SYSCALL = "syscall"
     CANCELLED = "cancelled"
     INTERRUPTED = "interrupted"
+    COMPILE_ERROR = "compile_error"
     SANDBOX_ERROR = "sandbox_error"
 
 

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict
 
 Verdict = Literal[
     "ok", "exception", "nonzero_exit", "signalled", "wall_time", "cpu_time", "memory", "processes",
-    "disk", "output", "syscall", "cancelled", "interrupted", "sandbox_error",
+    "disk", "output", "syscall", "cancelled", "interrupted", "compile_error",
+    "sandbox_error",
 ]  # fmt: skip
 Status = Literal["success", "error", "timeout", "queued", "running"]
 
@@ -125,6 +126,7 @@ class Raised(Shown):
     name: str
     value: str
     traceback: str
+    line: int | None
 
 
 class Artifact(Shown):
@@ -133,7 +135,19 @@ class Artifact(Shown):
     name: str
     mime_type: str
     size: int
+    sha256: str
     content_b64: str
+
+
+class Compilation(Shown):
+    """The compile stage; without an outcome if an earlier product was taken."""
+
+    version: str
+    cached: bool
+    stdout: str
+    stderr: str
+    outcome: Outcome | None
+    limits: Limits
 
 
 class Execution(Shown):
@@ -163,6 +177,7 @@ class Execution(Shown):
     limits: Limits | None
     clipped: dict[str, float]
     notes: list[str]
+    compile: Compilation | None
     scan: Scanned | None
     started_at: str | None
     failure: Fault | None = None

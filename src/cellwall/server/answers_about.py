@@ -31,8 +31,14 @@ class Language(Shown):
     """A language; with a context it keeps state between cells."""
 
     name: str
+    aliases: list[str]
     extensions: list[str]
     context: bool
+    compiled: bool
+    compile_options: list[str]
+    installed: bool
+    version: str | None
+    install: str
 
 
 class Languages(Shown):

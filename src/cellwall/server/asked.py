@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.requests import Request
@@ -73,6 +74,14 @@ def limits(
     return defaults.with_changes(wanted), clipped
 
 
+def compile_limits(body: ExecuteBody, defaults: Limits, most: Limits) -> Limits:
+    """Return the limits of the compile stage, none above the operator's ceiling."""
+    wanted = {} if body.compile_limits is None else body.compile_limits.model_dump()
+    chosen = defaults.with_changes({k: v for k, v in wanted.items() if v is not None})
+    ceilings = {f.name: min(getattr(chosen, f.name), getattr(most, f.name)) for f in fields(most)}
+    return chosen.with_changes(ceilings)
+
+
 def _once(wanted: dict[str, Any], name: str, value: float | None, older: str) -> None:
     if value is None:
         return
@@ -103,8 +112,8 @@ def runtime(body: ExecuteBody | SandboxBody) -> str | None:
     return None if name in {None, "auto"} else name
 
 
-def request(body: ExecuteBody, chosen: Limits) -> Request:
-    """Return the engine's request."""
+def request(body: ExecuteBody, chosen: Limits, compiling: Limits, owner: str) -> Request:
+    """Return the engine's request of that owner's."""
     files: dict[str, str | bytes] = {}
     for path, content in (body.files or {}).items():
         files[path] = (
@@ -127,4 +136,8 @@ def request(body: ExecuteBody, chosen: Limits) -> Request:
         env=body.env,
         args=body.args,
         collect=body.collect,
+        artifacts=body.artifacts,
+        compile_options=body.compile_options,
+        compile_limits=compiling,
+        tenant=owner,
     )

@@ -193,4 +193,5 @@ _NOTHING: Mapping[str, Any] = {
     "isolation": None,
     "limits": None,
     "notes": [],
+    "compile": None,
 }

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.admission import Cost
-from cellwall.engine.requests import plan
+from cellwall.engine.requests import compile_defaults, plan, usual_limits
+from cellwall.languages import registry
 from cellwall.server import asked
 from cellwall.server.orders import Order
 from cellwall.server.scanning import look
@@ -42,13 +43,18 @@ def order(
     is_streamed: bool,
 ) -> Order:
     """Return what `body` asks for; raises `UsageError` or what a scan refuses."""
-    limits, clipped = asked.limits(body, engine.settings.limits, settings.most)
+    language = registry.find(asked.language(body))
+    usual = usual_limits(language, engine.settings.limits)
+    limits, clipped = asked.limits(body, usual, settings.most)
+    compiling = asked.compile_limits(body, compile_defaults(engine.settings.limits), settings.most)
     is_named = body.limits is not None and body.limits.output_kb is not None
     if is_streamed and not is_named:
         limits = limits.with_changes({"output_kb": settings.stream_output_kb})
-    request = asked.request(body, limits)
+    request = asked.request(body, limits, compiling, caller.owner)
     scan = look(request.code, request.language, body.scan)
     cost = Cost.of(limits)
+    if language.compile:  # the stages follow each other, so the larger one is what it takes
+        cost = cost.or_more(Cost.of(compiling))
     shown: dict[str, Any] = {
         "template": body.template,
         "language": request.language,

@@ -126,6 +126,15 @@ class ExecuteBody(_Coded, _Placed):
     collect: Annotated[list[PathText], Field(max_length=100)] = Field(
         [], description="Files that come back as artifacts."
     )
+    artifacts: PathText | None = Field(
+        None, description="A folder of the working directory; all files in it come back."
+    )
+    compile_options: Annotated[list[Name], Field(max_length=32)] = Field(
+        [], description="For the compiler; each has to be on its language's list."
+    )
+    compile_limits: LimitsBody | None = Field(
+        None, description="Limits of the compile stage, which has defaults of its own."
+    )
     webhook: Annotated[str, Field(max_length=2048)] | None = Field(
         None, description="A URL that is told of the end, if the operator allows that."
     )

@@ -20,7 +20,7 @@ from cellwall.server.spool import Spool
 from cellwall.server.times import steady
 
 if TYPE_CHECKING:
-    from cellwall.engine.execution import Attempt
+    from cellwall.engine.execution import Handle
 
 
 class Tracked:
@@ -33,7 +33,7 @@ class Tracked:
         self.owner = owner
         self.request_id = request_id
         self.spool = Spool(spool_bytes)
-        self.attempt: Attempt | None = None
+        self.attempt: Handle | None = None
         """Its handle while it runs; it holds the whole sandbox and its output a second time."""
         self.created_at = time.time()
         self.failure: dict[str, Any] | None = None
@@ -48,7 +48,7 @@ class Tracked:
         self.ended: asyncio.Future[None] = loop.create_future()
         self.task: asyncio.Task[None] | None = None
 
-    def on_start(self, attempt: Attempt) -> None:
+    def on_start(self, attempt: Handle) -> None:
         """Note that it runs; the engine calls this."""
         self.attempt = attempt
         self.started_at = time.time()

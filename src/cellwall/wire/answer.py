@@ -9,6 +9,7 @@ produced is copied, never interpreted.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import math
 import mimetypes
@@ -22,7 +23,7 @@ from cellwall.model.outcome import Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from cellwall.model.execution import Event, Execution, ExecutionError
+    from cellwall.model.execution import Compilation, Event, Execution, ExecutionError
     from cellwall.model.outcome import Outcome
 
 _LIMITS = tuple(field.name for field in fields(Limits))
@@ -64,6 +65,21 @@ def answer(execution: Execution) -> dict[str, Any]:
         "isolation": ended["isolation"],
         "limits": {name: getattr(execution.limits, name) for name in _LIMITS},
         "notes": ended["notes"],
+        "compile": _compilation(execution.compilation),
+    }
+
+
+def _compilation(stage: Compilation | None) -> dict[str, Any] | None:
+    if stage is None:
+        return None
+    ended = None if stage.outcome is None else stage.outcome.as_json()
+    return {
+        "version": stage.version,
+        "cached": stage.is_cached,
+        "stdout": stage.stdout,
+        "stderr": stage.stderr,
+        "outcome": ended,
+        "limits": {name: getattr(stage.limits, name) for name in _LIMITS},
     }
 
 
@@ -76,10 +92,15 @@ def _sentence(error: ExecutionError | None, outcome: Outcome) -> str | None:
     return "; ".join(outcome.notes) or outcome.verdict.value
 
 
-def _exception(error: ExecutionError | None) -> dict[str, str] | None:
+def _exception(error: ExecutionError | None) -> dict[str, Any] | None:
     if error is None:
         return None
-    return {"name": error.name, "value": error.value, "traceback": error.traceback}
+    return {
+        "name": error.name,
+        "value": error.value,
+        "traceback": error.traceback,
+        "line": error.line,
+    }
 
 
 def _artifact(name: str, data: bytes) -> dict[str, Any]:
@@ -88,6 +109,7 @@ def _artifact(name: str, data: bytes) -> dict[str, Any]:
         # From the name alone: the content was made by code nobody reviewed.
         "mime_type": mimetypes.guess_type(name)[0] or "application/octet-stream",
         "size": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
         "content_b64": base64.b64encode(data).decode("ascii"),
     }
 

@@ -28,7 +28,7 @@ from cellwall.model.errors import (
     SandboxUnavailable,
     UsageError,
 )
-from cellwall.model.execution import CommandResult, Event, Execution, ExecutionError
+from cellwall.model.execution import CommandResult, Compilation, Event, Execution, ExecutionError
 from cellwall.model.files import CHANGE_KINDS, Change
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import (
@@ -68,6 +68,21 @@ def execution_of(value: Json) -> Execution:
         sandbox_id=value.get("sandbox_id") or "",
         started_at=seconds_of(value.get("started_at")),
         files={each["name"]: base64.b64decode(each["content_b64"]) for each in value["artifacts"]},
+        compilation=_compilation(value.get("compile")),
+    )
+
+
+def _compilation(value: Json | None) -> Compilation | None:
+    if value is None:
+        return None
+    outcome = value.get("outcome")
+    return Compilation(
+        version=value["version"],
+        is_cached=value["cached"],
+        stdout=value["stdout"],
+        stderr=value["stderr"],
+        outcome=None if outcome is None else outcome_of(outcome),
+        limits=limits_of(value["limits"]),
     )
 
 
@@ -147,7 +162,7 @@ def _raised(value: Json) -> Event:
 
 
 def _error(value: Json) -> ExecutionError:
-    return ExecutionError(value["name"], value["value"], value["traceback"])
+    return ExecutionError(value["name"], value["value"], value["traceback"], value.get("line"))
 
 
 def _value(value: Json) -> Event:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cellwall.languages.shown import shown
+
 if TYPE_CHECKING:
     from cellwall.languages.registry import Installed, Language
 
@@ -32,19 +34,15 @@ def languages(
         return
     from cellwall.apps.cli.table import show
 
-    show(("language", "also", "extensions", "sessions", "found", "to get it"), map(_cells, rows))
+    show(
+        ("language", "also", "extensions", "sessions", "compiled", "found", "to get it"),
+        map(_cells, rows),
+    )
 
 
 def _as_json(language: Language, found: Installed | None) -> dict[str, Any]:
-    return {
-        "name": language.name,
-        "aliases": list(language.aliases),
-        "extensions": list(language.extensions),
-        "has_sessions": language.context is not None,
-        "path": found.path if found else None,
-        "version": found.version if found else None,
-        "install": language.install,
-    }
+    # `path` is for whoever owns this machine; doors to others leave it out.
+    return {**shown(language, found), "path": found.path if found else None}
 
 
 def _cells(row: tuple[Language, Installed | None]) -> tuple[str, ...]:
@@ -54,6 +52,7 @@ def _cells(row: tuple[Language, Installed | None]) -> tuple[str, ...]:
         " ".join(language.aliases),
         " ".join(language.extensions),
         "yes" if language.context else "no",
+        "yes" if language.compile else "no",
         (found.version or found.path) if found else "not installed",
         "" if found else language.install,
     )

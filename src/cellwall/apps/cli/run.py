@@ -75,6 +75,14 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
         list[str] | None,
         typer.Option(metavar="NAME=NUMBER", help="Any limit by its own name; repeatable."),
     ] = None,
+    compile_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OPTION", help="An option for the compiler; repeatable."),
+    ] = None,
+    compile_limit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NUMBER", help="A limit of the compile stage; repeatable."),
+    ] = None,
     isolation: Annotated[
         str, typer.Option(help="Weakest acceptable level: process, namespace, kernel or vm.")
     ] = "namespace",
@@ -111,6 +119,8 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
             runtime=runtime,
             demand_hard=demand_hard,
             start=start,
+            compile_options=compile_option or (),
+            compile_limits=_pairs(compile_limit, "--compile-limit") or None,
         )
         built(template)
         status = _run_json(request) if as_json else _run_streaming(request)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import cellwall
 from cellwall.engine.templates import TemplateStore
 from cellwall.languages.registry import LANGUAGES
+from cellwall.languages.shown import shown
+from cellwall.languages.tools import detect
 from cellwall.model.errors import UsageError
 from cellwall.server import answers, answers_about
 from cellwall.server.endpoint import Answer, Endpoint, query_of, sandbox
@@ -72,15 +74,11 @@ def _templates(store: TemplateStore) -> list[dict[str, Any]]:
 
 async def languages(call: Call) -> None:
     """`GET /languages`."""
-    found = [
-        {
-            "name": each.name,
-            "extensions": list(each.extensions),
-            "context": each.context is not None,
-        }
-        for each in LANGUAGES.values()
-    ]
-    await call.answer({"languages": found})
+    await call.answer({"languages": await asyncio.to_thread(_languages)})
+
+
+def _languages() -> list[dict[str, Any]]:
+    return [shown(each, detect(each)) for each in LANGUAGES.values()]
 
 
 async def runtimes(call: Call) -> None:
