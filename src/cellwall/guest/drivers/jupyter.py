@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -23,6 +24,25 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 _PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
 _PATIENCE_MS = 1000
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_WITHOUT_TCP = """\
+# libzmq gives up on the whole process when it asks for network interfaces and there is no netlink.
+# Kernels written in Python open a TCP port for what child processes print, and can do without it.
+try:
+    from errno import ENODEV
+    from zmq import ZMQError
+    from zmq.sugar.socket import Socket
+except ImportError:
+    pass
+else:
+    def refusing(method):
+        def refuse(self, address, *rest):
+            if str(address).startswith("tcp:"):
+                raise ZMQError(ENODEV)
+            return method(self, address, *rest)
+        return refuse
+    Socket.bind, Socket.connect = refusing(Socket.bind), refusing(Socket.connect)
+"""
 
 
 class Driver:
@@ -75,11 +95,15 @@ class Driver:
         path = os.path.join(folder, "connection.json")
         with open(path, "w", encoding="utf-8") as file:
             json.dump(connection, file)
+        with open(os.path.join(folder, "sitecustomize.py"), "w", encoding="utf-8") as file:
+            file.write(_WITHOUT_TCP)
+        paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": ":".join(paths), **spec.env}
         words = {"{connection_file}": path, "{resource_dir}": spec.resource_dir}
         argv = [_filled(word, words) for word in spec.argv]
         try:
             self._kernel = subprocess.Popen(  # noqa: S603  the caller's own kernel
-                argv, env={**os.environ, **spec.env}, preexec_fn=self._in_kernel
+                argv, env=environment, preexec_fn=self._in_kernel
             )
         except FileNotFoundError as error:
             self.say(ev="missing", what=f"{error.filename!r}, which the kernel needs,")
@@ -182,7 +206,7 @@ class Driver:
             metadata = content.get("metadata") or {}
             self.say(ev="display", kind=word, data=content["data"], metadata=metadata)
         elif kind == "error":
-            trace = "\n".join(content["traceback"])
+            trace = _COLOUR.sub("", "\n".join(content["traceback"]))
             os.write(2, f"{trace}\n".encode("utf-8", "backslashreplace"))
             name = "KeyboardInterrupt" if self._is_interrupted else content["ename"]
             self.say(ev="error", name=name, value=content["evalue"], traceback=trace)
