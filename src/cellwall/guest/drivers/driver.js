@@ -85,6 +85,8 @@ function prepareCells() {
   const hidden = new Map();
   const own = Module.createRequire(path.join(process.cwd(), 'cell.js'));
   process.argv = [process.execPath];
+  // What was printed before something is shown, or before the end, must be out by then.
+  for (const stream of [process.stdout, process.stderr]) stream._handle?.setBlocking?.(true);
   const define = (name, value) =>
     Object.defineProperty(globalThis, name, { value, writable: true, configurable: true });
   define('require', own);
