@@ -17,8 +17,8 @@ import sys
 from signal import SIGINT
 from typing import TYPE_CHECKING
 
-from cellwall.guest import program as one_shot
 from cellwall.guest import kernel, reseed, sql, tracebacks
+from cellwall.guest import program as one_shot
 from cellwall.guest.cell import Notebook
 from cellwall.guest.display import DEFAULT_DISPLAY_BYTES, Display
 from cellwall.guest.figures import Figures
@@ -188,9 +188,7 @@ class _Context:
         if not self._outbox.post({**end, "display_cut": self._display.cut_bytes}, keep_open=True):
             raise OSError("end of a cell: cannot reach init; close files in the code that ran")
 
-    def _run_deafly(
-        self, notebook: Notebook | SqlCells, source: str, is_displayed: bool
-    ) -> Ending:
+    def _run_deafly(self, notebook: Notebook | SqlCells, source: str, is_displayed: bool) -> Ending:
         """Run a cell and leave SIGINT to `_note_interrupt`; an interrupt may come in between.
 
         `notebook.run` raises nothing of the cell's, so what leaves it here came from a signal's

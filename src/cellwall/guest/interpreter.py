@@ -32,6 +32,7 @@ _READ_BYTES = 64 * 1024
 _MOST_MESSAGE_BYTES = 16 * 1024 * 1024
 """One line of an interpreter: a bundle of pictures, which `Display` then cuts to what it may be."""
 
+
 class DriverBroken(Exception):
     """The interpreter said something that no driver says."""
 

@@ -89,7 +89,9 @@ class Kernel:
         """Own the link; nothing is started yet."""
         self._link = link
         self._language = str(config["language"])
-        self._driver = drivers.find(self._language)
+        driver = drivers.find(self._language)
+        assert driver is not None  # noqa: S101  `check` looked before the fork
+        self._driver = driver
         self._outbox = Outbox()
         self._outbox.open(link)
         self._display = Display(
@@ -113,7 +115,9 @@ class Kernel:
         for message in self.interpreter.listen():
             if message is not None:
                 if message["ev"] == "missing":
-                    raise Refusal("not_found", f"{self._language}: {message.get('what')} is missing")
+                    raise Refusal(
+                        "not_found", f"{self._language}: {message.get('what')} is missing"
+                    )
                 if message["ev"] != "ready":
                     raise DriverBroken(f"{message['ev']!r:.40} before `ready`")
                 return

@@ -14,6 +14,7 @@ import html
 import importlib
 import importlib.util
 import json
+import math
 import os
 from typing import TYPE_CHECKING
 
@@ -116,7 +117,7 @@ class Database:
         connection = self._open()
         table = None
         for statement in connection.extract_statements(source):
-            names = getattr(statement, "named_parameters", set())
+            names: Any = getattr(statement, "named_parameters", ())
             given = {name: value for name, value in (arguments or {}).items() if name in names}
             self._lend(connection, statement.query, frames or {})
             cursor = connection.execute(statement, given or None)
@@ -241,7 +242,7 @@ def _plain(value: object) -> object:
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else str(value)
+        return value if math.isfinite(value) else str(value)
     if isinstance(value, (bytes, bytearray)):
         return value.hex()
     try:

@@ -54,9 +54,18 @@ public class Driver {
     }
 
     private void interrupt() {
-        if (isRunning) {
-            isInterrupted = true;
+        if (!isRunning) {
+            return;
+        }
+        isInterrupted = true;
+        // Between two snippets there is nothing to stop yet.
+        while (isRunning) {
             shell.stop();
+            try {
+                Thread.sleep(20);
+            } catch (InterruptedException error) {
+                return;
+            }
         }
     }
 
@@ -99,7 +108,7 @@ public class Driver {
             var found = shell.sourceCodeAnalysis().analyzeCompletion(rest);
             String snippet = found.source() == null ? rest : found.source();
             rest = found.source() == null ? "" : found.remaining();
-            if (found.completeness() == SourceCodeAnalysis.Completeness.EMPTY) {
+            if (found.completeness() == SourceCodeAnalysis.Completeness.EMPTY || isInterrupted) {
                 break;
             }
             for (SnippetEvent event : shell.eval(snippet)) {

@@ -9,7 +9,7 @@ Their text is read when this is imported, because the bundle may be out of sight
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple, Tuple
 
 
 class Driver(NamedTuple):
@@ -23,7 +23,7 @@ class Driver(NamedTuple):
 
 
 def _text(name: str) -> bytes:
-    loader: Any = __spec__.loader  # type: ignore[name-defined]
+    loader: Any = __spec__.loader
     data: bytes = loader.get_data(f"{__path__[0]}/{name}")
     return data
 

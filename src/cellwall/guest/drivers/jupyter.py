@@ -9,6 +9,7 @@ The kernel gets our group's signals itself, and dies with us.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -102,8 +103,11 @@ class Driver:
         words = {"{connection_file}": path, "{resource_dir}": spec.resource_dir}
         argv = [_filled(word, words) for word in spec.argv]
         try:
-            self._kernel = subprocess.Popen(  # noqa: S603  the caller's own kernel
-                argv, env=environment, preexec_fn=self._in_kernel
+            # One thread so far, so that something may be done between fork and exec.
+            self._kernel = subprocess.Popen(
+                argv,
+                env=environment,
+                preexec_fn=self._in_kernel,  # noqa: PLW1509
             )
         except FileNotFoundError as error:
             self.say(ev="missing", what=f"{error.filename!r}, which the kernel needs,")
@@ -138,10 +142,8 @@ class Driver:
         return bool(reply["parent_header"].get("msg_id") == asked)
 
     def _check_alive(self) -> None:
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.read(self._wakeup_r, 4096)
-        except BlockingIOError:
-            pass
         code = self._kernel.poll()
         if code is None:
             return
