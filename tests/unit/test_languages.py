@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import time
 from pathlib import Path
 
 import pytest
 
-from cellwall.languages import registry
+from cellwall.languages import mistakes, registry
 from cellwall.languages.language import Language
 from cellwall.languages.tools import find_tool
 from cellwall.model.errors import NotFound
+
+CALLERS = Path(mistakes.__file__).parent / "callers"
 
 
 def _tool(root: Path, path: str, mode: int = 0o755) -> Path:
@@ -50,9 +54,49 @@ def test_two_languages_cannot_share_a_name() -> None:
 
 @pytest.mark.parametrize("language", registry.LANGUAGES.values(), ids=lambda entry: entry.name)
 def test_entry_is_consistent(language: Language) -> None:
-    assert language.run.count("{file}") == 1
-    assert language.version[0] == language.tool
+    parts = (*language.run, *language.compile)
+    assert "{file}" in parts or "{sources}" in parts
     assert Path(language.file_name).suffix == language.extensions[0]
+    assert language.install.startswith("apt-get install ")
+    assert language.hello.endswith("\n")
+    assert language.failing.code
+    assert bool(language.failing.error) == bool(language.error or language.name == "python")
+    assert not language.caller or (CALLERS / language.caller).is_file()
+    assert all(name == name.lower() for name in (*language.aliases, *language.extensions))
+    for pattern in (*language.options, *language.named_by, language.error, language.line):
+        re.compile(pattern.replace("{file}", "x"), re.MULTILINE)
+
+
+def test_compile_command_takes_sources_in_order_and_options() -> None:
+    command = registry.find("c").compile_command("main.c", ["a.c", "data.csv", "b.C"], ["-O0"])
+    assert command[-5:] == [".cellwall/build/program", "a.c", "b.C", "main.c", "-lm"]
+    assert "-O0" in command
+    assert "{options}" not in registry.find("c").compile_command("main.c")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("public class Hello {}", "Hello.java"),
+        ("import x;\npublic final class A1 {}\nclass B {}", "A1.java"),
+        ("class Helper {} class Start { static void main(String[] a) {} }", "Start.java"),
+        ("int x;", "Main.java"),
+    ],
+)
+def test_javas_source_is_named_by_its_class(source: str, name: str) -> None:
+    assert registry.find("java").name_of(source) == name
+
+
+@pytest.mark.parametrize("language", registry.LANGUAGES.values(), ids=lambda entry: entry.name)
+def test_hostile_output_and_source_cost_no_more_than_a_look(language: Language) -> None:
+    began = time.process_time()
+    for piece in ("a", "\n", "at ", 'File "', "class X ", "Error: ", "(" * 50, "\\", "main.py:1"):
+        text = piece * (100_000 // len(piece))
+        mistakes.uncaught(language, language.file_name, text)
+        mistakes.line_of(language, language.file_name, text)
+        mistakes.compile_error(language.file_name, text)
+        language.name_of(text)
+    assert time.process_time() - began < 5
 
 
 def test_bash_is_detected_with_its_version() -> None:

@@ -90,6 +90,11 @@ class Language:
         found = (self.tool, *self.needs, *(each for each in started if "{" not in each))
         return tuple(dict.fromkeys(found))
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The Debian packages it is installed from."""
+        return tuple(self.install.split()[2:])
+
     def name_of(self, source: str) -> str:
         """Return the source's file name: for Java, its public class decides."""
         for pattern in self.named_by:

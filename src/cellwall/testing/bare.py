@@ -16,8 +16,8 @@ from cellwall.model.template import BuiltTemplate, Template
 class BareTemplates:
     """What `Engine` needs of a store, with the one template `python`."""
 
-    def __init__(self, path: Path) -> None:
-        """Make the environment at `path`."""
+    def __init__(self, path: Path, languages: tuple[str, ...] = ("python",)) -> None:
+        """Make the environment at `path`; images have the tools of `languages`."""
         subprocess.run(
             ["/usr/bin/python3", "-m", "venv", "--without-pip", "--symlinks", str(path)],
             check=True,
@@ -27,7 +27,12 @@ class BareTemplates:
             if directory.stat().st_mode & 0o077 == 0:
                 directory.chmod(0o755)
         self._built = BuiltTemplate(
-            Template("python"), "bare".ljust(32, "0"), str(path), str(path / "bin/python"), (), 0
+            Template("python", languages=languages),
+            "bare".ljust(32, "0"),
+            str(path),
+            str(path / "bin/python"),
+            (),
+            0,
         )
 
     def definitions(self) -> dict[str, Template]:

@@ -22,8 +22,9 @@ _USEFUL = ("ca-certificates", "tzdata", "procps", "mime-support", "media-types",
 """Taken along where installed; programs expect certificates and time zones."""
 _LEFT_OUT = re.compile(
     r"/usr/share/(doc|doc-base|man|info|lintian|locale|bug|menu|bash-completion)/"
-    r"|/usr/src/|/usr/include/|/usr/lib/(systemd|udev|modules|firmware)/|/usr/lib/\S+\.a$"
+    r"|/usr/src/|/usr/lib/(systemd|udev|modules|firmware)/"
 )
+_FOR_COMPILERS = re.compile(r"/usr/include/|/usr/lib/\S+\.a$")
 _SYSTEM = ("/usr/", "/bin/", "/sbin/", "/lib/", "/lib32/", "/lib64/", "/libx32/")
 
 
@@ -137,17 +138,22 @@ def owners(paths: Iterable[str]) -> set[str]:
     return found
 
 
-def files_of(packages: Iterable[Package]) -> list[str]:
+def _is_left_out(path: str, *, compiles: bool) -> bool:
+    return bool(_LEFT_OUT.search(path) or (not compiles and _FOR_COMPILERS.search(path)))
+
+
+def files_of(packages: Iterable[Package], *, compiles: bool = False) -> list[str]:
     """Return the system files of packages, real paths, sorted; compiled Python beside its source.
 
-    Only what exists and everybody may read; documentation is left out.
+    Only what exists and everybody may read; documentation is left out, and headers and static
+    libraries are unless something in there `compiles`.
     """
     found: set[str] = set()
     folders: dict[str, str] = {}
     for package in packages:
         for listing in _lists(package):
             for line in listing.read_text(encoding="utf-8", errors="replace").splitlines():
-                if line.startswith(_SYSTEM) and not _LEFT_OUT.search(line):
+                if line.startswith(_SYSTEM) and not _is_left_out(line, compiles=compiles):
                     found.update(_real(line, folders))
     return sorted(found)
 
@@ -171,8 +177,8 @@ def _real(line: str, folders: dict[str, str]) -> Iterator[str]:
                 yield f"{cache}/{compiled}"
 
 
-def select(interpreter: str, tools: Iterable[str]) -> list[Package]:
-    """Return the packages an image with `interpreter` and `tools` consists of.
+def select(interpreter: str, tools: Iterable[str], names: Iterable[str] = ()) -> list[Package]:
+    """Return the packages an image with `interpreter`, `tools` and packages `names` consists of.
 
     HostUnsupported where there is no dpkg, or the interpreter belongs to no package.
     """
@@ -195,4 +201,4 @@ def select(interpreter: str, tools: Iterable[str]) -> list[Package]:
     version = re.match(r"python[\d.]+", os.path.basename(os.path.realpath(interpreter)))
     if version is not None:
         seeds |= {version[0], f"lib{version[0]}-stdlib", "python3-distutils"}
-    return closure(packages, (*seeds, *_USEFUL))
+    return closure(packages, (*seeds, *names, *_USEFUL))

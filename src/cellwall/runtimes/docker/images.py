@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.jail import facts, plan, steps
 from cellwall.languages.registry import LANGUAGES
-from cellwall.languages.tools import find_tool
+from cellwall.languages.tools import find_tool, is_installed
 from cellwall.model.errors import HostUnsupported
 from cellwall.runtimes.docker import base_files, layers
 from cellwall.runtimes.guest_bundle import build_bundle
@@ -33,7 +33,7 @@ Progress = Callable[[str], None]
 REPOSITORY = "cellwall/template"
 TEMPLATE_LABEL = "org.cellwall.template"
 KEY_LABEL = "org.cellwall.image"
-_BUILDER_VERSION = 2
+_BUILDER_VERSION = 3
 """Raise it when this file starts to make something else of the same template."""
 _BUNDLE = (
     "cellwall.guest",
@@ -52,6 +52,8 @@ class _Plan:
     template: BuiltTemplate
     packages: list[base_files.Package]
     bundle: Path
+    compiles: bool
+    """Whether one of its languages has a compiler, which wants headers and static libraries."""
     key: str
 
     @property
@@ -61,12 +63,21 @@ class _Plan:
 
 def _plan(state_dir: Path, template: BuiltTemplate) -> _Plan:
     known = [LANGUAGES[name] for name in template.template.languages if name in LANGUAGES]
-    tools = [path for each in known if (path := find_tool(each.tool)) is not None]
-    packages = base_files.select(template.python, tools)
+    here = [each for each in known if is_installed(each)]
+    tools = [find_tool(name) or "" for each in here for name in each.tools]
+    names = [name for each in here for name in each.packages]
+    packages = base_files.select(template.python, tools, names)
+    compiles = any(each.compile for each in here)
     bundle = build_bundle(state_dir, _BUNDLE, _ENTRY)
-    parts = (str(_BUILDER_VERSION), template.digest, base_files.identity(packages), bundle.stem)
+    parts = (
+        str(_BUILDER_VERSION),
+        template.digest,
+        base_files.identity(packages),
+        bundle.stem,
+        str(compiles),
+    )
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
-    return _Plan(template, packages, bundle, key)
+    return _Plan(template, packages, bundle, compiles, key)
 
 
 class Images:
@@ -194,7 +205,7 @@ def _base_layer(what: _Plan, path: Path) -> layers.Layer:
     host = facts.collect()
     for step in plan.root_plan(host, plan.Root("", (), "")):
         _lay(writer, step)
-    for source in base_files.files_of(what.packages):
+    for source in base_files.files_of(what.packages, compiles=what.compiles):
         writer.copy(source, source)
     return writer.close()
 

@@ -1,0 +1,3 @@
+program main
+  print "(a)", "hello"
+end program main
