@@ -187,7 +187,8 @@ def test_contexts_are_created_listed_and_closed(host: Host) -> None:
     assert host.ask("context_create", context="two")[0]["ev"] == "reply"
     assert host.ask("context_create", context="two")[0]["code"] == "exists"
     listed = host.ask("context_list")[0]["contexts"]
-    assert listed == [{"name": "main", "state": "idle"}, {"name": "two", "state": "idle"}]
+    idle = {"language": "python", "state": "idle"}
+    assert listed == [{"name": "main", **idle}, {"name": "two", **idle}]
     assert host.ask("context_close", context="two")[0]["ev"] == "reply"
     assert host.ask("context_close", context="two")[0]["code"] == "no_context"
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from cellwall.client.transport import Ask
+from cellwall.model.context import ContextName
 from cellwall.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,15 +21,16 @@ class Contexts:
         """Belongs to one `AsyncSandbox`."""
         self._live = live
 
-    async def create(self, name: str) -> None:
-        """Start another context."""
+    async def create(self, name: str, language: str = "python") -> None:
+        """Start another context, of any language that keeps state between cells."""
         _check(name)
-        await self._live.json(Ask("POST", "/contexts", body={"name": name}))
+        body = {"name": name, "language": language}
+        await self._live.json(Ask("POST", "/contexts", body=body))
 
-    async def list(self) -> builtins.list[str]:
-        """Return the names of the contexts that are alive."""
+    async def list(self) -> builtins.list[ContextName]:
+        """Return the names of the contexts that are alive; each knows its `language`."""
         answer = await self._live.json(Ask("GET", "/contexts"))
-        return [entry["name"] for entry in answer["contexts"]]
+        return [ContextName(each["name"], each["language"]) for each in answer["contexts"]]
 
     async def close(self, name: str) -> None:
         """End a context; what runs in it is killed."""

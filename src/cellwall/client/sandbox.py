@@ -144,7 +144,7 @@ class AsyncSandbox:
         on_stderr: OnText | None = None,
         on_event: OnEvent | None = None,
     ) -> Execution:
-        """Run a cell in a context, or a program of another language beside it."""
+        """Run a cell in a context, or a program of a language that keeps no state beside it."""
         attempt = self._attempt(code, language, context, stdin, timeout)
         deliver = by_stream(on_stdout, on_stderr, on_event)
         try:

@@ -205,6 +205,7 @@ class Engine:
             env=work.env,
             demand_hard=request.demand_hard,
             start=check_start(request.start),
+            language=work.spoken,
             purpose="program",
         )
         stages = Stages(watch.on_start)

@@ -184,7 +184,7 @@ def explain(refusal: GuestRefused, work: Plan) -> Exception:
     """Return what a refusal of the guest means to the caller; `NotBegun` if nothing has run."""
     if refusal.reason == "no_context" and work.is_warm:
         return NotBegun("the process that was to run it has ended")
-    if refusal.reason == "not_found" and not work.is_warm:
+    if refusal.reason == "not_found" and work.language.context != "python":
         return missing(work.language, str(refusal))
     return file_error(refusal, "run")
 
@@ -192,6 +192,6 @@ def explain(refusal: GuestRefused, work: Plan) -> Exception:
 def missing(language: Language, why: str) -> HostUnsupported:
     """Return the refusal of a language whose tools a sandbox does not show."""
     remedy = f"install it: {language.install}"
-    if is_installed(language):
+    if language.run and is_installed(language):
         remedy = f"add {language.name!r} to the languages of the template"
     return HostUnsupported(language.name, f"run {language.name}: {why}", remedy=remedy)

@@ -223,7 +223,7 @@ class Pool:
     # -- parking ---------------------------------------------------------------------------
 
     def _shelf(self, runtime: Runtime, spec: SandboxSpec) -> _Shelf:
-        key = (runtime.name, spec.template.digest, spec.template.path, spec.purpose)
+        key = (runtime.name, spec.template.digest, spec.template.path, spec.purpose, spec.language)
         shelf = self._shelves.get(key)
         if shelf is None:
             plain = replace(

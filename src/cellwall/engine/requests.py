@@ -88,8 +88,15 @@ class Plan:
 
     @property
     def is_warm(self) -> bool:
-        """Whether the warm context runs it; otherwise it is a command."""
-        return self.language.context == "python"
+        """Whether a context that is warm already runs it; otherwise it is a command."""
+        if self.language.context == "javascript":
+            return self.arguments is None
+        return self.language.context in {"python", "sql"}
+
+    @property
+    def spoken(self) -> str:
+        """What the contexts of its sandbox speak."""
+        return str(self.language.context) if self.is_warm else "python"
 
 
 def plan(request: Request, defaults: Limits) -> Plan:

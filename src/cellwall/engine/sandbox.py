@@ -146,33 +146,37 @@ class AsyncSandbox:
         on_event: OnEvent | None = None,
         on_start: OnStart | None = None,
     ) -> Execution:
-        """Run a cell in a context, or a program of another language beside it.
+        """Run a cell in a context, or a program of a language that keeps no state beside it.
 
+        Each language has a default context of its own; a named one decides the language.
         `output_kb` is kept of each stream instead of the sandbox's own limit.
         """
         self.live.check_alive()
         source, data = check_source(code), check_stdin(stdin)
-        chosen = registry.find(language or "python")
+        wanted = None if language is None else registry.find(language)
         limits = self.limits
         if timeout is not None or output_kb is not None:
             limits = limits.with_changes({"wall_s": timeout, "output_kb": output_kb})
         watch = _Watch(by_stream(on_stdout, on_stderr, on_event), on_start)
-        if chosen.context != "python":
-            return await self._run_file(chosen, source, data, limits, watch)
+        if wanted is not None and wanted.context is None:
+            return await self._run_file(wanted, source, data, limits, watch)
+        context = self.contexts.chosen(context, wanted)
         async with self.contexts.lock(context):
             self.live.check_alive()
+            spoken = self.contexts.language(context)
+            language = "python" if spoken is None else spoken.name
             work = self._cell(context, source, data, limits)
             try:
                 try:
                     is_new = await self.contexts.ensure(context)
-                    execution = await self._attempt(work, "python", watch)
+                    execution = await self._attempt(work, language, watch)
                 except GuestRefused as refusal:
                     if refusal.reason != "no_context":
                         raise
                     # Its process ended between two cells and we were not told; nothing has run.
                     await self.contexts.restart(context)
                     is_new = True
-                    execution = await self._attempt(work, "python", watch)
+                    execution = await self._attempt(work, language, watch)
             except GuestRefused as refusal:
                 raise Conflict(
                     f"context {context!r}: {refusal}", remedy="run again, or restart it"

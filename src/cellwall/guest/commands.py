@@ -29,12 +29,12 @@ MOST_COMMANDS = 64
 _DEFAULT_OUTPUT_BYTES = 1024 * 1024
 _MOST_OUTPUT_BYTES = 2**40
 _DEFAULT_WINDOW_BYTES = 256 * 1024
-_DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 _SIZE = struct.Struct("HHHH")
 _END_OF_FILE_KEY = b"\x04"
 
 # Python ignores these two and init some more; an exec keeps what is ignored.
-_SIGNALS_TO_RESET = (
+SIGNALS_TO_RESET = (
     signal.SIGPIPE,
     signal.SIGXFSZ,
     signal.SIGINT,
@@ -251,13 +251,13 @@ def spawn(plan: Plan, actions: list[tuple[int, ...] | tuple[int, int, str, int, 
         raise refusal_from(error, f"start: enter {plan.cwd!r}") from None
     try:
         return os.posix_spawn(
-            find_program(plan.argv[0], plan.env.get("PATH", _DEFAULT_PATH)),
+            find_program(plan.argv[0], plan.env.get("PATH", DEFAULT_PATH)),
             plan.argv,
             plan.env,
             file_actions=actions,
             setsid=True,
             setsigmask=(),
-            setsigdef=_SIGNALS_TO_RESET,
+            setsigdef=SIGNALS_TO_RESET,
         )
     except OSError as error:
         raise refusal_from(error, f"start {plan.argv[0]!r}") from None

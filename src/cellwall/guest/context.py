@@ -17,8 +17,8 @@ import sys
 from signal import SIGINT
 from typing import TYPE_CHECKING
 
+from cellwall.guest import kernel, reseed, sql, tracebacks
 from cellwall.guest import program as one_shot
-from cellwall.guest import reseed, tracebacks
 from cellwall.guest.cell import Notebook
 from cellwall.guest.display import DEFAULT_DISPLAY_BYTES, Display
 from cellwall.guest.figures import Figures
@@ -30,14 +30,19 @@ if TYPE_CHECKING:
 
     from cellwall.guest.link import Link
     from cellwall.guest.program import Ending
+    from cellwall.guest.sql import SqlCells
 
 
 _SIGINT = int(SIGINT)
 _MOST_LATE_INTERRUPTS = 100
+_OURS = ("python", "sql")
+"""What runs in this process; other languages have an interpreter of their own."""
 
 
 def main(link: Link, config: dict[str, Any]) -> NoReturn:
     """Serve one context until its program ends, init hangs up, or it is killed."""
+    if config.get("language", "python") not in _OURS:
+        kernel.main(link, config)
     code = 1
     try:
         if not _prepared:
@@ -81,7 +86,8 @@ class _Context:
         self._outbox = Outbox()
         self._display = Display(self._outbox)
         self._figures = Figures(self._display.publish)
-        self._notebook: Notebook | None = None
+        self._language = "python"
+        self._notebook: Notebook | SqlCells | None = None
         self._handler: Any = _signal.default_int_handler
         """The caller's, while we note interrupts ourselves."""
         self._is_deaf = False
@@ -96,6 +102,7 @@ class _Context:
     def begin(self, link: Link, config: dict[str, Any]) -> None:
         """Be this process's context, and nobody else's."""
         self._link = link
+        self._language = str(config.get("language", "python"))
         self._outbox.open(link)
         self._display.limit_bytes = int(config.get("display_bytes") or DEFAULT_DISPLAY_BYTES)
         reseed.apply()
@@ -115,6 +122,8 @@ class _Context:
             self._display.begin()
             if header.get("mode") != "cell":
                 program = one_shot.Program(header, source)
+                if self._language == "sql":
+                    sql.run_program(program, self._outbox, self._display, self._raise_interrupt)
                 one_shot.run(
                     program, self._outbox, self._display, self._figures, self._raise_interrupt
                 )
@@ -165,7 +174,11 @@ class _Context:
 
     def _run_cell(self, header: dict[str, Any], source: str) -> None:
         if self._notebook is None:
-            self._notebook = Notebook(self._outbox, self._display, self._figures)
+            self._notebook = (
+                sql.SqlCells(self._outbox, self._display)
+                if self._language == "sql"
+                else Notebook(self._outbox, self._display, self._figures)
+            )
         _reopen_streams()
         ending = self._run_deafly(self._notebook, source, bool(header.get("display", True)))
         if not self._outbox.is_ours:
@@ -175,7 +188,7 @@ class _Context:
         if not self._outbox.post({**end, "display_cut": self._display.cut_bytes}, keep_open=True):
             raise OSError("end of a cell: cannot reach init; close files in the code that ran")
 
-    def _run_deafly(self, notebook: Notebook, source: str, is_displayed: bool) -> Ending:
+    def _run_deafly(self, notebook: Notebook | SqlCells, source: str, is_displayed: bool) -> Ending:
         """Run a cell and leave SIGINT to `_note_interrupt`; an interrupt may come in between.
 
         `notebook.run` raises nothing of the cell's, so what leaves it here came from a signal's

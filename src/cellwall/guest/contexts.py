@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from cellwall.guest import processes
+from cellwall.guest import kernel, processes
 from cellwall.guest.channel import Channel
 from cellwall.guest.execution import Execution
 from cellwall.guest.first import Stretch, serve
@@ -38,6 +38,7 @@ _MOST_NAME_CHARACTERS = 64
 _DEFAULT_OUTPUT_BYTES = 1024 * 1024
 _DEFAULT_DISPLAY_BYTES = 8 * 1024 * 1024
 _MOST_OUTPUT_BYTES = 2**40
+_MOST_LAST_WORDS = 1500
 _SAY_IDLE: Header = {"op": "idle"}
 
 
@@ -48,9 +49,10 @@ class ContextBroken(Exception):
 class Context:
     """One interpreter process."""
 
-    def __init__(self, name: str, pid: int, stdout: Pump, stderr: Pump) -> None:
+    def __init__(self, name: str, language: str, pid: int, stdout: Pump, stderr: Pump) -> None:
         """Own the pumps of a process that was forked just now."""
         self.name = name
+        self.language = language
         self.pid = pid
         self.stdout = stdout
         self.stderr = stderr
@@ -130,6 +132,8 @@ class Contexts:
         self._exchange = Exchange(loop, channel, self._on_line)
         self._by_name: dict[str, Context] = {}
         self._by_pid: dict[int, Context] = {}
+        self._missing: dict[str, Refusal] = {}
+        """Contexts that were to be there from the start, and why they are not."""
         self.on_ready: Callable[[str], None] | None = None
 
     def open(self) -> None:
@@ -144,7 +148,16 @@ class Contexts:
     @property
     def may_run_first(self) -> bool:
         """Whether the short way is open: one program, and callers need not be asked their name."""
-        return self._config.get("purpose") == "program" and not self._exchange.are_named
+        return (
+            self._config.get("purpose") == "program"
+            and not self._exchange.are_named
+            and self._refusal(self.language) is None
+        )
+
+    @property
+    def language(self) -> str:
+        """What the contexts speak that are there from the start."""
+        return str(self._config.get("language") or "python")
 
     def hear_the_dying(self) -> None:
         """Accept whoever called, before its process is waited for: afterwards it has no name."""
@@ -153,7 +166,7 @@ class Contexts:
 
     def run_first(self, channel_fd: int, wakeup_fd: int, ready: bytes) -> Stretch:
         """Serve the first program of a sandbox before there is an event loop."""
-        stretch = Stretch(*self._fork("main"))
+        stretch = Stretch(*self._fork("main", self.language))
         serve(stretch, channel_fd, wakeup_fd, self._exchange.fileno(), ready)
         return stretch
 
@@ -165,7 +178,8 @@ class Contexts:
             self._sinks.add(stdout)
             self._sinks.add(stderr)
             return
-        context = self._by_name["main"] = Context("main", stretch.pid, stdout, stderr)
+        context = Context("main", self.language, stretch.pid, stdout, stderr)
+        self._by_name["main"] = context
         self._by_pid[context.pid] = context
         context.was_ready = stretch.is_ready
         if stretch.line >= 0:
@@ -193,7 +207,23 @@ class Contexts:
         """Every context, in order of birth."""
         return list(self._by_name)
 
-    def create(self, name: str, birth: int | None = None) -> None:
+    def begin(self, name: str) -> bool:
+        """Fork a context that is to be there from the start; False where its tool is missing."""
+        refusal = self._refusal(self.language)
+        if refusal is not None:
+            self._missing[name] = refusal
+            return False
+        self.create(name, self.language)
+        return True
+
+    def _refusal(self, language: str) -> Refusal | None:
+        try:
+            kernel.check(language, self._config.get("env") or self._environment)
+        except Refusal as refusal:
+            return refusal
+        return None
+
+    def create(self, name: str, language: str, birth: int | None = None) -> None:
         """Fork a context; with `birth`, answer that request once it is ready."""
         if not 0 < len(name) <= _MOST_NAME_CHARACTERS:
             raise Refusal("invalid", f"context: a name has 1 to {_MOST_NAME_CHARACTERS} characters")
@@ -201,9 +231,11 @@ class Contexts:
             raise Refusal("exists", f"context {name!r}: exists; close it first")
         if len(self._by_name) >= MOST_CONTEXTS:
             raise Refusal("busy", f"context {name!r}: {MOST_CONTEXTS} exist; close one first")
-        pid, stdout, stderr, line = self._fork(name)
+        kernel.check(language, self._config.get("env") or self._environment)
+        pid, stdout, stderr, line = self._fork(name, language)
         context = Context(
             name,
+            language,
             pid,
             Pump(self._loop, self._channel, stdout, "stdout"),
             Pump(self._loop, self._channel, stderr, "stderr"),
@@ -213,7 +245,7 @@ class Contexts:
         self._by_name[name] = context
         self._by_pid[pid] = context
 
-    def _fork(self, name: str) -> tuple[int, int, int, int]:
+    def _fork(self, name: str, language: str) -> tuple[int, int, int, int]:
         """A new context: its pid, and our ends of its stdout, its stderr and its first line."""
         opened: list[int] = []
         try:
@@ -227,12 +259,15 @@ class Contexts:
             raise
         stdout_r, stdout_w, stderr_r, stderr_w, ours, theirs = opened
         if pid == 0:
-            self._become_context(name, stdout_w, stderr_w, theirs)
+            self._become_context(name, language, (stdout_w, stderr_w, theirs))
         for fd in (stdout_w, stderr_w, theirs):
             os.close(fd)
         return pid, stdout_r, stderr_r, ours
 
-    def _become_context(self, name: str, stdout_w: int, stderr_w: int, line: int) -> NoReturn:
+    def _become_context(
+        self, name: str, language: str, descriptors: tuple[int, int, int]
+    ) -> NoReturn:
+        stdout_w, stderr_w, line = descriptors
         try:
             processes.reset_signals()
             os.setpgid(0, 0)
@@ -251,7 +286,7 @@ class Contexts:
                 _change_environment(self._environment, self._config["env"])
             is_named = self._exchange.are_named
             link = Link(self._exchange.address, _LINE_FD, is_named=is_named)
-            self._run_context(link, {**self._config, "context": name})
+            self._run_context(link, {**self._config, "context": name, "language": language})
         except BaseException:  # noqa: BLE001  this is the child's outermost frame
             traceback.print_exc()
             sys.stderr.flush()
@@ -329,11 +364,16 @@ class Contexts:
         context.kill()
 
     def listing(self) -> list[Header]:
-        """Name and state of each."""
-        return [{"name": each.name, "state": each.state} for each in self._by_name.values()]
+        """Name, language and state of each."""
+        return [
+            {"name": each.name, "language": each.language, "state": each.state}
+            for each in self._by_name.values()
+        ]
 
     def _find(self, name: str) -> Context:
         context = self._by_name.get(name)
+        if context is None and name in self._missing:
+            raise self._missing[name]
         if context is None:
             raise Refusal("no_context", f"context {name!r}: there is none; create it first")
         return context
@@ -425,6 +465,7 @@ class Contexts:
         for line in context.lines:
             line.drain()
             line.close()
+        last_words = b"" if context.was_ready else context.stderr.take(_MOST_LAST_WORDS)
         context.drain()
         del self._by_pid[pid]
         del self._by_name[context.name]
@@ -432,21 +473,22 @@ class Contexts:
         self._sinks.add(context.stderr)
         if context.execution is not None:
             context.execution.finish(end)
-        self._answer_waiting(context, end)
+        self._answer_waiting(context, end, last_words.decode("utf-8", "replace").strip())
         return True
 
-    def _answer_waiting(self, context: Context, end: Exit) -> None:
+    def _answer_waiting(self, context: Context, end: Exit, last_words: str) -> None:
         for request in context.closings:
             self._channel.send({"ev": "reply", "id": request})
         if context.was_ready:
             return
         how = f"signal {end.signal}" if end.signal else f"exit code {end.exit_code}"
         message = f"context {context.name!r}: ended by {how} before it was ready"
+        if last_words:
+            message += f"; it said: {last_words}"
         if context.birth is None:
             raise RuntimeError(message)
-        self._channel.send(
-            {"ev": "fail", "id": context.birth, "code": "internal", "message": message}
-        )
+        code = "not_found" if end.exit_code == kernel.EXIT_MISSING else "internal"
+        self._channel.send({"ev": "fail", "id": context.birth, "code": code, "message": message})
 
 
 def _change_environment(found: dict[str, str], wanted: dict[str, str]) -> None:

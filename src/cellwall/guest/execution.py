@@ -17,6 +17,7 @@ from cellwall.guest.refusals import Refusal
 _DISPLAY_KINDS = ("display", "result")
 _MOST_DISPLAYS = 10_000
 _MOST_CLAIMED_BYTES = 2**40
+_MOST_STATUS = 256
 
 
 class Execution:
@@ -41,6 +42,8 @@ class Execution:
         self.is_interrupted = False
         """A SIGINT was sent to it, and it has not said that it saw it."""
         self.raised = False
+        self.status: int | None = None
+        """Exit status that a cell says it ended with, where its language has such a thing."""
 
     def show(self, header: Header, body: bytes) -> None:
         """Pass a display on, whole or not at all: half a picture is none."""
@@ -78,6 +81,8 @@ class Execution:
         """Note what the context says at the end of its run."""
         self.is_over = True
         self.raised = header.get("raised") is True
+        status = header.get("status")
+        self.status = status if type(status) is int and 0 < status < _MOST_STATUS else None
         dropped = header.get("display_cut")
         if isinstance(dropped, int) and 0 < dropped < _MOST_CLAIMED_BYTES:
             self._display.cut += dropped
@@ -92,7 +97,7 @@ class Execution:
             {
                 "ev": "done",
                 "id": self.id,
-                "exit_code": end.exit_code if end else None,
+                "exit_code": end.exit_code if end else self.status,
                 "signal": end.signal if end else None,
                 "alive": end is None,
                 "raised": self.raised,

@@ -130,10 +130,8 @@ class Init:
         self._loop.run()
 
     def _create(self, names: Sequence[str]) -> None:
-        self._awaited += names
-        for name in names:
-            self._contexts.create(name)
-        if not names:
+        self._awaited += [name for name in names if self._contexts.begin(name)]
+        if not self._awaited:
             self._announce()
 
     def _on_context_ready(self, name: str) -> None:
@@ -230,7 +228,9 @@ class Init:
         self._contexts.interrupt(request.text("context"))
 
     def _context_create(self, request: Request) -> None:
-        self._contexts.create(request.text("context"), request.id)
+        self._contexts.create(
+            request.text("context"), request.text("language", "python"), request.id
+        )
 
     def _context_close(self, request: Request) -> None:
         self._contexts.close(request.text("context"), request.id)

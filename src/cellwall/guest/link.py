@@ -54,6 +54,10 @@ class Link:
         """True while a descriptor is held."""
         return self._socket is not None
 
+    def fileno(self) -> int:
+        """The open connection's descriptor, or -1."""
+        return -1 if self._socket is None else self._socket.fileno()
+
     def connect(self) -> None:
         """Open the connection unless it is open. Raises OSError, e.g. with no descriptor left."""
         if self._socket is not None:

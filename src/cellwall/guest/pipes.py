@@ -88,6 +88,13 @@ class Pump:
             if not self._read():
                 break
 
+    def take(self, most: int) -> bytes:
+        """What is there that no job was given, at most so many bytes of it."""
+        try:
+            return os.read(self._fd, most) if self._fd >= 0 else b""
+        except BlockingIOError:
+            return b""
+
     def hold(self) -> None:
         """The job is over; what comes next waits for the next job."""
         self._meter = None

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _EXIT_FLUSH_FAILED = 120
 """What CPython exits with when stdout cannot be flushed at the end."""
 
-_EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED = 130
 """128 + SIGINT: how a shell tells of a program that ended by an interrupt."""
 
 
@@ -184,7 +184,7 @@ def _after_system_exit(
 def _after_exception(error: BaseException, outbox: Outbox) -> Ending:
     text = tracebacks.report_uncaught(error)
     report_error(error, text, outbox)
-    return Ending(True, _EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1)
+    return Ending(True, EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1)
 
 
 def report_error(error: BaseException, text: str, outbox: Outbox) -> None:

@@ -19,7 +19,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from cellwall.guest import tracebacks
+from cellwall.guest import sql, tracebacks
 from cellwall.guest.display import bounded_repr, flush_stdout
 from cellwall.guest.figures import png_of
 from cellwall.guest.program import Ending, exit_code_of
@@ -69,6 +69,8 @@ class Shell:
         if closing is not None:
             closing.detach()
         page = importlib.import_module("IPython.core.page")
+        if sql.is_installed():
+            sql.add_magic(ip)
         ip.set_hook("show_in_pager", page.as_hook(page.display_page), 0)
         ip.display_formatter.formatters["image/png"].for_type_by_name(
             "matplotlib.figure", "Figure", png_of

@@ -323,6 +323,14 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in read_text(f"/proc/{pid}/task/{pid}/children").split()]
 
 
+def descendants(pid: int) -> list[int]:
+    """Every process below `pid`, parents first; a context may have an interpreter of its own."""
+    found = children(pid)
+    for each in found:
+        found += children(each)
+    return found
+
+
 def threads(pid: int) -> list[int]:
     """Thread ids of a process."""
     return [int(name) for name in os.listdir(f"/proc/{pid}/task")]

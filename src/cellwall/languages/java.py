@@ -31,7 +31,7 @@ LANGUAGE = Language(
     ),
     options=(r"-Xlint(:[a-z,-]{1,200})?", "-Werror", "-parameters", "-g", "--enable-preview"),
     run=("java", *_SMALL, "-Xmx{memory}m", "-cp", "{build}", "{stem}"),
-    context=None,
+    context="java",
     version=("javac", "-version"),
     install="apt-get install default-jdk-headless",
     named_by=(

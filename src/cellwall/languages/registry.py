@@ -17,6 +17,7 @@ from cellwall.languages import (
     haskell,
     java,
     javascript,
+    jupyter,
     lua,
     ocaml,
     octave,
@@ -28,6 +29,7 @@ from cellwall.languages import (
     r,
     ruby,
     rust,
+    sql,
     tcl,
     typescript,
 )
@@ -38,7 +40,7 @@ from cellwall.model.errors import NotFound
 __all__ = ["LANGUAGES", "Installed", "Language", "by_extension", "detect", "find"]
 
 _MODULES = (
-    *(python, bash, javascript, typescript, r, java, go, rust, c, cpp, php, ruby, perl, lua),
+    *(python, bash, javascript, typescript, r, sql, java, go, rust, c, cpp, php, ruby, perl, lua),
     *(csharp, haskell, ocaml, prolog, fortran, octave, pascal, tcl, awk),
 )
 
@@ -63,7 +65,7 @@ _BY_EXTENSION = _index(tuple(LANGUAGES.values()), by="extension")
 
 def find(name: str) -> Language:
     """Return the language of that name or alias, in any case; `NotFound` when there is none."""
-    language = _BY_NAME.get(name.lower())
+    language = _BY_NAME.get(name.lower()) or jupyter.find(name)
     if language is None:
         raise NotFound(
             f"language {name!r} is not known", remedy=f"known languages: {', '.join(LANGUAGES)}"

@@ -25,7 +25,7 @@ LANGUAGE = Language(
     options=(r"--target=es20\d\d", "--minify", "--keep-names"),
     run=("node", "--enable-source-maps", "{build}/main.js"),
     needs=("node",),
-    context=None,
+    context="typescript",
     version=("esbuild", "--version"),
     install="apt-get install esbuild nodejs",
     call=("node", "--enable-source-maps", "{caller}", "{build}/main.js"),

@@ -47,6 +47,8 @@ class SandboxSpec:
     limits: Limits
     contexts: tuple[str, ...] = ("main",)
     """Warm interpreters to have ready; empty for sandboxes that only run commands."""
+    language: str = "python"
+    """What those speak, by the name of a language's `context`."""
     env: Mapping[str, str] = field(default_factory=dict)
     demand_hard: bool = False
     """Refuse to start where a limit could only be held softly."""

@@ -374,6 +374,7 @@ def _guest_config(spec: SandboxSpec) -> dict[str, Any]:
             "home": gvisor_root.HOME,
             "env": environment,
             "contexts": list(spec.contexts),
+            "language": spec.language,
             "purpose": spec.purpose,
             "are_callers_named": True,
         },

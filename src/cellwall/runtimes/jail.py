@@ -322,6 +322,7 @@ class JailRuntime:
             "home": plan.HOME,
             "env": None if environment == entry.server.settings.environment else environment,
             "contexts": list(spec.contexts),
+            "language": spec.language,
             "purpose": spec.purpose,
         }
         return await entry.server.spawn(
@@ -346,7 +347,7 @@ class JailRuntime:
             self._verifier.verify_mounts(child.pid, want)
             work_fd = os.open(f"/proc/{child.pid}/root/tmp", os.O_PATH | os.O_CLOEXEC)
             await channel.wait_ready(_READY_TIMEOUT_S)
-            contexts = posture.children(child.pid)
+            contexts = posture.descendants(child.pid)
             for pid in contexts:
                 self._verifier.verify_beside(pid, want, namespaces)
             entry.server.check_alive()  # else it would die with the caller's code in it

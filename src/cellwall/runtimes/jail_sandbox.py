@@ -113,6 +113,7 @@ class JailSandbox:
         return (
             spec.template.digest == self._spec.template.digest
             and spec.contexts == self._spec.contexts
+            and spec.language == self._spec.language
             and spec.purpose == self._spec.purpose
             and spec.start == self._spec.start == "fork"
             and dict(spec.env) == dict(self._spec.env)

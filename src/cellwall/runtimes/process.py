@@ -238,6 +238,7 @@ def _launch(
             "home": home,
             "env": environment,
             "contexts": list(spec.contexts),
+            "language": spec.language,
             "max_body": 32 << 20,
             "preload": [],
         },

@@ -235,6 +235,7 @@ class Context(Shown):
     """One context."""
 
     name: str
+    language: str
 
 
 class ContextList(Shown):

@@ -87,7 +87,9 @@ class _Coded(Closed):
 class CellBody(_Coded):
     """Code for a context of a sandbox."""
 
-    context: Name = "main"
+    context: Name = Field(
+        "main", description="`main` is the language's default context; each language has one."
+    )
 
 
 class _Placed(Closed):
@@ -185,6 +187,7 @@ class ContextBody(Closed):
     """A context to create."""
 
     name: Name | None = None
+    language: Name = "python"
 
 
 class Window(Closed):

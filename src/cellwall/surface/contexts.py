@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cellwall.surface.part import Part
+
+if TYPE_CHECKING:
+    from cellwall.model.context import ContextName
 
 
 class SyncContexts(Part):
     """The contexts of one sandbox."""
 
-    def create(self, name: str) -> None:
-        """Start another context."""
-        self._do(lambda: self._inner.contexts.create(name))
+    def create(self, name: str, language: str = "python") -> None:
+        """Start another context, of any language that keeps state between cells."""
+        self._do(lambda: self._inner.contexts.create(name, language))
 
-    def list(self) -> list[str]:
-        """Return the names of the contexts that are alive."""
+    def list(self) -> list[ContextName]:
+        """Return the names of the contexts that are alive; each knows its `language`."""
         return self._do(self._inner.contexts.list)
 
     def close(self, name: str) -> None:

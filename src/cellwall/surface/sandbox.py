@@ -98,7 +98,7 @@ class SyncSandbox:
         on_stderr: OnText | None = None,
         on_event: OnEvent | None = None,
     ) -> Execution:
-        """Run a cell in a context, or a program of another language beside it."""
+        """Run a cell in a context, or a program of a language that keeps no state beside it."""
         deliver = by_stream(on_stdout, on_stderr, on_event)
         return self._thread.call(
             lambda _subject, put: self._inner.run(

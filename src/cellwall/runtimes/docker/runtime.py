@@ -221,6 +221,7 @@ class DockerRuntime:
             "home": plan.HOME,
             "env": {**inside_environment(spec.template, spec.limits.cpus), **spec.env},
             "contexts": list(spec.contexts),
+            "language": spec.language,
             "preload": self._preload(spec),
             "are_callers_named": self.oci_runtime is not None,
         }

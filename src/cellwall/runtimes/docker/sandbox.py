@@ -116,6 +116,7 @@ class DockerSandbox:
         return (
             spec.template.digest == self._spec.template.digest
             and spec.contexts == self._spec.contexts
+            and spec.language == self._spec.language
             and spec.start == self._spec.start
             and dict(spec.env) == dict(self._spec.env)
             and math.ceil(ours.cpus) == math.ceil(theirs.cpus)

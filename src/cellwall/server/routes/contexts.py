@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cellwall.languages import registry
 from cellwall.model.ids import new_id
 from cellwall.server import answers
 from cellwall.server.endpoint import Answer, Endpoint, body_of, sandbox
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 async def index(call: Call) -> None:
     """`GET /sandboxes/{id}/contexts`."""
     names = await sandbox(call).sandbox.contexts.list()
-    await call.answer({"contexts": [{"name": name} for name in names]})
+    shown = [{"name": str(name), "language": name.language} for name in names]
+    await call.answer({"contexts": shown})
 
 
 async def create(call: Call) -> None:
@@ -24,9 +26,10 @@ async def create(call: Call) -> None:
     body = await body_of(call, ContextBody)
     record = sandbox(call)
     name = body.name or new_id()
-    await record.sandbox.contexts.create(name)
-    record.log("context created", name=name)
-    await call.answer({"name": name}, 201)
+    language = registry.find(body.language).name
+    await record.sandbox.contexts.create(name, language)
+    record.log("context created", name=name, language=language)
+    await call.answer({"name": name, "language": language}, 201)
 
 
 async def close(call: Call) -> None:

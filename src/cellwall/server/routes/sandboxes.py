@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.admission import Cost
+from cellwall.engine.contexts import MAIN
 from cellwall.server import answers, asked
 from cellwall.server.endpoint import Answer, Endpoint, body_of, query_of, sandbox
 from cellwall.server.idempotency import gone
@@ -183,7 +184,8 @@ def _order(call: Call, body: CellBody, use: Use | None, *, is_streamed: bool) ->
     live.live.check_alive()
     state.queue.tenants.check_output(call.owner)
     source, stdin = asked.source(body), asked.stdin(body)
-    language = asked.language(body, owner.language)
+    spoken = live.contexts.language(body.context) if body.context != MAIN else None
+    language = asked.language(body, owner.language if spoken is None else spoken.name)
     timeout, clipped = asked.clipped_seconds(body.timeout, state.settings.most.wall_s)
     scan = look(source, language, body.scan)
     output_kb = state.settings.stream_output_kb if is_streamed else None

@@ -1,0 +1,58 @@
+"""The small programs that run another language's code for a context, one file for each.
+
+Data for `interpreter.py`; nothing here runs in Python. Each is started with the paths of two pipes
+(requests, answers), says `ready`, and then answers one request after another. The protocol is
+design/0010's. The invariant: none of them has a pipe open while caller code runs.
+
+Their text is read when this is imported, because the bundle may be out of sight later.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Tuple
+
+
+class Driver(NamedTuple):
+    """How one language's interpreter is started; evaluated on Python 3.8."""
+
+    argv: Tuple[str, ...]
+    """`{text}` stands for the driver itself, `{path}` for a file that holds it."""
+    text: bytes
+    flavour: str = ""
+    """A third argument, for a driver that knows more than one language."""
+
+
+def _text(name: str) -> bytes:
+    loader: Any = __spec__.loader
+    data: bytes = loader.get_data(f"{__path__[0]}/{name}")
+    return data
+
+
+_NODE = ("node", "--expose-internals", "-e", "{text}")
+_R = ("R", "--no-echo", "--no-save", "--no-restore", "--file={path}", "--args")
+_JAVA = (
+    *("java", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"),
+    *("--add-modules", "jdk.jshell", "--source", "17", "{path}"),
+)
+_JAVASCRIPT = _text("driver.js")
+
+DRIVERS = {
+    "javascript": Driver(_NODE, _JAVASCRIPT),
+    "typescript": Driver(_NODE, _JAVASCRIPT, "typescript"),
+    "bash": Driver(("bash", "--norc", "--noprofile", "-c", "{text}", "bash"), _text("driver.sh")),
+    "ruby": Driver(("ruby", "-e", "{text}"), _text("driver.rb")),
+    "r": Driver(_R, _text("driver.R")),
+    "java": Driver(_JAVA, _text("Driver.java")),
+}
+"""By the name that a language's entry gives as its `context`."""
+
+_JUPYTER = _text("jupyter.py")
+_JUPYTER_MARK = "jupyter:"
+
+
+def find(language: str) -> Driver | None:
+    """What runs `language`, which may name a Jupyter kernel; None if nothing does."""
+    if language.startswith(_JUPYTER_MARK):
+        name = language[len(_JUPYTER_MARK) :]
+        return Driver(("python", "-c", "{text}"), _JUPYTER, name)
+    return DRIVERS.get(language)

@@ -1,0 +1,371 @@
+// Runs JavaScript (and TypeScript) for a context: one request, one answer, state kept in between.
+// Started by `interpreter.py` with the paths of two pipes. No pipe is open while caller code runs.
+(function () {
+'use strict';
+const fs = require('fs');
+const Module = require('module');
+const path = require('path');
+const util = require('util');
+const vm = require('vm');
+
+const [requests, answers, flavour] = process.argv.slice(1);
+const real = { write: fs.writeSync, open: fs.openSync, close: fs.closeSync, read: fs.readSync };
+let interrupt = null;
+let session = null;
+let slots = null;
+let count = 0;
+let typescript = null;
+
+function say(message) {
+  const fd = real.open(answers, 'w');
+  try {
+    const data = Buffer.from(JSON.stringify(message) + '\n');
+    for (let at = 0; at < data.length; ) at += real.write(fd, data, at);
+  } finally {
+    real.close(fd);
+  }
+}
+
+// -- what a caller sees of values ----------------------------------------------------------
+
+const PNG = Buffer.from([0x89, 0x50, 0x4e, 0x47, 0x0d, 0x0a, 0x1a, 0x0a]);
+
+function bundleOf(value) {
+  const bundle = { 'text/plain': util.inspect(value) };
+  try {
+    if (Buffer.isBuffer(value) && value.subarray(0, 8).equals(PNG)) {
+      bundle['text/plain'] = `<PNG of ${value.length} bytes>`;
+      bundle['image/png'] = value.toString('base64');
+    } else if (value !== null && typeof value === 'object') {
+      const own = value[Symbol.for('Jupyter.display')];
+      if (typeof own === 'function') Object.assign(bundle, own.call(value));
+    }
+  } catch {
+    // A form that fails must not hide the others.
+  }
+  return bundle;
+}
+
+function display(...values) {
+  for (const value of values) say({ ev: 'display', kind: 'display', data: bundleOf(value) });
+}
+
+function report(error) {
+  let name = 'Error', value = '', trace = '';
+  try {
+    if (util.types.isNativeError(error)) {
+      name = String(error.name);
+      value = String(error.message);
+      trace = ownFrames(util.inspect(error, { breakLength: 80 }));
+    } else {
+      value = trace = `Uncaught ${util.inspect(error)}`;
+    }
+  } catch {
+    value = trace = '<the error cannot be shown>';
+  }
+  real.write(2, `${trace}\n`);
+  say({ ev: 'error', name, value, traceback: trace });
+}
+
+function ownFrames(text) {
+  const ours = /^\s+at .*(node:inspector|\[eval|evalmachine|node:vm:|node:internal\/process\/task)/;
+  const lines = text.split('\n');
+  const first = lines.findIndex((line) => ours.test(line));
+  if (first < 0) return text;
+  return [...lines.slice(0, first), ...lines.slice(first).filter((l) => !/^\s+at /.test(l))]
+    .join('\n');
+}
+
+// -- cells -----------------------------------------------------------------------------------
+
+function prepareCells() {
+  const inspector = require('inspector');
+  session = new inspector.Session();
+  session.connect();
+  const hidden = new Map();
+  const own = Module.createRequire(path.join(process.cwd(), 'cell.js'));
+  process.argv = [process.execPath];
+  // What was printed before something is shown, or before the end, must be out by then.
+  for (const stream of [process.stdout, process.stderr]) stream._handle?.setBlocking?.(true);
+  const define = (name, value) =>
+    Object.defineProperty(globalThis, name, { value, writable: true, configurable: true });
+  define('require', own);
+  define('display', display);
+  define('__import', (what) => import(what));
+  for (const name of ['module', 'exports', '__filename', '__dirname']) delete globalThis[name];
+  // The one way to get at a value that the inspector names by id only.
+  define('__slot', function (value) { hidden.set('value', value); });
+  session.post('Runtime.evaluate', { expression: '__slot' }, (_e, found) => {
+    slots = { id: found.result.objectId, hidden };
+  });
+  delete globalThis.__slot;
+  process.on('SIGINT', () => { if (interrupt) interrupt(); });
+  const late = (how) => (error) => real.write(2, `${how} ${ownFrames(util.inspect(error))}\n`);
+  process.on('uncaughtException', late('Uncaught'));
+  process.on('unhandledRejection', late('Uncaught (in promise)'));
+}
+
+function valueOf(remote) {
+  if (remote.objectId === undefined) {
+    if (remote.type === 'undefined') return undefined;
+    if (remote.unserializableValue === undefined) return remote.value;
+    return vm.runInThisContext(`(${remote.unserializableValue})`);
+  }
+  const ask = {
+    functionDeclaration: 'function (value) { this(value); }',
+    objectId: slots.id,
+    arguments: [{ objectId: remote.objectId }],
+  };
+  session.post('Runtime.callFunctionOn', ask);
+  const value = slots.hidden.get('value');
+  slots.hidden.clear();
+  session.post('Runtime.releaseObject', { objectId: remote.objectId });
+  return value;
+}
+
+class Interrupted extends Error {}
+
+function evaluate(source) {
+  const expression = `${source}\n//# sourceURL=cell-${++count}`;
+  return new Promise((resolve, reject) => {
+    interrupt = () => reject(new Interrupted());
+    const finished = (error, answer) => {
+      if (error) reject(new Error(error.message));
+      else if (answer.exceptionDetails) reject(new Thrown(answer.exceptionDetails));
+      else resolve(valueOf(answer.result));
+    };
+    const begin = () => {
+      const options = { expression, replMode: true, awaitPromise: true };
+      session.post('Runtime.evaluate', options, finished);
+    };
+    try {
+      // The watchdog that stops `while (true) {}` belongs to scripts, so the cell runs inside one.
+      // What follows a first `await` of something that is there already runs in it as well.
+      const both = () => {
+        say({ ev: 'running' }); // an interrupt that came too early comes again after this
+        begin();
+        process._tickCallback();
+      };
+      Object.defineProperty(globalThis, '__begin', { value: both, configurable: true });
+      vm.runInThisContext('{ const begin = __begin; delete globalThis.__begin; begin(); }',
+        { breakOnSigint: true, filename: 'evalmachine' });
+    } catch (error) {
+      reject(error.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED' ? new Interrupted() : error);
+    }
+  });
+}
+
+class Thrown {
+  constructor(details) {
+    const remote = details.exception;
+    this.error = remote === undefined ? new Error(details.text) : valueOf(remote);
+    if (details.scriptId !== undefined && this.error instanceof SyntaxError) {
+      const place = `cell-${count}:${details.lineNumber + 1}:${details.columnNumber + 1}`;
+      this.error.stack = `${this.error.name}: ${this.error.message}\n    at ${place}`;
+    }
+  }
+}
+
+async function cell(source, isDisplayed) {
+  let raised = false;
+  const waiting = setInterval(() => {}, 2 ** 30); // or an empty loop would end the process
+  try {
+    const value = await evaluate(translated(source));
+    interrupt = null;
+    if (isDisplayed && value !== undefined) {
+      say({ ev: 'display', kind: 'result', data: bundleOf(value) });
+    }
+  } catch (error) {
+    interrupt = null;
+    raised = true;
+    if (error instanceof Interrupted) {
+      real.write(2, 'interrupted\n');
+      say({ ev: 'error', name: 'KeyboardInterrupt', value: '', traceback: 'interrupted' });
+    } else {
+      report(error instanceof Thrown ? error.error : error);
+    }
+  }
+  clearInterval(waiting);
+  say({ ev: 'done', raised });
+}
+
+// -- what the inspector's evaluation does not know: TypeScript, import and export ------------
+
+function translated(source) {
+  const script = flavour === 'typescript' ? transpiled(source) : source;
+  return /\b(import|export)\b/.test(script) ? withoutModules(script) : script;
+}
+
+function transpiled(source) {
+  typescript ??= require(typescriptPath());
+  const { ScriptTarget, ModuleKind, transpileModule } = typescript;
+  const output = transpileModule(source, {
+    reportDiagnostics: true,
+    fileName: `cell-${count + 1}.ts`,
+    compilerOptions: {
+      target: ScriptTarget.ES2022,
+      module: ModuleKind.ESNext,
+      isolatedModules: true,
+      preserveValueImports: true,
+      removeComments: false,
+    },
+  });
+  const first = output.diagnostics[0];
+  if (first === undefined) {
+    return output.outputText.replace(/^export \{\};?\s*$/m, '').replace(/^"use strict";\s*/, '');
+  }
+  const text = typescript.flattenDiagnosticMessageText(first.messageText, '\n');
+  const { line, character } = first.file.getLineAndCharacterOfPosition(first.start);
+  const error = new SyntaxError(`${text} (TS${first.code})`);
+  error.stack = `SyntaxError: ${error.message}\n    at ${first.file.fileName}:${line + 1}:${character + 1}`;
+  throw error;
+}
+
+function typescriptPath() {
+  // Debian's place, npm's global ones, and what is installed in the working directory.
+  const places = ['/usr/share/nodejs', '/usr/local/lib/node_modules', '/usr/lib/node_modules'];
+  const known = places.map((place) => `${place}/typescript`).find((each) => fs.existsSync(each));
+  return known ?? require.resolve('typescript', { paths: [process.cwd()] });
+}
+
+function withoutModules(source) {
+  let tree;
+  try {
+    const acorn = require('internal/deps/acorn/acorn/dist/acorn');
+    tree = acorn.Parser.parse(source, {
+      ecmaVersion: 'latest', sourceType: 'module', allowAwaitOutsideFunction: true,
+    });
+  } catch {
+    return source; // V8 says what is wrong with it
+  }
+  const edits = [];
+  collect(tree, edits, source);
+  edits.sort((a, b) => b.start - a.start);
+  for (const { start, end, text } of edits) source = source.slice(0, start) + text + source.slice(end);
+  return source;
+}
+
+function collect(node, edits, source) {
+  if (Array.isArray(node)) return node.forEach((each) => collect(each, edits, source));
+  if (node === null || typeof node !== 'object') return;
+  if (node.type === 'ImportExpression') {
+    edits.push({ start: node.start, end: node.start + 'import'.length, text: '__import' });
+  } else if (node.type === 'ImportDeclaration') {
+    edits.push({ start: node.start, end: node.end, text: asAwait(node) });
+    return;
+  } else if (node.type === 'ExportNamedDeclaration' || node.type === 'ExportDefaultDeclaration') {
+    edits.push({ start: node.start, end: node.declaration?.start ?? node.end, text: '' });
+  }
+  for (const [name, child] of Object.entries(node)) {
+    if (name !== 'type') collect(child, edits, source);
+  }
+}
+
+function asAwait(node) {
+  const module = `await __import(${JSON.stringify(node.source.value)})`;
+  const named = [];
+  let text = '';
+  for (const each of node.specifiers) {
+    if (each.type === 'ImportNamespaceSpecifier') text += `const ${each.local.name} = ${module};`;
+    else named.push(`${each.imported ? JSON.stringify(each.imported.name ?? each.imported.value) : 'default'}: ${each.local.name}`);
+  }
+  if (named.length) text += `const { ${named.join(', ')} } = ${module};`;
+  return text || `${module};`;
+}
+
+// -- a program: what `node file` would do, in a process that is warm already ------------------
+
+function program(file, options) {
+  process.argv = [process.execPath, path.resolve(file), ...options.argv];
+  process.execArgv = [];
+  for (const name of ['require', 'module', 'exports', '__filename', '__dirname']) {
+    delete globalThis[name];
+  }
+  process.on('uncaughtExceptionMonitor', (error) => {
+    const isError = util.types.isNativeError(error);
+    say({
+      ev: 'error',
+      name: isError ? String(error.name) : 'Error',
+      value: isError ? String(error.message) : util.inspect(error),
+      traceback: isError ? String(error.stack) : util.inspect(error),
+    });
+  });
+  Module.runMain();
+}
+
+// -- requests ----------------------------------------------------------------------------------
+
+function takeStdin(place) {
+  real.close(0);
+  real.open(place === '-' ? '/dev/null' : place, 'r'); // the lowest free number: 0
+}
+
+function renewStdin() {
+  let stream = null;
+  Object.defineProperty(process, 'stdin', {
+    configurable: true,
+    enumerable: true,
+    get() {
+      stream ??= fs.createReadStream(null, { fd: 0, autoClose: false });
+      return stream;
+    },
+  });
+}
+
+function oneLine(fd, done) {
+  let text = '';
+  const room = Buffer.alloc(4096);
+  const more = () => fs.read(fd, room, 0, room.length, null, (error, size) => {
+    if (error || !size) process.exit(0); // nobody is there to work for
+    text += room.toString('utf8', 0, size);
+    if (text.endsWith('\n')) done(text.slice(0, -1)); else more();
+  });
+  more();
+}
+
+function next() {
+  const fd = real.open(requests, 'r');
+  oneLine(fd, (line) => {
+    real.close(fd);
+    serve(line.split('\t'));
+  });
+}
+
+async function serve([kind, source, stdin, isDisplayed]) {
+  if (kind === 'program') {
+    const options = JSON.parse(fs.readFileSync(source, 'utf8'));
+    if (stdin !== '-') takeStdin(stdin);
+    program(options.filename, options);
+    return;
+  }
+  if (session === null) prepareCells();
+  takeStdin(stdin);
+  renewStdin();
+  await cell(fs.readFileSync(source, 'utf8'), isDisplayed === '1');
+  next();
+}
+
+function first() {
+  const fd = real.open(requests, 'r');
+  const room = Buffer.alloc(4096);
+  let text = '';
+  while (!text.endsWith('\n')) {
+    const size = real.read(fd, room);
+    if (!size) process.exit(0);
+    text += room.toString('utf8', 0, size);
+  }
+  real.close(fd);
+  serve(text.slice(0, -1).split('\t'));
+}
+
+if (flavour === 'typescript') {
+  try {
+    typescript = require(typescriptPath());
+  } catch {
+    say({ ev: 'missing', what: 'typescript' });
+    process.exit(1);
+  }
+}
+say({ ev: 'ready' });
+first();
+})();

@@ -1,0 +1,162 @@
+"""The interpreter of another language, below a context: started, asked, listened to.
+
+Used by `kernel.py`, in the context's process. It knows pipes and processes, not cells. What the
+interpreter says is caller code's word: it is bounded and checked here, and whatever is not a
+message of the protocol is a `DriverBroken`, which ends this one context.
+
+The interpreter is a child in the context's process group, so a signal to the group reaches both.
+It gets paths of our pipes and not the pipes: it opens one for a moment, and no program that caller
+code starts inherits it.
+"""
+
+from __future__ import annotations
+
+# The C module under `signal`: the wrapper turns numbers into enum members, a page each.
+import _signal  # type: ignore[import-not-found]
+import errno
+import json
+import os
+import select
+from signal import SIGCHLD
+from typing import TYPE_CHECKING, Any
+
+from cellwall.guest.commands import SIGNALS_TO_RESET, find_program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cellwall.guest.drivers import Driver
+
+_SIGCHLD = int(SIGCHLD)
+_READ_BYTES = 64 * 1024
+_MOST_MESSAGE_BYTES = 16 * 1024 * 1024
+"""One line of an interpreter: a bundle of pictures, which `Display` then cuts to what it may be."""
+
+
+class DriverBroken(Exception):
+    """The interpreter said something that no driver says."""
+
+
+class InterpreterEnded(Exception):
+    """Its process has ended; `status` is the kernel's word on how."""
+
+    def __init__(self, status: int) -> None:
+        """`status` as of waitpid(2)."""
+        super().__init__(f"wait status {status}")
+        self.status = status
+
+
+class Interpreter:
+    """One interpreter process and the two pipes towards it."""
+
+    def __init__(self, driver: Driver) -> None:
+        """Start it; `wait_for("ready")` has to follow. Raises Refusal, OSError."""
+        self._folder = f"/proc/{os.getpid()}/fd"
+        self._requests_r, self._requests_w = os.pipe()
+        self._answers_r, self._answers_w = os.pipe()
+        os.set_blocking(self._answers_r, False)
+        self._wakeup_r, wakeup_w = os.pipe()
+        os.set_blocking(self._wakeup_r, False)
+        os.set_blocking(wakeup_w, False)
+        _signal.set_wakeup_fd(wakeup_w, warn_on_full_buffer=False)
+        _signal.signal(_SIGCHLD, _do_nothing)
+        self._unread = bytearray()
+        self._source_fd = -1
+        self.pid = self._spawn(driver)
+
+    def _spawn(self, driver: Driver) -> int:
+        text_fd = self._keep(driver.text)
+        words = {"{text}": driver.text.decode(), "{path}": self._path(text_fd)}
+        argv = [words.get(word, word.replace("{path}", words["{path}"])) for word in driver.argv]
+        argv += [self._path(self._requests_r), self._path(self._answers_w)]
+        if driver.flavour:
+            argv.append(driver.flavour)
+        return os.posix_spawn(
+            find_program(argv[0], os.environ.get("PATH", "")),
+            argv,
+            os.environ,
+            setsigmask=(),
+            setsigdef=SIGNALS_TO_RESET,
+        )
+
+    def _path(self, fd: int) -> str:
+        return f"{self._folder}/{fd}"
+
+    @staticmethod
+    def _keep(data: bytes) -> int:
+        fd = os.memfd_create("cell")
+        with os.fdopen(os.dup(fd), "wb") as file:
+            file.write(data)
+        return fd
+
+    def ask(self, kind: str, body: bytes, stdin_fd: int, is_displayed: bool) -> None:
+        """Send one request; `stdin_fd` is -1 for none. The descriptors stay open until `forget`."""
+        self._source_fd = self._keep(body)
+        stdin = self._path(stdin_fd) if stdin_fd >= 0 else "-"
+        line = "\t".join((kind, self._path(self._source_fd), stdin, str(int(is_displayed))))
+        os.write(self._requests_w, line.encode() + b"\n")
+
+    def forget(self) -> None:
+        """The request is done: let go of its source."""
+        os.close(self._source_fd)
+        self._source_fd = -1
+
+    def listen(self, other_fd: int = -1) -> Iterator[dict[str, Any] | None]:
+        """What it says, one message after another; None when a signal came or `other_fd` is ready.
+
+        Raises `InterpreterEnded` after the last message, and `DriverBroken`.
+        """
+        poller = select.poll()
+        for fd in (self._answers_r, self._wakeup_r, other_fd):
+            if fd >= 0:
+                poller.register(fd, select.POLLIN)
+        while True:
+            ready = {fd for fd, _events in poller.poll()}
+            status = self._status() if self._wakeup_r in ready else None
+            yield from self._messages()
+            if status is not None:
+                raise InterpreterEnded(status)
+            if ready - {self._answers_r}:
+                yield None
+
+    def _messages(self) -> Iterator[dict[str, Any]]:
+        while True:
+            try:
+                data = os.read(self._answers_r, _READ_BYTES)
+            except BlockingIOError:
+                return
+            self._unread += data
+            while b"\n" in data:
+                line, _, rest = self._unread.partition(b"\n")
+                self._unread = rest
+                yield _parsed(line)
+                data = bytes(rest)
+            if len(self._unread) > _MOST_MESSAGE_BYTES:
+                raise DriverBroken(f"a message of more than {_MOST_MESSAGE_BYTES} bytes")
+
+    def _status(self) -> int | None:
+        try:
+            os.read(self._wakeup_r, 4096)
+        except BlockingIOError:
+            return None
+        try:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError as error:
+            if error.errno != errno.ECHILD:
+                raise
+            return 0
+        return status if pid else None
+
+
+def _do_nothing(_number: int, _frame: object) -> None:
+    """A handler has to exist for the signal to reach the wake-up descriptor."""
+
+
+def _parsed(line: bytes | bytearray) -> dict[str, Any]:
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        raise DriverBroken("what it says is not JSON") from None
+    if not isinstance(message, dict) or not isinstance(message.get("ev"), str):
+        raise DriverBroken("what it says is not a message")
+    return message
