@@ -122,7 +122,8 @@ def run(code: str, *, on_event: OnEvent | None = None, **options: Any) -> Execut
     """Run `code` once in a fresh sandbox and return what it did.
 
     Options: `language`, `stdin`, `arguments`, `files`, `timeout`, `limits`, `template`,
-    `runtime`, `isolation`, `start`, `env`, `args`, `collect`; see `engine.requests.Request`.
+    `runtime`, `isolation`, `start`, `env`, `args`, `collect`, `tools`; see
+    `engine.requests.Request`.
     """
 
     def work(engine: Engine, put: Put) -> Coroutine[Any, Any, Execution]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,6 +31,7 @@ from cellwall.model.execution import Execution
 from cellwall.model.ids import new_id
 from cellwall.runtimes.base import RuntimeGone, RuntimeStatistics, SandboxSpec, SweepReport
 from cellwall.runtimes.channel import ChannelLost, GuestRefused
+from cellwall.surface.tools import ToolBox, box_of
 
 if TYPE_CHECKING:
     from cellwall.engine.live import Live
@@ -267,8 +268,13 @@ class Engine:
         isolation: str = "namespace",
         demand_hard: bool = False,
         start: str = "fork",
+        tools: ToolBox | Mapping[str, Any] | Iterable[Any] | None = None,
     ) -> AsyncSandbox:
-        """Return a live sandbox; its owner closes it, or its idle or whole life ends."""
+        """Return a live sandbox; its owner closes it, or its idle or whole life ends.
+
+        `tools`: functions that its Python code may call as `tools.name(…)`; they run here.
+        """
+        box = box_of(tools)
         with self._calling():
             found = check_limits(limits, None, self.settings.limits)
             built = await self.template(template)
@@ -282,7 +288,9 @@ class Engine:
                 start=check_start(start),
             )
             live = await self._claim(chosen, spec)
-            sandbox = AsyncSandbox(live, self._tasks, lambda: self._released(sandbox, chosen))
+            sandbox = AsyncSandbox(
+                live, self._tasks, lambda: self._released(sandbox, chosen), box
+            )
             self._sandboxes[sandbox.id] = sandbox
             return sandbox
 

@@ -52,7 +52,11 @@ def _one_shot(work: Plan) -> Work:
             "output_bytes": work.limits.output_bytes,
             "display": True,
         }
-        return Work("execute", fields, work.limits, work.source, work.stdin)
+        if work.tools is not None:
+            fields["tools"] = work.tools.manifest
+        return Work(
+            "execute", fields, work.limits, work.source, work.stdin, tools=work.tools
+        )
     fields = {
         "argv": work.language.command(work.language.file_name, work.args),
         "env": dict(work.language.env),

@@ -7,13 +7,14 @@ sandbox is claimed for it, and every message names the argument and a remedy.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cellwall.languages import registry
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
+from cellwall.surface.tools import ToolBox, box_of
 
 if TYPE_CHECKING:
     from cellwall.languages.language import Language
@@ -46,6 +47,8 @@ class Request:
     env: Mapping[str, str] | None = None
     args: Sequence[str] = ()
     collect: Sequence[str] = ()
+    tools: ToolBox | Mapping[str, Any] | Iterable[Any] | None = None
+    """Functions of the caller's that the program may call as `tools.name(…)`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,7 @@ class Plan:
     env: Mapping[str, str]
     args: tuple[str, ...]
     collect: tuple[str, ...]
+    tools: ToolBox | None
 
     @property
     def is_warm(self) -> bool:
@@ -87,7 +91,20 @@ def plan(request: Request, defaults: Limits) -> Plan:
         env=check_env(request.env or {}),
         args=check_words(request.args, "args"),
         collect=tuple(check_inner_path(path, "collect") for path in request.collect),
+        tools=check_tools(request.tools, language),
     )
+
+
+def check_tools(
+    tools: ToolBox | Mapping[str, Any] | Iterable[Any] | None, language: Language
+) -> ToolBox | None:
+    """Return the tools that a program of that language may call."""
+    box = box_of(tools)
+    if box is not None and language.context != "python":
+        raise UsageError(
+            f"tools: a program in {language.name} cannot call them", remedy="write it in python"
+        )
+    return box
 
 
 def check_start(start: str) -> Start:

@@ -18,7 +18,7 @@ from signal import SIGINT
 from typing import TYPE_CHECKING
 
 from cellwall.guest import program as one_shot
-from cellwall.guest import reseed, tracebacks
+from cellwall.guest import reseed, tools, tracebacks
 from cellwall.guest.cell import Notebook
 from cellwall.guest.display import DEFAULT_DISPLAY_BYTES, Display
 from cellwall.guest.figures import Figures
@@ -113,6 +113,7 @@ class _Context:
             if is_streamed:
                 _take_stdin(descriptors)
             self._display.begin()
+            tools.install(header.get("tools"), self._link)
             if header.get("mode") != "cell":
                 program = one_shot.Program(header, source)
                 one_shot.run(
