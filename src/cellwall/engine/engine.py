@@ -288,9 +288,7 @@ class Engine:
                 start=check_start(start),
             )
             live = await self._claim(chosen, spec)
-            sandbox = AsyncSandbox(
-                live, self._tasks, lambda: self._released(sandbox, chosen), box
-            )
+            sandbox = AsyncSandbox(live, self._tasks, lambda: self._released(sandbox, chosen), box)
             self._sandboxes[sandbox.id] = sandbox
             return sandbox
 

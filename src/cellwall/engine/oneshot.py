@@ -54,9 +54,7 @@ def _one_shot(work: Plan) -> Work:
         }
         if work.tools is not None:
             fields["tools"] = work.tools.manifest
-        return Work(
-            "execute", fields, work.limits, work.source, work.stdin, tools=work.tools
-        )
+        return Work("execute", fields, work.limits, work.source, work.stdin, tools=work.tools)
     fields = {
         "argv": work.language.command(work.language.file_name, work.args),
         "env": dict(work.language.env),

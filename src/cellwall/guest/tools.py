@@ -8,8 +8,8 @@ a process that caller code forked cannot: init knows it by its pid.
 """
 
 from __future__ import annotations
-
 import __future__
+
 import builtins
 import json
 import os
@@ -33,7 +33,8 @@ class ToolError(Exception):
     """A host tool gave no result.
 
     `kind` says why: `raised` (the tool did, `type` is the name of its exception), `invalid` (the
-    arguments), `unknown`, `denied`, `timeout`, `too_large`, `busy`, `limit`, `ended`, `unavailable`.
+    arguments), `unknown`, `denied`, `timeout`, `too_large`, `busy` (too many calls at once),
+    `limit` (too many in all), `ended` (the execution), `unavailable` (in a child process).
     """
 
     def __init__(self, message: str, tool: str = "", kind: str = "raised", type: str = "") -> None:
@@ -57,7 +58,7 @@ class Tools(ModuleType):
         state["ToolError"] = ToolError
         state["_manifest"] = manifest
         state["_line"] = _Callers(link, manifest)
-        self.__all__ = [*manifest["functions"], "ToolError"]
+        self.__all__ = [*manifest["functions"]]
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """Build the function of that name."""
@@ -70,7 +71,7 @@ class Tools(ModuleType):
 
     def __dir__(self) -> list[str]:
         """What there is to call."""
-        return [*self.__all__, "__doc__", "__name__"]
+        return [*self.__all__, "ToolError", "__doc__", "__name__"]
 
     def __repr__(self) -> str:
         """The calls, as one would write them."""
@@ -163,7 +164,18 @@ def _function(
     exec(compile(source, "<tools>", "exec", flags, True), namespace)  # noqa: S102  the host's text
     function: Callable[..., Any] = namespace[name]
     function.__doc__ = described["doc"]
+    words = function.__annotations__
+    function.__annotations__ = {each: _Annotation(text) for each, text in words.items()}
     return function
+
+
+class _Annotation(str):
+    """Shown by `help` as it was written, without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def _error(tool: str, said: dict[str, Any]) -> ToolError:

@@ -25,9 +25,9 @@ class Event:
     `text` for stdout and stderr, `data` (a MIME bundle, text by type) for display and result,
     `error` for error, `value` for value (the function result), `outcome` for end. `tool_call` tells
     of a call to a tool of the caller's that is over: `data` has `call` (a number), `tool`,
-    `decision`, `error`, `arguments_bytes`, `arguments_sha256`, `result_bytes`, `duration_ms`. A `gap` comes
-    only over a connection that was lost for long: events up to this `seq` are no longer kept, and
-    `value` says which (`after`, `next`, `lost`).
+    `decision`, `error`, `arguments_bytes`, `arguments_sha256`, `result_bytes`, `duration_ms`. A
+    `gap` comes only over a connection that was lost for long: events up to this `seq` are no
+    longer kept, and `value` says which (`after`, `next`, `lost`).
     """
 
     seq: int

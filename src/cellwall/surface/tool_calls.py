@@ -16,11 +16,12 @@ import inspect
 import json
 import logging
 import re
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
+from cellwall.surface import tool_threads
 from cellwall.surface.tool_schema import InvalidArguments, check_depth
 from cellwall.surface.tools import Known, ToolBox, ToolCall, ToolError
 
@@ -109,8 +110,9 @@ class Desk:
 
     async def _perform(self, known: Known, arguments: dict[str, Any]) -> Answer:
         limit_s = known.tool.timeout_s
+        clock = asyncio.timeout(limit_s)
         try:
-            async with asyncio.timeout(limit_s) as clock:
+            async with clock:
                 body = await self._called(known, arguments)
         except TimeoutError as error:
             if not clock.expired():
@@ -149,20 +151,19 @@ class Desk:
             if not future.done():
                 future.set_result((result, error))
 
-        def main() -> None:
-            result: Any = None
-            failed: Exception | None = None
-            try:
-                result = context.run(work)
-            except Exception as error:  # noqa: BLE001 - handed over
-                failed = error
-            except BaseException as error:  # noqa: BLE001 - must not end the loop
-                failed = RuntimeError(type(error).__name__)
+        def tell(result: Any, error: Exception | None) -> None:  # noqa: ANN401 - likewise
             with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
-                self._loop.call_soon_threadsafe(ended, result, failed)
+                self._loop.call_soon_threadsafe(ended, result, error)
 
-        # A daemon: a function that hangs must not keep the interpreter from ending.
-        threading.Thread(target=main, name="cellwall-tool", daemon=True).start()
+        def main() -> Callable[[], None]:
+            try:
+                return partial(tell, context.run(work), None)
+            except Exception as error:  # noqa: BLE001 - handed over
+                return partial(tell, None, error)
+            except BaseException as error:  # noqa: BLE001 - must not end the loop
+                return partial(tell, None, RuntimeError(type(error).__name__))
+
+        tool_threads.submit(main)
         result, failed = await future
         if failed is not None:
             raise failed
@@ -184,7 +185,7 @@ def _encoded(result: object, known: Known) -> bytes:
     try:
         body = json.dumps(result, allow_nan=False, separators=(",", ":")).encode("ascii")
     except (TypeError, ValueError, RecursionError) as error:
-        _log.warning("tool %s: its result is not JSON: %s", known.name, error)
+        _log.info("tool %s: its result is not JSON: %s", known.name, error)
         message = f"its result, {type(result).__name__}, is not JSON"
         raise _Refused("raised", message) from None
     if len(body) > known.tool.max_bytes:
@@ -197,7 +198,7 @@ def _encoded(result: object, known: Known) -> bytes:
 def _raised(known: Known, error: BaseException) -> _Refused:
     if isinstance(error, ToolError):
         return _Refused("raised", str(error), "ToolError")
-    _log.warning("tool %s raised %s", known.name, type(error).__name__, exc_info=error)
+    _log.info("tool %s raised %s", known.name, type(error).__name__, exc_info=error)
     return _Refused("raised", _message(error), type(error).__name__)
 
 

@@ -35,9 +35,7 @@ class Check(NamedTuple):
     """Returns the function's arguments, as its hints want them; raises `InvalidArguments`."""
 
 
-def check_of(
-    name: str, function: Callable[..., Any], schema: Mapping[str, Any] | None
-) -> Check:
+def check_of(name: str, function: Callable[..., Any], schema: Mapping[str, Any] | None) -> Check:
     """Return the check of one tool. Raises `UsageError`, `HostUnsupported`."""
     return _from_hints(name, function) if schema is None else _from_schema(name, schema)
 
@@ -62,7 +60,7 @@ def _from_hints(name: str, function: Callable[..., Any]) -> Check:
     fields, defaults = _fields(name, function)
     typing_extensions = import_module("typing_extensions")
     optional, needed = typing_extensions.NotRequired, typing_extensions.Required
-    shape = typing_extensions.TypedDict(  # type: ignore[operator]
+    shape = typing_extensions.TypedDict(
         name,
         {each: (optional if each in defaults else needed)[hint] for each, hint in fields.items()},
     )
