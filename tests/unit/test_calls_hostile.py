@@ -27,13 +27,16 @@ class _Never:
 
     def __init__(self) -> None:
         self.begun = self.cancelled = 0
+        self.has_begun, self.was_cancelled = asyncio.Event(), asyncio.Event()
 
     async def __call__(self, x: int = 0) -> None:
         self.begun += 1
+        self.has_begun.set()
         try:
             await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:
             self.cancelled += 1
+            self.was_cancelled.set()
             raise
 
 
@@ -203,12 +206,10 @@ def test_function_is_cancelled_with_its_call(end: str) -> None:
         never, events = _Never(), list[Any]()
         attempt = begin(pair, ToolBox({"t": never}), events.append)
         pair.say(call(1))
-        while not never.begun:
-            await asyncio.sleep(0.001)
+        await asyncio.wait_for(never.has_begun.wait(), 20)
         if end == "dropped":
             pair.say(frame({"ev": "call_dropped", "id": 1, "call": 1}))
-            while not never.cancelled:
-                await asyncio.sleep(0.001)
+            await asyncio.wait_for(never.was_cancelled.wait(), 20)
         if end == "guest gone":
             pair.guest.close()
         else:
