@@ -131,7 +131,10 @@ def _words(text: str) -> list[str]:
 def main() -> int:
     """Rewrite the pages, or with `--check` name those that are out of date."""
     stale = 0
-    for name in ("cli.md", "library.md", "operations.md", "sdk.md", "server.md", "settings.md"):
+    for name in (
+        *("cli.md", "library.md", "operations.md", "sdk.md", "server.md", "settings.md"),
+        "agents/tools.md",
+    ):
         page = DOCS / name
         present, wanted = page.read_text(encoding="utf-8"), generated(page)
         if "--check" in sys.argv[1:]:

@@ -65,8 +65,13 @@ class AsyncClient:
         args: Sequence[str] = (),
         collect: Sequence[str] = (),
         on_event: OnEvent | None = None,
+        tools: object = None,
     ) -> Execution:
-        """Run `code` once in a fresh sandbox and return what it did."""
+        """Run `code` once in a fresh sandbox and return what it did.
+
+        `tools` are for the embedded library: `UsageError`.
+        """
+        asking.no_tools(tools)
         body = _program(
             code,
             language=language,
@@ -115,8 +120,13 @@ class AsyncClient:
         start: str = "fork",
         name: str | None = None,
         metadata: Mapping[str, str] | None = None,
+        tools: object = None,
     ) -> AsyncSandbox:
-        """Create a sandbox; it lives until it is closed or its time is up."""
+        """Create a sandbox; it lives until it is closed or its time is up.
+
+        `tools` are for the embedded library: `UsageError`.
+        """
+        asking.no_tools(tools)
         body = {
             **asking.given(
                 limits=asking.limits(limits),

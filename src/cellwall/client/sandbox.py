@@ -138,8 +138,13 @@ class AsyncSandbox:
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_event: OnEvent | None = None,
+        tools: object = None,
     ) -> Execution:
-        """Run a cell in a context, or a program of another language beside it."""
+        """Run a cell in a context, or a program of another language beside it.
+
+        `tools` are for the embedded library: `UsageError`.
+        """
+        asking.no_tools(tools)
         attempt = self._attempt(code, language, context, stdin, timeout)
         deliver = by_stream(on_stdout, on_stderr, on_event)
         try:

@@ -357,6 +357,9 @@ class Contexts:
 
     def _on_line(self, pid: int, line: Line) -> None:
         context = self._by_pid.get(pid)
+        if context is None and self._exchange.are_named:
+            # gVisor names the thread that spoke.
+            context = self._by_pid.get(processes.leader_of(pid))
         if context is None:
             line.close()
             return

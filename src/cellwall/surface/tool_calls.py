@@ -179,6 +179,8 @@ def _checked(known: Known, read: Callable[[], object]) -> tuple[ToolCall, dict[s
         return ToolCall(known.name, given), known.check.read(given)
     except ValueError as error:
         raise _Refused("invalid", str(error)) from None
+    except Exception as error:  # noqa: BLE001 - of a check that the caller wrote
+        raise _raised(known, error) from None
 
 
 def _encoded(result: object, known: Known) -> bytes:

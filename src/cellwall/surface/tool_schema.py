@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple, get_type_hints
 
@@ -135,6 +135,9 @@ def _from_schema(name: str, schema: Mapping[str, Any]) -> Check:
         kind.check_schema(wanted)
     except jsonschema.SchemaError as error:
         raise _no_schema(name, error.message[:_MOST_WORDS]) from None
+    away = next((each for each in _references(wanted) if not each.startswith("#")), None)
+    if away is not None:
+        raise _no_schema(name, f"it refers to {away}, and nothing is fetched")
     # SECURITY: an empty registry; the library's own would fetch what a `$ref` names.
     validator = kind(wanted, registry=referencing.Registry())
 
@@ -149,6 +152,18 @@ def _from_schema(name: str, schema: Mapping[str, Any]) -> Check:
         return arguments
 
     return Check(wanted, read)
+
+
+def _references(schema: object) -> Iterator[str]:
+    """Every `$ref`, and what only looks like one."""
+    if isinstance(schema, Mapping):
+        for word, value in schema.items():
+            if word in ("$ref", "$dynamicRef") and isinstance(value, str):
+                yield value
+            yield from _references(value)
+    elif isinstance(schema, (list, tuple)):
+        for each in schema:
+            yield from _references(each)
 
 
 def _no_schema(name: str, why: str) -> UsageError:
