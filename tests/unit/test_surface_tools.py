@@ -260,6 +260,13 @@ def test_check_of_the_callers_that_fails_is_answered(caplog: pytest.LogCaptureFi
     assert (answer["kind"], answer["message"]) == ("raised", "in <path>")
 
 
+def test_async_function_that_exits_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    assert said(ask([leave], "leave", {}))["message"] == "SystemExit"
+
+
 def test_function_that_cancels_itself_is_answered() -> None:
     async def gone() -> None:
         raise asyncio.CancelledError

@@ -8,6 +8,7 @@ no function of the caller's is awaited for this execution, and nothing more goes
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import hashlib
 import time
 from collections.abc import Callable
@@ -54,6 +55,8 @@ class Calls:
         self._channel = channel
         self._tell = tell
         self._tasks = Tasks()
+        # Frames are read in nobody's context; functions are to see their caller's.
+        self._context = contextvars.copy_context()
         self._waiting: dict[int, _Call] = {}
         self._last = 0
 
@@ -69,7 +72,8 @@ class Calls:
         tool = header["tool"][:_MOST_NAME_CHARACTERS]
         call = _Call(number, tool, len(body), digest, time.perf_counter())
         self._waiting[number] = call
-        call.task = self._tasks.spawn(self._work(execution, call, body))
+        work = self._work(execution, call, body)
+        call.task = self._context.run(self._tasks.spawn, work)
 
     def drop(self, header: Mapping[str, Any]) -> None:
         """Whoever called no longer waits."""

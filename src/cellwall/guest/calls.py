@@ -55,7 +55,11 @@ class Calls:
 
     def _drop(self, number: int) -> None:
         """Whoever called hung up: an interrupt, or the end of its thread."""
-        del self._waiting[number]
+        line = self._waiting.pop(number)
+        if self._channel.is_full:
+            # Its arguments are still in our memory: so it has its place for as long.
+            self._unread.add(line)
+            self._channel.wait_for_room(lambda: self._unread.discard(line))
         self._channel.send({"ev": "call_dropped", "id": self._execution, "call": number})
 
     def answer(self, request: Request) -> None:

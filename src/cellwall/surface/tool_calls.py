@@ -16,7 +16,7 @@ import inspect
 import json
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -98,9 +98,8 @@ class Desk:
             return
         approve = self._box.approve if asked is True else asked
         try:
-            verdict = approve(call) if approve is not None else False
-            if inspect.isawaitable(verdict):
-                verdict = await verdict
+            # Not on the loop: whoever asks a person would stop everybody's clocks.
+            verdict = approve is not None and await self._done(approve, lambda it: it, call)
         except Exception as error:  # noqa: BLE001 - the caller's; who cannot decide has not agreed
             _log.warning("approval of tool %s failed", known.name, exc_info=error)
             verdict = False
@@ -113,7 +112,8 @@ class Desk:
         clock = asyncio.timeout(limit_s)
         try:
             async with clock:
-                body = await self._called(known, arguments)
+                encode = partial(_encoded, known)
+                body = await self._done(known.tool.function, encode, **arguments)
         except TimeoutError as error:
             if not clock.expired():
                 raise _raised(known, error) from None
@@ -129,17 +129,24 @@ class Desk:
             raise _raised(known, error) from None
         return Answer("ok", body)
 
-    async def _called(self, known: Known, arguments: dict[str, Any]) -> bytes:
-        function = known.tool.function
+    async def _done(
+        self,
+        function: Callable[..., Any],
+        finish: Callable[[Any], Any],
+        *words: object,
+        **named: object,
+    ) -> Any:  # noqa: ANN401 - what `finish` makes of its result
+        """Call a function of the caller's, here if it is async and on a thread if not."""
         if inspect.iscoroutinefunction(function):
-            return _encoded(await function(**arguments), known)
+            return finish(await _guarded(function(*words, **named)))
 
-        def work() -> Any:  # noqa: ANN401 - bytes, or what is to be awaited
-            result = function(**arguments)
-            return result if inspect.isawaitable(result) else _encoded(result, known)
+        def work() -> tuple[bool, Any]:
+            result = function(*words, **named)
+            is_later = inspect.isawaitable(result)
+            return is_later, result if is_later else finish(result)
 
-        result = await self._on_a_thread(work)
-        return result if isinstance(result, bytes) else _encoded(await result, known)
+        is_later, result = await self._on_a_thread(work)
+        return finish(await _guarded(result)) if is_later else result
 
     async def _on_a_thread(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401 - its result
         await self._seats.acquire()
@@ -183,7 +190,15 @@ def _checked(known: Known, read: Callable[[], object]) -> tuple[ToolCall, dict[s
         raise _raised(known, error) from None
 
 
-def _encoded(result: object, known: Known) -> bytes:
+async def _guarded(work: Awaitable[Any]) -> Any:  # noqa: ANN401 - its result
+    try:
+        return await work
+    except SystemExit:
+        # It would end the loop, which others use, too.
+        raise RuntimeError("SystemExit") from None
+
+
+def _encoded(known: Known, result: object) -> bytes:
     try:
         body = json.dumps(result, allow_nan=False, separators=(",", ":")).encode("ascii")
     except (TypeError, ValueError, RecursionError) as error:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from cellwall.testing.contract import Subject
 
 _PATIENCE_S = 10.0
+_who: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
 
 
 def search(query: str, limit: int = 2) -> list[str]:
@@ -162,6 +164,38 @@ class ToolsContract:
             assert execution.error is not None
             assert execution.error.value == "act: the call was not approved"
 
+    @pytest.mark.parametrize("is_async", [True, False])
+    def test_function_sees_the_context_of_its_caller(
+        self, subject: Subject, is_async: bool
+    ) -> None:
+        """Its context variables, which is where traces and sessions are kept."""
+
+        def name() -> str:
+            return _who.get()
+
+        async def aname() -> str:
+            return _who.get()
+
+        token = _who.set("me")
+        try:
+            tools = {"name": aname if is_async else name}
+            assert subject.run("result = tools.name()", tools=tools).result == "me"
+        finally:
+            _who.reset(token)
+
+    def test_approval_that_blocks_stops_nothing_else(self, subject: Subject) -> None:
+        """A person is asked; meanwhile the limits of the execution are kept."""
+        release = threading.Event()
+
+        def approve(_call: object) -> bool:
+            return release.wait(_PATIENCE_S)
+
+        tool = Tool(double, needs_approval=approve)
+        execution = subject.run("tools.double(1)", tools={"double": tool}, timeout=0.5)
+        assert execution.verdict is Verdict.WALL_TIME
+        assert not release.is_set()
+        release.set()
+
     def test_calls_are_events(self, subject: Subject) -> None:
         """Each one, with its size, its end and how long it took; never its arguments."""
         events: list[Event] = []
@@ -191,6 +225,31 @@ class ToolsContract:
         )
         execution = subject.run(code, tools=ToolBox([meet], at_once=4), timeout=30)
         assert (execution.verdict, execution.result) == (Verdict.OK, sum(range(32)))
+
+    def test_callers_threads_run_beside_each_other(self, subject: Subject) -> None:
+        """Each with its own function of the same name."""
+        found: dict[int, Any] = {}
+
+        def work(number: int) -> None:
+            mine = {"own": lambda: number}
+            found[number] = subject.run("result = tools.own()", tools=mine, timeout=30).result
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == {number: number for number in range(4)}
+
+    def test_import_finds_tools_and_a_name_of_its_own_wins(self, subject: Subject) -> None:
+        """In the program and in what it imports."""
+        files = {"helper.py": "def twice(n): return tools.double(n) * 2"}
+        code = (
+            "import helper, tools as t\n"
+            "tools = 'mine'\n"
+            "result = [helper.twice(1), t.double(1), tools]"
+        )
+        assert subject.run(code, tools=[double], files=files).result == [4.0, 2.0, "mine"]
 
     def test_slow_tool_is_given_up(self, subject: Subject) -> None:
         """Its own limit; the program goes on."""
