@@ -96,8 +96,10 @@ class Calls:
 
     def _give_up(self, call: _Call) -> None:
         del self._waiting[call.number]
-        if call.task is not None:
-            call.task.cancel()
+        # The task keeps its last frame, which has the call: a circle, and an answer in it.
+        task, call.task = call.task, None
+        if task is not None:
+            task.cancel()
         self._report(call, refusal("cancelled", ""))
 
     def _report(self, call: _Call, answer: Answer) -> None:
