@@ -17,6 +17,7 @@ from conftest import Require
 
 ROOT = Path(__file__).parents[2]
 SNIPPETS = sorted((ROOT / "docs" / "snippets").glob("*.py"))
+AGENTS = [ROOT / "docs" / "snippets" / "agents" / "tools.py"]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 Done = subprocess.CompletedProcess[str]
 
@@ -52,7 +53,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("snippet", [*SNIPPETS, *AGENTS], ids=lambda path: path.stem)
 def test_snippet_runs(snippet: Path, tmp_path: Path) -> None:
     done = execute([sys.executable, str(snippet)], tmp_path)
     assert done.returncode == 0, done.stderr
@@ -88,6 +89,7 @@ def test_every_snippet_is_shown_and_help_is_current() -> None:
     folder = ROOT / "docs" / "snippets"
     pages = (
         ("library.md", SNIPPETS),
+        ("agents/tools.md", AGENTS),
         ("sdk.md", folder.glob("sdk/*.py")),
         ("add-a-runtime.md", folder.glob("runtimes/*.py")),
     )
@@ -109,7 +111,7 @@ def test_every_exit_status_of_the_page_is_in_the_code() -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", ROOT / "SECURITY.md", *ROOT.glob("docs/*.md")]:
+    for page in [ROOT / "README.md", ROOT / "SECURITY.md", *ROOT.glob("docs/**/*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 

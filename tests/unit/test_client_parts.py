@@ -9,6 +9,7 @@ import pytest
 
 from cellwall.client import relay, retry
 from cellwall.client.address import DEFAULT_URL, address_of
+from cellwall.client.asynchronous import AsyncClient
 from cellwall.client.attempts import objects
 from cellwall.client.ports import listening
 from cellwall.client.terminals import shell_line
@@ -17,6 +18,20 @@ from cellwall.model.errors import SandboxBroken, ServerUnreachable, UsageError
 from cellwall.model.files import ListeningPort
 
 KEY = "k" * 32
+
+
+# -- what does not travel -----------------------------------------------------------------------
+
+
+def test_functions_are_refused_before_anybody_is_asked() -> None:
+    async def work() -> None:
+        client = AsyncClient(address_of("http://127.0.0.1:9", KEY, {}), 5)
+        for call in (client.arun("1", tools=[print]), client.create_sandbox(tools=[print])):
+            with pytest.raises(UsageError, match="embedded library"):
+                await call
+        await client.aclose()
+
+    asyncio.run(work())
 
 
 # -- addresses ---------------------------------------------------------------------------------

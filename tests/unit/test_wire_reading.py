@@ -79,6 +79,7 @@ EVENTS = [
     Event(5, "result", data={"text/plain": "x"}),
     Event(6, "error", error=ExecutionError("E", "v", "tb")),
     Event(7, "value", value={"n": 1}),
+    Event(8, "tool_call", data={"call": 1, "tool": "search", "decision": "ok", "error": None}),
     Event(9, "gap", value={"after": 7, "next": 10, "lost": 2}),
     Event(10, "end", outcome=OUTCOME),
 ]
@@ -198,6 +199,7 @@ def test_none_is_no_stdin_and_no_limits() -> None:
         lambda: asking.command([]),
         lambda: asking.encoded({"arguments": {"x": float("nan")}}),
         lambda: asking.encoded({"arguments": {"x": {1}}}),
+        lambda: asking.no_tools({"search": print}),
     ],
 )
 def test_what_json_cannot_carry_is_a_mistake_of_the_callers(work: Any) -> None:

@@ -69,8 +69,13 @@ class AsyncClient:
         compile_options: Sequence[str] = (),
         compile_limits: Limits | Mapping[str, Any] | None = None,
         on_event: OnEvent | None = None,
+        tools: object = None,
     ) -> Execution:
-        """Run `code` once in a fresh sandbox and return what it did."""
+        """Run `code` once in a fresh sandbox and return what it did.
+
+        `tools` are for the embedded library: `UsageError`.
+        """
+        asking.no_tools(tools)
         body = _program(
             code,
             language=language,
@@ -124,8 +129,13 @@ class AsyncClient:
         start: str = "fork",
         name: str | None = None,
         metadata: Mapping[str, str] | None = None,
+        tools: object = None,
     ) -> AsyncSandbox:
-        """Create a sandbox; it lives until it is closed or its time is up."""
+        """Create a sandbox; it lives until it is closed or its time is up.
+
+        `tools` are for the embedded library: `UsageError`.
+        """
+        asking.no_tools(tools)
         body = {
             **asking.given(
                 limits=asking.limits(limits),

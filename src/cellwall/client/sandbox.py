@@ -143,8 +143,13 @@ class AsyncSandbox:
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_event: OnEvent | None = None,
+        tools: object = None,
     ) -> Execution:
-        """Run a cell in a context, or a program of a language that keeps no state beside it."""
+        """Run a cell in a context, or a program of a language that keeps no state beside it.
+
+        `tools` are for the embedded library: `UsageError`.
+        """
+        asking.no_tools(tools)
         attempt = self._attempt(code, language, context, stdin, timeout)
         deliver = by_stream(on_stdout, on_stderr, on_event)
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -35,6 +35,7 @@ from cellwall.model.execution import Execution
 from cellwall.model.ids import new_id
 from cellwall.runtimes.base import RuntimeGone, RuntimeStatistics, SandboxSpec, SweepReport
 from cellwall.runtimes.channel import GuestRefused
+from cellwall.surface.tools import ToolBox, box_of
 
 if TYPE_CHECKING:
     from cellwall.engine.live import Live
@@ -319,12 +320,15 @@ class Engine:
         demand_hard: bool = False,
         start: str = "fork",
         floor: Floor = NO_FLOOR,
+        tools: ToolBox | Mapping[str, Any] | Iterable[Any] | None = None,
     ) -> AsyncSandbox:
         """Return a live sandbox; its owner closes it, or its idle or whole life ends.
 
         `isolation` is a level, None for the operator's default; `trust` (`untrusted`, `semi`,
         `trusted`) stands for one. `floor` is the operator's demand on this tenant.
+        `tools`: functions that its Python code may call as `tools.name(…)`; they run here.
         """
+        box = box_of(tools)
         with self._calling():
             found = check_limits(limits, None, self.settings.limits)
             built = await self.template(template)
@@ -339,7 +343,7 @@ class Engine:
             )
             live = await self._claim(chosen, spec)
             live.trust = trust
-            sandbox = AsyncSandbox(live, self._tasks, lambda: self._released(sandbox, chosen))
+            sandbox = AsyncSandbox(live, self._tasks, lambda: self._released(sandbox, chosen), box)
             self._sandboxes[sandbox.id] = sandbox
             return sandbox
 

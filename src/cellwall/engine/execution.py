@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cellwall.engine.deadlines import Deadlines
+from cellwall.engine.tools import Calls
 from cellwall.engine.verdicts import Cause, Evidence, classify
 from cellwall.model.execution import Event, EventKind, Execution, ExecutionError
 from cellwall.model.ids import new_id
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from cellwall.engine.live import Live
     from cellwall.model.limits import Limits
     from cellwall.runtimes.base import KernelReadings
+    from cellwall.surface.tools import ToolBox
 
 _DISPLAY_CAP_BYTES = 16 * 1024 * 1024
 """Display data kept per execution; the guest's own bound is lower."""
@@ -72,6 +74,8 @@ class Work:
     """Asks the program, by request number, to end; None: the sandbox is killed at a limit."""
     after: Callable[[Attempt, Outcome], Awaitable[Outcome]] | None = None
     """Awaited when it has ended and before that is told: may add a value or an error."""
+    tools: ToolBox | None = None
+    """What the code may call on our side."""
 
 
 @dataclass(slots=True)
@@ -135,6 +139,8 @@ class Recorder:
         """What the guest said it had cut; `done` says it at the end, but not every run has one."""
         self.refused: GuestRefused | None = None
         self.number = 0
+        self.calls: Calls | None = None
+        """To the caller's tools, if it gave some."""
         self.interrupt_sent = False
         self.context: str | None = None
         self.is_ended = False
@@ -197,6 +203,15 @@ class Recorder:
     def _on_cut(self, header: dict[str, Any], body: bytes) -> None:
         self._cut_inside[header["stream"]] = header["bytes"]
 
+    def _on_call(self, header: dict[str, Any], body: bytes) -> None:
+        if self.calls is None:
+            raise FrameError("call: this request has no tools")
+        self.calls.begin(self.number, header, body)
+
+    def _on_call_dropped(self, header: dict[str, Any], body: bytes) -> None:
+        if self.calls is not None:
+            self.calls.drop(header)
+
     def _on_started(self, header: dict[str, Any], body: bytes) -> None:
         self.pid = int(header["pid"])
         if self.started is not None and not self.started.done():
@@ -220,6 +235,8 @@ class Recorder:
             return
         self.is_ended = True
         self.cause, self.detail = cause, detail
+        if self.calls is not None:
+            self.calls.end()
         if self._on_event is not None:
             for stream in (self.stdout, self.stderr):
                 if rest := stream.decode(b"", final=True):
@@ -251,6 +268,10 @@ class Recorder:
         if value is not None:
             self._emit("value", value=value)
 
+    def tell_of_call(self, data: Mapping[str, Any]) -> None:
+        """Emit that a call to a tool is over."""
+        self._emit("tool_call", data=data)
+
     def end(self, outcome: Outcome) -> None:
         """Emit the last event."""
         self._emit("end", outcome=outcome)
@@ -271,6 +292,8 @@ _HANDLERS: dict[str, Callable[[Recorder, dict[str, Any], bytes], None]] = {
     "display": Recorder._on_display,
     "error": Recorder._on_error,
     "value": Recorder._on_value,
+    "call": Recorder._on_call,
+    "call_dropped": Recorder._on_call_dropped,
     "started": Recorder._on_started,
     "fail": Recorder._on_fail,
 }
@@ -293,6 +316,8 @@ class Attempt:
             work.op, self.recorder, self.recorder.expected, work.fields, work.body
         )
         self.recorder.context = work.fields.get("context")
+        if work.tools is not None:
+            self.recorder.calls = Calls(work.tools, channel, self.recorder.tell_of_call)
         # Later: we may be in the middle of a read, and a limit reads first.
         self.recorder.on_refused = partial(asyncio.get_running_loop().call_soon, self.cancel)
         live.running.add(self.recorder)
@@ -359,6 +384,8 @@ class Attempt:
             self.resume()
             self.live.channel.forget(self.recorder.number)
             self.live.running.discard(self.recorder)
+        if self.recorder.calls is not None:
+            await self.recorder.calls.wait_ended()
         if self.recorder.refused is not None:
             raise self.recorder.refused
         if self.recorder.refused_by_caller is not None:

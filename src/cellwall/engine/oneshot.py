@@ -92,7 +92,11 @@ def run_stage(plan: Plan, product: Sequence[tuple[str, bytes]] = ()) -> Stage:
             "output_bytes": plan.limits.output_bytes,
             "display": True,
         }
-        work = Work("execute", fields, plan.limits, plan.source, plan.stdin, after=after)
+        if plan.tools is not None:
+            fields["tools"] = plan.tools.manifest
+        work = Work(
+            "execute", fields, plan.limits, plan.source, plan.stdin, after=after, tools=plan.tools
+        )
         return Stage(tuple(files), (), work)
     language, env = plan.language, dict(plan.language.env)
     written: list[tuple[str, bytes, int | None]] = [*files]

@@ -7,7 +7,7 @@ sandbox is claimed for it, and every message names the argument and a remedy.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from cellwall.engine.levels import NO_FLOOR, Asked, Floor
 from cellwall.languages import registry
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
+from cellwall.surface.tools import ToolBox, box_of
 
 if TYPE_CHECKING:
     from cellwall.languages.language import Language
@@ -60,6 +61,8 @@ class Request:
     """Of the compile stage; what is absent has a default of its own."""
     tenant: str = ""
     """Whose it is: what was compiled is found again by the same tenant only."""
+    tools: ToolBox | Mapping[str, Any] | Iterable[Any] | None = None
+    """Functions of the caller's that the program may call as `tools.name(…)`."""
 
     @property
     def place(self) -> Asked:
@@ -85,6 +88,7 @@ class Plan:
     """What the source is called inside."""
     compile_options: tuple[str, ...]
     compile_limits: Limits
+    tools: ToolBox | None
 
     @property
     def is_warm(self) -> bool:
@@ -124,6 +128,7 @@ def plan(request: Request, defaults: Limits) -> Plan:
         file_name=file_name,
         compile_options=check_compile_options(request.compile_options, language),
         compile_limits=check_limits(request.compile_limits, None, compile_defaults(defaults)),
+        tools=check_tools(request.tools, language),
     )
 
 
@@ -156,6 +161,18 @@ def check_compile_options(options: Sequence[str], language: Language) -> tuple[s
                 else f"{language.name} takes none; leave it out",
             )
     return words
+
+
+def check_tools(
+    tools: ToolBox | Mapping[str, Any] | Iterable[Any] | None, language: Language
+) -> ToolBox | None:
+    """Return the tools that a program of that language may call."""
+    box = box_of(tools)
+    if box is not None and language.context != "python":
+        raise UsageError(
+            f"tools: a program in {language.name} cannot call them", remedy="write it in python"
+        )
+    return box
 
 
 def check_start(start: str) -> Start:

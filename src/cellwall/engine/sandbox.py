@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +19,7 @@ from cellwall.engine.commands import Commands
 from cellwall.engine.contexts import Contexts
 from cellwall.engine.execution import Attempt, OnStart, Work, finish
 from cellwall.engine.files import Files, file_error
-from cellwall.engine.requests import check_source, check_stdin
+from cellwall.engine.requests import check_source, check_stdin, check_tools
 from cellwall.languages import registry
 from cellwall.model.errors import Conflict, UsageError
 from cellwall.model.outcome import Isolation, Verdict
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from cellwall.languages.language import Language
     from cellwall.model.execution import Event, Execution
     from cellwall.model.limits import Limits
+    from cellwall.surface.tools import ToolBox
 
 Status = Literal["running", "stopped"]
 _DEADLY = frozenset({Verdict.MEMORY, Verdict.SANDBOX_ERROR})
@@ -53,9 +54,16 @@ class _Watch:
 class AsyncSandbox:
     """One live sandbox."""
 
-    def __init__(self, live: Live, tasks: Tasks, on_closed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        live: Live,
+        tasks: Tasks,
+        on_closed: Callable[[], None],
+        tools: ToolBox | None = None,
+    ) -> None:
         """Made by the engine; callers use `Engine.create_sandbox` or `AsyncSandbox.create`."""
         self.live = live
+        self._tools = tools
         self._tasks = tasks
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
@@ -145,11 +153,13 @@ class AsyncSandbox:
         on_stderr: OnText | None = None,
         on_event: OnEvent | None = None,
         on_start: OnStart | None = None,
+        tools: ToolBox | Mapping[str, Any] | Iterable[Any] | None = None,
     ) -> Execution:
         """Run a cell in a context, or a program of a language that keeps no state beside it.
 
         Each language has a default context of its own; a named one decides the language.
-        `output_kb` is kept of each stream instead of the sandbox's own limit.
+        `output_kb` is kept of each stream instead of the sandbox's own limit; `tools` are those
+        of this run instead of the sandbox's own, none of them if it is empty.
         """
         self.live.check_alive()
         source, data = check_source(code), check_stdin(stdin)
@@ -159,13 +169,14 @@ class AsyncSandbox:
             limits = limits.with_changes({"wall_s": timeout, "output_kb": output_kb})
         watch = _Watch(by_stream(on_stdout, on_stderr, on_event), on_start)
         if wanted is not None and wanted.context is None:
+            self._box(tools, wanted)
             return await self._run_file(wanted, source, data, limits, watch)
         context = self.contexts.chosen(context, wanted)
         async with self.contexts.lock(context):
             self.live.check_alive()
-            spoken = self.contexts.language(context)
-            language = "python" if spoken is None else spoken.name
-            work = self._cell(context, source, data, limits)
+            spoken = self.contexts.language(context) or registry.find("python")
+            language = spoken.name
+            work = self._cell(context, source, data, limits, self._box(tools, spoken))
             try:
                 try:
                     is_new = await self.contexts.ensure(context)
@@ -187,7 +198,22 @@ class AsyncSandbox:
             return replace(execution, outcome=outcome)
         return execution
 
-    def _cell(self, context: str, source: bytes, stdin: bytes | None, limits: Limits) -> Work:
+    def _box(
+        self, tools: ToolBox | Mapping[str, Any] | Iterable[Any] | None, language: Language
+    ) -> ToolBox | None:
+        """Return what a run in that language may call."""
+        if tools is not None:
+            return check_tools(tools, language)
+        return self._tools if language.context == "python" else None
+
+    def _cell(
+        self,
+        context: str,
+        source: bytes,
+        stdin: bytes | None,
+        limits: Limits,
+        tools: ToolBox | None,
+    ) -> Work:
         fields = {
             "context": context,
             "mode": "cell",
@@ -197,12 +223,13 @@ class AsyncSandbox:
             "stdin": "none" if stdin is None else "stream",
             "output_bytes": limits.output_bytes,
             "display": True,
+            "tools": None if tools is None else tools.manifest,
         }
 
         def stop(_number: int) -> None:
             self.live.channel.tell("interrupt", context=context)
 
-        return Work("execute", fields, limits, source, stdin, stop)
+        return Work("execute", fields, limits, source, stdin, stop, tools=tools)
 
     async def _attempt(self, work: Work, language: str, watch: _Watch) -> Execution:
         started_at = time.time()

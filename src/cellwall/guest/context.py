@@ -17,7 +17,7 @@ import sys
 from signal import SIGINT
 from typing import TYPE_CHECKING
 
-from cellwall.guest import kernel, reseed, sql, tracebacks
+from cellwall.guest import kernel, reseed, sql, tools, tracebacks
 from cellwall.guest import program as one_shot
 from cellwall.guest.cell import Notebook
 from cellwall.guest.display import DEFAULT_DISPLAY_BYTES, Display
@@ -120,6 +120,7 @@ class _Context:
             if is_streamed:
                 _take_stdin(descriptors)
             self._display.begin()
+            tools.install(header.get("tools"), self._link)
             if header.get("mode") != "cell":
                 program = one_shot.Program(header, source)
                 if self._language == "sql":

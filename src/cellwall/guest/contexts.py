@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from cellwall.guest import kernel, processes
+from cellwall.guest import calls, kernel, processes
 from cellwall.guest.channel import Channel
 from cellwall.guest.execution import Execution
 from cellwall.guest.first import Stretch, serve
@@ -109,6 +109,11 @@ class ContextJob:
     def resize(self, rows: int, columns: int) -> None:
         """An execution has no terminal."""
 
+    def answer(self, request: Request) -> None:
+        """Answer one of its calls."""
+        if self._execution.calls is not None:
+            self._execution.calls.answer(request)
+
 
 class Contexts:
     """All contexts of this sandbox."""
@@ -193,7 +198,7 @@ class Contexts:
             self.on_exit(context.pid, processes.exit_from(*stretch.end))
 
     def _resume(self, context: Context, stretch: Stretch, header: Header) -> None:
-        execution = self._execution(header["id"], header["output_bytes"])
+        execution = self._execution(header["id"], header["output_bytes"], header.get("tools"))
         execution.is_program = True
         execution.stdout.passed, execution.stderr.passed = stretch.passed
         context.execution = execution
@@ -310,19 +315,23 @@ class Contexts:
             "argv": request.words("argv"),
             "display": request.flag("display", default=True),
             "stdin": request.choice("stdin", ("none", "stream")),
+            "tools": request.mapping("tools"),
         }
         output_bytes = request.integer(
             "output_bytes", _DEFAULT_OUTPUT_BYTES, high=_MOST_OUTPUT_BYTES
         )
-        execution = self._execution(request.id, output_bytes)
+        execution = self._execution(request.id, output_bytes, task["tools"])
         execution.is_program = task["mode"] == "program"
         if not execution.is_program:
             execution.usage = context.usage = LivingUsage(context.pid, context.usage)
         self._hand_over(context, execution, task, request.body)
 
-    def _execution(self, number: int, output_bytes: int) -> Execution:
+    def _execution(self, number: int, output_bytes: int, tools: Header | None) -> Execution:
         display_bytes = self._config.get("display_bytes", _DEFAULT_DISPLAY_BYTES)
-        return Execution(self._channel, number, output_bytes, display_bytes)
+        execution = Execution(self._channel, number, output_bytes, display_bytes)
+        if tools is not None:
+            execution.calls = calls.Calls(self._channel, number, tools)
+        return execution
 
     def _hand_over(
         self, context: Context, execution: Execution, task: Header, source: bytes
@@ -357,6 +366,12 @@ class Contexts:
                 return ContextJob(context, context.execution)
         return None
 
+    def answer(self, request: Request) -> None:
+        """Pass the answer to a call on; its execution may be over."""
+        job = self.job(request.id)
+        if job is not None:
+            job.answer(request)
+
     def close(self, name: str, request: int) -> None:
         """Kill a context; the request is answered when it is gone."""
         context = self._find(name)
@@ -382,6 +397,9 @@ class Contexts:
 
     def _on_line(self, pid: int, line: Line) -> None:
         context = self._by_pid.get(pid)
+        if context is None and self._exchange.are_named:
+            # gVisor names the thread that spoke.
+            context = self._by_pid.get(processes.leader_of(pid))
         if context is None:
             line.close()
             return
@@ -392,7 +410,7 @@ class Contexts:
             oldest = context.lines.pop(0)
             oldest.drain()
             oldest.close()
-        for earlier in context.lines:
+        for earlier in tuple(context.lines):
             earlier.drain()  # what was said before must not be heard after
         self._listen(context, line)
         line.drain()  # the first frame is there already, as a rule: one wake-up less
@@ -414,6 +432,8 @@ class Contexts:
         execution = context.execution
         if event == "idle":
             self._on_idle(context, line)
+        elif event == "call":
+            self._on_call(context, line, header, body)
         elif execution is None:
             # A thread that a cell left behind may display something when its cell is over. There
             # is no request it could belong to.
@@ -427,6 +447,18 @@ class Contexts:
             execution.conclude(header)
         else:
             raise ContextBroken
+
+    def _on_call(self, context: Context, line: Line, header: Header, body: bytes) -> None:
+        if line not in context.lines or line is context.idle_line:
+            raise ContextBroken  # a call has a line of its own
+        context.lines.remove(line)
+        execution = context.execution
+        if execution is None or execution.is_over:
+            calls.refuse(line, "ended", "no execution is under way")
+        elif execution.calls is None:
+            calls.refuse(line, "unknown", "this execution has no tools")
+        else:
+            execution.calls.begin(line, header.get("tool"), body)
 
     def _on_idle(self, context: Context, line: Line) -> None:
         execution = context.execution
@@ -462,7 +494,7 @@ class Contexts:
             return False
         # What it said last may still be in a queue of the kernel, up to a connection not accepted.
         self._exchange.drain()
-        for line in context.lines:
+        for line in tuple(context.lines):
             line.drain()
             line.close()
         last_words = b"" if context.was_ready else context.stderr.take(_MOST_LAST_WORDS)

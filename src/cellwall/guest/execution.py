@@ -8,6 +8,7 @@ error, value) is passed on within bounds, and the host knows that caller code ma
 
 from __future__ import annotations
 
+from cellwall.guest.calls import Calls
 from cellwall.guest.channel import Channel
 from cellwall.guest.frames import Header
 from cellwall.guest.pipes import Feed, Meter
@@ -37,6 +38,8 @@ class Execution:
         self.usage: LivingUsage | None = None
         """Set for a cell, whose context lives on; a program's usage comes with its exit."""
         self.feed: Feed | None = None
+        self.calls: Calls | None = None
+        """To tools of the host, if it may make any."""
         self.is_program = False
         self.is_over = False
         self.is_interrupted = False
@@ -90,6 +93,8 @@ class Execution:
     def finish(self, end: Exit | None) -> None:
         """Send `done`; without an exit the context lives on."""
         unread = 0
+        if self.calls is not None:
+            self.calls.close()
         if self.feed is not None:
             unread = self.feed.dropped
             self.feed.close()

@@ -87,6 +87,7 @@ class Init:
             "credit": self._credit,
             "signal": self._signal,
             "interrupt": self._interrupt,
+            "answer": self._contexts.answer,
             "context_create": self._context_create,
             "context_close": self._context_close,
             "context_list": self._context_list,

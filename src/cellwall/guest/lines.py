@@ -51,9 +51,12 @@ class Line:
         self._first = first
         self._events = READ
         self._is_watched = True
+        self._is_last = False
         self.is_open = True
         self.on_frame: Callable[[Line, Header, bytes], None] | None = None
         self.on_broken: Callable[[], None] | None = None
+        self.on_closed: Callable[[], None] | None = None
+        """Called once, whoever hung up."""
         loop.watch(connection.fileno(), READ, self._on_ready)
 
     def send(self, header: Header, body: bytes, descriptors: list[int]) -> None:
@@ -70,6 +73,7 @@ class Line:
     def close_once_sent(self) -> None:
         """Hang up first, where the other side is about to: its doing so would wake us up in the
         middle of its work, on the CPU that it works on."""
+        self._is_last = True
         if not self._queue:
             self.close()
 
@@ -85,6 +89,8 @@ class Line:
             self.is_open = False
             self._pause()
             self._socket.close()
+            if self.on_closed is not None:
+                self.on_closed()
 
     def _on_ready(self, events: int) -> None:
         if events & WRITE:
@@ -139,6 +145,9 @@ class Line:
             self.close()
             return
         del self._queue[:sent]
+        if self._is_last and not self._queue:
+            self.close()
+            return
         self._update()
 
     def _update(self) -> None:

@@ -49,6 +49,10 @@ class Link:
         if first_fd >= 0:
             self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, first_fd)
 
+    def another(self) -> Link:
+        """A link of its own to the same init, for whoever waits for an answer."""
+        return Link(self._address, is_named=self._is_named)
+
     @property
     def is_open(self) -> bool:
         """True while a descriptor is held."""

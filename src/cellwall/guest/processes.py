@@ -62,6 +62,18 @@ class Exit(NamedTuple):
     rusage: dict[str, int]
 
 
+def leader_of(task: int) -> int:
+    """The process that a thread belongs to, as the kernel says it; 0 if it is gone."""
+    try:
+        with open(f"/proc/{task}/status", encoding="ascii", errors="replace") as status:
+            for line in status:
+                if line.startswith("Tgid:"):
+                    return int(line.split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return 0
+
+
 def exit_from(status: int, usage: struct_rusage) -> Exit:
     """Read a wait status."""
     rusage = {

@@ -13,7 +13,9 @@ from typing import Any, Literal
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Outcome, Verdict
 
-EventKind = Literal["stdout", "stderr", "display", "result", "error", "value", "gap", "end"]
+EventKind = Literal[
+    "stdout", "stderr", "display", "result", "error", "value", "tool_call", "gap", "end"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +23,11 @@ class Event:
     """One thing that happened. `seq` counts from 1 within its execution.
 
     `text` for stdout and stderr, `data` (a MIME bundle, text by type) for display and result,
-    `error` for error, `value` for value (the function result), `outcome` for end. A `gap` comes
-    only over a connection that was lost for long: events up to this `seq` are no longer kept, and
-    `value` says which (`after`, `next`, `lost`).
+    `error` for error, `value` for value (the function result), `outcome` for end. `tool_call` tells
+    of a call to a tool of the caller's that is over: `data` has `call` (a number), `tool`,
+    `decision`, `error`, `arguments_bytes`, `arguments_sha256`, `result_bytes`, `duration_ms`. A
+    `gap` comes only over a connection that was lost for long: events up to this `seq` are no
+    longer kept, and `value` says which (`after`, `next`, `lost`).
     """
 
     seq: int

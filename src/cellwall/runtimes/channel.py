@@ -38,7 +38,12 @@ _PREFIX = struct.Struct(">II")
 
 REPLY = frozenset({"reply", "fail"})
 REPLY_WITH_CHUNKS = frozenset({"reply", "fail", "chunk"})
-RUN = frozenset({"stdout", "stderr", "cut", "display", "error", "value", "started", "done", "fail"})
+RUN = frozenset(
+    {
+        *("stdout", "stderr", "cut", "display", "error", "value", "call", "call_dropped"),
+        *("started", "done", "fail"),
+    }
+)
 TERMINAL = frozenset({"stdout", "credit", "started", "done", "fail"})
 CONNECTION = frozenset({"connected", "data", "credit", "end", "closed", "fail"})
 WATCH = frozenset({"data", "reply", "fail"})
@@ -156,6 +161,8 @@ _SCHEMA: dict[str, dict[str, Check]] = {
     "display": {"kind": lambda v: v in ("display", "result")},
     "error": {},
     "value": {},
+    "call": {"call": _is_count, "tool": _is_text},
+    "call_dropped": {"call": _is_count},
     "started": {"pid": _is_count},
     "chunk": {},
     "credit": {"bytes": _is_count},

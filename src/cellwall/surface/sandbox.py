@@ -97,8 +97,13 @@ class SyncSandbox:
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_event: OnEvent | None = None,
+        tools: Any = None,  # noqa: ANN401 - as of the asynchronous sandbox
     ) -> Execution:
-        """Run a cell in a context, or a program of a language that keeps no state beside it."""
+        """Run a cell in a context, or a program of a language that keeps no state beside it.
+
+        `tools` are those of this run instead of the sandbox's own.
+        """
+        given = {} if tools is None else {"tools": tools}
         deliver = by_stream(on_stdout, on_stderr, on_event)
         return self._thread.call(
             lambda _subject, put: self._inner.run(
@@ -108,6 +113,7 @@ class SyncSandbox:
                 stdin=stdin,
                 timeout=timeout,
                 on_event=None if deliver is None else put,
+                **given,
             ),
             deliver,
         )

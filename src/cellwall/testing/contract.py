@@ -29,6 +29,7 @@ from cellwall.model.execution import Event, Execution
 from cellwall.model.outcome import Verdict
 from cellwall.testing.bare import BareTemplates
 from cellwall.testing.contract_streams import StreamsContract
+from cellwall.testing.contract_tools import ToolsContract
 
 
 class Subject:
@@ -67,7 +68,7 @@ class Subject:
         self.runner.close()
 
 
-class RuntimeContract(StreamsContract):
+class RuntimeContract(StreamsContract, ToolsContract):
     """Subclass it; see the module."""
 
     runtime_name: ClassVar[str]

@@ -149,6 +149,10 @@ def _value_event(event: Event) -> tuple[str, dict[str, Any]]:
     return "value", {"value": event.value}
 
 
+def _tool_call_event(event: Event) -> tuple[str, dict[str, Any]]:
+    return "tool_call", dict(event.data or {})
+
+
 def _gap_event(event: Event) -> tuple[str, dict[str, Any]]:
     return "gap", dict(event.value)
 
@@ -166,6 +170,7 @@ _EVENTS: Mapping[str, Callable[[Event], tuple[str, dict[str, Any]]]] = {
     "result": _data_event,
     "error": _error_event,
     "value": _value_event,
+    "tool_call": _tool_call_event,
     "gap": _gap_event,
     "end": _end_event,
 }

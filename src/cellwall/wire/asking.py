@@ -97,6 +97,15 @@ def words(value: Sequence[str], what: str) -> list[str]:
     return list(value)
 
 
+def no_tools(tools: object) -> None:
+    """Raise `UsageError` for functions, which do not travel."""
+    if tools is not None:
+        raise UsageError(
+            "tools: a server's sandboxes cannot call functions of yours",
+            remedy="use the embedded library: from cellwall import Sandbox",
+        )
+
+
 def command(value: str | Sequence[str]) -> Body:
     """Return a command as fields of a body: a text is a line for a shell inside."""
     found: Body = (

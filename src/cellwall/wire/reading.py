@@ -170,6 +170,11 @@ def _value(value: Json) -> Event:
     return Event(value["seq"], "value", value=value["value"])
 
 
+def _tool_call(value: Json) -> Event:
+    data = {key: each for key, each in value.items() if key not in ("seq", "type")}
+    return Event(value["seq"], "tool_call", data=data)
+
+
 def _gap(value: Json) -> Event:
     lost = {key: value[key] for key in ("after", "next", "lost")}
     return Event(value["next"] - 1, "gap", value=lost)
@@ -190,6 +195,7 @@ _EVENTS: Mapping[str, Callable[[Json], Event]] = {
     "result": _data,
     "error": _raised,
     "value": _value,
+    "tool_call": _tool_call,
     "gap": _gap,
     "end": _end,
 }

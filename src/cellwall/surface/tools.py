@@ -1,0 +1,211 @@
+"""Host tools: what a caller offers to the code inside, and within which bounds.
+
+Made by callers (`Tool`, `ToolBox`), used by whoever runs their code: the engine, or the SDK. Not
+the schema (`tool_schema`), not what the inside sees (`tool_stubs`), not a call (`tool_calls`).
+The invariant: everything a caller can get wrong about a tool is an error here, before any code
+that could call it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import keyword
+import weakref
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cellwall.model.errors import UsageError
+from cellwall.surface.tool_schema import Check, check_of
+from cellwall.surface.tool_stubs import head_of
+
+MOST_BYTES = 1024 * 1024
+"""A frame out of a sandbox carries no more (design/0002)."""
+_MOST_TOOLS = 64
+_MOST_AT_ONCE = 64
+_MOST_CALLS = 1_000_000
+_MOST_NAME_CHARACTERS = 64
+_MOST_DOC_CHARACTERS = 4096
+_TAKEN = frozenset({"ToolError"})
+
+
+class ToolError(Exception):
+    """Raised by a tool to tell the code inside something, word for word.
+
+    Of other exceptions it learns the name and the message, without what looks like a path.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that waits for approval; its arguments fit the schema."""
+
+    tool: str
+    arguments: Mapping[str, Any]
+    """As they came, in JSON's types."""
+
+
+Approve = Callable[[ToolCall], "bool | Awaitable[bool]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One function of the host's, and its bounds."""
+
+    function: Callable[..., Any]
+    """Called with keywords; may be `async`. Another one runs on a thread of its own."""
+    schema: Mapping[str, Any] | None = None
+    """JSON schema of the arguments, an object; None: made from the function's type hints."""
+    timeout_s: float = 30.0
+    """For the function. The wall clock of the execution goes on meanwhile."""
+    max_bytes: int = 256 * 1024
+    """Of JSON: for the arguments, and for the result."""
+    needs_approval: bool | Approve = False
+    """Who is asked before each call; True: the `approve` of the tool box."""
+    description: str | None = None
+    """What `help` shows inside; None: the function's docstring."""
+
+    def __post_init__(self) -> None:
+        """Refuse what can never work."""
+        if not callable(self.function):
+            raise UsageError(
+                f"tool: {type(self.function).__name__} is not a function",
+                remedy="give a function, or Tool(function, …)",
+            )
+        if not 0 < self.timeout_s <= 86_400:
+            raise UsageError(
+                f"tool: timeout_s {self.timeout_s!r} is no time", remedy="give seconds, up to a day"
+            )
+        if not 1 <= self.max_bytes <= MOST_BYTES:
+            raise UsageError(
+                f"tool: max_bytes {self.max_bytes!r} is out of range",
+                remedy=f"give 1 to {MOST_BYTES}",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A tool under its name, ready to be called."""
+
+    name: str
+    tool: Tool
+    check: Check
+    head: str
+    doc: str
+
+
+class ToolBox:
+    """Tools, and what all of them share. Make it once and use it for many sandboxes."""
+
+    def __init__(
+        self,
+        tools: Mapping[str, Any] | Iterable[Any],
+        *,
+        approve: Approve | None = None,
+        calls: int = 1000,
+        at_once: int = 8,
+    ) -> None:
+        """Take functions or `Tool`s by name, or a list of them.
+
+        `calls`: how many an execution may make; `at_once`: how many of them beside each other.
+        Raises `UsageError`.
+        """
+        self.approve = approve
+        self.calls = _number("calls", calls, _MOST_CALLS)
+        self.at_once = _number("at_once", at_once, _MOST_AT_ONCE)
+        named = _named(tools)
+        if len(named) > _MOST_TOOLS:
+            raise UsageError(f"tools: {len(named)} of them", remedy=f"give up to {_MOST_TOOLS}")
+        self._seats: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._known = {name: self._checked(name, tool) for name, tool in named.items()}
+        self.manifest: Mapping[str, Any] = {
+            "functions": {
+                name: {"head": each.head, "doc": each.doc, "bytes": each.tool.max_bytes}
+                for name, each in self._known.items()
+            },
+            "at_once": self.at_once,
+            "in_all": self.calls,
+        }
+        """What the inside is told."""
+
+    def _checked(self, name: str, tool: Tool) -> Known:
+        if tool.needs_approval is True and self.approve is None:
+            raise UsageError(
+                f"tool {name!r}: needs approval, and nobody is there to ask",
+                remedy="give approve= to the ToolBox, or a function as needs_approval",
+            )
+        check = check_of(name, tool.function, tool.schema)
+        doc = tool.description or tool.function.__doc__ or ""
+        return Known(
+            name, tool, check, head_of(tool.function, check.schema), doc[:_MOST_DOC_CHARACTERS]
+        )
+
+    @property
+    def schemas(self) -> dict[str, Mapping[str, Any]]:
+        """The JSON schema of each tool's arguments, by name."""
+        return {name: each.check.schema for name, each in self._known.items()}
+
+    def find(self, name: str) -> Known | None:
+        """Return the tool of that name."""
+        return self._known.get(name)
+
+    def seats(self) -> asyncio.Semaphore:
+        """Return what bounds the threads of the running loop: one that hangs keeps its seat."""
+        loop = asyncio.get_running_loop()
+        return self._seats.setdefault(loop, asyncio.Semaphore(self.at_once))
+
+    def __bool__(self) -> bool:
+        """Report whether there is any."""
+        return bool(self._known)
+
+
+def box_of(tools: ToolBox | Mapping[str, Any] | Iterable[Any] | None) -> ToolBox | None:
+    """Return what a caller gave as `tools=` as a box; None for none."""
+    if tools is None:
+        return None
+    box = tools if isinstance(tools, ToolBox) else ToolBox(tools)
+    return box or None
+
+
+def _named(tools: Mapping[str, Any] | Iterable[Any]) -> dict[str, Tool]:
+    if isinstance(tools, (str, bytes)) or not isinstance(tools, Iterable):
+        raise UsageError(
+            f"tools: {type(tools).__name__} is not a dict of functions",
+            remedy="give {'search': search}",
+        )
+    named: dict[str, Tool] = {}
+    for name, given in _pairs(tools):
+        if name in named:
+            raise UsageError(f"tools: {name!r} comes twice", remedy="give a dict with other names")
+        if (
+            not isinstance(name, str)
+            or not name.isidentifier()
+            or keyword.iskeyword(name)
+            or name.startswith("_")
+            or name in _TAKEN
+            or len(name) > _MOST_NAME_CHARACTERS
+        ):
+            raise UsageError(
+                f"tools: {name!r} cannot be the name of one",
+                remedy="give a Python name of up to 64 characters that does not start with _",
+            )
+        named[name] = given if isinstance(given, Tool) else Tool(given)
+    return named
+
+
+def _pairs(tools: Iterable[Any]) -> list[tuple[Any, Any]]:
+    if isinstance(tools, Mapping):
+        return list(tools.items())
+    found = []
+    for given in tools:
+        function = given.function if isinstance(given, Tool) else given
+        found.append((getattr(function, "__name__", None), given))
+    return found
+
+
+def _number(what: str, value: int, most: int) -> int:
+    if type(value) is not int or not 1 <= value <= most:
+        raise UsageError(f"tools: {what} {value!r} is out of range", remedy=f"give 1 to {most}")
+    return value
