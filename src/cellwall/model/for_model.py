@@ -75,14 +75,19 @@ def error_for_model(error: BaseException) -> str:
         return (
             "Not done: an unexpected failure of cellwall. Next: try once more, then tell the user."
         )
-    said = f"Not done: {plain(error.message)}."
+    said = f"Not done: {_sentence(error.message)}"
     if error.remedy:
-        said += f" Next: {plain(error.remedy)}."
+        said += f" Next: {_sentence(error.remedy)}"
     if isinstance(error, CapacityError):
         said += f" There may be room again in {error.retry_after_s:.0f} s."
     if error.request_id:
         said += f" (request {error.request_id})"
     return said
+
+
+def _sentence(text: str) -> str:
+    said = plain(text).strip()
+    return said if said.endswith((".", "?", "!")) else f"{said}."
 
 
 def check_budget(budget_chars: int) -> int:

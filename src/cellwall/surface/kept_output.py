@@ -33,14 +33,20 @@ async def for_model(
 
     `sandbox` is the one it ran in. The note on a cut names the file.
     """
+    return result.for_model(budget_chars, await keep(sandbox, result, budget_chars))
+
+
+async def keep(
+    sandbox: AnySandbox, result: Execution | CommandResult, budget_chars: int
+) -> dict[str, str]:
+    """Write what `result.for_model(budget_chars)` leaves out into files; return their paths."""
     from cellwall.model.execution import Execution
 
     if isinstance(result, Execution):
         name, whole = result.id, left_out(result, budget_chars)
     else:
         name, whole = new_id(), command_left_out(result, budget_chars)
-    kept_in = await _keep(sandbox, name, {part: whole[part] for part in _KEPT if part in whole})
-    return result.for_model(budget_chars, kept_in)
+    return await _keep(sandbox, name, {part: whole[part] for part in _KEPT if part in whole})
 
 
 async def _keep(sandbox: AnySandbox, name: str, whole: Mapping[str, str]) -> dict[str, str]:
