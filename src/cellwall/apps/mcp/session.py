@@ -126,7 +126,7 @@ class Session:
             closing.spawn(_close(sandbox))
         await closing.wait_empty()  # what runs in them ends with them
         await self._tasks.cancel()
-        for sandbox in self._sandboxes.values():  # one may have been made meanwhile
+        for sandbox in self.running:  # one may have been made meanwhile
             await _close(sandbox)
         self._sandboxes.clear()
         await self.library.aclose()
