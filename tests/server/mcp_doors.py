@@ -7,10 +7,12 @@ running server. Traffic stays on loopback.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -100,24 +102,52 @@ def at(server: Server, key: str = ALICE) -> HttpDoor:
     return HttpDoor(f"{server.address}/mcp", key)
 
 
-def play(door: Door, scenario: Scenario, limit_s: float = 50) -> None:
-    """Connect and do `scenario`; whatever it raises is raised as it is."""
-    failed: list[BaseException] = []
+class Visitor:
+    """One client that stays connected for many tests, on a thread of its own."""
 
-    async def main() -> None:
-        async with asyncio.timeout(limit_s), door.client() as client:
-            try:
-                await scenario(client)
-            except BaseException as error:
-                failed.append(error)
+    def __init__(self, door: Door) -> None:
+        """Connect."""
+        self.door = door
+        self._ready: concurrent.futures.Future[Client] = concurrent.futures.Future()
+        self._loop = asyncio.new_event_loop()
+        self._leaving = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name=f"mcp-{door.name}")
+        self._thread.start()
+        self.client = self._ready.result(60)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._visit())
+
+    async def _visit(self) -> None:
+        try:
+            async with self.door.client() as client:
+                self._ready.set_result(client)
+                await self._leaving.wait()
+        except BaseException as error:
+            if self._ready.done():
                 raise
+            self._ready.set_exception(error)
 
-    try:
-        asyncio.run(main())
-    except BaseException:
-        if failed:
-            raise failed[0] from None  # not the group that the client makes of it
-        raise
+    def play(self, scenario: Scenario) -> None:
+        """Do `scenario`, and end the sandboxes it made."""
+        asyncio.run_coroutine_threadsafe(self._played(scenario), self._loop).result(55)
+
+    async def _played(self, scenario: Scenario) -> None:
+        try:
+            await scenario(self.client)
+        finally:
+            for sandbox in _made.pop(id(self.client), ()):
+                await self.client.call_tool("destroy_sandbox", {"sandbox_id": sandbox})
+
+    def leave(self) -> None:
+        """Hang up."""
+        self._loop.call_soon_threadsafe(self._leaving.set)
+        self._thread.join(30)
+
+
+_made: dict[int, list[str]] = {}
+"""Sandboxes by the client that made them, until its scenario is over."""
 
 
 def text_of(result: CallToolResult) -> str:
@@ -141,7 +171,9 @@ async def new_sandbox(client: Client, **arguments: Any) -> str:
     """Make a sandbox; return its id."""
     made = await client.call_tool("create_sandbox", arguments)
     assert not made.is_error, text_of(made)
-    return str(facts_of(made)["sandbox_id"])
+    sandbox = str(facts_of(made)["sandbox_id"])
+    _made.setdefault(id(client), []).append(sandbox)
+    return sandbox
 
 
 def seen_on_host(marker: str) -> bool:

@@ -13,12 +13,12 @@ from mcp.shared.exceptions import MCPError
 from mcp_doors import (
     Door,
     StdioDoor,
+    Visitor,
     at,
     client_process,
     facts_of,
     images_of,
     new_sandbox,
-    play,
     seen_on_host,
     text_of,
     wait_seen,
@@ -27,6 +27,8 @@ from mcp_doors import (
 from conftest import Require
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mcp.client.client import Client
     from servers import Server
 
@@ -50,6 +52,14 @@ def door(request: pytest.FixtureRequest, server: Server) -> Door:
     return StdioDoor() if request.param == "stdio" else at(server)
 
 
+@pytest.fixture(scope="module")
+def visitor(door: Door) -> Iterator[Visitor]:
+    """One client for all tests that need no other: to start one takes a second or five."""
+    made = Visitor(door)
+    yield made
+    made.leave()
+
+
 def marker_of(number: int) -> str:
     """Return a number of seconds that no other test sleeps."""
     return f"{os.getpid()}.{number}{time.monotonic_ns() % 10**6}"
@@ -58,7 +68,7 @@ def marker_of(number: int) -> str:
 # -- what there is ---------------------------------------------------------------------------------
 
 
-def test_tools_have_schemas_that_name_what_is_here(door: Door) -> None:
+def test_tools_have_schemas_that_name_what_is_here(visitor: Visitor) -> None:
     async def scenario(client: Client) -> None:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert set(tools) == TOOLS
@@ -74,7 +84,7 @@ def test_tools_have_schemas_that_name_what_is_here(door: Door) -> None:
         assert tools["read_file"].annotations is not None
         assert tools["read_file"].annotations.read_only_hint
 
-    play(door, scenario)
+    visitor.play(scenario)
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
@@ -90,7 +100,7 @@ def test_both_ages_of_the_protocol_are_spoken(door: Door, mode: str) -> None:
 # -- running ---------------------------------------------------------------------------------------
 
 
-def test_a_program_with_a_chart_gives_text_and_image(door: Door) -> None:
+def test_a_program_with_a_chart_gives_text_and_image(visitor: Visitor) -> None:
     async def scenario(client: Client) -> None:
         result = await client.call_tool("run_code", {"code": PLOT, "template": "data"})
         assert not result.is_error
@@ -102,10 +112,10 @@ def test_a_program_with_a_chart_gives_text_and_image(door: Door) -> None:
         assert (facts["verdict"], facts["stdout"], facts["images"]) == ("ok", "drawn\n", 1)
         assert facts["isolation"]["level"] in {"namespace", "kernel", "vm"}
 
-    play(door, scenario)
+    visitor.play(scenario)
 
 
-def test_a_table_is_markdown(door: Door) -> None:
+def test_a_table_is_markdown(visitor: Visitor) -> None:
     code = "import pandas\npandas.DataFrame({'a': [1], 'b': ['x|y']})"
 
     async def scenario(client: Client) -> None:
@@ -114,7 +124,7 @@ def test_a_table_is_markdown(door: Door) -> None:
         assert text_of(result) == table
         assert facts_of(result)["tables"] == [table]
 
-    play(door, scenario)
+    visitor.play(scenario)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +138,7 @@ def test_a_table_is_markdown(door: Door) -> None:
     ],
 )
 def test_a_bad_end_says_what_happened_and_what_to_try(
-    door: Door, code: str, verdict: str, said: str
+    visitor: Visitor, code: str, verdict: str, said: str
 ) -> None:
     limits = {"memory_mb": 128}
 
@@ -142,10 +152,10 @@ def test_a_bad_end_says_what_happened_and_what_to_try(
         assert said in text_of(result)
         assert " Next: " in text_of(result)
 
-    play(door, scenario)
+    visitor.play(scenario)
 
 
-def test_files_stdin_and_words_go_in_and_files_come_out(door: Door) -> None:
+def test_files_stdin_and_words_go_in_and_files_come_out(visitor: Visitor) -> None:
     code = "import sys\nopen('out.bin', 'wb').write(b'\\x00\\xff')\n"
     code += "print(sys.stdin.read(), sys.argv[1:], open('in.txt').read())"
 
@@ -163,10 +173,10 @@ def test_files_stdin_and_words_go_in_and_files_come_out(door: Door) -> None:
         blob = kept.resource.model_dump()["blob"]
         assert base64.b64decode(blob) == b"\x00\xff"
 
-    play(door, scenario)
+    visitor.play(scenario)
 
 
-def test_a_sandbox_keeps_variables_and_files(door: Door) -> None:
+def test_a_sandbox_keeps_variables_and_files(visitor: Visitor) -> None:
     async def scenario(client: Client) -> None:
         sandbox = await new_sandbox(client)
         call = {"sandbox_id": sandbox}
@@ -183,10 +193,10 @@ def test_a_sandbox_keeps_variables_and_files(door: Door) -> None:
             result
         )
 
-    play(door, scenario)
+    visitor.play(scenario)
 
 
-def test_big_output_is_cut_and_the_rest_can_be_read(door: Door) -> None:
+def test_big_output_is_cut_and_the_rest_can_be_read(visitor: Visitor) -> None:
     async def scenario(client: Client) -> None:
         sandbox = await new_sandbox(client, template="python")
         code = "for n in range(50_000): print('line', n)"
@@ -202,10 +212,10 @@ def test_big_output_is_cut_and_the_rest_can_be_read(door: Door) -> None:
         assert text_of(result) == "line 25000\nline 25001\n"
         assert facts_of(result)["lines"] == 50_000
 
-    play(door, scenario)
+    visitor.play(scenario)
 
 
-def test_more_output_than_is_kept_is_counted(door: Door) -> None:
+def test_more_output_than_is_kept_is_counted(visitor: Visitor) -> None:
     async def scenario(client: Client) -> None:
         code = "import sys\nfor _ in range(40): sys.stdout.write('x' * 1_000_000)"
         result = await client.call_tool("run_code", {"code": code, "template": "python"})
@@ -214,16 +224,17 @@ def test_more_output_than_is_kept_is_counted(door: Door) -> None:
         assert facts["truncated"]["stdout"] > 20_000_000
         assert len(text_of(result)) <= 20_000
 
-    play(door, scenario)
+    visitor.play(scenario)
 
 
 # -- while it runs ---------------------------------------------------------------------------------
 
 
-def test_a_long_run_reports_its_progress(door: Door) -> None:
+def test_a_long_run_reports_its_progress(visitor: Visitor) -> None:
     told: list[tuple[float, str | None]] = []
 
-    async def on_progress(progress: float, _total: float | None, message: str | None) -> None:
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        assert total is None
         told.append((progress, message))
 
     async def scenario(client: Client) -> None:
@@ -233,14 +244,14 @@ def test_a_long_run_reports_its_progress(door: Door) -> None:
         )
         assert facts_of(result)["stdout"] == "begun\ndone\n"
 
-    play(door, scenario)
+    visitor.play(scenario)
     assert len(told) >= 2
     assert [each[0] for each in told] == sorted({each[0] for each in told})
     assert "6 bytes of output: begun" in str(told[-1][1])
 
 
 @pytest.mark.parametrize("tool", ["run_code", "run_command"])
-def test_cancelling_a_call_kills_the_program(door: Door, tool: str) -> None:
+def test_cancelling_a_call_kills_the_program(visitor: Visitor, tool: str) -> None:
     marker = marker_of(1)
 
     async def scenario(client: Client) -> None:
@@ -257,10 +268,10 @@ def test_cancelling_a_call_kills_the_program(door: Door, tool: str) -> None:
         result = await client.call_tool("run_code", {"code": "print('on')"})
         assert text_of(result) == "on"  # the session goes on
 
-    play(door, scenario)
+    visitor.play(scenario)
 
 
-def test_a_cancelled_cell_leaves_its_variables(door: Door) -> None:
+def test_a_cancelled_cell_leaves_its_variables(visitor: Visitor) -> None:
     marker = marker_of(2)
 
     async def scenario(client: Client) -> None:
@@ -275,7 +286,7 @@ def test_a_cancelled_cell_leaves_its_variables(door: Door) -> None:
         result = await client.call_tool("execute", {**call, "code": "kept"})
         assert text_of(result) == "7"
 
-    play(door, scenario)
+    visitor.play(scenario)
 
 
 def test_two_clients_at_once_do_not_see_each_other(door: Door) -> None:
@@ -334,7 +345,7 @@ def test_a_client_that_stays_keeps_its_sandboxes(door: Door) -> None:
 # -- files -----------------------------------------------------------------------------------------
 
 
-def test_files_go_in_and_out_as_text_and_as_resources(door: Door) -> None:
+def test_files_go_in_and_out_as_text_and_as_resources(visitor: Visitor) -> None:
     async def scenario(client: Client) -> None:
         call = {"sandbox_id": await new_sandbox(client, template="python")}
         text = {**call, "path": "notes/a b.txt", "content": "one\ntwo\n"}
@@ -355,19 +366,19 @@ def test_files_go_in_and_out_as_text_and_as_resources(door: Door) -> None:
         await client.call_tool("upload", data)
         listed = await client.call_tool("list_files", {**call, "depth": 2})
         assert "| d.txt | file | 3 |" in text_of(listed).replace("/home/user/", "")
-        names = {resource.uri.rpartition("/files/")[2] for resource in await _resources(client)}
+        names = {each.uri.rpartition("/files/")[2] for each in await _resources(client)}
         assert names == {"notes/a%20b.txt", "raw.bin", "copy.bin", "d.txt"}
         templates = (await client.list_resource_templates()).resource_templates
         assert templates[0].uri_template == "cellwall://sandbox/{sandbox_id}/files/{+path}"
 
-    play(door, scenario)
+    visitor.play(scenario)
 
 
 async def _resources(client: Client) -> list[Any]:
     return (await client.list_resources()).resources
 
 
-def test_an_image_file_is_looked_at(door: Door) -> None:
+def test_an_image_file_is_looked_at(visitor: Visitor) -> None:
     async def scenario(client: Client) -> None:
         call = {"sandbox_id": await new_sandbox(client, template="data")}
         code = PLOT.replace("plt.show()", "plt.savefig('chart.png'); plt.close()")
@@ -376,10 +387,10 @@ def test_an_image_file_is_looked_at(door: Door) -> None:
         (image,) = images_of(result)
         assert base64.b64decode(image.data).startswith(b"\x89PNG")
 
-    play(door, scenario)
+    visitor.play(scenario)
 
 
-def test_a_file_that_is_too_large_is_refused_with_a_way_out(door: Door) -> None:
+def test_a_file_that_is_too_large_is_refused_with_a_way_out(visitor: Visitor) -> None:
     async def scenario(client: Client) -> None:
         call = {"sandbox_id": await new_sandbox(client, template="python")}
         await client.call_tool("run_command", {**call, "command": "truncate -s 20M big"})
@@ -388,7 +399,7 @@ def test_a_file_that_is_too_large_is_refused_with_a_way_out(door: Door) -> None:
             assert result.is_error
             assert "Next: read a part of it with run_command" in text_of(result)
 
-    play(door, scenario)
+    visitor.play(scenario)
 
 
 # -- bad input -------------------------------------------------------------------------------------
@@ -414,7 +425,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-def test_bad_input_gets_a_message_a_model_can_act_on(door: Door) -> None:
+def test_bad_input_gets_a_message_a_model_can_act_on(visitor: Visitor) -> None:
     async def scenario(client: Client) -> None:
         for tool, asked, said in BAD:
             result = await client.call_tool(tool, asked)
@@ -423,21 +434,21 @@ def test_bad_input_gets_a_message_a_model_can_act_on(door: Door) -> None:
             assert said in text_of(result), text_of(result)
             assert set(facts_of(result)) == {"failure"}
 
-    play(door, scenario)
+    visitor.play(scenario)
 
 
 @pytest.mark.parametrize(
     "uri", ["file:///etc/passwd", "cellwall://sandbox/x/files/a", "cellwall://sandbox/", "x"]
 )
-def test_a_resource_that_is_not_yours_is_none(door: Door, uri: str) -> None:
+def test_a_resource_that_is_not_yours_is_none(visitor: Visitor, uri: str) -> None:
     async def scenario(client: Client) -> None:
         with pytest.raises(MCPError, match="Not done: "):
             await client.read_resource(uri)
 
-    play(door, scenario)
+    visitor.play(scenario)
 
 
-def test_missing_file_says_so(door: Door) -> None:
+def test_missing_file_says_so(visitor: Visitor) -> None:
     async def scenario(client: Client) -> None:
         call = {"sandbox_id": await new_sandbox(client, template="python"), "path": "nowhere"}
         for tool in ("read_file", "list_files", "download"):
@@ -445,10 +456,10 @@ def test_missing_file_says_so(door: Door) -> None:
             assert result.is_error
             assert facts_of(result)["failure"]["code"] == "file"
 
-    play(door, scenario)
+    visitor.play(scenario)
 
 
-def test_a_sandbox_that_died_says_why(door: Door, require: Require) -> None:
+def test_a_sandbox_that_died_says_why(visitor: Visitor, require: Require) -> None:
     require("jail", os.path.isdir("/proc/self/ns"), "no namespaces")
 
     async def scenario(client: Client) -> None:
@@ -462,4 +473,4 @@ def test_a_sandbox_that_died_says_why(door: Door, require: Require) -> None:
         result = await client.call_tool("execute", {**call, "code": "1"})
         assert facts_of(result)["failure"]["code"] in {"sandbox_unavailable", "not_found"}
 
-    play(door, scenario)
+    visitor.play(scenario)
