@@ -59,7 +59,7 @@ async def tool_call(key: str, samples: int, *, is_http: bool) -> Figure:
     """Measure `execute` in a live context against the same cell through the library, in ms."""
     ours: list[float] = []
     floor: list[float] = []
-    async with (_http() if is_http else _stdio()) as client, open_engine() as engine:
+    async with _http() if is_http else _stdio() as client, open_engine() as engine:
         made = await client.call_tool("create_sandbox", {"template": "python"})
         asked = {"sandbox_id": _facts(made)["sandbox_id"], "code": PLAIN}
         sandbox = await engine.create_sandbox("python")
