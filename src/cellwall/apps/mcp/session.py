@@ -41,6 +41,7 @@ class Session:
         self.budget_chars = budget_chars
         self._sandboxes: dict[str, AnySandbox] = {}
         self._tasks = Tasks()
+        self._calls: set[asyncio.Task[None]] = set()
         self._is_open = True
         self._making = 0
 
@@ -55,16 +56,27 @@ class Session:
         self._check_open(work)
         done: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         task = self._tasks.spawn(_settling(work, done))
+        self._calls.add(task)
+
+        def over(task: asyncio.Task[None]) -> None:
+            # A task that is cancelled before its first step never looks at its work.
+            self._calls.discard(task)
+            work.close()
+            done.cancel()
+
+        task.add_done_callback(over)
         try:
             return await asyncio.shield(done)
         except asyncio.CancelledError:
-            task.cancel()
+            if done.cancelled():  # by the session's end, not by our caller
+                raise _ended() from None
+            _cancel_once(task)
             raise
 
     def _check_open(self, work: Coroutine[Any, Any, Any]) -> None:
         if not self._is_open:
             work.close()
-            raise Conflict("session: it has ended", remedy="connect again")
+            raise _ended()
 
     # -- sandboxes -------------------------------------------------------------------------
 
@@ -83,7 +95,7 @@ class Session:
             self._making -= 1
         if not self._is_open:
             await sandbox.close()
-            raise Conflict("session: it has ended", remedy="connect again")
+            raise _ended()
         self._forget_ended()
         self._sandboxes[sandbox.id] = sandbox
         return sandbox
@@ -125,11 +137,23 @@ class Session:
         for sandbox in self._sandboxes.values():
             closing.spawn(_close(sandbox))
         await closing.wait_empty()  # what runs in them ends with them
-        await self._tasks.cancel()
+        for call in list(self._calls):
+            _cancel_once(call)
+        await self._tasks.wait_empty()
         for sandbox in self.running:  # one may have been made meanwhile
             await _close(sandbox)
         self._sandboxes.clear()
         await self.library.aclose()
+
+
+def _ended() -> Conflict:
+    return Conflict("session: it has ended", remedy="connect again")
+
+
+def _cancel_once(task: asyncio.Task[None]) -> None:
+    """Cancel a task, unless it is on its way to its end: a second time would cut that short."""
+    if not task.cancelling():
+        task.cancel()
 
 
 async def _settling(work: Coroutine[Any, Any, _T], done: asyncio.Future[_T]) -> None:
