@@ -89,7 +89,7 @@ def make_server(catalog: Catalog, session_of: SessionOf) -> Server[Any]:
             raise MCPError(INVALID_PARAMS, error_for_model(error)) from None
         return ReadResourceResult(contents=[contents])
 
-    return Server(
+    server: Server[Any] = Server(
         "cellwall",
         version=cellwall.__version__,
         title="cellwall sandboxes",
@@ -100,6 +100,8 @@ def make_server(catalog: Catalog, session_of: SessionOf) -> Server[Any]:
         on_list_resource_templates=list_templates,
         on_read_resource=read_resource,
     )
+    server.middleware.clear()  # spans of the SDK's own; what a tool does has ours
+    return server
 
 
 def _session(session_of: SessionOf, context: Context) -> Session:
