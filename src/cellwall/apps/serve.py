@@ -16,7 +16,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ import uvloop
 from cellwall.apps.first_key import adopt_file, first_key, has_own_keys
 from cellwall.apps.heap import keep_big_blocks_apart
 from cellwall.apps.instruments import connect, facts_of
+from cellwall.apps.mcp.mount import Mount
 from cellwall.apps.metrics_listener import check_metrics_exposure, listening
 from cellwall.apps.state_lock import locked
 from cellwall.apps.store_place import store_url
@@ -148,10 +149,17 @@ def address_of(settings: ServerSettings, sock: socket.socket) -> str:
 class _Server(uvicorn.Server):
     """uvicorn, with a word when it listens and an end for what would keep it."""
 
-    def __init__(self, config: uvicorn.Config, state: State, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        state: State,
+        on_ready: Callable[[], None],
+        closing: Callable[[], Awaitable[None]],
+    ) -> None:
         super().__init__(config)
         self._state = state
         self._on_ready = on_ready
+        self._closing = closing
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -163,6 +171,7 @@ class _Server(uvicorn.Server):
         began = time.monotonic()
         stop_s = self._state.settings.stop_s
         await self._state.drain(stop_s, lambda: self.force_exit)
+        await self._closing()
         # Streams end when their executions do; otherwise they would hold the server until `stop_s`.
         await self._state.aclose()
         left_s = max(1, int(stop_s - (time.monotonic() - began)))
@@ -280,10 +289,13 @@ async def serve(loaded: Loaded, keys: KeyRing, said: Said, directory: Path | Non
                 # Before the turns of what waited: it waits for the pool to be full.
                 await _warm(state)
                 await state.open()
+                mount = Mount(state)
+                app = mount.app = create_app(state, mount.endpoints)
                 server = _Server(
-                    config_of(settings, create_app(state)),
+                    config_of(settings, app),
                     state,
                     lambda: said.on_ready(address_of(settings, sock)),
+                    mount.aclose,
                 )
                 _spare_the_collector()
                 await server.serve(sockets=[sock])

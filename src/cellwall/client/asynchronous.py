@@ -21,6 +21,8 @@ from cellwall.wire.reading import execution_of
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from httpx import AsyncBaseTransport
+
     from cellwall.client.address import Address
     from cellwall.client.transport import Json
     from cellwall.model.execution import Execution
@@ -33,9 +35,14 @@ _PAGE = 1000
 class AsyncClient:
     """One server, for one caller."""
 
-    def __init__(self, address: Address, timeout_s: float) -> None:
-        """Nothing is connected yet; `aconnect` also checks the key."""
-        self._transport = Transport(address, timeout_s)
+    def __init__(
+        self, address: Address, timeout_s: float, inner: AsyncBaseTransport | None = None
+    ) -> None:
+        """Nothing is connected yet; `aconnect` also checks the key.
+
+        `inner` carries requests instead of connections of our own.
+        """
+        self._transport = Transport(address, timeout_s, inner)
         self.AsyncSandbox = Sandboxes(self)
         """`client.AsyncSandbox.create(…)`, as in the embedded library."""
 

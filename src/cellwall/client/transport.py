@@ -78,8 +78,10 @@ class Ask:
 class Transport:
     """See the module."""
 
-    def __init__(self, address: Address, timeout_s: float) -> None:
-        """Connect to nothing yet."""
+    def __init__(
+        self, address: Address, timeout_s: float, inner: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        """Connect to nothing yet. `inner` carries requests instead of connections of our own."""
         self.address = address
         self.tasks = Tasks()
         self._timeout = httpx.Timeout(timeout_s, connect=_CONNECT_S, pool=None)
@@ -89,7 +91,8 @@ class Transport:
             base_url=address.url,
             headers={"X-API-Key": address.key, "User-Agent": "cellwall"},
             # A transport of our own also means: no proxy from the environment sees the key.
-            transport=httpx.AsyncHTTPTransport(
+            transport=inner
+            or httpx.AsyncHTTPTransport(
                 # Reading the machine's certificates takes 100 ms; plain HTTP needs none.
                 verify=address.url.startswith("https:"),
                 limits=_LIMITS,

@@ -111,6 +111,6 @@ class Router:
         raise HttpError(404, "not_found", "path: there is nothing", remedy="see /docs")
 
 
-def create_app(state: State) -> Guard:
-    """Return the application over `state`."""
-    return Guard(state, Router(ENDPOINTS))
+def create_app(state: State, more: tuple[Endpoint, ...] = ()) -> Guard:
+    """Return the application over `state`; `more` are endpoints of a surface built on it."""
+    return Guard(state, Router((*ENDPOINTS, *more)))

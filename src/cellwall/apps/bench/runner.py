@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from cellwall.apps.bench import bare, endurance, http, kernel, latency, throughput
+from cellwall.apps.bench import bare, endurance, http, kernel, latency, mcp, throughput
 from cellwall.apps.bench.figures import TARGETS, Figure
 from cellwall.apps.bench.latency import PLAIN, WITH_PACKAGES, BenchError
 from cellwall.apps.bench.machine import describe
@@ -118,6 +118,8 @@ class Bench:
         )
         yield "soak", _PARK, lambda e: endurance.soak(e, python, effort.soak, state())
         yield from self._http_rows()
+        for key, is_http in (("mcp_stdio", False), ("mcp_http", True)):
+            yield key, 0, _tool_call(key, n, is_http=is_http)
         n = max(10, n // 10)
         yield "kernel_parked", _PARK, lambda e: kernel.fresh(e, "kernel_parked", n)
         yield "kernel_cold", 0, lambda e: kernel.fresh(e, "kernel_cold", n)
@@ -186,6 +188,10 @@ def _fresh(key: str, code: str, options: dict[str, Any], n: int, parked: bool) -
 
 def _durable(key: str, n: int, *, is_cell: bool) -> Measure:
     return lambda _: http.durable(key, n, is_cell=is_cell)
+
+
+def _tool_call(key: str, n: int, *, is_http: bool) -> Measure:
+    return lambda _: mcp.tool_call(key, n, is_http=is_http)
 
 
 def _sustained(

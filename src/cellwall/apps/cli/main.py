@@ -23,6 +23,7 @@ from cellwall.apps.cli import (
     jail_explain,
     keys,
     languages,
+    mcp,
     run,
     runtimes,
     sandbox,
@@ -46,7 +47,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for module in (run, serve, top, shell, languages, runtimes, doctor, sweep, backup, demo, bench):
+for module in (
+    run,
+    serve,
+    mcp,
+    top,
+    shell,
+    languages,
+    runtimes,
+    doctor,
+    sweep,
+    backup,
+    demo,
+    bench,
+):
     module.register(app)
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(templates.app, name="templates")

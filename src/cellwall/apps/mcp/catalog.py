@@ -1,0 +1,174 @@
+"""Which tools there are, with schemas that name what this machine really has.
+
+Not what they do (`tools`). The invariant: a value that an enum offers can be used here and now,
+and one that it does not offer is refused before anything starts.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cellwall.apps.mcp.arguments import BY_TOOL
+from cellwall.apps.mcp.schemas import OUTPUTS
+from cellwall.engine.templates import TemplateStore
+from cellwall.languages.registry import LANGUAGES
+from cellwall.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mcp_types import Tool
+
+_KEPT_S = 5.0
+"""A template that was built meanwhile is offered after this time."""
+_BEST = ("data", "python")
+"""The first of these that is built is what a call gets that names none."""
+
+DESCRIPTIONS = {
+    "run_code": "Run a program once in a fresh, isolated sandbox that is destroyed afterwards. "
+    "Nothing is kept between calls; use create_sandbox and execute for that.",
+    "create_sandbox": "Create an isolated sandbox that keeps variables and files between calls. "
+    "It ends with destroy_sandbox, with this session, or when it is unused for long.",
+    "execute": "Run code in a sandbox. Python variables, imports and functions stay for the next "
+    "call, as in a notebook.",
+    "run_command": "Run a shell command in a sandbox and wait for its end.",
+    "read_file": "Read a file of a sandbox: text, or an image to look at.",
+    "write_file": "Write a text file into a sandbox, directories included.",
+    "list_files": "List a directory of a sandbox.",
+    "upload": "Put bytes into a file of a sandbox: from base64, a data: URI, or a file of another "
+    "sandbox.",
+    "download": "Get a file of a sandbox as a resource, for the user to keep.",
+    "destroy_sandbox": "End a sandbox and everything in it.",
+}
+_READS = frozenset({"read_file", "list_files", "download"})
+_REMOVES = frozenset({"destroy_sandbox", "write_file", "upload"})
+
+
+@dataclass(frozen=True, slots=True)
+class Available:
+    """What this machine has."""
+
+    languages: tuple[str, ...]
+    templates: dict[str, str]
+    """Description by name, of those that are built; and what is built in a moment."""
+
+    @property
+    def best_template(self) -> str:
+        """What a call gets that names none."""
+        return next((name for name in _BEST if name in self.templates), "python")
+
+    def template(self, name: str | None) -> str:
+        """Return the template of a call; `UsageError` if it is not here."""
+        return self._one("template", name, self.best_template, tuple(self.templates))
+
+    def language(self, name: str | None) -> str:
+        """Return the language of a call; `UsageError` if it is not here."""
+        return self._one("language", name, "python", self.languages)
+
+    @staticmethod
+    def _one(what: str, name: str | None, default: str, known: tuple[str, ...]) -> str:
+        if name is None or name in known:
+            return name or default
+        raise UsageError(
+            f"{what}: {name[:60]!r} is not available here", remedy=f"use one of {', '.join(known)}"
+        )
+
+
+class Catalog:
+    """Looks, and remembers for a moment what it saw."""
+
+    def __init__(self, state_dir: Path) -> None:
+        """`state_dir` has the templates."""
+        self._store = TemplateStore(state_dir)
+        self._seen: Available | None = None
+        self._seen_s = 0.0
+
+    def available(self) -> Available:
+        """Return what can be used now; looks at a few files."""
+        now = time.monotonic()
+        if self._seen is None or now - self._seen_s > _KEPT_S:
+            self._seen, self._seen_s = self._look(), now
+        return self._seen
+
+    def _look(self) -> Available:
+        languages = tuple(name for name, each in LANGUAGES.items() if each.is_installed())
+        definitions = self._store.definitions()
+        built = {
+            name: each.description
+            for name, each in definitions.items()
+            if name == "python" or self._store.find(name) is not None
+        }
+        return Available(languages or ("python",), built)
+
+    def tools(self) -> list[Tool]:
+        """Return the tools as a client sees them."""
+        from mcp_types import Tool, ToolAnnotations
+
+        here = self.available()
+        return [
+            Tool(
+                name=name,
+                description=_described(name, here),
+                input_schema=_input_schema(name, here),
+                output_schema=OUTPUTS[name],
+                annotations=ToolAnnotations(
+                    read_only_hint=name in _READS,
+                    destructive_hint=name in _REMOVES,
+                    idempotent_hint=name in _READS or name in _REMOVES,
+                    open_world_hint=False,
+                ),
+            )
+            for name in BY_TOOL
+        ]
+
+
+def _described(name: str, here: Available) -> str:
+    text = DESCRIPTIONS[name]
+    if name not in ("run_code", "create_sandbox"):
+        return text
+    listed = "; ".join(f"{each}: {said}" for each, said in here.templates.items())
+    return f"{text} Templates: {listed}. The default is {here.best_template}. There is no network."
+
+
+def _input_schema(name: str, here: Available) -> dict[str, Any]:
+    schema: dict[str, Any] = _short(BY_TOOL[name].model_json_schema())
+    schema.pop("description")
+    known = {
+        "language": ("python", list(here.languages)),
+        "template": (here.best_template, list(here.templates)),
+    }
+    for argument, (default, values) in known.items():
+        if argument in schema["properties"]:
+            schema["properties"][argument] |= {"enum": values, "default": default}
+    return schema
+
+
+def _short(schema: Any) -> Any:  # noqa: ANN401 - JSON
+    """Return a schema without what only costs a model's attention: titles, nulls, references."""
+    return _shortened(schema, schema.get("$defs", {}))
+
+
+def _shortened(value: Any, definitions: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
+    if isinstance(value, list):
+        return [_shortened(each, definitions) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if "$ref" in value:
+        named = definitions[value["$ref"].rpartition("/")[2]]
+        rest = {key: each for key, each in value.items() if key != "$ref"}
+        return _shortened({**named, **rest}, definitions)
+    forms = [each for each in value.get("anyOf", ()) if each != {"type": "null"}]
+    if len(forms) == 1:
+        rest = {key: each for key, each in value.items() if key != "anyOf"}
+        return _shortened({**forms[0], **rest}, definitions)
+    return {
+        key: _shortened(each, definitions)
+        for key, each in value.items()
+        if not (key in _NOISE and not isinstance(each, dict)) and key != "$defs"
+        if not (key == "default" and each is None)
+    }
+
+
+_NOISE = frozenset({"title"})

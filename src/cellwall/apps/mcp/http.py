@@ -1,0 +1,188 @@
+"""The protocol at `/mcp` of a server: streamable HTTP, one session for each client.
+
+The server's guards have met a request before it comes here: Host, Origin, key. What a tool does
+goes as requests of the caller's through the server itself (`inner`), so keys, tenants, quotas,
+limits and audit are those of every other request. The invariants: a session is its key's alone,
+for anybody else it does not exist; and when its client is gone, its sandboxes are within seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp_types import UNSUPPORTED_PROTOCOL_VERSION
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+
+from cellwall.apps.mcp.catalog import Catalog
+from cellwall.apps.mcp.inner import InnerTransport
+from cellwall.apps.mcp.library import OnServer
+from cellwall.apps.mcp.mount import PATH
+from cellwall.apps.mcp.protocol import make_server
+from cellwall.apps.mcp.session import Session
+from cellwall.apps.mcp.visits import Visit, Visits
+from cellwall.client.address import Address
+from cellwall.client.asynchronous import AsyncClient
+from cellwall.model.errors import NotFound
+from cellwall.server.errors import HttpError
+from cellwall.server.guards import presented_key
+from cellwall.surface.tasks import Tasks
+
+if TYPE_CHECKING:
+    from cellwall.apps.mcp.inner import Application
+    from cellwall.server.call import Call, Message
+    from cellwall.server.state import State
+
+_log = logging.getLogger("cellwall.mcp")
+MOST_SESSIONS = 256
+"""Of one tenant; each is a few objects, its sandboxes are counted elsewhere."""
+_MESSAGE_BYTES = 16 * 1024 * 1024
+_TIMEOUT_S = 60.0
+
+
+class Door:
+    """See the module. Lives on the server's event loop."""
+
+    def __init__(self, state: State, app: Application) -> None:
+        """Nothing is served before `open`; tools ask `app`, which is the whole server."""
+        self._app = app
+        self._catalog = Catalog(state.engine.state_dir)
+        self._tasks = Tasks()
+        self._visits = Visits(self._end)
+        server = make_server(self._catalog, self._session_of)
+        self._manager = StreamableHTTPSessionManager(
+            server,
+            session_idle_timeout=None,  # `visits` ends sessions, and knows of it
+            max_sessions=None,
+            max_request_body_size=_MESSAGE_BYTES,
+        )
+        self._stopping = asyncio.Event()
+
+    async def open(self) -> None:
+        """Begin to serve."""
+        ready = asyncio.Event()
+        self._tasks.spawn(self._run(ready))
+        await ready.wait()
+
+    async def _run(self, ready: asyncio.Event) -> None:
+        async with self._manager.run():
+            ready.set()
+            await self._stopping.wait()
+
+    async def aclose(self) -> None:
+        """End every session and stop; idempotent."""
+        await self._visits.aclose()
+        self._stopping.set()
+        await self._tasks.wait_empty()
+
+    # -- requests --------------------------------------------------------------------------
+
+    async def handle(self, call: Call) -> None:
+        """Serve one request of the protocol."""
+        version = call.headers.get("mcp-protocol-version")
+        if version is not None and version not in HANDSHAKE_PROTOCOL_VERSIONS:
+            await _refuse_version(call, version)
+            return
+        session_id = call.headers.get("mcp-session-id")
+        if session_id is None:
+            await self._begin(call)
+            return
+        visit = self._visits.find(session_id, _who(call))
+        if visit is None:
+            raise NotFound("mcp: this session does not exist", remedy="initialize again")
+        with visit.connected() as connection:
+            await self._manager.handle_request(
+                call.scope, connection.receiving(call.receive), connection.sending(call.send)
+            )
+        if call.scope["method"] == "DELETE":
+            await self._visits.end(visit)
+
+    async def _begin(self, call: Call) -> None:
+        if self._visits.count(call.owner) >= MOST_SESSIONS:
+            raise HttpError(
+                429,
+                "quota",
+                f"mcp: there are {MOST_SESSIONS} sessions of yours",
+                remedy="end some, or reuse one",
+                headers={"retry-after": "5"},
+            )
+        session = self._session(call)
+        made: Visit | None = None
+
+        async def send(message: Message) -> None:
+            nonlocal made
+            if message["type"] == "http.response.start" and message["status"] < 400:
+                session_id = _session_id(message)
+                if session_id is not None:
+                    made = self._visits.add(session_id, _who(call), session)
+            await call.send(message)
+
+        try:
+            await self._manager.handle_request(call.scope, call.receive, send)
+        finally:
+            if made is None:
+                await session.close()
+
+    def _session(self, call: Call) -> Session:
+        host = call.headers.get("host", "localhost")
+        key = presented_key(call) or ""
+        transport = InnerTransport(self._app, self._tasks, call.scope.get("client"))
+        address = Address(f"{call.scope['scheme']}://{host}", None, key)
+        return Session(OnServer(AsyncClient(address, _TIMEOUT_S, transport)), self._catalog)
+
+    def _session_of(self, context: Any) -> Session:  # noqa: ANN401 - of the SDK
+        session_id = context.request.headers.get("mcp-session-id", "")
+        visit = self._visits.get(session_id)
+        if visit is None:
+            raise NotFound("mcp: this session has ended", remedy="connect again")
+        return visit.session
+
+    async def _end(self, visit: Visit) -> None:
+        """Have the SDK forget a session, as if its client had said so."""
+        scope: Message = {
+            "type": "http",
+            "method": "DELETE",
+            "path": PATH,
+            "query_string": b"",
+            "headers": [(b"mcp-session-id", visit.session_id.encode()), (b"host", b"localhost")],
+        }
+        if not self._stopping.is_set():
+            await self._manager.handle_request(scope, _nothing, _ignored)
+
+
+def _who(call: Call) -> tuple[str, str]:
+    return call.owner, call.caller.key_id
+
+
+def _session_id(message: Message) -> str | None:
+    for name, value in message.get("headers", ()):
+        if name.lower() == b"mcp-session-id":
+            return str(value.decode("latin-1"))
+    return None
+
+
+async def _refuse_version(call: Call, version: str) -> None:
+    """Say which versions there are: those with sessions, because sandboxes belong to one."""
+    body = await call.body(_MESSAGE_BYTES)
+    try:
+        asked = json.loads(body)
+    except ValueError:
+        asked = None
+    request_id = asked.get("id") if isinstance(asked, dict) else None
+    error = {
+        "code": UNSUPPORTED_PROTOCOL_VERSION,
+        "message": f"protocol version {version[:40]!r} is not served over HTTP",
+        "data": {"supported": list(HANDSHAKE_PROTOCOL_VERSIONS), "requested": version[:40]},
+    }
+    await call.answer({"jsonrpc": "2.0", "id": request_id, "error": error}, 400)
+
+
+async def _nothing() -> Message:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def _ignored(_: Message) -> None:
+    return

@@ -1,0 +1,140 @@
+"""The tools behind the official SDK: one protocol server over whatever session a request has.
+
+Not a transport (`stdio`, `http`) and not what tools do (`tools`). The invariant: a tool's failure
+is an answer that the model can read; an error of the protocol is for requests nobody could serve.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from mcp.server.lowlevel.server import Server
+from mcp.shared.exceptions import MCPError
+from mcp_types import (
+    INVALID_PARAMS,
+    CallToolRequestParams,
+    CallToolResult,
+    ListResourcesResult,
+    ListResourceTemplatesResult,
+    ListToolsResult,
+    PaginatedRequestParams,
+    ReadResourceRequestParams,
+    ReadResourceResult,
+    ResourceTemplate,
+)
+
+import cellwall
+from cellwall.apps.mcp import addresses, answers, arguments, resources, tools
+from cellwall.model.errors import CellwallError, UsageError
+from cellwall.model.for_model import error_for_model
+
+if TYPE_CHECKING:
+    from mcp.server.context import ServerRequestContext
+
+    from cellwall.apps.mcp.catalog import Catalog
+    from cellwall.apps.mcp.progress import Report
+    from cellwall.apps.mcp.session import Session
+
+    Context = ServerRequestContext[Any, Any]
+    SessionOf = Callable[[Context], Session]
+
+_log = logging.getLogger("cellwall.mcp")
+
+INSTRUCTIONS = (
+    "Runs code in isolated sandboxes on this machine. Use run_code for a single program. For work "
+    "in several steps use create_sandbox, then execute and run_command with its id: variables and "
+    "files stay until destroy_sandbox. Every answer says how the program ended; when it did not "
+    "end well, the last line says which limit it met and what to try next."
+)
+
+
+def make_server(catalog: Catalog, session_of: SessionOf) -> Server[Any]:
+    """Return a protocol server; `session_of` says whose a request is, or raises `CellwallError`."""
+
+    async def list_tools(_: Context, __: PaginatedRequestParams | None) -> ListToolsResult:
+        return ListToolsResult(tools=catalog.tools())
+
+    async def call_tool(context: Context, params: CallToolRequestParams) -> CallToolResult:
+        try:
+            session = session_of(context)
+            return await session.perform(_called(session, params, _report_of(context)))
+        except CellwallError as error:
+            return answers.failure(error)
+
+    async def list_resources(
+        context: Context, _: PaginatedRequestParams | None
+    ) -> ListResourcesResult:
+        session = _session(session_of, context)
+        return ListResourcesResult(resources=await session.perform(resources.listed(session)))
+
+    async def list_templates(
+        _: Context, __: PaginatedRequestParams | None
+    ) -> ListResourceTemplatesResult:
+        template = ResourceTemplate(
+            uri_template=addresses.TEMPLATE,
+            name="file of a sandbox",
+            description="A path relative to /home/user; an absolute one begins with a slash.",
+        )
+        return ListResourceTemplatesResult(resource_templates=[template])
+
+    async def read_resource(
+        context: Context, params: ReadResourceRequestParams
+    ) -> ReadResourceResult:
+        session = _session(session_of, context)
+        try:
+            contents = await session.perform(resources.read(session, params.uri))
+        except CellwallError as error:
+            raise MCPError(INVALID_PARAMS, error_for_model(error)) from None
+        return ReadResourceResult(contents=[contents])
+
+    server: Server[Any] = Server(
+        "cellwall",
+        version=cellwall.__version__,
+        title="cellwall sandboxes",
+        instructions=INSTRUCTIONS,
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+        on_list_resources=list_resources,
+        on_list_resource_templates=list_templates,
+        on_read_resource=read_resource,
+    )
+    server.middleware.clear()  # spans of the SDK's own; what a tool does has ours
+    return server
+
+
+def _session(session_of: SessionOf, context: Context) -> Session:
+    try:
+        return session_of(context)
+    except CellwallError as error:
+        raise MCPError(INVALID_PARAMS, error_for_model(error)) from None
+
+
+async def _called(
+    session: Session, params: CallToolRequestParams, report: Report | None
+) -> CallToolResult:
+    try:
+        work = tools.BY_NAME.get(params.name)
+        if work is None:
+            raise UsageError(
+                f"tool: there is no {params.name[:60]!r}",
+                remedy=f"there are {', '.join(tools.BY_NAME)}",
+            )
+        return await work(session, arguments.checked(params.name, params.arguments or {}), report)
+    except CellwallError as error:
+        return answers.failure(error)
+    except Exception as error:  # noqa: BLE001 - an answer, so that the session goes on
+        _log.exception("tool %s failed", params.name[:60])
+        return answers.failure(error)
+
+
+def _report_of(context: Context) -> Report | None:
+    """Return where progress goes, if the client asked for it."""
+    if not context.meta or context.meta.get("progress_token") is None:
+        return None
+
+    async def report(seconds: float, sentence: str) -> None:
+        await context.session.report_progress(seconds, None, sentence)
+
+    return report

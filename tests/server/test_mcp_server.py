@@ -1,0 +1,110 @@
+"""`/mcp` of a server: whose a session is, and what meets a request before the protocol does."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from mcp_doors import HttpDoor, at, new_sandbox, play, text_of
+from servers import ADMIN, ALICE, BOB, Server, error_of, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import httpx
+    from mcp.client.client import Client
+
+pytestmark = pytest.mark.timeout(240)
+HEADERS = {"Accept": "application/json, text/event-stream"}
+HELLO: dict[str, Any] = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    },
+}
+PING = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+
+
+@pytest.fixture
+def alice(server: Server) -> Iterator[httpx.Client]:
+    client = server.client(ALICE)
+    client.headers.update(HEADERS)
+    yield client
+    client.close()
+
+
+def _session(client: httpx.Client) -> str:
+    answer = client.post("/mcp", json=HELLO)
+    assert answer.status_code == 200, answer.text
+    return answer.headers["mcp-session-id"]
+
+
+def test_nobody_without_a_key_reaches_it(server: Server) -> None:
+    for key in (None, "wrong"):
+        answer = server.client(key).post("/mcp", json=HELLO, headers=HEADERS)
+        assert answer.status_code == 401
+        assert error_of(answer)["code"] == "unauthorized"
+
+
+@pytest.mark.parametrize(
+    ("header", "value"), [("Host", "evil.example"), ("Origin", "https://evil.example")]
+)
+def test_a_page_of_another_origin_is_refused(alice: httpx.Client, header: str, value: str) -> None:
+    assert alice.post("/mcp", json=HELLO).status_code == 200  # the control
+    answer = alice.post("/mcp", json=HELLO, headers={header: value})
+    assert answer.status_code == 403
+
+
+def test_a_session_is_its_keys_alone(server: Server, alice: httpx.Client) -> None:
+    mine = {"mcp-session-id": _session(alice)}
+    assert alice.post("/mcp", json=PING, headers=mine).status_code == 200  # the control
+    theirs = server.client(BOB)
+    for call in ("post", "get", "delete"):
+        more = {"json": PING} if call == "post" else {}
+        answer = getattr(theirs, call)("/mcp", headers={**HEADERS, **mine}, **more)
+        assert answer.status_code == 404
+    assert alice.post("/mcp", json=PING, headers=mine).status_code == 200
+    assert alice.delete("/mcp", headers=mine).status_code == 200
+    assert alice.post("/mcp", json=PING, headers=mine).status_code == 404
+
+
+def test_a_version_without_sessions_is_refused_by_name(alice: httpx.Client) -> None:
+    answer = alice.post("/mcp", json=PING, headers={"mcp-protocol-version": "2026-07-28"})
+    assert answer.status_code == 400
+    assert "2025-11-25" in answer.json()["error"]["data"]["supported"]
+
+
+def test_sandboxes_are_the_tenants_and_die_with_the_session(server: Server) -> None:
+    made: list[str] = []
+
+    async def scenario(client: Client) -> None:
+        made.append(await new_sandbox(client, template="python"))
+        assert server.client(ALICE).get(f"/sandboxes/{made[0]}").json()["status"] == "running"
+        assert server.client(BOB).get(f"/sandboxes/{made[0]}").status_code == 404
+
+    play(at(server), scenario)
+    until = time.monotonic() + 30
+    while server.client(ALICE).get(f"/sandboxes/{made[0]}").json()["status"] != "stopped":
+        assert time.monotonic() < until
+
+
+def test_quotas_and_audit_hold_for_tools() -> None:
+    with running("[tiers.default]\nsandboxes = 1\n") as server:
+        door = HttpDoor(f"{server.address}/mcp")
+
+        async def scenario(client: Client) -> None:
+            await new_sandbox(client, template="python")
+            second = await client.call_tool("create_sandbox", {"template": "python"})
+            assert second.is_error
+            assert "quota sandboxes" in text_of(second)
+            assert "Next: delete one" in text_of(second)
+
+        play(door, scenario)
+        records = server.client(ADMIN).get("/audit", params={"limit": 1000}).json()["records"]
+        made = [each for each in records if each["action"] == "sandbox.create"]
+        assert {each["tenant"] for each in made} == {"alice"}

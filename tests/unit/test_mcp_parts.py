@@ -1,0 +1,264 @@
+"""Parts of the MCP door that need no sandbox, down to HTTP without a wire."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from jsonschema import Draft202012Validator
+
+from cellwall.apps.mcp import answers
+from cellwall.apps.mcp.addresses import address, media_type, place
+from cellwall.apps.mcp.arguments import BY_TOOL, checked
+from cellwall.apps.mcp.catalog import DESCRIPTIONS, Available, _input_schema
+from cellwall.apps.mcp.inner import InnerTransport
+from cellwall.apps.mcp.progress import Progress
+from cellwall.apps.mcp.schemas import OUTPUTS
+from cellwall.apps.mcp.session import Session
+from cellwall.apps.mcp.tools import BY_NAME
+from cellwall.apps.mcp.visits import GRACE_S, IDLE_S, Visits
+from cellwall.model.errors import Conflict, UsageError
+from cellwall.model.execution import Event, Execution
+from cellwall.model.limits import Limits
+from cellwall.model.outcome import Isolation, IsolationLevel, Outcome, Verdict
+from cellwall.surface.tasks import Tasks
+
+HERE = Available(("python", "bash"), {"python": "plain", "data": "with pandas"})
+ISOLATION = Isolation("jail", IsolationLevel.NAMESPACE, "")
+
+
+def test_every_tool_is_described_checked_and_done() -> None:
+    assert set(BY_TOOL) == set(DESCRIPTIONS) == set(OUTPUTS) == set(BY_NAME)
+
+
+@pytest.mark.parametrize("tool", BY_TOOL)
+def test_schemas_are_proper_and_short(tool: str) -> None:
+    for schema in (_input_schema(tool, HERE), OUTPUTS[tool]):
+        Draft202012Validator.check_schema(schema)
+    text = json.dumps(_input_schema(tool, HERE))
+    assert "$ref" not in text
+    assert '"null"' not in text
+    assert len(text) < 4_000
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_what_is_returned_fits_its_schema(verdict: Verdict) -> None:
+    outcome = Outcome(verdict, ISOLATION, exit_code=1)
+    results = ({"image/png": "aGk="}, {"image/png": "no base64!"}, {"text/html": "<table>"})
+    execution = Execution(
+        "id", "python", "out", "", outcome, Limits(), result=float("nan"), results=results
+    )
+    for made in (answers.execution(execution, 2_000), answers.failure(RuntimeError("secret"))):
+        validator = Draft202012Validator(OUTPUTS["run_code"])
+        assert not list(validator.iter_errors(made.structured_content))
+        json.dumps(made.structured_content, allow_nan=False)
+        assert "secret" not in made.model_dump_json()
+    made = answers.execution(execution, 2_000)
+    assert made.is_error == (verdict not in {Verdict.OK, Verdict.OUTPUT})
+    assert made.structured_content["images"] == 1
+
+
+@pytest.mark.parametrize("path", ["a.txt", "dir/a b#?.txt", "/tmp/x", "ü%2F", "a//b"])
+def test_an_address_names_its_file(path: str) -> None:
+    assert place(address("abc", path)) == ("abc", path)
+
+
+def test_a_path_below_home_is_the_same_file() -> None:
+    assert address("abc", "/home/user/a") == address("abc", "a") == address("abc", "./a")
+    assert media_type("a.png") == "image/png"
+
+
+@pytest.mark.parametrize(
+    "uri", ["", "cellwall://sandbox/a", "cellwall://sandbox/a/b/files/c", "http://x/files/y"]
+)
+def test_another_address_is_refused(uri: str) -> None:
+    with pytest.raises(UsageError, match="not a file of a sandbox"):
+        place(uri)
+
+
+def test_arguments_are_closed_and_strict() -> None:
+    for given in ({"code": "1", "x": 1}, {"code": 1}, {"code": "1", "timeout": "3"}):
+        with pytest.raises(UsageError, match="run_code"):
+            checked("run_code", given)
+    assert checked("run_code", {"code": "1", "timeout": 3}).model_dump()["timeout"] == 3
+
+
+def test_a_message_about_bad_input_is_bounded() -> None:
+    with pytest.raises(UsageError) as caught:
+        checked("run_code", {f"x{'y' * 10_000}{n}": "z" * 10_000 for n in range(100)})
+    assert len(str(caught.value)) < 2_000
+
+
+def test_progress_says_time_bytes_and_the_last_line() -> None:
+    progress = Progress()
+    progress.on_event(Event(1, "stdout", text="one\ntwo\x1b[0m\n"))
+    assert progress.sentence() == "running for 0 s, 12 bytes of output: two"
+    progress.on_event(Event(2, "stderr", text="z" * 100_000))
+    assert len(progress.sentence()) < 200
+
+
+# -- a client that goes ----------------------------------------------------------------------------
+
+
+class _NoLibrary:
+    async def aclose(self) -> None:
+        return
+
+
+def _a_session() -> Session:
+    return Session(_NoLibrary(), None)  # type: ignore[arg-type]  # makes no sandbox
+
+
+def test_a_closed_session_takes_no_more_and_stops_what_runs() -> None:
+    async def main() -> None:
+        session = _a_session()
+        forever = asyncio.ensure_future(session.perform(asyncio.Event().wait()))
+        await asyncio.sleep(0)
+        await session.close()
+        with pytest.raises(Conflict, match="it has ended"):
+            await forever
+        with pytest.raises(Conflict, match="it has ended"):
+            await session.perform(asyncio.sleep(0))
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_call_is_given_the_time_its_end_takes() -> None:
+    ended: list[str] = []
+
+    async def slow_to_stop() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            ended.append("whole")
+
+    async def main() -> None:
+        session = _a_session()
+        call = asyncio.ensure_future(session.perform(slow_to_stop()))
+        await asyncio.sleep(0.01)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        await session.close()
+        assert ended == ["whole"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("is_lost", "comes_back", "expected_s"),
+    [(True, False, GRACE_S), (False, False, IDLE_S), (True, True, IDLE_S)],
+)
+def test_a_session_ends_when_its_client_is_gone(
+    is_lost: bool, comes_back: bool, expected_s: float
+) -> None:
+    async def main() -> None:
+        waits: list[float] = []
+        loop = asyncio.get_running_loop()
+        real = loop.call_later
+
+        def noted(delay: float, *rest: Any, **more: Any) -> asyncio.TimerHandle:
+            waits.append(delay)
+            return real(delay, *rest, **more)
+
+        async def forget(_: object) -> None:
+            return
+
+        visits = Visits(forget)
+        loop.call_later = noted  # type: ignore[assignment,method-assign]
+        visit = visits.add("s", ("alice", "key"), _a_session())
+        with visit.connected() as connection:
+            connection.is_lost = is_lost
+        if comes_back:
+            with visit.connected():
+                pass
+        assert waits[-1] == expected_s
+        assert visits.find("s", ("alice", "key")) is visit
+        assert visits.find("s", ("bob", "key")) is None
+        assert visits.find("s", ("alice", "other")) is None
+        await visits.aclose()
+        assert visits.get("s") is None
+
+    asyncio.run(main())
+
+
+# -- HTTP without a wire ---------------------------------------------------------------------------
+
+
+async def _asked(app: Any, **request: Any) -> httpx.Response:
+    tasks = Tasks()
+    transport = InnerTransport(app, tasks, ("127.0.0.1", 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://inner") as client:
+        answer = await client.request("POST", "/p%20q?a=1", **request)
+    await tasks.wait_empty()
+    return answer
+
+
+def test_a_request_arrives_as_it_was_sent() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body = b""
+        while (message := await receive())["body"] or message["more_body"]:
+            body += message["body"]
+        said = {"path": scope["path"], "query": scope["query_string"].decode()}
+        data = json.dumps({**said, "body": body.decode(), "client": scope["client"]}).encode()
+        await send({"type": "http.response.start", "status": 201, "headers": [(b"x", b"y")]})
+        await send({"type": "http.response.body", "body": data})
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"ab"
+        yield b"c"
+
+    for content in (b"abc", pieces()):
+        answer = asyncio.run(_asked(app, content=content))
+        assert (answer.status_code, answer.headers["x"]) == (201, "y")
+        expected = {"path": "/p q", "query": "a=1", "body": "abc", "client": ["127.0.0.1", 1]}
+        assert answer.json() == expected
+
+
+@pytest.mark.parametrize("fault", ["before", "silent", "middle", "cut"])
+def test_a_broken_answer_is_an_error(fault: str) -> None:
+    async def app(scope: Any, _receive: Any, send: Any) -> None:
+        if fault == "before":
+            raise RuntimeError("secret")
+        if fault == "silent":
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        if fault == "cut":
+            scope["extensions"]["cellwall.transport"].abort()
+
+    with pytest.raises(httpx.TransportError) as caught:
+        asyncio.run(_asked(app))
+    assert "secret" not in str(caught.value)
+
+
+def test_a_reader_that_leaves_is_told_to_the_application() -> None:
+    told: list[str] = []
+
+    async def app(_scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        gone = asyncio.ensure_future(_disconnected(receive))
+        while not gone.done():
+            await send({"type": "http.response.body", "body": b"x" * 1000, "more_body": True})
+            await asyncio.sleep(0)
+        told.append("gone")
+
+    async def _disconnected(receive: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def main() -> None:
+        tasks = Tasks()
+        transport = InnerTransport(app, tasks, None)
+        async with httpx.AsyncClient(transport=transport, base_url="http://inner") as client:
+            async with client.stream("GET", "/") as answer:
+                await anext(answer.aiter_raw())
+            await tasks.wait_empty()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+    assert told == ["gone"]
