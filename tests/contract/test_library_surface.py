@@ -243,6 +243,24 @@ def test_leaving_a_stream_early_stops_the_cell(shared: SyncSandbox) -> None:
     assert time.monotonic() - began < 15
 
 
+def test_what_a_model_is_not_told_stays_in_a_file_inside(shared: SyncSandbox) -> None:
+    execution = shared.run("for n in range(20_000): print('line', n)")
+    said = shared.for_model(execution, 4_000)
+    assert len(said) <= 4_000
+    path = said.partition("all of it is in ")[2].partition(" ...]")[0]
+    assert path.startswith("/home/user/.cellwall/output/")
+    assert shared.files.read(path) == execution.stdout.strip("\n")
+    result = shared.commands.run("seq 20000")
+    assert "all of it is in /home/user/" in shared.for_model(result, 4_000)
+
+
+def test_a_sandbox_that_has_ended_keeps_nothing(sandbox: SyncSandbox) -> None:
+    execution = sandbox.run("print('x' * 20_000)")
+    sandbox.close()
+    said = sandbox.for_model(execution, 4_000)
+    assert "left out here ...]" in said
+
+
 def test_program_of_another_language_runs_beside(shared: SyncSandbox) -> None:
     shared.files.write("beside.txt", "here")
     assert shared.run("cat beside.txt", "bash").stdout == "here"

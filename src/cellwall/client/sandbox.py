@@ -18,6 +18,7 @@ from cellwall.client.files import Files
 from cellwall.client.live import Live
 from cellwall.client.transport import Ask
 from cellwall.model.errors import NotFound, SandboxUnavailable
+from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 from cellwall.model.outcome import Verdict
 from cellwall.surface.callbacks import OnEvent, OnText, by_stream
 from cellwall.wire import asking
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from cellwall.client.ports import Ports
     from cellwall.client.transport import Json, Transport
-    from cellwall.model.execution import Event, Execution
+    from cellwall.model.execution import CommandResult, Event, Execution
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation
 
@@ -190,6 +191,14 @@ class AsyncSandbox:
     async def interrupt(self, context: str = "main") -> None:
         """Raise KeyboardInterrupt in what the context runs now."""
         await self.contexts.interrupt(context)
+
+    async def for_model(
+        self, result: Execution | CommandResult, budget_chars: int = DEFAULT_BUDGET_CHARS
+    ) -> str:
+        """Say to a language model what ran in here; what is left out stays in a file inside."""
+        from cellwall.surface.kept_output import for_model
+
+        return await for_model(self, result, budget_chars)
 
     # -- life ------------------------------------------------------------------------------
 

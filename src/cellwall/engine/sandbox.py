@@ -21,6 +21,7 @@ from cellwall.engine.files import Files, file_error
 from cellwall.engine.requests import check_source, check_stdin
 from cellwall.languages import registry
 from cellwall.model.errors import Conflict, UsageError
+from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 from cellwall.model.ids import new_id
 from cellwall.model.outcome import Isolation, Verdict
 from cellwall.runtimes.channel import GuestRefused
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from cellwall.engine.ports import Ports
     from cellwall.engine.tasks import Tasks
     from cellwall.languages.language import Language
-    from cellwall.model.execution import Event, Execution
+    from cellwall.model.execution import CommandResult, Event, Execution
     from cellwall.model.limits import Limits
 
 Status = Literal["running", "stopped"]
@@ -283,6 +284,14 @@ class AsyncSandbox:
         for recorder in self.live.running:
             recorder.interrupt_sent = recorder.interrupt_sent or recorder.context == context
         self.live.channel.tell("interrupt", context=context)
+
+    async def for_model(
+        self, result: Execution | CommandResult, budget_chars: int = DEFAULT_BUDGET_CHARS
+    ) -> str:
+        """Say to a language model what ran in here; what is left out stays in a file inside."""
+        from cellwall.surface.kept_output import for_model
+
+        return await for_model(self, result, budget_chars)
 
     # -- life ------------------------------------------------------------------------------
 

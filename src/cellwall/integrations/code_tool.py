@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import cellwall
 from cellwall.integrations.answers import Answer
 from cellwall.integrations.calls import BadCall, Definition
+from cellwall.integrations.closing import Closing
 from cellwall.integrations.keeper import Files, Keeper
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from cellwall.surface.sandbox import SyncSandbox
 
 _NEXT = "call again: the next call gets a new sandbox, without the variables and files from before"
 
 
-class CodeTool:
+class CodeTool(Closing):
     """A tool that runs code: `with CodeTool("data", timeout=20) as tool: tool.call(arguments)`.
 
     The sandbox is made on the first call and lives until `close`. When it dies before that (a
@@ -115,33 +114,3 @@ class CodeTool:
     def close(self) -> None:
         """Destroy its sandbox, if that is its own; idempotent."""
         self._keeper.close()
-
-    async def aclose(self) -> None:
-        """Do what `close` does for a caller on an event loop."""
-        await asyncio.to_thread(self.close)
-
-    def __enter__(self) -> Self:
-        """Use it as a context manager that closes it."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close it."""
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        """Use it as an asynchronous context manager that closes it."""
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close it."""
-        await self.aclose()

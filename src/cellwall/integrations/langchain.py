@@ -8,25 +8,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from cellwall.integrations import code_tool
+from cellwall.integrations.closing import Closing
 from cellwall.integrations.extras import missing
 
 try:
-    from langchain_core.tools import BaseTool
+    from langchain_core.tools import BaseTool, ToolException
     from pydantic import PrivateAttr
 except ModuleNotFoundError as error:
     raise missing("langchain", error) from None
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
     from cellwall.integrations.answers import Answer
     from cellwall.surface.sandbox import SyncSandbox
 
 Content = str | list[dict[str, Any]]
 
 
-class CodeTool(BaseTool):
+class CodeTool(Closing, BaseTool):
     """Runs code of a model; give it to an agent: `create_agent(model, tools=[tool])`.
 
     Made with what `code_tool.CodeTool` takes, and `images`: whether charts go into the message as
@@ -48,7 +46,8 @@ class CodeTool(BaseTool):
         """Nothing is started yet."""
         tool = code_tool.CodeTool(template, **options)
         super().__init__(
-            name=tool.name, description=tool.description, args_schema=tool.parameters
+            name=tool.name, description=tool.description, args_schema=tool.parameters,
+            handle_tool_error=True,
         )
         self._tool = tool
         self._images = images
@@ -65,6 +64,8 @@ class CodeTool(BaseTool):
         return self._shaped(await self._tool.acall(arguments))
 
     def _shaped(self, answer: Answer) -> tuple[Content, Any]:
+        if answer.execution is None:
+            raise ToolException(answer.text)  # a message of status `error`
         if not (answer.images and self._images):
             return answer.text, answer.execution
         blocks: list[dict[str, Any]] = [{"type": "text", "text": answer.text}]
@@ -76,33 +77,3 @@ class CodeTool(BaseTool):
     def close(self) -> None:
         """Destroy its sandbox, if that is its own; idempotent."""
         self._tool.close()
-
-    async def aclose(self) -> None:
-        """Do what `close` does for a caller on an event loop."""
-        await self._tool.aclose()
-
-    def __enter__(self) -> Self:
-        """Use it as a context manager that closes it."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close it."""
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        """Use it as an asynchronous context manager that closes it."""
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close it."""
-        await self.aclose()

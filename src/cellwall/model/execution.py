@@ -13,6 +13,9 @@ from typing import Any, Literal
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Outcome, Verdict
 
+DEFAULT_BUDGET_CHARS = 20_000
+"""What `for_model` may say: about 5,000 tokens, a small part of a conversation."""
+
 EventKind = Literal["stdout", "stderr", "display", "result", "error", "value", "gap", "end"]
 
 
@@ -61,6 +64,16 @@ class CommandResult:
     def ok(self) -> bool:
         """Report whether the verdict is `ok`."""
         return self.outcome.verdict is Verdict.OK
+
+    def for_model(
+        self,
+        budget_chars: int = DEFAULT_BUDGET_CHARS,
+        kept_in: Mapping[str, str] | None = None,
+    ) -> str:
+        """Say it to a language model, see `Execution.for_model`."""
+        from cellwall.model.for_model import command_for_model
+
+        return command_for_model(self, None, budget_chars, kept_in)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +132,19 @@ class Execution:
     def images(self) -> tuple[str, ...]:
         """Base64 PNGs among the results, in order."""
         return tuple(str(b["image/png"]) for b in self.results if "image/png" in b)
+
+    def for_model(
+        self,
+        budget_chars: int = DEFAULT_BUDGET_CHARS,
+        kept_in: Mapping[str, str] | None = None,
+    ) -> str:
+        """Say it to a language model in at most `budget_chars` characters.
+
+        What was printed and shown, images described, tables as Markdown; then, unless it ended
+        well, what happened, which limit it met and what to try next. What does not fit is cut from
+        the middle, with a note of how much; `kept_in` names the files inside that hold the whole
+        of `stdout`, `stderr` or `shown`. `UsageError` for a budget below 2,000.
+        """
+        from cellwall.model.for_model import execution_for_model
+
+        return execution_for_model(self, budget_chars, kept_in)

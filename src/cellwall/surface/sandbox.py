@@ -11,6 +11,7 @@ from collections.abc import Generator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
+from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 from cellwall.surface.callbacks import OnEvent, OnText, by_stream
 from cellwall.surface.commands import SyncCommands
 from cellwall.surface.contexts import SyncContexts
@@ -20,7 +21,7 @@ from cellwall.surface.threads import Ended
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from cellwall.model.execution import Event, Execution
+    from cellwall.model.execution import CommandResult, Event, Execution
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation
     from cellwall.surface.faces import AnySandbox
@@ -135,6 +136,16 @@ class SyncSandbox:
     def interrupt(self, context: str = "main") -> None:
         """Raise KeyboardInterrupt in what the context runs now."""
         self._thread.call(lambda _subject, _put: self._inner.interrupt(context))
+
+    def for_model(
+        self, result: Execution | CommandResult, budget_chars: int = DEFAULT_BUDGET_CHARS
+    ) -> str:
+        """Say to a language model what ran in here; what is left out stays in a file inside.
+
+        `result` is what `run` or `commands.run` of this sandbox returned; the note on a cut names
+        the file.
+        """
+        return self._thread.call(lambda _subject, _put: self._inner.for_model(result, budget_chars))
 
     def extend(self, life_s: float) -> None:
         """Let it live `life_s` seconds from now."""

@@ -1,0 +1,57 @@
+"""An answer for a model whose whole output stays in the sandbox, in a file that can be read there.
+
+For live sandboxes, of the library and of the SDK alike. The file is written through the guest,
+under the sandbox's own confinement; where it cannot be (a full disk, a sandbox that has ended),
+the answer says only how much was left out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cellwall.model.errors import CellwallError
+from cellwall.model.execution import DEFAULT_BUDGET_CHARS
+from cellwall.model.for_model import command_left_out, left_out
+from cellwall.model.ids import new_id
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cellwall.model.execution import CommandResult, Execution
+    from cellwall.surface.faces import AnySandbox
+
+DIRECTORY = "/home/user/.cellwall/output"
+_KEPT = ("stdout", "stderr", "shown")
+
+
+async def for_model(
+    sandbox: AnySandbox,
+    result: Execution | CommandResult,
+    budget_chars: int = DEFAULT_BUDGET_CHARS,
+) -> str:
+    """Return `result.for_model(budget_chars)`, and keep inside what that leaves out.
+
+    `sandbox` is the one it ran in. The note on a cut names the file.
+    """
+    from cellwall.model.execution import Execution
+
+    if isinstance(result, Execution):
+        name, whole = result.id, left_out(result, budget_chars)
+    else:
+        name, whole = new_id(), command_left_out(result, budget_chars)
+    kept_in = await _keep(sandbox, name, {part: whole[part] for part in _KEPT if part in whole})
+    return result.for_model(budget_chars, kept_in)
+
+
+async def _keep(sandbox: AnySandbox, name: str, whole: Mapping[str, str]) -> dict[str, str]:
+    kept_in: dict[str, str] = {}
+    for part, text in whole.items():
+        if sandbox.status != "running":
+            break
+        path = f"{DIRECTORY}/{name}.{part}.txt"
+        try:
+            await sandbox.files.write(path, text.encode(errors="replace"))
+        except CellwallError:
+            continue  # the answer does without: it says how much is missing
+        kept_in[part] = path
+    return kept_in
