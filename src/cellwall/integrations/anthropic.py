@@ -49,7 +49,9 @@ class CodeTool(code_tool.CodeTool):
     async def ahandle(self, block: Any) -> Json:  # noqa: ANN401 - as above
         """Do what `handle` does for a caller on an event loop."""
         name = _get(block, "name")
-        answer = await self.acall(_get(block, "input")) if name == self.name else self.no_such_tool(name)
+        answer = (
+            await self.acall(_get(block, "input")) if name == self.name else self.no_such_tool(name)
+        )
         return _result(block, answer)
 
 

@@ -131,4 +131,6 @@ def _kind(value: object) -> str:
     names = {dict: "an object", list: "a list", str: "text", bool: "a truth value"}
     if value is None:
         return "null"
-    return names.get(type(value), "a number" if isinstance(value, int | float) else "something else")
+    return names.get(
+        type(value), "a number" if isinstance(value, int | float) else "something else"
+    )

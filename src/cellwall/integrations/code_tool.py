@@ -50,7 +50,7 @@ class CodeTool(Closing):
         With `client` the sandbox is a server's; with `sandbox` it is the caller's own, who also
         closes it. `timeout` is for each call, in seconds. `languages` other than Python run as
         programs beside it. `files` are written into each new sandbox. `budget_chars` is about how
-        long an answer's text may be. `options` are those of `Sandbox`: `limits`, `isolation`, `env`.
+        long an answer's text may be. `options` are those of `Sandbox`: `limits`, `isolation` …
         """
         self.definition = Definition.of(name, languages, description)
         self.timeout = timeout
@@ -93,9 +93,7 @@ class CodeTool(Closing):
             wanted = self.definition.read(arguments)
             sandbox, is_new = await asyncio.to_thread(self._keeper.take)
             execution = await sandbox.arun(wanted.code, wanted.language, timeout=self.timeout)
-            return await asyncio.to_thread(
-                Answer.of, execution, sandbox, self.budget_chars, is_new
-            )
+            return await asyncio.to_thread(Answer.of, execution, sandbox, self.budget_chars, is_new)
         except cellwall.CellwallError as error:
             return self._refusal(error)
 

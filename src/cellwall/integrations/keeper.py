@@ -72,7 +72,7 @@ class Keeper:
         return sandbox
 
     def forget(self) -> None:
-        """Close the sandbox, if it is ours; the next `take` makes a new one and calls it the first."""
+        """Close the sandbox, if it is ours; the next `take` makes another."""
         with self._lock:
             sandbox, self._sandbox = self._sandbox, None
         if sandbox is not None:

@@ -46,7 +46,9 @@ class CodeTool(Closing, BaseTool):
         """Nothing is started yet."""
         tool = code_tool.CodeTool(template, **options)
         super().__init__(
-            name=tool.name, description=tool.description, args_schema=tool.parameters,
+            name=tool.name,
+            description=tool.description,
+            args_schema=tool.parameters,
             handle_tool_error=True,
         )
         self._tool = tool

@@ -49,12 +49,12 @@ class CodeTool(Closing, AsyncBaseTool):
         """The sandbox that the next call runs in, made if need be: for its files, above all."""
         return self._tool.sandbox
 
-    def call(self, input: Any = None, **arguments: Any) -> ToolOutput:  # noqa: A002, ANN401 - theirs
+    def call(self, input: Any = None, **arguments: Any) -> ToolOutput:  # noqa: ANN401 - theirs
         """Run one call."""
         asked = _asked(input, arguments)
         return self._output(asked, self._tool.call(asked))
 
-    async def acall(self, input: Any = None, **arguments: Any) -> ToolOutput:  # noqa: A002, ANN401 - theirs
+    async def acall(self, input: Any = None, **arguments: Any) -> ToolOutput:  # noqa: ANN401 - theirs
         """Do what `call` does for a caller on an event loop; cancelling it ends the run."""
         asked = _asked(input, arguments)
         return self._output(asked, await self._tool.acall(asked))

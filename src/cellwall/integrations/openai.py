@@ -100,7 +100,9 @@ def _message(call: Any, answer: Answer) -> Json:  # noqa: ANN401 - as above
         return {"role": "tool", "tool_call_id": _get(call, "id"), "content": answer.text}
     output: str | list[Json] = answer.text
     if answer.images:
-        parts = [{"type": "input_image", "image_url": url, "detail": "auto"} for url in _urls(answer)]
+        parts = [
+            {"type": "input_image", "image_url": url, "detail": "auto"} for url in _urls(answer)
+        ]
         output = [{"type": "input_text", "text": answer.text}, *parts]
     return {"type": "function_call_output", "call_id": _get(call, "call_id"), "output": output}
 

@@ -113,9 +113,7 @@ class SyncSandbox:
 
         Its callbacks run on the loop's thread. Cancelling it cancels the run.
         """
-        return await self._thread.acall(
-            lambda _subject: self._inner.run(code, language, **options)
-        )
+        return await self._thread.acall(lambda _subject: self._inner.run(code, language, **options))
 
     def stream(self, code: str, **options: Any) -> Generator[Event, None, None]:  # noqa: ANN401 - of run
         """Yield the events of `run(code, …)` as they come; the last one is `end`.

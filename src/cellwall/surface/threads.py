@@ -140,13 +140,16 @@ class LoopThread(Generic[S]):
         tasks: list[asyncio.Future[Any]] = []
 
         def tell(item: Ended) -> None:
-            here.call_soon_threadsafe(lambda: ended.done() or ended.set_result(item))
+            here.call_soon_threadsafe(ended.set_result, item)
+
+        def cancel() -> None:  # begun by then: what comes to this loop first is done first
+            tasks[0].cancel()
 
         self._loop.call_soon_threadsafe(lambda: tasks.append(self._begin(work, tell)))
         try:
             item = await asyncio.shield(ended)
         except asyncio.CancelledError:
-            self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+            self._loop.call_soon_threadsafe(cancel)
             await ended
             raise
         if item.error is not None:
