@@ -52,7 +52,7 @@ class CellwallSandboxConfig(BaseModel, frozen=True, extra="forbid"):
     """`SandboxEnvironmentSpec("cellwall", CellwallSandboxConfig(…))`; all of it has defaults."""
 
     template: str = "python"
-    limits: dict[str, float] = {}
+    limits: dict[str, int | float] = {}
     """Where they differ from an hour for a command and a day for a sample."""
     isolation: str = "namespace"
     runtime: str | None = None
@@ -153,9 +153,12 @@ class CellwallSandboxEnvironment(SandboxEnvironment):
         return _exec_result(result)
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
-        """Write a whole file, parents included."""
+        """Write a whole file, parents included; a read-only one is refused, as Inspect wants it."""
+        files = self.sandbox.files
         with _translated(file):
-            await self.sandbox.files.write(file, contents)
+            if await files.exists(file) and not (await files.stat(file)).mode & 0o200:
+                raise cellwall.FileError(f"write {file!r}: read-only", reason="permission")
+            await files.write(file, contents)
 
     @overload
     async def read_file(self, file: str, text: Literal[True] = True) -> str: ...

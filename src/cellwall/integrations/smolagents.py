@@ -26,19 +26,31 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from cellwall.surface.sandbox import SyncSandbox
 
-_FINAL_ANSWER = '''
-import json as _cellwall_json
-
+_ANSWER = "application/vnd.cellwall.final-answer+json"
+_FINAL_ANSWER = f"""
 class CellwallFinalAnswer(BaseException):
-    """Ends the code that calls `final_answer`."""
+    'Ends the code that calls `final_answer`.'
+
+    def __init__(self, text):
+        super().__init__()
+        self.text = text
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        return {{"{_ANSWER}": self.text}}
 
 def final_answer(answer):
+    import json
     try:
-        text = _cellwall_json.dumps(answer, allow_nan=False)
+        text = json.dumps(answer, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        text = _cellwall_json.dumps(str(answer))
-    raise CellwallFinalAnswer(text)
-'''
+        text = json.dumps(str(answer))
+    if len(text) > 900_000:
+        raise ValueError(f"final_answer: {{len(text)}} characters of JSON, more than 900000")
+    made = CellwallFinalAnswer(text)
+    display(made)
+    raise made
+"""
+"""Displays come back whole, up to a mebibyte; the text of an exception is cut much earlier."""
 
 
 class CodeFailed(RuntimeError):
@@ -118,7 +130,7 @@ class CellwallExecutor(Closing, PythonExecutor):  # type: ignore[misc] # smolage
                 self._prepare(sandbox, part)
         self.execution = execution = sandbox.run(code_action, timeout=self.timeout)
         if execution.error is not None and execution.error.name == "CellwallFinalAnswer":
-            return CodeOutput(_parsed(execution.error.value), execution.stdout, True)
+            return CodeOutput(_final_answer(execution), execution.stdout, True)
         logs = sandbox.for_model(execution, self.budget_chars)
         if not execution.ok:
             raise CodeFailed(logs)
@@ -133,8 +145,11 @@ class CellwallExecutor(Closing, PythonExecutor):  # type: ignore[misc] # smolage
         self.close()
 
 
-def _parsed(text: str) -> Any:  # noqa: ANN401 - any JSON
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text  # raised by the code itself, not by `final_answer`
+def _final_answer(execution: cellwall.Execution) -> Any:  # noqa: ANN401 - any JSON
+    for bundle in reversed(execution.results):
+        if _ANSWER in bundle:
+            try:
+                return json.loads(str(bundle[_ANSWER]))
+            except (ValueError, RecursionError):
+                break
+    raise CodeFailed("final_answer: what came out of the sandbox is not an answer; call it again")
