@@ -26,7 +26,7 @@ test: dev templates
 	$(PYTEST) -n 2 $(APART)
 	$(PYTEST) $(addprefix --ignore=,$(APART) tests/server tests/agents)
 	$(PYTEST) tests/server
-	$(PYTEST) tests/agents
+	$(PYTEST) -n 2 tests/agents
 
 check: static
 	$(BIN)/pytest -n 2 $(APART)
