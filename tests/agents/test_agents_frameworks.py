@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
@@ -15,6 +14,7 @@ from counting_run import left_open
 from inspect_ai.util import OutputLimitExceededError
 from inspect_ai.util._sandbox.limits import override_max_exec_output_size
 from langchain_core.messages import ToolMessage
+from llama_index.core.llms import ImageBlock
 from llama_index.core.tools.calling import acall_tool, call_tool
 from smolagents import Tool
 
@@ -72,7 +72,9 @@ def test_llamaindex_output_with_a_chart() -> None:
         assert parameters["required"] == ["code", "language"]
         output = call_tool(tool, {"code": DRAW, "language": "python"})
         assert [block.block_type for block in output.blocks] == ["text", "image"]
-        assert base64.b64decode(output.blocks[1].image).startswith(b"\x89PNG")
+        chart = output.blocks[1]
+        assert isinstance(chart, ImageBlock)
+        assert chart.resolve_image().read(4) == b"\x89PNG"
         assert isinstance(output.raw_output, cellwall.Execution)
         output = asyncio.run(acall_tool(tool, {"code": "false", "language": "bash"}))
         assert output.is_error

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import cellwall
 from cellwall.integrations.answers import Answer
@@ -49,11 +50,13 @@ class CellwallCodeResult(CodeResult):
     executions: tuple[cellwall.Execution, ...] = ()
 
 
-class CellwallCodeExecutor(CodeExecutor, Component[CellwallCodeExecutorConfig]):  # type: ignore[no-untyped-call]
+class CellwallCodeExecutor(CodeExecutor, Component[CellwallCodeExecutorConfig]):
     """Runs code blocks in one sandbox, which `stop` destroys. Python blocks share their state."""
 
     component_config_schema = CellwallCodeExecutorConfig
-    component_provider_override: str | None = "cellwall.integrations.autogen.CellwallCodeExecutor"
+    component_provider_override: ClassVar[str | None] = (
+        "cellwall.integrations.autogen.CellwallCodeExecutor"
+    )
 
     def __init__(
         self,
@@ -71,7 +74,7 @@ class CellwallCodeExecutor(CodeExecutor, Component[CellwallCodeExecutorConfig]):
         self.budget_chars = budget_chars
         self._is_plain = sandbox is None and client is None and not files
         self._config = {"template": template, **options}
-        self._make = lambda: Keeper(sandbox, client=client, files=files, **self._config)
+        self._make = partial(Keeper, sandbox, client=client, files=files, **self._config)
         self._keeper = self._make()
 
     @property
@@ -87,7 +90,7 @@ class CellwallCodeExecutor(CodeExecutor, Component[CellwallCodeExecutorConfig]):
         Exit code 124 is a time limit. `ValueError` for a language there is not.
         """
         running = asyncio.ensure_future(self._run_all(code_blocks))
-        cancellation_token.link_future(running)  # type: ignore[no-untyped-call]
+        cancellation_token.link_future(running)
         return await running
 
     async def _run_all(self, blocks: Sequence[CodeBlock]) -> CellwallCodeResult:
