@@ -61,10 +61,10 @@ def test_the_plugin_of_pytest_brings_one_small_module() -> None:
     printed = python("""
 import sys, pytest
 before = set(sys.modules)
-import cellwall.integrations.pytest_fixtures
+import cellwall.testing.pytest_fixtures
 print(sorted(set(sys.modules) - before))
 """)
-    mine = ["cellwall", "cellwall.integrations", "cellwall.integrations.pytest_fixtures"]
+    mine = ["cellwall", "cellwall.testing", "cellwall.testing.pytest_fixtures"]
     assert printed == f"{mine}\n"
 
 
@@ -72,5 +72,5 @@ def test_entry_points_lead_to_what_is_there() -> None:
     from importlib.metadata import entry_points
 
     found = {each.group: each.value for each in entry_points(name="cellwall")}
-    assert found["pytest11"] == "cellwall.integrations.pytest_fixtures"
+    assert found["pytest11"] == "cellwall.testing.pytest_fixtures"
     assert found["inspect_ai"] == "cellwall.integrations.inspect_ai"
