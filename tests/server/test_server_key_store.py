@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,8 @@ import httpx
 import pytest
 from servers import ADMIN, ALICE, MANAGER, Server, configuration, error_of, new_sandbox, start
 from typer.testing import CliRunner
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from cellwall.apps.cli.keys import life
 from cellwall.apps.cli.main import app
@@ -203,3 +206,37 @@ def test_life_is_a_number_and_a_unit(text: str, seconds: int) -> None:
     for wrong in ("", "d", "30", "-1d", "1.5h", "1 d", "30D"):
         with pytest.raises(UsageError):
             life(wrong)
+
+
+@contextmanager
+def streaming(client: httpx.Client) -> Iterator[Iterator[str]]:
+    """A program that prints until it is stopped, and its lines as they come."""
+    body = {"code": "import time\nwhile True: print(1, flush=True); time.sleep(0.1)"}
+    accept = {"accept": "application/x-ndjson"}
+    with client.stream("POST", "/execute", json=body, headers=accept, timeout=30) as response:
+        lines = response.iter_lines()
+        next(lines)
+        yield lines
+
+
+def test_streams_and_terminals_end_with_their_key(server: Server) -> None:
+    admin = server.client(ADMIN)
+    made = [admin.post("/keys", json={"tenant": "frank"}).json() for _ in range(2)]
+    doomed, other = (server.client(each["key"]) for each in made)
+    sandbox = new_sandbox(doomed)
+    address = f"ws://127.0.0.1:{server.port}/sandboxes/{sandbox}/terminal"
+    headers = {"X-API-Key": made[0]["key"]}
+    with (
+        streaming(doomed) as lines,
+        streaming(other) as control,
+        connect(address, additional_headers=headers) as terminal,
+    ):
+        terminal.recv(timeout=20)
+        admin.delete(f"/keys/{made[0]['id']}")
+        with pytest.raises(httpx.RemoteProtocolError):  # cut, not ended: there is no last line
+            list(lines)
+        with pytest.raises(ConnectionClosed):
+            list(terminal)
+        next(control)  # the tenant's other key is nobody's business
+    assert other.get(f"/sandboxes/{sandbox}").json()["status"] == "running"
+    other.delete(f"/sandboxes/{sandbox}")

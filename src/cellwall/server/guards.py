@@ -79,6 +79,7 @@ class Guard:
                 raise fault
             self._check_host(call)
             self._check_key(call)
+            state.connections.begun(call)
             await self._app(call)
         except ClientGone:
             await asyncio.sleep(0)  # lets uvicorn see that the connection is gone
@@ -86,6 +87,7 @@ class Guard:
             await _answer_error(call, error)
         finally:
             call.close()
+            state.connections.ended(call)
             seconds = time.perf_counter() - began
             state.count(seconds)
             state.watch.request(call, seconds)

@@ -69,6 +69,10 @@ class KeyRecord:
         """A short name for logs, from the digest."""
         return self.digest[:12]
 
+    def has_expired(self, now: float) -> bool:
+        """Report whether its life is over at `now` (seconds since the epoch)."""
+        return self.expires_at is not None and self.expires_at <= now
+
 
 def new_key() -> str:
     """Return a fresh key: 258 random bits."""
@@ -111,6 +115,12 @@ class KeyRing:
         """Accept these besides, and what was given here before no longer."""
         self._stored = {record.digest: record for record in records}
 
+    def accepted(self) -> set[str]:
+        """Return the ids of the keys that are accepted now."""
+        now = time.time()
+        records = (*self._fixed.values(), *self._stored.values())
+        return {each.key_id for each in records if not each.has_expired(now)}
+
     def find(self, presented: str) -> Principal | None:
         """Return whose key it is, or None."""
         digest = digest_of(presented)
@@ -118,7 +128,7 @@ class KeyRing:
         # A lookup by digest gives nothing away: nobody can choose the digest of a guess.
         if record is None or not hmac.compare_digest(record.digest, digest):
             return None
-        if record.expires_at is not None and record.expires_at <= time.time():
+        if record.has_expired(time.time()):
             return None
         return Principal(record.tenant, record.key_id, record.scope)
 

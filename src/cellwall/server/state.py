@@ -23,6 +23,7 @@ from cellwall.engine.room import Room
 from cellwall.engine.tasks import Tasks
 from cellwall.model.errors import CapacityError
 from cellwall.server.audit import Audit
+from cellwall.server.connections import Connections
 from cellwall.server.executions import Executions
 from cellwall.server.idempotency import Replays
 from cellwall.server.keys import Failures, KeyRing
@@ -65,6 +66,7 @@ class State:
         self.keys = keys
         self.store = store
         self.stored_keys = None if store is None else StoredKeys(store, keys)
+        self.connections = Connections(keys)
         self.failures = Failures()
         self.tasks = Tasks()
         self.queue = _queue(engine, settings)
@@ -90,6 +92,7 @@ class State:
         self.requests = 0
         self.request_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._expiring: asyncio.Task[None] | None = None
 
     def count(self, seconds: float) -> None:
         """Count one request."""
@@ -107,13 +110,15 @@ class State:
         if self.stored_keys is not None:
             await self.stored_keys.refresh()
             self.tasks.spawn(self.stored_keys.watch())
+        self.tasks.spawn(self.connections.watch())
         self._on_timer()
 
     def _on_timer(self) -> None:
         self.executions.expire()
         self.sandboxes.expire()
-        if self.store is not None:
-            self.tasks.spawn(self._expire_stored(self.store))
+        # A store that is slow gets one such task, not one more with every round.
+        if self.store is not None and (self._expiring is None or self._expiring.done()):
+            self._expiring = self.tasks.spawn(self._expire_stored(self.store))
         loop = asyncio.get_running_loop()
         pause_s = min(_EXPIRE_EVERY_S, self.settings.retention_s / 2 + 0.1)
         self._timer = loop.call_later(pause_s, self._on_timer)

@@ -1,0 +1,69 @@
+"""What is under way for which key, so that it ends with the key.
+
+A key is checked when a request comes; streams, terminals and forwarded connections then live for
+hours. Twice a second, those whose key is no longer accepted are cut, as if their client had gone:
+what they had begun goes on or ends by its own `on_disconnect`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cellwall.server.call import Call
+    from cellwall.server.keys import KeyRing
+
+_log = logging.getLogger("cellwall.server")
+_LOOK_EVERY_S = 0.5
+
+
+class Connections:
+    """See the module; one per server."""
+
+    def __init__(self, ring: KeyRing) -> None:
+        """Nobody is here yet."""
+        self._ring = ring
+        self._calls: dict[str, set[Call]] = {}
+
+    def __len__(self) -> int:
+        """Return how many calls with a key are under way."""
+        return sum(map(len, self._calls.values()))
+
+    def begun(self, call: Call) -> None:
+        """Remember a call; one without a key is nobody's."""
+        if call.principal is not None:
+            self._calls.setdefault(call.principal.key_id, set()).add(call)
+
+    def ended(self, call: Call) -> None:
+        """Forget it."""
+        if call.principal is None:
+            return
+        key_id = call.principal.key_id
+        calls = self._calls.get(key_id, set())
+        calls.discard(call)
+        if not calls:
+            self._calls.pop(key_id, None)
+
+    def cut(self) -> int:
+        """Cut what runs for keys that are no longer accepted; return how many those were."""
+        if not self._calls:
+            return 0
+        gone = self._calls.keys() - self._ring.accepted()
+        calls = [call for key_id in gone for call in self._calls[key_id]]
+        for call in calls:
+            call.abort()
+        if calls:
+            _log.warning(
+                "cut %d requests under way: their keys (%s) are no longer accepted",
+                len(calls),
+                ", ".join(sorted(gone)),
+            )
+        return len(calls)
+
+    async def watch(self) -> None:
+        """Do that for ever."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            self.cut()
