@@ -18,13 +18,15 @@ run: environment templates
 	$(BIN)/cellwall demo
 
 # Two at once only where no test looks at the whole host or at how long something takes. The server's
-# tests hold hundreds of connections; others look at what a process has open.
+# tests hold hundreds of connections; others look at what a process has open. Frameworks bring
+# threads and hooks of their own into a process.
 APART := tests/unit tests/meta
 
 test: dev templates
 	$(PYTEST) -n 2 $(APART)
-	$(PYTEST) $(addprefix --ignore=,$(APART) tests/server)
+	$(PYTEST) $(addprefix --ignore=,$(APART) tests/server tests/agents)
 	$(PYTEST) tests/server
+	$(PYTEST) -n 2 tests/agents
 
 check: static
 	$(BIN)/pytest -n 2 $(APART)

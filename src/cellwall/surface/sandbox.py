@@ -119,6 +119,13 @@ class SyncSandbox:
             deliver,
         )
 
+    async def arun(self, code: str, language: str | None = None, **options: Any) -> Execution:  # noqa: ANN401 - of run
+        """Do what `run` does for a caller on an event loop, which goes on meanwhile.
+
+        Its callbacks run on the loop's thread. Cancelling it cancels the run.
+        """
+        return await self._thread.acall(lambda _subject: self._inner.run(code, language, **options))
+
     def stream(self, code: str, **options: Any) -> Generator[Event, None, None]:  # noqa: ANN401 - of run
         """Yield the events of `run(code, …)` as they come; the last one is `end`.
 

@@ -109,14 +109,7 @@ class LoopThread(Generic[S]):
         tasks: list[asyncio.Future[Any]] = []
 
         def begin() -> None:
-            task: asyncio.Future[Any]
-            try:
-                task = asyncio.ensure_future(work(self.subject, queue.put))
-            except BaseException as error:  # noqa: BLE001 - it belongs to the caller
-                task = self._loop.create_future()
-                task.set_exception(error)
-            tasks.append(task)
-            task.add_done_callback(lambda ended: queue.put(Ended(ended)))
+            tasks.append(self._begin(lambda subject: work(subject, queue.put), queue.put))
 
         def cancel() -> None:
             if tasks:
@@ -135,6 +128,46 @@ class LoopThread(Generic[S]):
                 self._loop.call_soon_threadsafe(cancel)
                 while not isinstance(_next(queue), Ended):
                     pass
+
+    async def acall(self, work: Callable[[S], Coroutine[Any, Any, T]]) -> T:
+        """Run `work` over there and return its result, for a caller on an event loop of its own.
+
+        Cancelling the caller cancels the work and waits for its end.
+        """
+        self._check_caller()
+        here = asyncio.get_running_loop()
+        ended: asyncio.Future[Ended] = here.create_future()
+        tasks: list[asyncio.Future[Any]] = []
+
+        def tell(item: Ended) -> None:
+            here.call_soon_threadsafe(ended.set_result, item)
+
+        def cancel() -> None:  # begun by then: what comes to this loop first is done first
+            tasks[0].cancel()
+
+        self._loop.call_soon_threadsafe(lambda: tasks.append(self._begin(work, tell)))
+        try:
+            item = await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            self._loop.call_soon_threadsafe(cancel)
+            await ended
+            raise
+        if item.error is not None:
+            raise item.error
+        return cast("T", item.value)
+
+    def _begin(
+        self, work: Callable[[S], Coroutine[Any, Any, Any]], tell: Callable[[Ended], None]
+    ) -> asyncio.Future[Any]:
+        """Start `work`, on this loop; `tell` hears of its end."""
+        task: asyncio.Future[Any]
+        try:
+            task = asyncio.ensure_future(work(self.subject))
+        except BaseException as error:  # noqa: BLE001 - it belongs to the caller
+            task = self._loop.create_future()
+            task.set_exception(error)
+        task.add_done_callback(lambda ended: tell(Ended(ended)))
+        return task
 
     def _check_caller(self) -> None:
         if threading.current_thread() is self._thread:

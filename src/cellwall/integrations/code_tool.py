@@ -1,0 +1,114 @@
+"""The code tool: a model's calls, run one after the other in one sandbox of their own.
+
+The base of the tools for OpenAI, Anthropic, LangChain and LlamaIndex, and usable by itself with
+anything else. What a model does wrong is text for the model; what the machine or the program
+around it does wrong is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import cellwall
+from cellwall.integrations.answers import Answer
+from cellwall.integrations.calls import BadCall, Definition
+from cellwall.integrations.closing import Closing
+from cellwall.integrations.keeper import Files, Keeper
+from cellwall.model.execution import DEFAULT_BUDGET_CHARS
+
+if TYPE_CHECKING:
+    from cellwall.surface.sandbox import SyncSandbox
+
+_NEXT = "call again: the next call gets a new sandbox, without the variables and files from before"
+
+
+class CodeTool(Closing):
+    """A tool that runs code: `with CodeTool("data", timeout=20) as tool: tool.call(arguments)`.
+
+    The sandbox is made on the first call and lives until `close`. When it dies before that (a
+    limit, its idle time), the next call gets a new one, and the model is told.
+    """
+
+    def __init__(  # noqa: PLR0913 - each is a choice of the caller's
+        self,
+        template: str = "python",
+        *,
+        sandbox: SyncSandbox | None = None,
+        client: Any = None,  # noqa: ANN401 - what `cellwall.connect` returned
+        timeout: float | None = None,
+        languages: Sequence[str] = ("python",),
+        files: Files | None = None,
+        name: str = "run_code",
+        description: str | None = None,
+        budget_chars: int = DEFAULT_BUDGET_CHARS,
+        **options: Any,  # noqa: ANN401 - of `Sandbox`
+    ) -> None:
+        """Nothing is started yet.
+
+        With `client` the sandbox is a server's; with `sandbox` it is the caller's own, who also
+        closes it. `timeout` is for each call, in seconds. `languages` other than Python run as
+        programs beside it. `files` are written into each new sandbox. `budget_chars` is about how
+        long an answer's text may be. `options` are those of `Sandbox`: `limits`, `isolation` …
+        """
+        self.definition = Definition.of(name, languages, description)
+        self.timeout = timeout
+        self.budget_chars = budget_chars
+        self._keeper = Keeper(sandbox, client=client, files=files, template=template, **options)
+
+    @property
+    def name(self) -> str:
+        """The tool's name, as the model calls it."""
+        return self.definition.name
+
+    @property
+    def description(self) -> str:
+        """What the model is told that the tool does."""
+        return self.definition.description
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The JSON schema of its arguments."""
+        return self.definition.parameters
+
+    @property
+    def sandbox(self) -> SyncSandbox:
+        """The sandbox that the next call runs in, made if need be: for its files, above all."""
+        return self._keeper.take()[0]
+
+    def call(self, arguments: object) -> Answer:
+        """Run what `arguments` (an object, or its JSON text) ask for; return what to tell of it."""
+        try:
+            wanted = self.definition.read(arguments)
+            sandbox, is_new = self._keeper.take()
+            execution = sandbox.run(wanted.code, wanted.language, timeout=self.timeout)
+            return Answer.of(execution, sandbox, self.budget_chars, is_new)
+        except cellwall.CellwallError as error:
+            return self._refusal(error)
+
+    async def acall(self, arguments: object) -> Answer:
+        """Do what `call` does for a caller on an event loop; cancelling it ends the run."""
+        try:
+            wanted = self.definition.read(arguments)
+            sandbox, is_new = await asyncio.to_thread(self._keeper.take)
+            execution = await sandbox.arun(wanted.code, wanted.language, timeout=self.timeout)
+            return await asyncio.to_thread(Answer.of, execution, sandbox, self.budget_chars, is_new)
+        except cellwall.CellwallError as error:
+            return self._refusal(error)
+
+    def no_such_tool(self, name: object) -> Answer:
+        """Return what a model is told that called a tool of another name."""
+        return Answer.refusal(self.definition.no_such_tool(name))
+
+    def _refusal(self, error: cellwall.CellwallError) -> Answer:
+        """Return what the model is told of `error`, or raise what a model cannot mend."""
+        if isinstance(error, cellwall.SandboxUnavailable) and self._keeper.is_own:
+            return Answer.refusal(cellwall.SandboxUnavailable(error.message, remedy=_NEXT))
+        if isinstance(error, BadCall | cellwall.Conflict):
+            return Answer.refusal(error)
+        raise error
+
+    def close(self) -> None:
+        """Destroy its sandbox, if that is its own; idempotent."""
+        self._keeper.close()

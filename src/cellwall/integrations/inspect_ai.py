@@ -1,0 +1,224 @@
+"""A sandbox provider for Inspect: `Task(…, sandbox="cellwall")`, or `sandbox=("cellwall", "data")`.
+
+Needs `inspect-ai`; `pip install 'cellwall[inspect]'`. Inspect finds it by cellwall's entry point.
+Each sample has a sandbox of its own, destroyed at its end. Commands run as `user`; there is no
+root inside, so Inspect's injected tools are not available (its `bash` and `python` tools are).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import cellwall
+from cellwall.integrations.extras import missing
+
+try:
+    from inspect_ai.util import (
+        ExecResult,
+        OutputLimitExceededError,
+        SandboxEnvironment,
+        SandboxEnvironmentConfigType,
+        SandboxEnvironmentLimits,
+        SandboxUnavailableError,
+        SandboxUserUnsupportedError,
+        sandboxenv,
+    )
+    from pydantic import BaseModel
+except ModuleNotFoundError as error:
+    raise missing("inspect", error) from None
+
+if TYPE_CHECKING:
+    from cellwall.surface.faces import AnySandbox
+
+_USERS = frozenset({"user", "1000"})
+_DAY_S = 86_400.0
+_LIMITS: dict[str, float] = {"wall_s": 3600, "cpu_s": 3600, "idle_s": _DAY_S, "life_s": _DAY_S}
+"""A sample waits for its model, for long at times; Inspect has limits of its own."""
+_FILE_ERRORS: dict[str, tuple[type[OSError], int]] = {
+    "not_found": (FileNotFoundError, errno.ENOENT),
+    "permission": (PermissionError, errno.EACCES),
+    "is_directory": (IsADirectoryError, errno.EISDIR),
+    "not_directory": (NotADirectoryError, errno.ENOTDIR),
+    "no_space": (OSError, errno.ENOSPC),
+}
+_OTHER_FILE_ERROR = (OSError, errno.EINVAL)
+
+
+class CellwallSandboxConfig(BaseModel, frozen=True, extra="forbid"):
+    """`SandboxEnvironmentSpec("cellwall", CellwallSandboxConfig(…))`; all of it has defaults."""
+
+    template: str = "python"
+    limits: dict[str, int | float] = {}
+    """Where they differ from an hour for a command and a day for a sample."""
+    isolation: str = "namespace"
+    runtime: str | None = None
+    env: dict[str, str] = {}
+    url: str | None = None
+    """The server that has the sandboxes; its key is taken from CELLWALL_API_KEY."""
+
+
+@sandboxenv(name="cellwall")
+class CellwallSandboxEnvironment(SandboxEnvironment):
+    """One sandbox of one sample."""
+
+    def __init__(self, sandbox: AnySandbox, client: Any = None) -> None:  # noqa: ANN401 - of `aconnect`
+        """Made by `sample_init`; owns both."""
+        super().__init__()
+        self.sandbox = sandbox
+        self._client = client
+
+    @classmethod
+    async def sample_init(
+        cls,
+        task_name: str,
+        config: SandboxEnvironmentConfigType | None,
+        metadata: dict[str, str],
+    ) -> dict[str, SandboxEnvironment]:
+        """Make a sample's sandbox."""
+        wanted = _config(config)
+        client = None if wanted.url is None else await cellwall.aconnect(wanted.url)
+        maker: Any = cellwall.AsyncSandbox if client is None else client.AsyncSandbox
+        try:
+            sandbox = await maker.create(
+                wanted.template,
+                limits={**_LIMITS, "output_kb": _output_kb(), **wanted.limits},
+                isolation=wanted.isolation,
+                runtime=wanted.runtime,
+                env=wanted.env,
+            )
+        except BaseException:
+            if client is not None:
+                await client.aclose()
+            raise
+        return {"default": cls(sandbox, client)}
+
+    @classmethod
+    async def sample_cleanup(
+        cls,
+        task_name: str,
+        config: SandboxEnvironmentConfigType | None,
+        environments: dict[str, SandboxEnvironment],
+        interrupted: bool,
+    ) -> None:
+        """Destroy a sample's sandbox."""
+        for environment in environments.values():
+            await environment.as_type(cls).close()
+
+    async def close(self) -> None:
+        """Destroy it; idempotent."""
+        try:
+            await self.sandbox.close()
+        finally:
+            client, self._client = self._client, None
+            if client is not None:
+                await client.aclose()
+
+    @classmethod
+    def default_concurrency(cls) -> int | None:
+        """Four samples for each processor: most of them wait for their models."""
+        return 4 * (os.cpu_count() or 1)
+
+    @classmethod
+    def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
+        """Return the configuration that a log was written with."""
+        return CellwallSandboxConfig(**config)
+
+    async def exec(  # noqa: PLR0913, PLR0917 - theirs
+        self,
+        cmd: list[str],
+        input: str | bytes | None = None,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        user: str | None = None,
+        timeout: int | None = None,  # noqa: ASYNC109 - a limit of the command, not of the await
+        timeout_retry: bool = True,
+        concurrency: bool = True,
+    ) -> ExecResult[str]:
+        """Run a command; one that ran out of time is not tried again."""
+        if user is not None and user not in _USERS:
+            raise SandboxUserUnsupportedError(
+                f"cellwall runs everything as 'user' (uid 1000), never as {user!r}"
+            )
+        with _translated(cmd[0]):
+            try:
+                result = await self.sandbox.commands.run(
+                    cmd, stdin=input, cwd=cwd, env=env, timeout=timeout
+                )
+            except cellwall.NotFound as error:
+                return ExecResult(False, 127, "", f"{error.message}\n")
+        return _exec_result(result)
+
+    async def write_file(self, file: str, contents: str | bytes) -> None:
+        """Write a whole file, parents included; a read-only one is refused, as Inspect wants it."""
+        files = self.sandbox.files
+        with _translated(file):
+            if await files.exists(file) and not (await files.stat(file)).mode & 0o200:
+                raise cellwall.FileError(f"write {file!r}: read-only", reason="permission")
+            await files.write(file, contents)
+
+    @overload
+    async def read_file(self, file: str, text: Literal[True] = True) -> str: ...
+    @overload
+    async def read_file(self, file: str, text: Literal[False]) -> bytes: ...
+    async def read_file(self, file: str, text: bool = True) -> str | bytes:
+        """Return a file's content, as strict UTF-8 or as bytes."""
+        most = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
+        with _translated(file):
+            entry = await self.sandbox.files.stat(file)
+            data = b"" if entry.size > most else await self.sandbox.files.read_bytes(file)
+        if max(entry.size, len(data)) > most:
+            raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None)
+        return data.decode() if text else data
+
+
+def _config(config: SandboxEnvironmentConfigType | None) -> CellwallSandboxConfig:
+    if config is None:
+        return CellwallSandboxConfig()
+    if isinstance(config, str):
+        return CellwallSandboxConfig(template=config)
+    if isinstance(config, CellwallSandboxConfig):
+        return config
+    raise cellwall.UsageError(
+        f"sandbox: {type(config).__name__} is not a configuration of cellwall's",
+        remedy="give the name of a template or a CellwallSandboxConfig",
+    )
+
+
+def _output_kb() -> int:
+    return max(1, SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE // 1024)
+
+
+def _exec_result(result: cellwall.CommandResult) -> ExecResult[str]:
+    outcome, verdict = result.outcome, result.outcome.verdict
+    if verdict is cellwall.Verdict.WALL_TIME:
+        raise TimeoutError("; ".join(outcome.notes) or "its time was over")
+    if verdict is cellwall.Verdict.SANDBOX_ERROR:
+        raise SandboxUnavailableError("; ".join(outcome.notes) or "the sandbox has ended")
+    if outcome.truncated:
+        raise OutputLimitExceededError(
+            SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR, result.stdout + result.stderr
+        )
+    code = outcome.exit_code
+    if code is None:
+        code = 128 + (outcome.signal or 0)
+    notes = "" if result.ok or not outcome.notes else f"[{'; '.join(outcome.notes)}]\n"
+    return ExecResult(result.ok, code, result.stdout, result.stderr + notes)
+
+
+@contextmanager
+def _translated(name: str) -> Iterator[None]:
+    """Turn our errors into those that Inspect's contract names."""
+    try:
+        yield
+    except cellwall.SandboxUnavailable as error:
+        raise SandboxUnavailableError(error.message) from error
+    except cellwall.FileError as error:
+        if error.reason == "too_large":
+            limit = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR
+            raise OutputLimitExceededError(limit, None) from error
+        kind, number = _FILE_ERRORS.get(error.reason, _OTHER_FILE_ERROR)
+        raise kind(number, os.strerror(number), name) from error

@@ -1,0 +1,85 @@
+"""One sandbox for a conversation: made on first use, replaced when it has died, closed once.
+
+Nothing here knows about models or frameworks. The invariant: after `close` no sandbox of a keeper's
+is left, and it never makes another.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import cellwall
+
+if TYPE_CHECKING:
+    from cellwall.surface.sandbox import SyncSandbox
+
+Files = Mapping[str, str | bytes]
+
+
+class Keeper:
+    """Keeps one sandbox; safe to use from several threads."""
+
+    def __init__(
+        self,
+        sandbox: SyncSandbox | None = None,
+        *,
+        client: Any = None,  # noqa: ANN401 - what `cellwall.connect` returned
+        files: Files | None = None,
+        **options: Any,  # noqa: ANN401 - of `Sandbox`
+    ) -> None:
+        """Nothing is started yet.
+
+        `sandbox` is the caller's own, never closed or replaced here. Otherwise sandboxes are made
+        with `options`, by the server of `client` or embedded, and `files` are written into each.
+        """
+        self._given = sandbox
+        self._make = cellwall.Sandbox if client is None else client.Sandbox
+        self._files = dict(files or {})
+        self._options = options
+        self._lock = threading.Lock()
+        self._sandbox: SyncSandbox | None = None
+        self._is_closed = False
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the sandbox is made, replaced and closed here."""
+        return self._given is None
+
+    def take(self) -> tuple[SyncSandbox, bool]:
+        """Return the living sandbox, and whether it has just taken the place of a dead one."""
+        with self._lock:
+            if self._is_closed:
+                raise cellwall.UsageError("use a sandbox: it was closed", remedy="make a new one")
+            if self._given is not None:
+                return self._given, False
+            old = self._sandbox
+            if old is not None and old.status == "running":
+                return old, False
+            self._sandbox = None
+            self._sandbox = self._new()
+            return self._sandbox, old is not None
+
+    def _new(self) -> SyncSandbox:
+        sandbox: SyncSandbox = self._make(**self._options)
+        try:
+            for path, content in self._files.items():
+                sandbox.files.write(path, content)
+        except BaseException:
+            sandbox.close()
+            raise
+        return sandbox
+
+    def forget(self) -> None:
+        """Close the sandbox, if it is ours; the next `take` makes another."""
+        with self._lock:
+            sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            sandbox.close()
+
+    def close(self) -> None:
+        """Close the sandbox, if it is ours, for good; idempotent."""
+        with self._lock:
+            self._is_closed = True
+        self.forget()

@@ -1,0 +1,81 @@
+"""The code tool for LangChain and LangGraph: a `BaseTool`, synchronous and asynchronous.
+
+Needs `langchain-core`; `pip install 'cellwall[langchain]'`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from cellwall.integrations import code_tool
+from cellwall.integrations.closing import Closing
+from cellwall.integrations.extras import missing
+
+try:
+    from langchain_core.tools import BaseTool, ToolException
+    from pydantic import PrivateAttr
+except ModuleNotFoundError as error:
+    raise missing("langchain", error) from None
+
+if TYPE_CHECKING:
+    from cellwall.integrations.answers import Answer
+    from cellwall.surface.sandbox import SyncSandbox
+
+Content = str | list[dict[str, Any]]
+
+
+class CodeTool(Closing, BaseTool):
+    """Runs code of a model; give it to an agent: `create_agent(model, tools=[tool])`.
+
+    Made with what `code_tool.CodeTool` takes, and `images`: whether charts go into the message as
+    image blocks (for models that can see), or only into its artifact. The artifact of each
+    message is the `Execution`, None where nothing was run. Close it when the conversation ends.
+    """
+
+    response_format: Literal["content", "content_and_artifact"] = "content_and_artifact"
+    _tool: code_tool.CodeTool = PrivateAttr()
+    _images: bool = PrivateAttr()
+
+    def __init__(
+        self,
+        template: str = "python",
+        *,
+        images: bool = True,
+        **options: Any,  # noqa: ANN401 - of `code_tool.CodeTool`
+    ) -> None:
+        """Nothing is started yet."""
+        tool = code_tool.CodeTool(template, **options)
+        super().__init__(
+            name=tool.name,
+            description=tool.description,
+            args_schema=tool.parameters,
+            handle_tool_error=True,
+        )
+        self._tool = tool
+        self._images = images
+
+    @property
+    def sandbox(self) -> SyncSandbox:
+        """The sandbox that the next call runs in, made if need be: for its files, above all."""
+        return self._tool.sandbox
+
+    def _run(self, **arguments: Any) -> tuple[Content, Any]:  # noqa: ANN401 - a model chose them
+        return self._shaped(self._tool.call(arguments))
+
+    async def _arun(self, **arguments: Any) -> tuple[Content, Any]:  # noqa: ANN401 - as above
+        return self._shaped(await self._tool.acall(arguments))
+
+    def _shaped(self, answer: Answer) -> tuple[Content, Any]:
+        if answer.execution is None:
+            raise ToolException(answer.text)  # a message of status `error`
+        if not (answer.images and self._images):
+            return answer.text, answer.execution
+        blocks: list[dict[str, Any]] = [{"type": "text", "text": answer.text}]
+        blocks += [
+            {"type": "image", "base64": image, "mime_type": "image/png"} for image in answer.images
+        ]
+        return blocks, answer.execution
+
+    def close(self) -> None:
+        """Destroy its sandbox, if that is its own; idempotent."""
+        self._tool.close()

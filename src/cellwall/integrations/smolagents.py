@@ -1,0 +1,155 @@
+"""An executor for smolagents' `CodeAgent`: what it writes runs in a sandbox, not in this process.
+
+Needs `smolagents`; `pip install 'cellwall[smolagents]'`. Tools travel into the sandbox as source
+and run there, as with smolagents' own remote executors. What comes back is read as JSON and text,
+never unpickled, and never made an object of a class that the inside names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import cellwall
+from cellwall.integrations.closing import Closing
+from cellwall.integrations.extras import missing
+from cellwall.integrations.keeper import Files, Keeper
+from cellwall.model.execution import DEFAULT_BUDGET_CHARS
+
+try:
+    from smolagents.local_python_executor import CodeOutput, PythonExecutor
+    from smolagents.tools import Tool, get_tools_definition_code
+except ModuleNotFoundError as error:
+    raise missing("smolagents", error) from None
+
+if TYPE_CHECKING:
+    from cellwall.surface.sandbox import SyncSandbox
+
+_ANSWER = "application/vnd.cellwall.final-answer+json"
+_FINAL_ANSWER = f"""
+class CellwallFinalAnswer(BaseException):
+    'Ends the code that calls `final_answer`.'
+
+    def __init__(self, text):
+        super().__init__()
+        self.text = text
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        return {{"{_ANSWER}": self.text}}
+
+def final_answer(answer):
+    import json
+    try:
+        text = json.dumps(answer, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        text = json.dumps(str(answer))
+    if len(text) > 900_000:
+        raise ValueError(f"final_answer: {{len(text)}} characters of JSON, more than 900000")
+    made = CellwallFinalAnswer(text)
+    display(made)
+    raise made
+"""
+"""Displays come back whole, up to a mebibyte; the text of an exception is cut much earlier."""
+
+
+class CodeFailed(RuntimeError):
+    """The agent's code did not end well; the text is for its model."""
+
+
+class CellwallExecutor(Closing, PythonExecutor):  # type: ignore[misc] # smolagents has no types
+    """`CodeAgent(tools=[], model=model, executor=CellwallExecutor())`; `agent.cleanup()` closes it.
+
+    One sandbox for as long as the agent lives; when it dies before that (a limit, its idle time),
+    the agent is told, and the next code runs in a new one that has the agent's tools again.
+    """
+
+    def __init__(
+        self,
+        template: str = "python",
+        *,
+        sandbox: SyncSandbox | None = None,
+        client: Any = None,  # noqa: ANN401 - what `cellwall.connect` returned
+        timeout: float | None = None,
+        files: Files | None = None,
+        budget_chars: int = DEFAULT_BUDGET_CHARS,
+        **options: Any,  # noqa: ANN401 - of `Sandbox`
+    ) -> None:
+        """Nothing is started yet; the arguments are those of `code_tool.CodeTool`."""
+        self.timeout = timeout
+        self.budget_chars = budget_chars
+        self.execution: cellwall.Execution | None = None
+        """What the agent's last code did; its `images` are the charts."""
+        self._keeper = Keeper(sandbox, client=client, files=files, template=template, **options)
+        self._setup = {"tools": _FINAL_ANSWER, "variables": ""}
+
+    @property
+    def sandbox(self) -> SyncSandbox:
+        """The sandbox that the next code runs in, made if need be: for its files, above all."""
+        return self._keeper.take()[0]
+
+    def send_tools(self, tools: Mapping[str, Tool]) -> None:
+        """Define the agent's tools inside. `UsageError` for other agents: they cannot travel."""
+        travelling = {name: tool for name, tool in tools.items() if name != "final_answer"}
+        for name, tool in travelling.items():
+            if not isinstance(tool, Tool):
+                raise cellwall.UsageError(
+                    f"tool {name!r}: a managed agent cannot run in a sandbox",
+                    remedy="give the agent tools only",
+                )
+        source = get_tools_definition_code(travelling) if travelling else ""
+        self._set_up("tools", source + _FINAL_ANSWER)
+
+    def send_variables(self, variables: Mapping[str, Any]) -> None:
+        """Set variables inside. `UsageError` for values that are not JSON."""
+        try:
+            text = json.dumps(dict(variables), allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise cellwall.UsageError(
+                f"variables: not JSON: {error}", remedy="write them to files of the sandbox"
+            ) from None
+        self._set_up("variables", f"import json as _json\nglobals().update(_json.loads({text!r}))")
+
+    def _set_up(self, what: str, source: str) -> None:
+        self._setup[what] = source
+        sandbox, is_new = self._keeper.take()
+        for part in self._setup.values() if is_new else [source]:
+            self._prepare(sandbox, part)
+
+    def _prepare(self, sandbox: SyncSandbox, source: str) -> None:
+        if source:
+            execution = sandbox.run(source)
+            if not execution.ok:
+                raise CodeFailed(f"setting up: {execution.for_model(self.budget_chars)}")
+
+    def __call__(self, code_action: str) -> CodeOutput:
+        """Run what the agent wrote. Raises `CodeFailed`, which the agent shows its model."""
+        sandbox, is_new = self._keeper.take()
+        if is_new:
+            for part in self._setup.values():
+                self._prepare(sandbox, part)
+        self.execution = execution = sandbox.run(code_action, timeout=self.timeout)
+        if execution.error is not None and execution.error.name == "CellwallFinalAnswer":
+            return CodeOutput(_final_answer(execution), execution.stdout, True)
+        logs = sandbox.for_model(execution, self.budget_chars)
+        if not execution.ok:
+            raise CodeFailed(logs)
+        return CodeOutput(execution.text, logs, False)
+
+    def close(self) -> None:
+        """Destroy its sandbox, if that is its own; idempotent."""
+        self._keeper.close()
+
+    def cleanup(self) -> None:
+        """Close it; `CodeAgent.cleanup` calls this."""
+        self.close()
+
+
+def _final_answer(execution: cellwall.Execution) -> Any:  # noqa: ANN401 - any JSON
+    for bundle in reversed(execution.results):
+        if _ANSWER in bundle:
+            try:
+                return json.loads(str(bundle[_ANSWER]))
+            except (ValueError, RecursionError):
+                break
+    raise CodeFailed("final_answer: what came out of the sandbox is not an answer; call it again")
