@@ -14,6 +14,7 @@ from cellwall.apps.mcp.arguments import BY_TOOL
 from cellwall.apps.mcp.schemas import OUTPUTS
 from cellwall.engine.templates import TemplateStore
 from cellwall.languages.registry import LANGUAGES
+from cellwall.languages.tools import is_installed
 from cellwall.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class Catalog:
         return self._seen
 
     def _look(self) -> Available:
-        languages = tuple(name for name, each in LANGUAGES.items() if each.is_installed())
+        languages = tuple(name for name, each in LANGUAGES.items() if is_installed(each))
         definitions = self._store.definitions()
         built = {
             name: each.description
