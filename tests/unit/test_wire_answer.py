@@ -27,7 +27,7 @@ def test_answer_has_every_published_key_in_order() -> None:
     published = (
         "execution_id sandbox_id template language status verdict stdout stderr result results "
         "exit_code signal error exception oom_killed time_ms execution_time artifacts truncated "
-        "usage isolation limits notes"
+        "usage isolation limits notes trust"
     )
     assert list(answer(EXECUTION)) == published.split()
 

@@ -124,7 +124,7 @@ class GvisorSandbox:
         return KernelReadings(
             cpu_s=groups.cpu_s(),
             memory_bytes=max(0, now - own),
-            # What gVisor may use is an allowance: above the limit it is gVisor's, not the program's.
+            # What gVisor may use is an allowance: above the limit it is not the program's.
             memory_peak_bytes=min(max(0, peak - own), self._spec.limits.memory_bytes),
             oom_kills=kills,
             processes_refused=refused,

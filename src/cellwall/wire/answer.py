@@ -63,9 +63,9 @@ def answer(execution: Execution) -> dict[str, Any]:
         "truncated": ended["truncated"],
         "usage": ended["usage"],
         "isolation": ended["isolation"],
-        "trust": execution.trust,
         "limits": {name: getattr(execution.limits, name) for name in _LIMITS},
         "notes": ended["notes"],
+        "trust": execution.trust,
         "compile": _compilation(execution.compilation),
     }
 
