@@ -10,12 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from cellwall.languages.registry import LANGUAGES
 from test_cli_run import start, works
 
 import cellwall
 from cellwall.apps.bench.processes import descendants
+from cellwall.languages.registry import LANGUAGES
 from conftest import Require
 
 COMMANDS = [

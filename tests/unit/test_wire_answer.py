@@ -48,7 +48,12 @@ def test_answer_of_an_exception_carries_traceback_and_parts() -> None:
     got = answer(replace(EXECUTION, outcome=outcome, error=error))
     assert got["status"] == "error"
     assert got["error"] == "Traceback…\nValueError: no"
-    assert got["exception"] == {"name": "ValueError", "value": "no", "traceback": got["error"], "line": None}
+    assert got["exception"] == {
+        "name": "ValueError",
+        "value": "no",
+        "traceback": got["error"],
+        "line": None,
+    }
 
 
 def test_answer_of_a_memory_kill_says_so_and_why() -> None:
