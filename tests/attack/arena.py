@@ -193,7 +193,7 @@ class Arena:
 
     def settle(self) -> None:
         """Wait until every destruction under way is done."""
-        self.do(self.engine.pool.wait_buried())
+        self.do(self.engine.wait_settled())
 
     @contextlib.contextmanager
     def leaving_nothing(self, counted: Callable[[str], bool] = is_left) -> Iterator[None]:

@@ -74,7 +74,7 @@ def _while_one_takes_all() -> Seen:
             host = _host_gets_one()
             other = await neighbour.run(_TAKE_ONE)
             await hog.close()
-            await engine.pool.wait_buried()
+            await engine.wait_settled()
             assert _host_gets_one()
             count, code = map(int, taken.stdout.split())
             return Seen(count, code, other.stdout == "True\n", host)

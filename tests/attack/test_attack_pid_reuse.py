@@ -153,7 +153,7 @@ def test_end_of_a_sandbox_hits_nobody_who_has_its_pids_on_the_host(
             # The event loop stands still meanwhile: the engine finds out when all is reused.
             successors = stack.enter_context(_successors(tmp_path / "probe", pids))
             assert (await sandbox.run("1")).verdict is Verdict.SANDBOX_ERROR
-        await arena.engine.pool.wait_buried()
+        await arena.engine.wait_settled()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)  # the control: these numbers are theirs

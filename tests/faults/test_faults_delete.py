@@ -82,7 +82,7 @@ def test_handle_of_a_gone_sandbox_does_nothing_to_who_has_its_slot(arena: Arena)
         old = await arena.engine.create_sandbox(limits=LIMITS)
         slot, inner = _slot(old), old.live.runtime_sandbox
         await old.close()
-        await arena.engine.pool.wait_buried()
+        await arena.engine.wait_settled()
         successors = [await arena.engine.create_sandbox(limits=LIMITS) for _ in range(6)]
         try:
             taken = [number for each in successors for number in _slot(each)[:2]]

@@ -112,7 +112,7 @@ def test_daemon_killed_ends_its_runs_and_nobody_elses(engine: Open, daemon: Daem
             finally:
                 daemon.start()
             assert (await made.run("print(2)", runtime="docker")).stdout == "2\n"
-            await made.pool.wait_buried()
+            await made.wait_settled()
             await _until(lambda: not daemon.containers())
 
     asyncio.run(work())
@@ -132,7 +132,7 @@ def test_shim_killed_ends_the_sandbox_by_name(engine: Open, daemon: Daemon) -> N
             os.kill(_shim_of(pid), signal.SIGKILL)
             assert (await running).verdict is Verdict.SANDBOX_ERROR
             await _until(lambda: _is_gone(pid))
-            await made.pool.wait_buried()
+            await made.wait_settled()
             await _until(lambda: not daemon.containers())
 
     asyncio.run(work())
@@ -270,10 +270,10 @@ def test_removed_image_is_made_again(engine: Open, daemon: Daemon, tmp_path: Pat
     async def work() -> None:
         async with engine() as made:
             image = await _some_image(made, daemon)
-            await made.pool.wait_buried()
+            await made.wait_settled()
             daemon.call("rmi", "--force", image)
             assert (await made.run("print(3)", runtime="docker")).stdout == "3\n"
-            await made.pool.wait_buried()
+            await made.wait_settled()
             runtime = await made.runtime(name="docker")
             assert isinstance(runtime, DockerRuntime)
             # One that another state directory made has the same labels.

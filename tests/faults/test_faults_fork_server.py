@@ -10,6 +10,9 @@ import asyncio
 import os
 import select
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,9 @@ from arena import Arena, Traces, descendants
 
 from cellwall import Engine, EngineSettings, Execution, Verdict
 from cellwall.jail import posture, supervisor
-from cellwall.model.errors import SandboxBroken
+from cellwall.jail.worker import Worker
+from cellwall.model.errors import HostUnsupported, SandboxBroken
+from cellwall.testing.bare import BareTemplates
 
 pytestmark = pytest.mark.attack
 
@@ -77,7 +82,7 @@ def test_start_under_which_it_is_killed_is_made_again(
         await asyncio.to_thread(_wait, gone)
 
     async def spawn(
-        server: supervisor.ForkServer, worker: supervisor.Worker, **given: Any
+        server: supervisor.ForkServer, worker: Worker, **given: Any
     ) -> supervisor.Spawned:
         if step == "asked" and not killed:
             await kill_workers_parent(server, worker.pid)
@@ -182,7 +187,7 @@ def test_template_that_always_loses_its_fork_server_is_given_up(
     real, asked = supervisor.ForkServer.spawn, 0
 
     async def spawn(
-        server: supervisor.ForkServer, worker: supervisor.Worker, **given: Any
+        server: supervisor.ForkServer, worker: Worker, **given: Any
     ) -> supervisor.Spawned:
         nonlocal asked
         asked += 1
@@ -203,3 +208,79 @@ def test_template_that_always_loses_its_fork_server_is_given_up(
     assert Traces.now() == before
     assert asked == 4
     assert "fork-server" in said
+
+
+def _with_ipython(place: Path, source: str) -> BareTemplates:
+    """A template whose sessions import this."""
+    templates = BareTemplates(place / "env")
+    (packages,) = (place / "env/lib").glob("python3*/site-packages")
+    (packages / "IPython").mkdir()
+    (packages / "IPython/__init__.py").write_text(source, encoding="utf-8")
+    return templates
+
+
+def test_template_whose_sessions_cannot_be_had_still_runs_programs(tmp_path: Path) -> None:
+    """What was forked before that came to light goes on to its end."""
+    templates = _with_ipython(tmp_path, "")
+
+    async def scenario() -> None:
+        engine = Engine(tmp_path / "state", EngineSettings(pool_max=0), templates=templates)
+        began = asyncio.Event()
+        try:
+            running = asyncio.ensure_future(
+                engine.run(
+                    "import time; print(1, flush=True); time.sleep(2); print(2)",
+                    on_event=lambda _: began.set(),
+                )
+            )
+            await began.wait()
+            with pytest.raises(HostUnsupported, match="IPython"):
+                await engine.create_sandbox()
+            assert (await running).stdout == "1\n2\n"
+        finally:
+            await engine.aclose()
+
+    asyncio.run(scenario())
+
+
+_OWNER = """
+import asyncio, pathlib, sys
+from cellwall.engine.engine import Engine
+from test_faults_fork_server import _with_ipython
+
+async def main():
+    place = pathlib.Path(sys.argv[1])
+    templates = _with_ipython(
+        place, "import time\\nopen('/tmp/importing', 'w').close()\\nwhile True: time.sleep(60)\\n"
+    )
+    engine = Engine(place / "state", templates=templates)
+    await engine.run("print(1)")
+    (entry,) = engine._runtimes.get("jail")._servers.entries
+    print(entry.server.pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_fork_server_in_an_endless_import_ends_with_its_owner(tmp_path: Path) -> None:
+    """Programs are served while what sessions need is imported; it looks at nothing then."""
+    command = [sys.executable, "-c", _OWNER, str(tmp_path)]
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=paths) as owner:
+        try:
+            assert owner.stdout is not None
+            pid = int(owner.stdout.readline())
+            deadline = time.monotonic() + 60
+            while not os.path.exists(f"/proc/{pid}/root/tmp/importing"):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            gone = os.pidfd_open(pid)
+            assert not select.select([gone], [], [], 0)[0]  # it lives as long as its owner
+        finally:
+            owner.kill()
+    ended = select.select([gone], [], [], 5)[0]
+    if not ended:
+        signal.pidfd_send_signal(gone, signal.SIGKILL)
+    os.close(gone)
+    assert ended

@@ -23,7 +23,7 @@ async def main():
     say("before", await tried(engine.run("print(1)", demand_hard=hard)))
     change()
     say("after", [await tried(engine.run("print(2)", demand_hard=hard)) for _ in range(4)])
-    await engine.pool.wait_buried()
+    await engine.wait_settled()
     say("live", engine.statistics().runtimes["jail"].live)
     with contextlib.suppress(CellwallError):
         await engine.aclose()

@@ -87,10 +87,10 @@ def test_every_call_of_the_set_up_that_fails_is_named_and_leaves_nothing(
         engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
         try:
             assert (await engine.run("print(1)")).ok
-            await engine.pool.wait_buried()
+            await engine.wait_settled()
             before = Traces.now()
             found = await _steps(engine)
-            await engine.pool.wait_buried()
+            await engine.wait_settled()
             assert Traces.now() == before
             runtime = await engine.runtime()
             assert runtime.statistics().detail["starts_retried"] == 0

@@ -29,7 +29,7 @@ from arena import Traces
 async def main():
     engine = bare()
     say("first", await tried(engine.run("print(1)")))
-    await engine.pool.wait_buried()
+    await engine.wait_settled()
     before = Traces.now()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     if len(arguments) > 1:
@@ -48,7 +48,7 @@ async def main():
         say("still well", said == ["well\\n"] * len(opened))
     for sandbox in opened:
         await sandbox.close()
-    await engine.pool.wait_buried()
+    await engine.wait_settled()
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     after = Traces.now()
     say("left", [str(before), str(after)] if before != after else None)

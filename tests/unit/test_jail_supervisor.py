@@ -250,6 +250,59 @@ def test_a_child_that_died_early_is_told_with_its_own_cause(tmp_path: Path) -> N
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("after", ["told", "silent"])
+def test_sessions_that_cannot_be_had_are_refused_with_the_reason(
+    tmp_path: Path, after: str
+) -> None:
+    """Programs are served by then: whoever waits for a session must not wait for ever."""
+    guest = tmp_path / "guest.py"
+    failed = {"event": "failed", "step": "preload IPython", "error": "no", "errno": 22}
+    said = f"control.send({json.dumps(failed)!r}.encode())" if after == "told" else "pass"
+    guest.write_text(_SAY.format(_PROGRAMS_ONLY.format(said)), encoding="utf-8")
+    wanted = "preload IPython: no" if after == "told" else "without a word"
+
+    async def scenario() -> None:
+        server = supervisor.ForkServer(_settings(guest), facts.collect())
+        await server.start()
+        await server.take_worker("program")
+        told = await asyncio.gather(
+            server.take_worker("session"),
+            server.take_worker("session"),
+            server.complete(60),
+            return_exceptions=True,
+        )
+        for each in told:
+            assert isinstance(each, (HostUnsupported, SandboxBroken))
+            assert wanted in str(each)
+        assert not server.is_usable
+        await server.aclose()
+
+    asyncio.run(scenario())
+
+
+_PROGRAMS_ONLY = """
+import os
+said, say = os.pipe()
+first = os.fork()
+if first:
+    control.send(b'{{"event": "forked", "pid": %d}}' % first)
+    os.write(say, b"x")
+    control.close()
+    os.waitpid(first, 0)
+    os._exit(0)
+os.read(said, 1)
+wait, leash = os.pipe()
+if os.fork() == 0:
+    control.close()
+    os.close(leash)
+    os.read(wait, 1)
+    os._exit(0)
+control.send(b'{{"event": "programs", "preload": {{}}}}')
+control.recv(100)
+{}
+"""
+
+
 _HANDS_BACK = """
 import array, os
 said, say = os.pipe()
@@ -261,12 +314,12 @@ if first:
     os._exit(0)
 os.read(said, 1)
 wait, leash = os.pipe()
-for _ in sys.argv[5:]:
+for _ in sys.argv[5:6]:
     if os.fork() == 0:
         os.close(leash)
         os.read(wait, 1)
         os._exit(0)
-control.send(b'{{"event": "ready", "preload": {{}}}}')
+control.send(b'{{"event": "programs", "preload": {{}}}}')
 lifeline = int(sys.argv[4])
 workers = [socket.socket(fileno=int(word)) for word in sys.argv[5:]]
 import select

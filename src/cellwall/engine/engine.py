@@ -336,6 +336,15 @@ class Engine:
 
     # -- care ------------------------------------------------------------------------------
 
+    async def wait_settled(self) -> None:
+        """Wait until what goes on behind answers is done: destructions, and fork-servers that get
+        ready for sessions; then counts of processes and files mean something."""
+        await self._pool.wait_buried()
+        for runtime in self._runtimes.made.values():
+            wait_settled = getattr(runtime, "wait_settled", None)
+            if wait_settled is not None:
+                await wait_settled()
+
     async def sweep(self) -> SweepReport:
         """Remove what dead owners left behind, for every runtime that may be used here."""
         removed: dict[str, int] = {}

@@ -19,6 +19,7 @@ import contextlib
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -72,9 +73,21 @@ def main(arguments: List[str]) -> None:
         _report(control, step, error)
         os._exit(1)
     control.close()
-    fds.close_all(kept)
+    fds.close_all(kept[1:])
+    _wait_for_an_end(pid, kept[0])
     _, status = os.waitpid(pid, 0)
     os._exit(0 if status == 0 else 1)
+
+
+def _wait_for_an_end(pid: int, lifeline: int) -> None:
+    """Of the fork-server's first process, or of the embedding one: then this one ends, and with it
+    the first, also in the middle of an import where it looks at nothing."""
+    child = os.pidfd_open(pid)
+    poller = select.poll()
+    poller.register(child, select.POLLIN)
+    poller.register(lifeline, select.POLLIN)
+    if lifeline in {fd for fd, _ in poller.poll()}:
+        os._exit(1)
 
 
 def _raise_descriptor_limit() -> None:

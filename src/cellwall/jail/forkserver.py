@@ -6,7 +6,7 @@ so that nothing of the embedding process is in its memory. When it dies, the ker
 sandbox made from it. The steps, letter = process:
 
     1b  first     preload; refuse if a thread or socket appeared; freeze; fork the workers for
-                  programs; the same once more with what sessions need, for the workers for those
+                  programs; told to go on, the same once more with what sessions need, for theirs
     2b  first     wait: the control socket's end, or the embedding process's, is our end
     3c  worker    receive `spawn` with the sandbox's end of its channel
     4c  worker    clone3 into all namespaces; write the id maps; let it go; leave the cgroups that
@@ -16,6 +16,7 @@ sandbox made from it. The steps, letter = process:
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import importlib
@@ -24,7 +25,7 @@ import os
 import select
 import signal
 import socket
-from typing import Any, Callable, Dict, List, NamedTuple, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Set, Tuple
 
 from cellwall.jail import apply, fds, inside, lockdown, plan
 from cellwall.jail.boot import read_config
@@ -76,7 +77,9 @@ def main(arguments: List[str], arenas: memory.Arenas) -> None:
     lifeline, *worker_fds = (int(word) for word in arguments[2:])
     for fd in (control.fileno(), lifeline, *worker_fds):
         os.set_inheritable(fd, False)
-    try:
+    ours = {control.fileno(), lifeline, *worker_fds}
+    programs = config["program_workers"]
+    with _told(control, config) as preloading:
         process.do(process.prepare_no_new_privs())
         os.umask(0o022)
         worker = _worker(config)
@@ -84,23 +87,55 @@ def main(arguments: List[str], arenas: memory.Arenas) -> None:
         report = guest.warm(
             list(config["preload"]), config["environment"], config["preload_environment"]
         )
-        ours = {control.fileno(), lifeline, *worker_fds}
-        programs = config["program_workers"]
         arenas.give_back()
         _fork_workers(config, worker, worker_fds[:programs], ours)
+    if preloading.has_failed:
+        os._exit(1)
+    _tell(control, {"event": "programs", "preload": report})
+    _wait_to_go_on(control, lifeline)
+    with _told(control, config) as preloading:
         arenas = memory.Arenas(memory.USUAL_ARENAS)
         guest.warm_sessions()
         arenas.give_back()
         _fork_workers(config, worker, worker_fds[programs:], ours)
-    except BaseException as error:  # noqa: BLE001 - the host must hear of it
+    fds.close_all(worker_fds)
+    if not preloading.has_failed:
+        _tell(control, {"event": "ready"})
+    _watch(control, lifeline)  # even so: programs run that were forked from here
+
+
+class _Preloading:
+    """Whether a part of it failed."""
+
+    has_failed = False
+
+
+@contextlib.contextmanager
+def _told(control: socket.socket, config: Dict[str, Any]) -> Iterator[_Preloading]:
+    """Let the host hear of a failure."""
+    preloading = _Preloading()
+    try:
+        yield preloading
+    except BaseException as error:  # noqa: BLE001 - whatever it is
         step = f"fork-server: preload {', '.join(config['preload']) or 'nothing'}"
         message = f"{type(error).__name__}: {error}"[:2000]
         number = getattr(error, "errno", None)
         _tell(control, {"event": "failed", "step": step, "error": message, "errno": number})
-        os._exit(1)
-    fds.close_all(worker_fds)
-    _tell(control, {"event": "ready", "preload": report})
-    _watch(control, lifeline)
+        preloading.has_failed = True
+
+
+def _wait_to_go_on(control: socket.socket, lifeline: int) -> None:
+    """Until the host says so: it looks at our children meanwhile, of which there are no others."""
+    poller = select.poll()
+    poller.register(control.fileno(), select.POLLIN | select.POLLHUP)
+    poller.register(lifeline, select.POLLIN)
+    ready = {fd for fd, _ in poller.poll()}
+    try:
+        if lifeline in ready:
+            os._exit(0)
+        fds.receive_message(control)
+    except fds.ControlClosed:
+        os._exit(0)
 
 
 def _tell(control: socket.socket, message: Dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import json
 import os
 import select
@@ -21,9 +20,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from cellwall.jail import cgroups, fds, owner, plan, posture
+from cellwall.jail import fds, owner, plan, posture
+from cellwall.jail.worker import Worker
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
 from cellwall.model.shortage import shortage
 
@@ -98,73 +98,6 @@ class Spawned:
             asyncio.get_running_loop().remove_reader(self.pidfd)
         self.channel.close()
         os.close(self.pidfd)
-
-
-class Berth(NamedTuple):
-    """Cgroups a worker will move itself to, and the open files through which it does."""
-
-    groups: cgroups.Groups
-    entrances: tuple[int, ...]
-
-    def close(self) -> None:
-        """Close the files; the directories stay."""
-        fds.close_all(self.entrances)
-
-
-@dataclass(slots=True)
-class Worker:
-    """One process of a fork-server that clones sandboxes, one after the other."""
-
-    control: socket.socket
-    purpose: str
-    pid: int
-    """On the host."""
-    started: int | None
-    groups: cgroups.Groups | None = None
-    """Where it is now: the cgroups of the next sandbox, which is born into them."""
-    berth: Berth | None = None
-    """Where it goes by itself once it has cloned that one; None where the host has to move it."""
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether its process has ended."""
-        return self.started is None or owner.start_time(self.pid) != self.started
-
-    def move(self, groups: cgroups.Groups) -> None:
-        """Put the worker into other cgroups; raise if it is gone, or its pid somebody else's."""
-        if self.is_gone:
-            raise SandboxBroken("fork-server: a worker is gone before it could be moved")
-        try:
-            groups.join(self.pid)
-        except HostUnsupported as error:
-            if error.errno != errno.ESRCH:
-                raise
-            raise SandboxBroken("fork-server: a worker ended while it was moved") from error
-        self.groups = groups
-
-    def let_go(self) -> list[cgroups.Groups]:
-        """Forget where it is and where it would go; returns the directories, to be removed."""
-        held = [] if self.groups is None else [self.groups]
-        if self.berth is not None:
-            held.append(self.berth.groups)
-            self.berth.close()
-        self.groups = self.berth = None
-        return held
-
-    def arrive(self) -> None:
-        """It says that it has gone to its berth.
-
-        SECURITY: the kernel is asked, because the worker imported packages that nobody reviewed,
-        and nothing of ours may be in a sandbox's cgroups when caller code comes.
-        """
-        if self.berth is None:
-            return
-        found = cgroups.places(posture.read_text(f"/proc/{self.pid}/cgroup"))
-        if not self.berth.groups.expected_lines() <= found:
-            raise SandboxBroken("fork-server: a worker has not left a sandbox's cgroups")
-        self.groups = self.berth.groups
-        self.berth.close()
-        self.berth = None
 
 
 async def _receive(sock: socket.socket, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
@@ -242,7 +175,11 @@ def _has_ended(pidfd: int) -> bool:
 
 
 class ForkServer:
-    """One running fork-server with its workers."""
+    """One running fork-server with its workers.
+
+    Those for programs come first. What sessions need is imported behind them, when somebody wants
+    a session or a moment after the start: who only runs a program does not wait for it.
+    """
 
     def __init__(self, settings: Settings, facts: plan.HostFacts) -> None:
         """Start nothing yet."""
@@ -254,9 +191,14 @@ class ForkServer:
         self.pid = 0
         self._boot: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._idle: dict[str, asyncio.LifoQueue[Worker]] = {
+        self._idle: dict[str, asyncio.LifoQueue[Worker | None]] = {
             purpose: asyncio.LifoQueue() for purpose in settings.workers
         }
+        """None: there will be no other one."""
+        self._failure: CellwallError | None = None
+        """Why there are no workers for sessions."""
+        self._is_whole = False
+        self._wanted = asyncio.Event()
         self._sockets: list[socket.socket] = []
         self.workers: list[Worker] = []
         self._broken = ""
@@ -277,7 +219,7 @@ class ForkServer:
         return bool(self._broken)
 
     async def start(self) -> None:
-        """Start boot, wait for "ready".
+        """Start boot, wait until there are workers for programs.
 
         HostUnsupported with the step that failed; SandboxBroken if it went away under it.
         """
@@ -287,13 +229,46 @@ class ForkServer:
             raise shortage(error.errno, "start a fork-server", error) or error from error
         self.started_at = asyncio.get_running_loop().time()
         try:
-            await self._wait_started()
-            self.workers = self._find_workers()
+            message = await self._wait_for("programs")
+            self.preload = _field(message, "preload", dict)
+            self._find_workers(self.settings.workers["program"])
         except BaseException:
             await self.aclose()
             raise
         for worker in self.workers:
             self.give_back(worker)
+
+    async def complete(self, after_s: float) -> list[Worker]:
+        """Have it get ready for sessions once one is wanted, after `after_s` seconds in any case.
+
+        Returns the workers for them: put where they belong, they are given back. Raises as
+        `start`; then whoever waits for a worker is told, too.
+        """
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wanted.wait(), after_s)
+        known = len(self.workers)
+        try:
+            if self._control is None:
+                raise SandboxBroken("fork-server: it was closed")
+            fds.send_message(self._control, {"go": "on"})
+            await self._wait_for("ready")
+            self._find_workers(len(self._sockets))
+        except (CellwallError, OSError) as error:
+            self.refuse_sessions(error)
+            raise
+        self._is_whole = True
+        return self.workers[known:]
+
+    def want_sessions(self) -> None:
+        """Have `complete` wait no longer."""
+        self._wanted.set()
+
+    def refuse_sessions(self, error: Exception) -> None:
+        """Tell whoever waits for a worker for sessions why there will be none."""
+        is_ours = isinstance(error, CellwallError)
+        self._failure = error if is_ours else SandboxBroken(f"fork-server: {error}")  # type: ignore[assignment]
+        self.lose(str(error))
+        self._idle["session"].put_nowait(None)
 
     def _launch(self) -> None:
         """Start boot with its ends of our sockets; raises OSError and keeps nothing then."""
@@ -357,7 +332,8 @@ class ForkServer:
             },
         }
 
-    async def _wait_started(self) -> None:
+    async def _wait_for(self, wanted: str) -> dict[str, Any]:
+        """The message of that event; `forked` may come before it."""
         if self._control is None:
             raise SandboxBroken("fork-server: not started")
         while True:
@@ -372,14 +348,13 @@ class ForkServer:
             event = _field(message, "event", str)
             if event == "forked" and not self.pid:
                 self.pid = self._checked_pid(_field(message, "pid", int))
-            elif event == "ready" and self.pid:
-                self.preload = _field(message, "preload", dict)
-                return
+            elif event == wanted and self.pid:
+                return message
             else:
-                raise self._failure(message)
+                raise self._failed(message)
 
     @staticmethod
-    def _failure(message: Mapping[str, Any]) -> CellwallError:
+    def _failed(message: Mapping[str, Any]) -> CellwallError:
         step, problem = _field(message, "step", str), _field(message, "error", str)
         number = message.get("errno")
         return shortage(number, step, problem) or HostUnsupported(
@@ -393,25 +368,28 @@ class ForkServer:
             raise SandboxBroken(f"fork-server: process {pid} is not the one that boot started")
         return pid
 
-    def _find_workers(self) -> list[Worker]:
-        """The workers as the kernel lists them, in the order in which they were forked."""
+    def _find_workers(self, count: int) -> None:
+        """Know the first `count` workers: the kernel lists them in the order of their forks."""
         pids = posture.children(self.pid)
-        if len(pids) != len(self._sockets):
-            raise SandboxBroken(
-                f"fork-server: it has {len(pids)} processes instead of {len(self._sockets)}"
-            )
-        purposes = [each for each, count in self.settings.workers.items() for _ in range(count)]
-        return [
+        if len(pids) != count:
+            raise SandboxBroken(f"fork-server: it has {len(pids)} processes instead of {count}")
+        purposes = [each for each, number in self.settings.workers.items() for _ in range(number)]
+        known = len(self.workers)
+        if pids[:known] != [each.pid for each in self.workers]:
+            raise SandboxBroken("fork-server: a worker has ended")
+        self.workers += [
             Worker(sock, purpose, pid, owner.start_time(pid))
-            for sock, purpose, pid in zip(self._sockets, purposes, pids, strict=True)
+            for sock, purpose, pid in list(zip(self._sockets, purposes, pids, strict=False))[known:]
         ]
 
     async def take_worker(self, purpose: str) -> Worker:
         """Wait for an idle worker; whoever takes it gives it back, whatever happens."""
+        if purpose == "session":
+            self.want_sessions()
         worker = await self._idle[purpose].get()
-        if self._broken:
-            self.give_back(worker)  # whoever else waits must hear of it, too
-            raise SandboxBroken(f"fork-server: {self._broken}")
+        if worker is None or self._broken:
+            self._idle[purpose].put_nowait(worker)  # whoever else waits must hear of it, too
+            raise self._failure or SandboxBroken(f"fork-server: {self._broken}")
         return worker
 
     async def settle(self, worker: Worker) -> None:
@@ -538,6 +516,8 @@ class ForkServer:
         self._control, self._sockets = None, []
         boot, self._boot = self._boot, None
         if boot is not None:
+            if not self._is_whole:
+                boot.kill()  # it may be importing, and would not look up for a second
             loop = asyncio.get_running_loop()
             try:
                 await asyncio.wait_for(loop.run_in_executor(None, boot.wait), 5.0)

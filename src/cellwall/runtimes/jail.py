@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import math
 import os
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -30,6 +30,7 @@ from cellwall.jail import (
 )
 from cellwall.jail.probe_counts import check_open_files
 from cellwall.jail.steps import Lockdown
+from cellwall.jail.worker import Worker
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
@@ -239,7 +240,7 @@ class JailRuntime:
                 raise _explained(error, f"sandbox {spec.sandbox_id}: confine it") from error
             raise
 
-    async def _fork(self, entry: Entry, worker: supervisor.Worker, spec: SandboxSpec) -> _Born:
+    async def _fork(self, entry: Entry, worker: Worker, spec: SandboxSpec) -> _Born:
         """Have a worker clone the sandbox, and go on to the next one's cgroups."""
         index = entry.uids.take()
         try:
@@ -273,9 +274,9 @@ class JailRuntime:
         task.add_done_callback(self._under_way.discard)
         return task
 
-    async def place(self, entry: Entry) -> None:
-        """Put the workers of a new fork-server into the cgroups of their first sandboxes."""
-        for worker in entry.server.workers:
+    async def place(self, entry: Entry, workers: Sequence[Worker]) -> None:
+        """Put workers of a new fork-server into the cgroups of their first sandboxes."""
+        for worker in workers:
             await self._move(entry, worker)
             if self._groups.workers_move_themselves:
                 await entry.server.settle(worker)
@@ -288,7 +289,7 @@ class JailRuntime:
             for groups in worker.let_go():
                 await self._groups.remove(groups)
 
-    async def _leave(self, entry: Entry, worker: supervisor.Worker) -> None:
+    async def _leave(self, entry: Entry, worker: Worker) -> None:
         """Make the worker ready for the next sandbox.
 
         Where it cannot move itself, it still has to leave the new sandbox's cgroups. Then that
@@ -303,7 +304,7 @@ class JailRuntime:
         finally:
             entry.server.give_back(worker)
 
-    async def _move(self, entry: Entry, worker: supervisor.Worker) -> None:
+    async def _move(self, entry: Entry, worker: Worker) -> None:
         moving = self._begin(self._groups.move_on(worker))
         self._moving.add(moving)
         moving.add_done_callback(self._moving.discard)
@@ -314,7 +315,7 @@ class JailRuntime:
             raise
 
     async def _spawn(
-        self, entry: Entry, worker: supervisor.Worker, spec: SandboxSpec, index: int
+        self, entry: Entry, worker: Worker, spec: SandboxSpec, index: int
     ) -> supervisor.Spawned:
         environment = {**inside_environment(spec.template, spec.limits.cpus), **spec.env}
         guest = {
@@ -402,6 +403,11 @@ class JailRuntime:
                     sandbox.kill()
             await asyncio.sleep(_WATCH_S)
         self._watchdog = None
+
+    async def wait_settled(self) -> None:
+        """Wait until its fork-servers have all of their workers; for whoever counts processes."""
+        if "_servers" in vars(self):
+            await self._servers.wait_whole()
 
     def statistics(self) -> RuntimeStatistics:
         """Counts."""

@@ -13,7 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
-from cellwall.jail import cgroups, hierarchies, owner, supervisor
+from cellwall.jail import cgroups, hierarchies, owner
+from cellwall.jail.worker import Berth, Worker
 from cellwall.model.limits import Limits
 
 _THREADS = 2
@@ -59,7 +60,7 @@ class GroupKeeper:
         """Whether `move_on` only prepares the way."""
         return self._groups.layout.lets_move_itself
 
-    async def move_on(self, worker: supervisor.Worker) -> None:
+    async def move_on(self, worker: Worker) -> None:
         """Put a worker into the directories of a sandbox to come, or open them for it."""
         await asyncio.wrap_future(self._submit(worker))
 
@@ -127,7 +128,7 @@ class GroupKeeper:
             self._timer = loop.call_later(_LINGER_S, self._submit, None)
         return ended.removed
 
-    def _submit(self, worker: supervisor.Worker | None) -> Future[None]:
+    def _submit(self, worker: Worker | None) -> Future[None]:
         ended, self._ended = self._ended, []
         if self._timer is not None:
             self._timer.cancel()
@@ -138,7 +139,7 @@ class GroupKeeper:
     def _work(
         self,
         loop: asyncio.AbstractEventLoop,
-        worker: supervisor.Worker | None,
+        worker: Worker | None,
         ended: list[_Ended],
     ) -> None:
         """On a thread: the move, for which somebody waits, then the removals."""
@@ -150,11 +151,11 @@ class GroupKeeper:
             if ended:
                 loop.call_soon_threadsafe(partial(_answer, ended, results))
 
-    def _move(self, loop: asyncio.AbstractEventLoop, worker: supervisor.Worker) -> None:
+    def _move(self, loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
         groups = self._groups.create(Limits(), guests=1)  # room for the worker itself
         try:
             if self.workers_move_themselves:
-                worker.berth = supervisor.Berth(groups, tuple(groups.entrances()))
+                worker.berth = Berth(groups, tuple(groups.entrances()))
             else:
                 worker.move(groups)
         except BaseException:

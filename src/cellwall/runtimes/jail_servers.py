@@ -7,13 +7,16 @@ a fork-server is closed only when no sandbox made from it lives, because its end
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from cellwall.jail import plan, posture, seccomp, supervisor, uids
+from cellwall.jail.worker import Worker
+from cellwall.model.errors import CellwallError
 from cellwall.model.template import BuiltTemplate
 from cellwall.runtimes.environment import INTERPRETER, inside_environment
 from cellwall.runtimes.guest_bundle import build_bundle
@@ -40,6 +43,9 @@ _BUNDLE = (
 _MAX_FORKS = 10_000
 _MAX_AGE_S = 1800.0
 """A fork-server's address layout and hash seed are shared by its forks; this bounds how long."""
+_SESSIONS_AFTER_S = 0.25
+"""From a start until it imports what sessions need, unless one is wanted sooner. Longer than a
+single program takes, which then has the processor for itself."""
 _PRELOAD_ENVIRONMENT = {"HOME": "/tmp", "MPLCONFIGDIR": "/tmp/matplotlib", "LD_BIND_NOW": "1"}
 """Only the preload sees these: its own /tmp, which every sandbox covers with one of its own."""
 
@@ -58,6 +64,8 @@ class Entry:
     namespaces: Mapping[str, str]
     """Its own: no sandbox may be in one of them."""
     live: int = 0
+    completing: asyncio.Task[None] | None = None
+    """What makes it ready for sessions."""
 
     @property
     def is_worn(self) -> bool:
@@ -67,6 +75,9 @@ class Entry:
 
     async def aclose(self) -> None:
         """End it, and with it whatever it forked."""
+        if self.completing is not None:
+            self.completing.cancel()
+            await asyncio.gather(self.completing, return_exceptions=True)
         await self.server.aclose()
         self.uids.release()
 
@@ -74,8 +85,8 @@ class Entry:
 class Placing(Protocol):
     """Where workers wait: in the cgroups of the sandboxes they will clone."""
 
-    async def place(self, entry: Entry) -> None:
-        """Put every worker of a new fork-server into cgroups."""
+    async def place(self, entry: Entry, workers: Sequence[Worker]) -> None:
+        """Put new workers of a fork-server into cgroups."""
 
     async def clear(self, entry: Entry) -> None:
         """Remove the cgroups that the workers of an ended one were in."""
@@ -111,15 +122,28 @@ class ForkServers:
                 return entry
             fresh = await self._start(template)
             try:
-                await self._placing.place(fresh)
+                await self._placing.place(fresh, fresh.server.workers)
             except BaseException:
                 await self._end(fresh)
                 raise
             if entry is not None:
                 self._retired.append(entry)
             self._current[template.digest] = fresh
+            fresh.completing = asyncio.get_running_loop().create_task(self._complete(fresh))
         await self.close_unused()
         return fresh
+
+    async def _complete(self, entry: Entry) -> None:
+        """Let it get ready for sessions; whoever asks for one is told if that fails."""
+        with contextlib.suppress(CellwallError, OSError):
+            workers = await entry.server.complete(_SESSIONS_AFTER_S)
+            try:
+                await self._placing.place(entry, workers)
+            except (CellwallError, OSError) as error:
+                entry.server.refuse_sessions(error)
+                raise
+            for worker in workers:
+                entry.server.give_back(worker)
 
     async def _start(self, template: BuiltTemplate) -> Entry:
         bundle = build_bundle(self._state_dir, _BUNDLE, "cellwall.jail.entry:main")
@@ -150,6 +174,13 @@ class ForkServers:
             await server.aclose()
             held.release()
             raise
+
+    async def wait_whole(self) -> None:
+        """Wait until those in use are ready for sessions, or known not to be."""
+        for entry in self.entries:
+            entry.server.want_sessions()
+            if entry.completing is not None:
+                await asyncio.wait([entry.completing])
 
     async def close_unused(self) -> None:
         """End the retired ones whose last sandbox is gone."""

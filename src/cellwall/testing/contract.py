@@ -57,7 +57,7 @@ class Subject:
         """Wait until the pool is full and every destruction has ended."""
 
         async def work(engine: Engine, _put: object) -> None:
-            await engine.pool.wait_buried()
+            await engine.wait_settled()
             await engine.pool.wait_full()
 
         self.runner.call(work)
