@@ -55,6 +55,7 @@ def test_root_binds_nothing_but_what_is_named() -> None:
         "/usr",
         "/opt32",
         "/etc/ssl/certs",
+        "/var/lib/ghc",
         "/state/templates/t",
         "/opt/python",
         "/state/guest.pyz",

@@ -27,7 +27,7 @@ def test_answer_has_every_published_key_in_order() -> None:
     published = (
         "execution_id sandbox_id template language status verdict stdout stderr result results "
         "exit_code signal error exception oom_killed time_ms execution_time artifacts truncated "
-        "usage isolation limits notes trust"
+        "usage isolation limits notes trust compile"
     )
     assert list(answer(EXECUTION)) == published.split()
 
@@ -48,7 +48,12 @@ def test_answer_of_an_exception_carries_traceback_and_parts() -> None:
     got = answer(replace(EXECUTION, outcome=outcome, error=error))
     assert got["status"] == "error"
     assert got["error"] == "Traceback…\nValueError: no"
-    assert got["exception"] == {"name": "ValueError", "value": "no", "traceback": got["error"]}
+    assert got["exception"] == {
+        "name": "ValueError",
+        "value": "no",
+        "traceback": got["error"],
+        "line": None,
+    }
 
 
 def test_answer_of_a_memory_kill_says_so_and_why() -> None:

@@ -80,7 +80,8 @@ class HostFacts:
     core_limit: int = 1
     """RLIMIT_CORE of sandboxes: 1, or 0 where the host allows no more and starts no handler."""
     var_bound: Tuple[str, ...] = ()
-    """Names below /var/lib that are bound read-only: what a compiler keeps there about itself."""
+    """Names below /var/lib that are bound read-only below /opt/var: what a compiler keeps there
+    about itself. Not in place: /var/lib says what a host is for."""
 
     def as_json(self) -> Dict[str, Any]:
         """Plain data, for the way to the fork-server."""
@@ -134,7 +135,7 @@ def root_plan(facts: HostFacts, root: Root) -> Tuple[s.Step, ...]:
     steps.append(s.File(_EMPTY_FILE, ""))
     steps.extend(_dev())
     steps.extend(_etc(facts))
-    steps += [s.Bind(f"/var/lib/{name}", f"/var/lib/{name}", _RO) for name in facts.var_bound]
+    steps += [s.Bind(f"/var/lib/{name}", f"/opt/var/{name}", _RO) for name in facts.var_bound]
     for count in range(1, len(facts.cpu_blocks) + 1):
         steps.extend(_views(facts, count))
     steps.append(s.Bind(root.template_path, TEMPLATE_ROOT, _RO))
@@ -333,7 +334,6 @@ def _lockdown(facts: HostFacts, shape: Shape) -> s.Lockdown:
         rlimits.append((resource.RLIMIT_DATA, data, data))
     readable = ["/usr", "/opt", "/etc", "/proc", "/sys", "/dev"]
     readable += [f"/{name}" for name in facts.root_directories if name != "usr"]
-    readable += [f"/var/lib/{name}" for name in facts.var_bound]
     return s.Lockdown(
         uid=INSIDE_UID,
         gid=INSIDE_UID,

@@ -23,7 +23,7 @@ LANGUAGE = Language(
     version=("mcs", "--version"),
     install="apt-get install mono-mcs mono-runtime",
     error=r"^\[ERROR\] FATAL UNHANDLED EXCEPTION: (?P<name>[\w.]+): (?P<value>.*)$",
-    line=r"^\s+at [^\n]* in \S*{file}:(?P<line>\d{1,9})\s*$",
+    line=r"^[ \t]+at [^\n]* in \S*{file}:(?P<line>\d{1,9})\s*$",
     hello="""using System;
 
 class Program {

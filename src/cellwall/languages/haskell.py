@@ -24,6 +24,7 @@ LANGUAGE = Language(
     context=None,
     version=("ghc", "--version"),
     install="apt-get install ghc",
+    env={"GHC_PACKAGE_PATH": "/opt/var/ghc/package.conf.d"},
     error=r"^program: (?P<value>.*)$",
     line=r"called at {file}:(?P<line>\d{1,9}):",
     hello='main :: IO ()\nmain = putStrLn "hello"\n',

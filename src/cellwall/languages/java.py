@@ -35,11 +35,11 @@ LANGUAGE = Language(
     version=("javac", "-version"),
     install="apt-get install default-jdk-headless",
     named_by=(
-        rf"^\s*public {_MODIFIERS}(?:class|record|enum|interface) ([A-Za-z_]\w*)",
+        rf"^[ \t]*public {_MODIFIERS}(?:class|record|enum|interface) ([A-Za-z_]\w*)",
         r"\bclass ([A-Za-z_]\w*)(?:(?!\bclass )[\s\S])*?\bvoid main\b",
     ),
     error=r'^Exception in thread "[^"\n]*" (?P<name>[\w.$]+)(?:: (?P<value>.*))?$',
-    line=r"^\s+at [^\n(]*\({file}:(?P<line>\d{1,9})\)$",
+    line=r"^[ \t]+at [^\n(]*\({file}:(?P<line>\d{1,9})\)$",
     hello="""public class Main {
     public static void main(String[] args) {
         System.out.println("hello");

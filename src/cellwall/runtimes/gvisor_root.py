@@ -24,7 +24,7 @@ from cellwall.runtimes.removal import remove_tree
 
 HOME = plan.HOME
 _LINKS = {"/var/tmp": "../tmp"}  # noqa: S108 - paths inside
-_COPIED = ("/etc", "/var/lib/", plan.GUEST_PATH)
+_COPIED = ("/etc", "/opt/var/", plan.GUEST_PATH)
 """Small trees: each bind costs a connection to the file server of every sandbox."""
 _SKIPPED = (plan.VIEWS, "/dev/", "/proc/", "/sys/", "/opt/cellwall/empty", HOME)
 """gVisor has a kernel of its own to show in /proc, /dev and /sys."""

@@ -216,7 +216,7 @@ def _lay(writer: layers.LayerWriter, step: steps.Step) -> None:
         writer.link(step.path, step.target)
     elif isinstance(step, steps.File) and step.path.startswith("/etc/"):
         writer.file(step.path, step.content.encode())
-    elif isinstance(step, steps.Bind) and step.path.startswith(("/etc/", "/var/lib/")):
+    elif isinstance(step, steps.Bind) and step.path.startswith(("/etc/", "/opt/var/")):
         if os.path.isdir(step.source):
             writer.tree(step.source, step.path)
         else:
