@@ -251,11 +251,14 @@ def _changed(bundle: Path, file: str, line: str, inserted: str, target: Path) ->
     return target
 
 
-async def _refused(code: str) -> CellwallError:
+async def _refused(code: str, *, is_session: bool = False) -> CellwallError:
+    """The error of a program; or of a session, where programs must not be disturbed."""
     engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
     try:
+        if is_session:
+            assert (await engine.run("print(1)")).stdout == "1\n"
         with pytest.raises(CellwallError) as caught:
-            await engine.run(code)
+            await (engine.create_sandbox() if is_session else engine.run(code))
         return caught.value
     finally:
         await engine.aclose()
@@ -273,7 +276,8 @@ def test_failing_setup_step_is_named_and_leaves_nothing(
         lambda *given: _changed(real(*given), file, line, _FAILING, target),
     )
     before = Traces.now()
-    error = asyncio.run(_refused("print('the nonce that nobody may see')"))
+    is_session = "sessions" in line
+    error = asyncio.run(_refused("print('the nonce that nobody may see')", is_session=is_session))
     assert Traces.now() == before
     assert step in str(error)
     assert "failed on purpose" in str(error)
@@ -312,7 +316,8 @@ def test_dirty_preload_is_refused(
         lambda *given: _changed(real(*given), file, stage, dirt, target),
     )
     before = Traces.now()
-    error = asyncio.run(_refused("print('the nonce that nobody may see')"))
+    is_session = "worker_fds[programs:]" in stage
+    error = asyncio.run(_refused("print('the nonce that nobody may see')", is_session=is_session))
     assert Traces.now() == before
     assert said in str(error)
 
