@@ -76,6 +76,15 @@ TARGETS: tuple[Target, ...] = (
            "x", 0.1, 0.05),
     Target("kernel_cold", "gVisor, the same without a pool, p50", "x", 1.3, 1.0),
     Target("kernel_context", "gVisor, next execution in a live context, p50", "ms", 15, 5),
+    Target("fresh_javascript", "fresh sandbox, `console.log(1)`, parked, against `node -e`, p50",
+           "x", 0.25, 0.2),
+    Target("pss_javascript", "memory (PSS) that a context adds: JavaScript", "MiB", 60, 40),
+    Target("pss_typescript", "the same: TypeScript", "MiB", 130, 90),
+    Target("pss_bash", "the same: Bash", "MiB", 10, 5),
+    Target("pss_ruby", "the same: Ruby", "MiB", 30, 15),
+    Target("pss_r", "the same: R", "MiB", 100, 60),
+    Target("pss_java", "the same: Java (JShell)", "MiB", 220, 140),
+    Target("pss_sql", "the same: SQL, template data", "MiB", 30, 15),
     Target("flood", "growth of our memory while a program writes 10 GB", "MiB", 8, 8),
 )  # fmt: skip
 

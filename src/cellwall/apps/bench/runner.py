@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from cellwall.apps.bench import bare, endurance, http, kernel, latency, mcp, throughput
+from cellwall.apps.bench import (
+    bare,
+    endurance,
+    http,
+    kernel,
+    languages,
+    latency,
+    mcp,
+    throughput,
+)
 from cellwall.apps.bench.figures import TARGETS, Figure
 from cellwall.apps.bench.latency import PLAIN, WITH_PACKAGES, BenchError
 from cellwall.apps.bench.machine import describe
@@ -124,7 +133,16 @@ class Bench:
         yield "kernel_parked", _PARK, lambda e: kernel.fresh(e, "kernel_parked", n)
         yield "kernel_cold", 0, lambda e: kernel.fresh(e, "kernel_cold", n)
         yield "kernel_context", 0, lambda e: kernel.live_context(e, "kernel_context", n)
+        yield from self._language_rows(python, data, n)
         yield "flood", 0, lambda e: endurance.flood(e, python, effort.flood_gb)
+
+    def _language_rows(
+        self, python: dict[str, Any], data: dict[str, Any], samples: int
+    ) -> Iterator[tuple[str, int, Measure]]:
+        key = "fresh_javascript"
+        yield key, _PARK, lambda e: languages.fresh_javascript(e, key, python, samples)
+        for name in languages.CONTEXTS:
+            yield f"pss_{name}", 0, _context(name, data if name == "sql" else python)
 
     def _http_rows(self) -> Iterator[tuple[str, int, Measure]]:
         """Yield the rows whose server is a process of its own; the engine here stays unused."""
@@ -184,6 +202,10 @@ def _shortened(error: Exception) -> str:
 
 def _fresh(key: str, code: str, options: dict[str, Any], n: int, parked: bool) -> Measure:
     return lambda engine: latency.fresh(engine, key, code, options, n, parked=parked)
+
+
+def _context(language: str, options: dict[str, Any]) -> Measure:
+    return lambda e: languages.context_memory(e, f"pss_{language}", language, options)
 
 
 def _durable(key: str, n: int, *, is_cell: bool) -> Measure:
