@@ -18,7 +18,11 @@ from cellwall.model.errors import HostUnsupported
 from cellwall.model.outcome import Verdict
 from conftest import Require
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.node]
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.node,
+    pytest.mark.xdist_group("containers"),  # one daemon, one image
+]
 _RUNTIMES = {"process": "process", "gvisor": "kernel", "docker": "namespace"}
 both = pytest.mark.parametrize("spoken", [JAVASCRIPT, BASH], ids=lambda each: each.language)
 

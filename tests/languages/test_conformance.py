@@ -30,10 +30,11 @@ pytestmark = [pytest.mark.timeout(180)]
 
 _EVERYWHERE = ("python", "javascript", "bash", "c")
 _OTHERS = ("docker", "gvisor")
+_CONTAINED = (pytest.mark.root, pytest.mark.xdist_group("containers"))  # one daemon, one image
 PLACES = [
     *(pytest.param("jail", name, id=name) for name in LANGUAGES),
     *(
-        pytest.param(runtime, name, id=f"{name}-{runtime}", marks=pytest.mark.root)
+        pytest.param(runtime, name, id=f"{name}-{runtime}", marks=_CONTAINED)
         for runtime in _OTHERS
         for name in _EVERYWHERE
     ),

@@ -55,15 +55,17 @@ def test_two_languages_cannot_share_a_name() -> None:
 @pytest.mark.parametrize("language", registry.LANGUAGES.values(), ids=lambda entry: entry.name)
 def test_entry_is_consistent(language: Language) -> None:
     parts = (*language.run, *language.compile)
-    if not language.run:
-        assert language.context == "sql"  # in the context's own process
-        return
-    assert "{file}" in parts or "{sources}" in parts
+    if language.name == "sql":  # runs in the context's own process, of a template that has it
+        assert not parts
+    else:
+        assert "{file}" in parts or "{sources}" in parts
+        assert language.install.startswith("apt-get install ")
     assert Path(language.file_name).suffix == language.extensions[0]
-    assert language.install.startswith("apt-get install ")
     assert language.hello.endswith("\n")
     assert language.failing.code
-    assert bool(language.failing.error) == bool(language.error or language.name == "python")
+    assert bool(language.failing.error) == bool(
+        language.error or language.name in {"python", "sql"}
+    )
     assert not language.caller or (CALLERS / language.caller).is_file()
     assert all(name == name.lower() for name in (*language.aliases, *language.extensions))
     for pattern in (*language.options, *language.named_by, language.error, language.line):
@@ -92,14 +94,14 @@ def test_javas_source_is_named_by_its_class(source: str, name: str) -> None:
 
 @pytest.mark.parametrize("language", registry.LANGUAGES.values(), ids=lambda entry: entry.name)
 def test_hostile_output_and_source_cost_no_more_than_a_look(language: Language) -> None:
-    began = time.process_time()
+    began = time.thread_time()  # others of this process may be at work, too
     for piece in ("a", "\n", "at ", 'File "', "class X ", "Error: ", "(" * 50, "\\", "main.py:1"):
         text = piece * (100_000 // len(piece))
         mistakes.uncaught(language, language.file_name, text)
         mistakes.line_of(language, language.file_name, text)
         mistakes.compile_error(language.file_name, text)
         language.name_of(text)
-    assert time.process_time() - began < 5
+    assert time.thread_time() - began < 5
 
 
 def test_bash_is_detected_with_its_version() -> None:
