@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 HAPPENED = {
     Verdict.EXCEPTION: "it raised an exception",
+    Verdict.COMPILE_ERROR: "the compiler refused it, and nothing ran",
     Verdict.NONZERO_EXIT: "it ended with an exit status that is not 0",
     Verdict.SIGNALLED: "it was ended by a signal",
     Verdict.WALL_TIME: "it was stopped because its time was over",
@@ -41,6 +42,7 @@ _LIMITS = {
 
 _NEXT = {
     Verdict.EXCEPTION: "read the last line of the traceback, correct the code and run it again.",
+    Verdict.COMPILE_ERROR: "correct the first error that the compiler names and run it again.",
     Verdict.NONZERO_EXIT: "read stderr for the reason, correct it and run it again.",
     Verdict.SIGNALLED: (
         "native code may have crashed, or the program killed itself: "
