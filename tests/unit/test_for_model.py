@@ -49,6 +49,12 @@ def an_execution(verdict: Verdict = Verdict.OK, **changes: Any) -> Execution:
     return Execution("id", "python", outcome=outcome, limits=Limits(), **fields)
 
 
+def test_a_compilers_words_are_called_so() -> None:
+    error = ExecutionError("CompileError", "no", "main.c:1: error: no", 1)
+    said = an_execution(Verdict.COMPILE_ERROR, error=error).for_model()
+    assert said.startswith("The compiler said:\nmain.c:1: error: no\n\n[compile_error] ")
+
+
 @pytest.mark.parametrize("verdict", NOT_OK)
 def test_every_verdict_says_what_happened_and_what_to_try(verdict: Verdict) -> None:
     said = an_execution(verdict, stdout="partial").for_model()

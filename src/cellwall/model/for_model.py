@@ -133,9 +133,14 @@ def _sections(execution: Execution) -> dict[str, str]:
         "stderr": _without_traceback(execution),
         "shown": shown_for_model(execution.results),
         "value": "" if execution.result is None else _json(execution.result),
-        "traceback": _traceback(execution.error),
+        _named(execution): _traceback(execution.error),
         "files": _files(execution.files),
     }
+
+
+def _named(execution: Execution) -> str:
+    is_compilers = execution.outcome.verdict is Verdict.COMPILE_ERROR
+    return "compiler" if is_compilers else "traceback"
 
 
 def _without_traceback(execution: Execution) -> str:
@@ -268,6 +273,7 @@ def _usage(outcome: Outcome) -> str:
 _TITLES = {
     "stderr": "stderr:\n",
     "value": "Value:\n",
+    "compiler": "The compiler said:\n",
     "traceback": "Traceback:\n",
     "files": "Files:\n",
 }
