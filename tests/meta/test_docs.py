@@ -67,6 +67,14 @@ def test_readme_library_example_runs(folder: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
+def test_readme_languages_example_runs(folder: Path, require: Require) -> None:
+    missing = [tool for tool in ("gcc", "node") if shutil.which(tool) is None]
+    require("C and JavaScript", not missing, f"not installed: {' '.join(missing)}")
+    (block,) = re.findall(r"<!-- runs: languages -->\n```py\n(.*?)```", README, re.DOTALL)
+    done = execute([sys.executable, "-c", block], folder)
+    assert done.returncode == 0, done.stderr
+
+
 def console_examples() -> list[tuple[str, str]]:
     """Return (command, expected output) of every `$ ` line of README's console blocks."""
     found = []
