@@ -82,6 +82,7 @@ def test_reader_that_never_reads_is_hung_up_on_and_costs_nothing(impatient: Serv
     """The run is cancelled with its connection; meanwhile everybody else is served."""
     client, admin = impatient.client(), impatient.client(ADMIN)
     client.post("/execute", json={"code": "print(1)"})
+    client.delete(f"/sandboxes/{new_sandbox(client)}")  # what serves sessions is there from now on
     assert _runs(admin) == 0
     _until(lambda: _is_parked(admin), "no sandbox is parked for the next")
     before, descriptors = impatient.rss_bytes(), impatient.descriptors()

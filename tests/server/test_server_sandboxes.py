@@ -94,7 +94,7 @@ def test_whole_life_ends_a_sandbox_and_says_so(client: httpx.Client) -> None:
 
 def test_contexts_are_apart_and_can_be_restarted(client: httpx.Client, sandbox: str) -> None:
     made = client.post(f"{sandbox}/contexts", json={"name": "other"})
-    assert (made.status_code, made.json()) == (201, {"name": "other"})
+    assert (made.status_code, made.json()) == (201, {"name": "other", "language": "python"})
     run(client, sandbox, "x = 1", context="other")
     assert run(client, sandbox, "x")["verdict"] == "exception"
     names = {each["name"] for each in client.get(f"{sandbox}/contexts").json()["contexts"]}
