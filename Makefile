@@ -17,16 +17,15 @@ BOOTSTRAP := PYTHONDONTWRITEBYTECODE=$(PYTHONDONTWRITEBYTECODE) scripts/bootstra
 run: environment templates
 	$(BIN)/cellwall demo
 
-# Two at once only where no test looks at the whole host or at how long something takes. The server's
-# tests hold hundreds of connections; others look at what a process has open. Frameworks bring
-# threads and hooks of their own into a process, languages compilers that take a processor each.
+# Two at once where no test looks at the whole host: what a server leaves is counted for that server
+# alone. Frameworks bring threads and hooks of their own into a process, so they have one apart.
 APART := tests/unit tests/meta
 LANGUAGES := tests/languages tests/contexts
 
 test: dev templates
 	$(PYTEST) -n 2 $(APART)
 	$(PYTEST) $(addprefix --ignore=,$(APART) $(LANGUAGES) tests/server tests/agents)
-	$(PYTEST) tests/server
+	$(PYTEST) -n 2 --dist loadfile tests/server
 	$(PYTEST) -n 2 --dist loadgroup $(LANGUAGES)
 	$(PYTEST) -n 2 tests/agents
 

@@ -111,6 +111,14 @@ def test_bash_is_detected_with_its_version() -> None:
     assert "bash" in found.version
 
 
+def test_languages_of_one_tool_say_each_their_own() -> None:
+    python, sql = (registry.detect(registry.find(name)) for name in ("python", "sql"))
+    assert python is not None
+    assert sql is not None
+    assert (python.path, sql.version) == (sql.path, "DuckDB of the template")
+    assert python.version.startswith("Python 3")
+
+
 def test_tool_is_found_below_the_given_root(tmp_path: Path) -> None:
     _tool(tmp_path, "/usr/bin/node")
     assert find_tool("node", str(tmp_path)) == "/usr/bin/node"

@@ -30,7 +30,7 @@ class Installed:
     """First line of what the tool prints about itself, or empty when it does not run."""
 
 
-_known: dict[tuple[str, int, int, int], str] = {}
+_known: dict[tuple[object, ...], str] = {}
 """Versions by what would change with an upgrade: asking costs a JVM's start or two."""
 
 
@@ -57,7 +57,7 @@ def detect(language: Language) -> Installed | None:
     if path is None or not is_installed(language):
         return None
     found = os.stat(path)
-    key = (path, found.st_ino, found.st_mtime_ns, found.st_size)
+    key = (path, language.version, found.st_ino, found.st_mtime_ns, found.st_size)
     if key not in _known:
         _known[key] = read_version(language, path)
     return Installed(path, _known[key])

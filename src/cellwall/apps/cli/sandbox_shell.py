@@ -107,7 +107,10 @@ async def _speak(terminal: Terminal, typed: asyncio.Queue[bytes | tuple[int, int
 
 
 def _size() -> tuple[int, int]:
-    columns, rows = shutil.get_terminal_size()
+    try:  # the terminal itself: COLUMNS and LINES of the environment may be of another one
+        columns, rows = os.get_terminal_size(sys.stdout.fileno())
+    except OSError:
+        columns, rows = shutil.get_terminal_size()
     return max(1, min(rows, 1000)), max(1, min(columns, 1000))
 
 
