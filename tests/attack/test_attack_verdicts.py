@@ -100,7 +100,15 @@ def test_end_from_outside_says_who_did_it(arena: Arena, verdict: Verdict) -> Non
         arena.do(attack())
 
 
+def test_what_a_compiler_refuses_has_a_verdict_of_its_own(arena: Arena) -> None:
+    with arena.leaving_nothing():
+        ended = arena.do(arena.engine.run("int main() { return nothing; }", language="c"))
+    assert ended.verdict is Verdict.COMPILE_ERROR
+    assert ended.error is not None
+    assert "nothing" in ended.error.traceback
+
+
 def test_every_verdict_has_an_end_here() -> None:
-    shown = {end[2] for end in _ENDS} | {Verdict.SYSCALL, Verdict.CANCELLED}
+    shown = {end[2] for end in _ENDS} | {Verdict.SYSCALL, Verdict.CANCELLED, Verdict.COMPILE_ERROR}
     shown |= {Verdict.INTERRUPTED, Verdict.SANDBOX_ERROR}
     assert shown == set(Verdict)

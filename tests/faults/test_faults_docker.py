@@ -244,17 +244,22 @@ def test_image_that_is_not_ours_is_never_used(engine: Open, daemon: Daemon) -> N
 
     async def work() -> None:
         async with engine() as made:
-            image = await _some_image(made, daemon)
-            tags = daemon.call("images", "--format", "{{.Repository}}:{{.Tag}}").stdout.split()
-            (tag,) = {each for each in tags if each.startswith(REPOSITORY)}
-            foreign = daemon.call("import", "-", tag, stdin=b"\0" * 10240).stdout.strip()
+            await _some_image(made, daemon)
+        # All of them: other tests of this session may have made others.
+        shown = daemon.call("images", "--format", "{{.Repository}}:{{.Tag}} {{.ID}}").stdout
+        ours = dict(each.split() for each in shown.splitlines() if each.startswith(REPOSITORY))
+        assert ours
+        foreign = daemon.call("import", "-", stdin=b"\0" * 10240).stdout.strip()
+        for tag in ours:
+            daemon.call("tag", foreign, tag)
         try:
             async with engine() as other:
                 with pytest.raises(HostUnsupported, match="its layers are"):
                     await other.run("print(1)", runtime="docker")
                 assert daemon.containers() == []
         finally:
-            daemon.call("tag", image, tag)
+            for tag, image in ours.items():
+                daemon.call("tag", image, tag)
             daemon.call("rmi", foreign)
 
     asyncio.run(work())

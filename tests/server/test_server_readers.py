@@ -72,7 +72,7 @@ def _runs(admin: httpx.Client) -> int:
 def _is_parked(admin: httpx.Client) -> bool:
     """The pool is as full as it will be: a sandbox that is being made takes descriptors later."""
     pool = admin.get("/stats").json()["server"]["pool"]
-    return pool["parked"] > 1 and pool["starting"] == pool["destroying"] == 0
+    return bool(pool["parked"] > 1 and pool["starting"] == pool["destroying"] == 0)
 
 
 def _status(server: Server, execution: str) -> str:

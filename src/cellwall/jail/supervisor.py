@@ -190,6 +190,8 @@ class ForkServer:
         self.preload: Mapping[str, Any] = {}
         self.pid = 0
         self._boot: subprocess.Popen[bytes] | None = None
+        self._first = -1
+        """A pidfd of the fork-server's first process."""
         self._control: socket.socket | None = None
         self._idle: dict[str, asyncio.LifoQueue[Worker | None]] = {
             purpose: asyncio.LifoQueue() for purpose in settings.workers
@@ -348,6 +350,7 @@ class ForkServer:
             event = _field(message, "event", str)
             if event == "forked" and not self.pid:
                 self.pid = self._checked_pid(_field(message, "pid", int))
+                self._first = os.pidfd_open(self.pid)  # boot has not reaped it: it is the same
             elif event == wanted and self.pid:
                 return message
             else:
@@ -506,6 +509,7 @@ class ForkServer:
                 sock.close()
         for worker in self.workers:
             worker.let_go()
+        self._let_go_of_first()
         self._control, self._sockets, self._boot = None, [], None
 
     async def aclose(self) -> None:
@@ -516,14 +520,22 @@ class ForkServer:
         self._control, self._sockets = None, []
         boot, self._boot = self._boot, None
         if boot is not None:
-            if not self._is_whole:
-                boot.kill()  # it may be importing, and would not look up for a second
+            if not self._is_whole and self._first >= 0:
+                # It may be importing, and would not look up for a second. Boot reaps it.
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._first, signal.SIGKILL)
             loop = asyncio.get_running_loop()
             try:
                 await asyncio.wait_for(loop.run_in_executor(None, boot.wait), 5.0)
             except TimeoutError:
                 boot.kill()
                 await loop.run_in_executor(None, boot.wait)
+        self._let_go_of_first()
+
+    def _let_go_of_first(self) -> None:
+        if self._first >= 0:
+            os.close(self._first)
+            self._first = -1
 
 
 async def hear(child: Spawned, word: bytes) -> None:
