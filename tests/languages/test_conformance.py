@@ -32,7 +32,8 @@ _EVERYWHERE = ("python", "javascript", "bash", "c")
 _OTHERS = ("docker", "gvisor")
 _CONTAINED = (pytest.mark.root, pytest.mark.xdist_group("containers"))  # one daemon, one image
 PLACES = [
-    *(pytest.param("jail", name, id=name) for name in LANGUAGES),
+    # SQL has no command and no process of its own: tests/contexts has its cases.
+    *(pytest.param("jail", name, id=name) for name, each in LANGUAGES.items() if each.run),
     *(
         pytest.param(runtime, name, id=f"{name}-{runtime}", marks=_CONTAINED)
         for runtime in _OTHERS

@@ -25,7 +25,8 @@ EVERY = pytest.mark.parametrize("language", LANGUAGES.values(), ids=lambda each:
 def test_hello_runs_by_its_name(language: Language, require: Require) -> None:
     require(language.name, is_installed(language), f"run: {language.install}")
     path = EXAMPLES / f"hello{language.extensions[0]}"
-    done = CliRunner().invoke(app, ["run", str(path)])
+    template = ["--template", "data"] if language.name == "sql" else []
+    done = CliRunner().invoke(app, ["run", *template, str(path)])
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("hello")
 
@@ -43,6 +44,8 @@ def test_programs_of_every_language_run_in_one_batch(server: Server, require: Re
             wanted.append((path, expected))
             code = path.read_text(encoding="utf-8")
             programs.append({"code": code, "language": language.name, "timeout": 60.0})
+            if language.name == "sql":
+                programs[-1]["template"] = "data"
     assert len(programs) >= 2 * len(LANGUAGES)
     answer = httpx.post(
         f"{server.address}/executions/batch",

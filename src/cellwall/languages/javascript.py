@@ -1,4 +1,4 @@
-"""JavaScript by Node.js: programs only, each in a process of its own."""
+"""JavaScript by Node.js: sessions, and programs in a node that waits for them."""
 
 from cellwall.languages.language import Language, Sample
 
@@ -16,7 +16,7 @@ LANGUAGE = Language(
     call=("node", "{caller}", "{file}"),
     caller="call.js",
     error=ERROR,
-    line=r"^\S*{file}:(?P<line>\d{1,9})$",
+    line=r"^(?:\S{0,200}|[ \t]{1,8}at [^\n]{0,200}){file}:(?P<line>\d{1,9})(?::\d{1,9}\)?)?$",
     hello='console.log("hello");\n',
     failing=Sample('function f() {\n  throw new TypeError("boom");\n}\nf();\n', "TypeError", 2),
 )

@@ -1,0 +1,1 @@
+COPY (SELECT 'hello') TO '/dev/stdout' (HEADER false);
