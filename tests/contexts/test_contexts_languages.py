@@ -328,3 +328,21 @@ def test_data_frames_of_a_python_context_are_tables(
     sandbox.run("import pandas; frame = pandas.DataFrame({'k': [1, 2]})")
     execution = sandbox.run("%%sql\nselect sum(k) as total from frame")
     assert '"rows": [[3]]' in execution.results[0]["application/json"]
+
+
+def test_contexts_that_never_came_to_be_leave_nothing(
+    runner: Runner, sandboxes: Callable[[str], Sandbox]
+) -> None:
+    """Any name of a kernel may be asked for; what is kept of those that fail would never end."""
+    sandbox = sandboxes("data")
+    for number in range(3):
+        with pytest.raises(UsageError):
+            sandbox.run("1", language=f"jupyter:nowhere{number}")
+
+    async def known(engine: Engine, _put: object) -> set[str]:
+        found = engine.sandbox(sandbox.id)
+        assert found is not None
+        return set(found.contexts._locks)
+
+    assert not any("nowhere" in name for name in runner.call(known))
+    assert sandbox.run("6 * 7").text == "42"

@@ -237,6 +237,11 @@ def test_template_whose_sessions_cannot_be_had_still_runs_programs(tmp_path: Pat
             with pytest.raises(HostUnsupported, match="IPython"):
                 await engine.create_sandbox()
             assert (await running).stdout == "1\n2\n"
+            forked = (await engine.runtime()).statistics().detail["fork_servers"]
+            assert (await engine.run("print(3)")).stdout == "3\n"  # and new ones begin
+            with pytest.raises(HostUnsupported, match="IPython"):
+                await engine.create_sandbox()  # at once, by the same fork-server
+            assert (await engine.runtime()).statistics().detail["fork_servers"] == forked == 1
         finally:
             await engine.aclose()
 

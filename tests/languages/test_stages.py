@@ -226,6 +226,48 @@ def test_folder_outside_is_refused(run: Run, folder: str) -> None:
         run("pass", "python", artifacts=folder)
 
 
+_HEAVY = "#include <bits/stdc++.h>\nint main() { return 0; }\n"
+
+
+def test_compiler_that_is_killed_for_memory_ends_its_session(
+    runner: Runner, require: Require
+) -> None:
+    """As any program would: the kernel has killed something in it."""
+    require("cpp", is_installed(LANGUAGES["cpp"]), LANGUAGES["cpp"].install)
+    with Sandbox(limits={"memory_mb": 48}, runner=runner) as sandbox:
+        ended = sandbox.run(_HEAVY, language="cpp")
+        assert ended.verdict is Verdict.MEMORY
+        assert "compile stage" in " ".join(ended.outcome.notes)
+        assert sandbox.status == "stopped"
+
+
+def test_cancellation_while_a_session_compiles_counts(runner: Runner, require: Require) -> None:
+    require("cpp", is_installed(LANGUAGES["cpp"]), LANGUAGES["cpp"].install)
+
+    async def cancelled(engine: Engine, _put: object) -> Execution:
+        async with await engine.create_sandbox() as sandbox:
+            return await sandbox.run(
+                _HEAVY, language="cpp", on_start=lambda handle: handle.cancel()
+            )
+
+    assert runner.call(cancelled).verdict is Verdict.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [
+        ("typescript", "console.error('TypeError: no'); process.exit(3);"),
+        ("ruby", 'warn "main.rb:1:in `f\': boom (ArgumentError)"; exit 3'),
+    ],
+)
+def test_what_a_program_prints_is_no_verdict(run: Run, language: str, code: str) -> None:
+    """It ended as it wished, by the kernel's word; with status 1 it may have been the error."""
+    chosen = run(code, language)
+    assert (chosen.verdict, chosen.exit_code, chosen.error) == (Verdict.NONZERO_EXIT, 3, None)
+    control = run(code.replace("3", "1"), language)
+    assert control.verdict is Verdict.EXCEPTION
+
+
 def test_session_compiles_in_its_own_sandbox(runner: Runner, require: Require) -> None:
     require("c", is_installed(LANGUAGES["c"]), LANGUAGES["c"].install)
     with Sandbox(runner=runner) as sandbox:

@@ -15,6 +15,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("code that is bytes", {"code": b"x"}),
     ("NUL in code", {"code": "a\0b"}),
     ("half a surrogate pair", {"code": "'\ud800'"}),
+    ("a kernel as a program", {"code": "1", "language": "jupyter:ir"}),
     ("17 MiB of code", {"code": "#" * (17 << 20)}),
     ("stdin that is a number", {"stdin": 3}),
     ("arguments that are a list", {"arguments": [1]}),

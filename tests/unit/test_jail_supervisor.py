@@ -274,7 +274,27 @@ def test_sessions_that_cannot_be_had_are_refused_with_the_reason(
         for each in told:
             assert isinstance(each, (HostUnsupported, SandboxBroken))
             assert wanted in str(each)
-        assert not server.is_usable
+        # Where it said itself why, it lives: programs go on being forked from it.
+        assert server.is_usable == (after == "told")
+        await server.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_fork_server_that_is_gone_before_it_goes_on_refuses_sessions(tmp_path: Path) -> None:
+    guest = tmp_path / "guest.py"
+    says = _PROGRAMS_ONLY.replace("control.recv(100)\n{}\n", "control.close()\n")
+    guest.write_text(_SAY.format(says.format()), encoding="utf-8")
+
+    async def scenario() -> None:
+        server = supervisor.ForkServer(_settings(guest), facts.collect())
+        await server.start()
+        while server.is_usable:  # noqa: ASYNC110 - the kernel tells of it to who asks
+            await asyncio.sleep(0.01)
+        told = await asyncio.gather(
+            server.take_worker("session"), server.complete(60), return_exceptions=True
+        )
+        assert [type(each) for each in told] == [SandboxBroken, SandboxBroken]
         await server.aclose()
 
     asyncio.run(scenario())

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.languages import mistakes, registry
+from cellwall.languages import callers, mistakes, registry
 from cellwall.languages.language import Language
 from cellwall.languages.tools import find_tool
 from cellwall.model.errors import NotFound
 
-CALLERS = Path(mistakes.__file__).parent / "callers"
+CALLERS = Path(callers.__file__).parent
 
 
 def _tool(root: Path, path: str, mode: int = 0o755) -> Path:

@@ -23,6 +23,7 @@ from cellwall.model.outcome import Verdict
 
 if TYPE_CHECKING:
     from cellwall.engine.live import Live
+    from cellwall.engine.stages import Stages
     from cellwall.languages.language import Language
     from cellwall.model.execution import Execution
     from cellwall.model.limits import Limits
@@ -55,13 +56,14 @@ class Beside:
         """Where its compiler writes; the directory has to be there."""
         return f"{self.directory}/build"
 
-    async def compile(self, on_event: OnEvent | None) -> Execution | None:
+    async def compile(self, on_event: OnEvent | None, stages: Stages) -> Execution | None:
         """Compile it; the execution if it ends here, None if there is something to run."""
         started_at = time.time()
         argv = self.language.compile_command(
             self.file_name, memory_mb=self.limits.memory_mb, build="build"
         )
         attempt = Attempt(self.live, self._work(argv, None, cwd=self.directory), None)
+        stages.begin(attempt)
         outcome = staged(await attempt.wait(), self.language)
         if outcome.verdict is Verdict.OK:
             return None

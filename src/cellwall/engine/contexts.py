@@ -77,7 +77,11 @@ class Contexts:
     async def ensure(self, name: str) -> bool:
         """Start a new context in place of one that has ended; report whether that was needed."""
         if name in self._unborn:
-            await self._start(name)
+            try:
+                await self._start(name)
+            except BaseException:
+                self._forget(name)  # any name of a kernel may be asked for, and none of them stay
+                raise
             self._unborn.discard(name)
             return False
         if name not in self._ended:
@@ -126,6 +130,9 @@ class Contexts:
         self.lock(name)
         if name not in self._ended | self._unborn:
             await self._ask("context_close", name)
+        self._forget(name)
+
+    def _forget(self, name: str) -> None:
         self._ended.discard(name)
         self._unborn.discard(name)
         del self._locks[name], self._languages[name]

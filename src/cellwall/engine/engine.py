@@ -31,7 +31,7 @@ from cellwall.engine.stages import Stages, report
 from cellwall.engine.tasks import Tasks
 from cellwall.engine.templates import TemplateStore, state_dir
 from cellwall.model.errors import CellwallError, Conflict
-from cellwall.model.execution import Execution
+from cellwall.model.execution import Compilation, Execution
 from cellwall.model.ids import new_id
 from cellwall.runtimes.base import RuntimeGone, RuntimeStatistics, SandboxSpec, SweepReport
 from cellwall.runtimes.channel import GuestRefused
@@ -210,8 +210,8 @@ class Engine:
             purpose="program",
         )
         stages = Stages(watch.on_start)
-        program = run_stage(work)
-        compilation = None
+        compilation: Compilation | None = None
+        product: tuple[tuple[str, bytes], ...] = ()
         if work.language.compile:
             place = Place(runtime.name, template.digest, request.tenant)
             # A caller's environment could steer a compiler; its programs get it, later.
@@ -225,7 +225,8 @@ class Engine:
                 self._runs += 1
                 report(made, watch.on_event)
                 return made
-            program, compilation = run_stage(work, made.product.files), made.stage
+            compilation, product = made.stage, made.product.files
+        program = run_stage(work, product)
 
         async def run(live: Live) -> Execution:
             return await self._run_in(live, work, program, watch, stages)

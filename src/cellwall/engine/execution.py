@@ -393,7 +393,8 @@ class Attempt:
         outcome = self._judge(time.perf_counter() - self._began_s)
         if self.work.after is not None:
             outcome = await self.work.after(self, outcome)
-        outcome = replace(outcome, notes=outcome.notes + self._aftermath())
+        if notes := self._aftermath():
+            outcome = replace(outcome, notes=outcome.notes + notes)
         self.recorder.end(outcome)
         return outcome
 

@@ -11,13 +11,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine import bringing_back
 from cellwall.engine.execution import Attempt, Work
 from cellwall.engine.files import file_error
-from cellwall.languages import mistakes
+from cellwall.languages import callers, mistakes
 from cellwall.languages.language import BUILD, CALLER
 from cellwall.languages.tools import is_installed
 from cellwall.model.errors import HostUnsupported, SandboxBroken
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 ARGUMENTS = f"{CALLER}/arguments.json"
 RESULT = f"{CALLER}/result.json"
-_CALLERS = Path(mistakes.__file__).parent / "callers"
 _EXECUTABLE = 0o755
 _TEXT_RESULTS = frozenset({"bash"})
 """Languages whose values are text: what they return is JSON if it reads as that."""
@@ -148,8 +146,7 @@ def _call_files(language: Language, arguments: object) -> list[tuple[str, bytes,
         (ARGUMENTS, json.dumps(arguments).encode(), None),
     ]
     if language.caller:
-        caller = (_CALLERS / language.caller).read_bytes()
-        found.append((f"{CALLER}/{language.caller}", caller, None))
+        found.append((f"{CALLER}/{language.caller}", callers.text(language.caller), None))
     return found
 
 
@@ -173,7 +170,7 @@ async def described(
         line = mistakes.line_of(language, file_name, recorder.error.traceback)
         recorder.error = replace(recorder.error, line=line)
         return outcome
-    if outcome.verdict not in {Verdict.NONZERO_EXIT, Verdict.SIGNALLED}:
+    if not _may_be_uncaught(language, outcome):
         return outcome
     error = mistakes.uncaught(language, file_name, recorder.stderr.text)
     if error is None:
@@ -182,6 +179,13 @@ async def described(
     if outcome.verdict is Verdict.SIGNALLED:
         return outcome
     return replace(outcome, verdict=Verdict.EXCEPTION)
+
+
+def _may_be_uncaught(language: Language, outcome: Outcome) -> bool:
+    """Report whether the kernel's word on its end is that of an uncaught error's."""
+    if outcome.verdict is Verdict.NONZERO_EXIT:
+        return not language.error_status or outcome.exit_code in language.error_status
+    return outcome.verdict is Verdict.SIGNALLED
 
 
 def explain(refusal: GuestRefused, work: Plan) -> Exception:

@@ -106,6 +106,11 @@ class Plan:
 def plan(request: Request, defaults: Limits) -> Plan:
     """Check `request`; raise `UsageError` or `NotFound` (an unknown language)."""
     language = registry.find(request.language)
+    if not language.run and language.context != "sql":
+        raise UsageError(
+            f"language {language.name!r}: it runs in sessions only",
+            remedy=f"make a sandbox and call its run(code, language={language.name!r})",
+        )
     files = _files(request.files or {})
     source = check_source(request.code)
     file_name = language.name_of(request.code)

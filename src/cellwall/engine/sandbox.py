@@ -20,10 +20,11 @@ from cellwall.engine.contexts import Contexts
 from cellwall.engine.execution import Attempt, OnStart, Work, finish
 from cellwall.engine.files import Files, file_error
 from cellwall.engine.requests import check_source, check_stdin, check_tools
+from cellwall.engine.stages import Stages
 from cellwall.languages import registry
 from cellwall.model.errors import Conflict, UsageError
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
-from cellwall.model.outcome import Isolation, Verdict
+from cellwall.model.outcome import Isolation, Outcome, Verdict
 from cellwall.runtimes.channel import GuestRefused
 from cellwall.surface.callbacks import OnEvent, OnText, by_stream
 
@@ -238,13 +239,16 @@ class AsyncSandbox:
         if watch.on_start is not None:
             watch.on_start(attempt)
         outcome = await attempt.wait()
-        self.live.touch()
         is_cell = work.fields.get("mode") == "cell"
         if is_cell and not attempt.recorder.done.get("alive"):
             self.contexts.mark_ended(str(work.fields["context"]))
+        self._after(outcome)
+        return finish(attempt, outcome, language, started_at)
+
+    def _after(self, outcome: Outcome) -> None:
+        self.live.touch()
         if outcome.verdict in _DEADLY:
             self._end(f"a program in it ended with verdict {outcome.verdict.value}")
-        return finish(attempt, outcome, language, started_at)
 
     async def _run_file(
         self,
@@ -257,11 +261,14 @@ class AsyncSandbox:
         program = Beside.of(self.live, language, source.decode(), limits)
         await self.files.write(program.path, source)
         try:
+            stages = Stages(watch.on_start)
             if language.compile:
                 await self.files.mkdir(program.build)
-                ended = await program.compile(watch.on_event)
+                ended = await program.compile(watch.on_event, stages)
                 if ended is not None:
+                    self._after(ended.outcome)
                     return ended
+            watch = replace(watch, on_start=stages.begin)
             return await self._attempt(program.work(stdin), language.name, watch)
         except GuestRefused as refusal:
             if refusal.reason == "not_found":

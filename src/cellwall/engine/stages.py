@@ -1,7 +1,7 @@
 """One execution of several stages, as its caller holds it: compile, then run.
 
-Each stage is an attempt in a sandbox of its own. The invariant: a cancellation counts whenever it
-comes, also between two stages.
+Each stage is an attempt, in a sandbox of its own or in a living one. The invariant: a cancellation
+counts whenever it comes, also between two stages.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cellwall.model.execution import Event
 
 if TYPE_CHECKING:
-    from cellwall.engine.execution import Attempt, OnEvent, OnStart
+    from cellwall.engine.execution import Handle, OnEvent, OnStart
     from cellwall.model.execution import Execution
 
 
@@ -21,11 +21,11 @@ class Stages:
     def __init__(self, on_start: OnStart | None) -> None:
         """`on_start` is called once, when the first code has been handed over."""
         self._on_start = on_start
-        self._attempt: Attempt | None = None
+        self._attempt: Handle | None = None
         self._is_cancelled = False
         self._is_paused = False
 
-    def begin(self, attempt: Attempt) -> None:
+    def begin(self, attempt: Handle) -> None:
         """Follow the next attempt, which has just begun."""
         self._attempt = attempt
         on_start, self._on_start = self._on_start, None

@@ -115,7 +115,7 @@ def _described(languages: tuple[str, ...]) -> str:
         "expression, its charts and its errors. Files stay until the conversation ends"
     )
     if "python" in languages:
-        text += ", and so do Python's variables and imports"
+        text += ", and so do variables and imports"
     return text + ". Time and memory are limited; there is no network."
 
 

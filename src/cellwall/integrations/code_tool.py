@@ -48,9 +48,10 @@ class CodeTool(Closing):
         """Nothing is started yet.
 
         With `client` the sandbox is a server's; with `sandbox` it is the caller's own, who also
-        closes it. `timeout` is for each call, in seconds. `languages` other than Python run as
-        programs beside it. `files` are written into each new sandbox. `budget_chars` is about how
-        long an answer's text may be. `options` are those of `Sandbox`: `limits`, `isolation` …
+        closes it. `timeout` is for each call, in seconds. Of `languages`, those that keep state do
+        so as Python does; the others run as programs beside it. `files` are written into each new
+        sandbox. `budget_chars` is about how long an answer's text may be. `options` are those of
+        `Sandbox`: `limits`, `isolation` …
         """
         self.definition = Definition.of(name, languages, description)
         self.timeout = timeout

@@ -255,9 +255,14 @@ class ForkServer:
             fds.send_message(self._control, {"go": "on"})
             await self._wait_for("ready")
             self._find_workers(len(self._sockets))
-        except (CellwallError, OSError) as error:
+        except HostUnsupported as error:  # in its own words: it lives, and so do its programs
             self.refuse_sessions(error)
             raise
+        except (CellwallError, OSError, fds.ControlClosed) as error:
+            self.lose(f"its workers for sessions did not come: {error}")
+            broken = error if isinstance(error, CellwallError) else SandboxBroken(self._broken)
+            self.refuse_sessions(broken)
+            raise broken from error
         self._is_whole = True
         return self.workers[known:]
 
@@ -265,11 +270,9 @@ class ForkServer:
         """Have `complete` wait no longer."""
         self._wanted.set()
 
-    def refuse_sessions(self, error: Exception) -> None:
-        """Tell whoever waits for a worker for sessions why there will be none."""
-        is_ours = isinstance(error, CellwallError)
-        self._failure = error if is_ours else SandboxBroken(f"fork-server: {error}")  # type: ignore[assignment]
-        self.lose(str(error))
+    def refuse_sessions(self, error: CellwallError) -> None:
+        """Tell whoever waits for a worker for sessions, or asks for one, why there is none."""
+        self._failure = error
         self._idle["session"].put_nowait(None)
 
     def _launch(self) -> None:
@@ -392,7 +395,8 @@ class ForkServer:
         worker = await self._idle[purpose].get()
         if worker is None or self._broken:
             self._idle[purpose].put_nowait(worker)  # whoever else waits must hear of it, too
-            raise self._failure or SandboxBroken(f"fork-server: {self._broken}")
+            no_sessions = self._failure if worker is None else None
+            raise no_sessions or SandboxBroken(f"fork-server: {self._broken}")
         return worker
 
     async def settle(self, worker: Worker) -> None:

@@ -11,6 +11,7 @@ LANGUAGE = Language(
     context=None,
     version=("gawk", "--version"),
     install="apt-get install gawk",
+    error_status=(1, 2),
     error=r"^gawk: \S*main\.awk:(?P<line>\d{1,9}): (?:\([^)\n]*\) )?"
     r"(?P<name>fatal|error): (?P<value>.*)$",
     hello='BEGIN {\n  print "hello"\n}\n',

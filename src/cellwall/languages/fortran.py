@@ -20,6 +20,7 @@ LANGUAGE = Language(
     context=None,
     version=("gfortran", "--version"),
     install="apt-get install gfortran libc6-dev",
+    error_status=(2,),
     error=r"^(?:At line (?P<line>\d{1,9}) of file [^\n]*\n)?"
     r"(?P<name>ERROR STOP|Fortran runtime error:) ?(?P<value>.*)$",
     hello='program main\n  print "(a)", "hello"\nend program main\n',

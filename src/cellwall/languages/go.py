@@ -21,6 +21,7 @@ LANGUAGE = Language(
         "GO111MODULE": "off",
         "CGO_ENABLED": "0",
     },
+    error_status=(2,),
     error=r"^(?P<name>panic): (?P<value>.*)$",
     line=r"^\t\S*{file}:(?P<line>\d{1,9})\b",
     hello='package main\n\nimport "fmt"\n\nfunc main() {\n\tfmt.Println("hello")\n}\n',

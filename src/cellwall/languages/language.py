@@ -72,6 +72,9 @@ class Language:
     """The file of `languages/callers` that `call` needs."""
     error: str = ""
     """Pattern of an uncaught error on stderr, with groups `name`, `value` and perhaps `line`."""
+    error_status: tuple[int, ...] = (1,)
+    """Exit statuses of a program that an uncaught error ended; empty: any but 0. What it printed
+    says nothing where the kernel says that it ended otherwise."""
     line: str = ""
     """Pattern of the place where it happened, with a group `line`, if `error` has none."""
     hello: str = ""

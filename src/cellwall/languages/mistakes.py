@@ -1,7 +1,8 @@
 """What a program said on stderr about the error that ended it, as its language words it.
 
-A description for people, never a verdict: the text is the program's own and may claim anything.
-Bounded, whatever arrives; patterns are anchored to lines, so that they cost no more than a look.
+A description: the text is the program's own and may claim anything, so it counts only where the
+kernel's word on the end is that of an uncaught error (`Language.error_status`). Bounded, whatever
+arrives; patterns are anchored to lines, so that they cost no more than a look.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ LANGUAGE = Language(
     version=("ocamlopt", "--version"),
     install="apt-get install ocaml-nox",
     env={"OCAMLRUNPARAM": "b"},
+    error_status=(2,),
     error=r"^Fatal error: exception (?P<name>[\w.]+)(?:\((?P<value>.*)\))?",
     line=r'in file "{file}"(?: \(inlined\))?, line (?P<line>\d{1,9})',
     hello='let () = print_endline "hello"\n',

@@ -13,6 +13,7 @@ LANGUAGE = Language(
     context=None,
     version=("fpc", "-iV"),
     install="apt-get install fp-compiler",
+    error_status=(),
     error=r"^(?P<name>Runtime error \d+|An unhandled exception occurred) at [^\n]*\n"
     r"(?P<value>[^\n]*)",
     line=r"line (?P<line>\d{1,9}) of {file}",

@@ -13,6 +13,7 @@ LANGUAGE = Language(
     install="apt-get install perl",
     call=("perl", "{caller}", "{file}"),
     caller="call.pl",
+    error_status=(),
     error=r"^(?P<value>[^\n]*) at \S*main\.pl line (?P<line>\d{1,9})[.,]",
     hello='print "hello\\n";\n',
     failing=Sample('sub f {\n    die "boom";\n}\nf();\n', "Error", 2),

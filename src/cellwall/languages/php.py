@@ -15,6 +15,7 @@ LANGUAGE = Language(
     install="apt-get install php-cli",
     call=(*_PHP, "{caller}", "{file}"),
     caller="call.php",
+    error_status=(255,),
     error=r"^(?:PHP )?Fatal error: +Uncaught (?P<name>[\w\\]+)(?:: (?P<value>[^\n]*?))?"
     r" in \S+:(?P<line>\d{1,9})$",
     hello='<?php\necho "hello\\n";\n',

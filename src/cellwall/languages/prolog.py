@@ -11,6 +11,7 @@ LANGUAGE = Language(
     context=None,
     version=("swipl", "--version"),
     install="apt-get install swi-prolog-nox",
+    error_status=(1, 2),
     error=r"^(?:ERROR|Warning): (?:\S*main\.pro:(?P<line>\d{1,9}):(?:\d{1,9}:)? )?"
     r"(?:Initialization goal raised exception:\nERROR: |user:main )?(?P<value>[^\n]+)$",
     hello=":- initialization(main).\nmain :- writeln(hello).\n",

@@ -24,6 +24,7 @@ LANGUAGE = Language(
     context=None,
     version=("rustc", "--version"),
     install="apt-get install rustc gcc libc6-dev",
+    error_status=(101,),
     error=r"^thread '[^'\n]*' (?P<name>panicked) at (?:'(?P<value>[^\n]*)', )?"
     r"\S*\.rs:(?P<line>\d{1,9}):\d",
     hello='fn main() {\n    println!("hello");\n}\n',

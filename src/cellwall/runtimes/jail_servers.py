@@ -16,7 +16,7 @@ from typing import Protocol
 
 from cellwall.jail import plan, posture, seccomp, supervisor, uids
 from cellwall.jail.worker import Worker
-from cellwall.model.errors import CellwallError
+from cellwall.model.errors import CellwallError, SandboxBroken
 from cellwall.model.template import BuiltTemplate
 from cellwall.runtimes.environment import INTERPRETER, inside_environment
 from cellwall.runtimes.guest_bundle import build_bundle
@@ -135,15 +135,17 @@ class ForkServers:
 
     async def _complete(self, entry: Entry) -> None:
         """Let it get ready for sessions; whoever asks for one is told if that fails."""
-        with contextlib.suppress(CellwallError, OSError):
-            workers = await entry.server.complete(_SESSIONS_AFTER_S)
+        server = entry.server
+        with contextlib.suppress(CellwallError):
+            workers = await server.complete(_SESSIONS_AFTER_S)
             try:
                 await self._placing.place(entry, workers)
             except (CellwallError, OSError) as error:
-                entry.server.refuse_sessions(error)
-                raise
+                server.lose(f"a worker could not be placed: {error}")
+                server.refuse_sessions(SandboxBroken(f"fork-server: {error}"))
+                return
             for worker in workers:
-                entry.server.give_back(worker)
+                server.give_back(worker)
 
     async def _start(self, template: BuiltTemplate) -> Entry:
         bundle = build_bundle(self._state_dir, _BUNDLE, "cellwall.jail.entry:main")

@@ -169,7 +169,7 @@ async def _refuse_version(call: Call, version: str) -> None:
     body = await call.body(_MESSAGE_BYTES)
     try:
         asked = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         asked = None
     request_id = asked.get("id") if isinstance(asked, dict) else None
     error = {

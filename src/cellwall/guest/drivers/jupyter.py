@@ -107,7 +107,7 @@ class Driver:
             self._kernel = subprocess.Popen(
                 argv,
                 env=environment,
-                preexec_fn=self._in_kernel,  # noqa: PLW1509
+                preexec_fn=self._in_kernel,  # noqa: PLW1509 - no threads here
             )
         except FileNotFoundError as error:
             self.say(ev="missing", what=f"{error.filename!r}, which the kernel needs,")
