@@ -118,6 +118,24 @@ def test_a_program_with_a_chart_gives_text_and_image(visitor: Visitor) -> None:
     visitor.play(scenario)
 
 
+def test_a_new_context_has_variables_and_a_language_of_its_own(visitor: Visitor) -> None:
+    async def scenario(client: Client) -> None:
+        made = await client.call_tool("create_sandbox", {"template": "python"})
+        asked = {"sandbox_id": facts_of(made)["sandbox_id"]}
+
+        async def say(code: str, **more: str) -> str:
+            return text_of(await client.call_tool("execute", {**asked, "code": code, **more}))
+
+        await say("x = 1")
+        assert await say("x = 2; x", context="other") == "2"
+        assert await say("x") == "1"
+        assert await say("const y = 3; y", context="third", language="javascript") == "3"
+        assert await say("y + 1", context="third") == "4"
+        await client.call_tool("destroy_sandbox", asked)
+
+    visitor.play(scenario)
+
+
 def test_a_table_is_markdown(visitor: Visitor) -> None:
     code = "import pandas\npandas.DataFrame({'a': [1], 'b': ['x|y']})"
 

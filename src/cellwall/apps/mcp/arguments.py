@@ -98,7 +98,7 @@ class Execute(Arguments):
 
     sandbox_id: Id
     code: Code
-    language: str | None = Field(None, description="Its language; python by default.")
+    language: str | None = Field(None, description="Its language; that of the context by default.")
     context: str = Field(
         "main", description="The interpreter that keeps the variables; a new name makes a new one."
     )

@@ -142,7 +142,9 @@ def _input_schema(name: str, here: Available) -> dict[str, Any]:
     }
     for argument, (default, values) in known.items():
         if argument in schema["properties"]:
-            schema["properties"][argument] |= {"enum": values, "default": default}
+            schema["properties"][argument]["enum"] = values
+            if name != "execute":  # there it is the context's
+                schema["properties"][argument]["default"] = default
     return schema
 
 

@@ -10,6 +10,7 @@ import base64
 import binascii
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
@@ -25,7 +26,8 @@ from mcp_types import (
 from cellwall.apps.mcp import answers, arguments
 from cellwall.apps.mcp.addresses import address, media_type, place
 from cellwall.apps.mcp.progress import Report, reported
-from cellwall.model.errors import FileError, UsageError
+from cellwall.engine.contexts import MAIN
+from cellwall.model.errors import FileError, NotFound, UsageError
 from cellwall.model.excerpts import cut_middle, plain
 from cellwall.surface.kept_output import keep
 
@@ -68,11 +70,13 @@ async def run_code(
 async def execute(
     session: Session, asked: arguments.Execute, report: Report | None
 ) -> CallToolResult:
-    """Run code in a sandbox."""
+    """Run code in a sandbox, in a context of that name, which is made if need be."""
     sandbox = session.sandbox(asked.sandbox_id)
-    language = session.catalog.available().language(asked.language)
+    here = session.catalog.available()
+    language = None if asked.language is None else here.language(asked.language)
     async with reported(report) as on_event:
-        result = await sandbox.run(
+        run = partial(
+            sandbox.run,
             asked.code,
             language,
             asked.context,
@@ -80,6 +84,13 @@ async def execute(
             timeout=asked.timeout,
             on_event=on_event,
         )
+        try:
+            result = await run()
+        except NotFound:
+            if asked.context == MAIN or sandbox.status != "running":
+                raise
+            await sandbox.contexts.create(asked.context, here.language(language))
+            result = await run()
     kept_in = await keep(sandbox, result, session.budget_chars)
     return answers.execution(result, session.budget_chars, kept_in)
 
