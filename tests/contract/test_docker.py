@@ -32,10 +32,18 @@ class TestDockerRuntime(OnOneGround, RuntimeContract):
     isolation = "namespace"
 
 
+_HIDDEN = (
+    "gVisor's processes are not the host's, so their end cannot be seen by name; the tests of "
+    "faults see by pidfd and cgroup that the whole tree is gone"
+)
+
+
 class TestDockerRunscRuntime(OnOneGround, RuntimeContract):
     runtime_name = "docker+runsc"
     isolation = "kernel"
     deviations: ClassVar[dict[str, str]] = {
+        "test_limit_leaves_no_process": _HIDDEN,
+        "test_cancelled_call_leaves_no_process": _HIDDEN,
         "test_terminal_is_a_terminal": "gVisor sends no SIGWINCH and stops no job at ^Z",
         "test_too_many_processes_are_contained": "refused by gVisor's kernel, which tells nobody "
         "outside: contained, and the verdict is the program's own end",

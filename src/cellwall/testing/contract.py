@@ -256,20 +256,30 @@ import os, subprocess, time
 subprocess.Popen(["/bin/bash", "-c", "exec -a {marker} sleep 300"], start_new_session=True)
 print("up", flush=True)
 time.sleep(300)"""
-        execution = subject.run(code, timeout=1)
+        seen: list[int] = []
+
+        def look(event: Event) -> None:
+            if event.text == "up\n":
+                seen.extend(_looked_for(marker))
+
+        execution = subject.run(code, timeout=3, on_event=look)
         assert execution.verdict is Verdict.WALL_TIME
+        assert seen, "nothing was there to be left"
         _wait_until(lambda: not _processes_named(marker))
 
     def test_cancelled_call_leaves_no_process(self, subject: Subject) -> None:
         """An exception in the caller's callback kills what ran."""
         marker = f"cellwall-contract-{os.getpid()}-{time.monotonic_ns()}"
+        seen: list[int] = []
 
         def give_up(event: Event) -> None:
+            seen.extend(_looked_for(marker))
             raise KeyboardInterrupt
 
-        code = f"exec -a {marker} bash -c 'echo up; sleep 300'"
+        code = f"exec -a {marker} bash -c 'echo up; sleep 300; true'"
         with pytest.raises(KeyboardInterrupt):
             subject.run(code, language="bash", on_event=give_up)
+        assert seen, "nothing was there to be left"
         _wait_until(lambda: not _processes_named(marker))
 
     # -- sessions ----------------------------------------------------------------------------
@@ -478,6 +488,14 @@ def _wait_until(holds: Callable[[], bool], within_s: float = 10.0) -> None:
         if time.monotonic() > deadline:
             raise AssertionError(f"not so within {within_s:g} s")
         time.sleep(0.02)
+
+
+def _looked_for(marker: str) -> list[int]:
+    """The processes of that name, once there are any; they begin a moment after they are heard."""
+    deadline = time.monotonic() + 2.0
+    while not (found := _processes_named(marker)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
 
 
 def _processes_named(marker: str) -> list[int]:
