@@ -288,12 +288,12 @@ def test_removed_image_is_made_again(
             daemon.call("rmi", "--force", image)
             assert image not in _all_images(daemon)
             assert (await made.run("print(3)", runtime="docker")).stdout == "3\n"
-            await made.wait_settled()
             runtime = await made.runtime(name="docker")
             assert isinstance(runtime, DockerRuntime)
             # One that another state directory made has the same labels.
             assert await Images(tmp_path, runtime.daemon).remove("python") == 0
             again = await _image(made, templates)
+            await made.wait_settled()
             assert again in _all_images(daemon)
             assert await runtime.images.remove("python") >= 1
             assert again not in _all_images(daemon)
