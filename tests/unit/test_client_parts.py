@@ -10,8 +10,8 @@ import pytest
 from cellwall.client import relay, retry
 from cellwall.client.address import DEFAULT_URL, address_of
 from cellwall.client.asynchronous import AsyncClient
-from cellwall.client.attempts import objects
 from cellwall.client.ports import listening
+from cellwall.client.streaming import objects
 from cellwall.client.terminals import shell_line
 from cellwall.client.transport import Ask
 from cellwall.model.errors import SandboxBroken, ServerUnreachable, UsageError
