@@ -119,7 +119,7 @@ def plan(request: Request, defaults: Limits) -> Plan:
             f"files: {file_name!r} is the name of the program itself",
             remedy="name the file differently",
         )
-    return Plan(
+    found = Plan(
         language=language,
         source=source,
         stdin=check_stdin(request.stdin),
@@ -135,6 +135,16 @@ def plan(request: Request, defaults: Limits) -> Plan:
         compile_limits=check_limits(request.compile_limits, None, compile_defaults(defaults)),
         tools=check_tools(request.tools, language),
     )
+    if found.tools is not None and not found.is_warm:
+        raise UsageError(
+            f"tools: this program in {language.name} runs as a command, and those cannot call them",
+            remedy="make a sandbox with tools and call its run(code, language=…)",
+        )
+    return found
+
+
+_CALLING = frozenset({"python", "javascript", "typescript"})
+"""Contexts whose code can call tools of the host."""
 
 
 def usual_limits(language: Language, defaults: Limits) -> Limits:
@@ -170,7 +180,7 @@ def check_compile_options(options: Sequence[str], language: Language) -> tuple[s
 
 def may_call(language: Language) -> bool:
     """Return whether code of that language can call tools."""
-    return language.context == "python"
+    return language.context in _CALLING
 
 
 def check_tools(tools: Tools | None, language: Language) -> Offer | None:
@@ -178,7 +188,8 @@ def check_tools(tools: Tools | None, language: Language) -> Offer | None:
     box = box_of(tools)
     if box is not None and not may_call(language):
         raise UsageError(
-            f"tools: a program in {language.name} cannot call them", remedy="write it in python"
+            f"tools: a program in {language.name} cannot call them",
+            remedy="write it in python or javascript",
         )
     return box
 
