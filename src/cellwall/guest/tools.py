@@ -174,7 +174,8 @@ def _compiled(name: str, head: str, given: str) -> CodeType:
     source = f"def {name}{head}:\n    return _call({name!r}, {given})\n"
     # Annotations stay texts: what they name need not exist here.
     flags = __future__.annotations.compiler_flag
-    return compile(source, "<tools>", "exec", flags, True)
+    code: CodeType = compile(source, "<tools>", "exec", flags, True)
+    return code
 
 
 class _Annotation(str):
