@@ -135,11 +135,16 @@ class Where(Tool):  # type: ignore[misc] # smolagents has no types
         return os.getpid() + sum(more or [])
 
 
-class Picture(Shout):
+class Picture(Tool):  # type: ignore[misc] # smolagents has no types
     """A tool whose result JSON has no word for."""
 
     name = "picture"
+    description = "Draw."
+    inputs = {"text": {"type": "string", "description": "What to draw."}}  # noqa: RUF012
     output_type = "image"
+
+    def forward(self, text: str) -> str:
+        return text.upper()
 
 
 def test_smolagents_tools_run_here_and_others_travel() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from crashes import House, program, wait_until
@@ -64,6 +65,43 @@ def test_results_are_there_when_the_server_comes_back(box: House) -> None:
             client.execution(long.id).result()
         assert caught.value.code == "interrupted"
         assert box.ledger == ["a", "b"]
+
+
+def test_a_restart_ends_calls_to_tools_and_what_waited_has_its_tools(box: House) -> None:
+    called: list[str] = []
+    cancelled: list[str] = []
+
+    async def note(who: str) -> str:
+        called.append(who)
+        if who == "first":
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                cancelled.append(who)
+        return who.upper()
+
+    def code(who: str) -> str:
+        return f"print(tools.note({who!r}))"
+
+    async def scene() -> None:
+        server = box.start()
+        async with await cellwall.aconnect(_address(server), ALICE) as client:
+            options: dict[str, Any] = {"tools": [note], "timeout": 60}
+            first = asyncio.ensure_future(client.arun(code("first"), **options))
+            await asyncio.to_thread(wait_until, lambda: called)
+            second = asyncio.ensure_future(client.arun(code("second"), **options))
+            for _ in range(1000):
+                if (await client.statistics())["executions"]["queued"]:
+                    break
+            await asyncio.to_thread(box.kill, server)
+            await asyncio.to_thread(box.start)
+            with pytest.raises(cellwall.Interrupted):
+                await first
+            assert cancelled == ["first"]
+            assert (await second).stdout == "SECOND\n"
+            assert called == ["first", "second"]  # neither of them a second time
+
+    asyncio.run(scene())
 
 
 def test_async_submitted_is_the_same(box: House) -> None:

@@ -21,8 +21,8 @@ from cellwall.surface.tool_calls import Answer, above, arguments_of, refusal
 from cellwall.surface.tools import Offer, check_name
 
 if TYPE_CHECKING:
-    from cellwall.server.schemas import ToolsBody
     from cellwall.server.settings import ServerSettings
+    from cellwall.server.tool_schemas import ToolsBody
     from cellwall.surface.tools import Answering, Incoming
 
 _MOST_WAITING_BYTES = 16 * 1024 * 1024
@@ -112,6 +112,7 @@ class RemoteTools(Offer):
             return refusal("timeout", f"no answer within {self._wait_s:g} s")
         finally:
             self._waiting.pop(call.number, None)
+            self._watch_absence()
             self._tell()
 
     def actor(self, number: int) -> str:

@@ -11,15 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cellwall.engine.requests import SOURCE_CAP_BYTES, STDIN_CAP_BYTES
-from cellwall.surface.tools import (
-    MOST_AT_ONCE,
-    MOST_BYTES,
-    MOST_CALLS,
-    MOST_DOC_CHARACTERS,
-    MOST_TOOLS,
-)
+from cellwall.server.closed import Closed, Name
+from cellwall.server.tool_schemas import ToolsBody
 
-Name = Annotated[str, Field(min_length=1, max_length=64)]
 PathText = Annotated[str, Field(min_length=1, max_length=4096)]
 Base64 = Annotated[str, Field(max_length=STDIN_CAP_BYTES * 4 // 3 + 4)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
@@ -29,15 +23,6 @@ Environment = Annotated[
 OnDisconnect = Literal["cancel", "detach"]
 Scan = Literal["off", "warn", "block"]
 Seconds = Annotated[float, Field(gt=0)]
-
-
-class Closed(BaseModel):
-    """What every body is: strict types, no unknown names, finite numbers.
-
-    Each is built with the first body of its kind: all of them would be a tenth of a server's start.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 
 
 class LimitsBody(Closed):
@@ -61,56 +46,6 @@ class FileBody(Closed):
     """A file that is not text."""
 
     content_b64: Base64
-
-
-class ToolBody(Closed):
-    """A function of the client's that the code may call."""
-
-    head: Annotated[str, Field(pattern=r"^\([^\r\n]*$", max_length=4096)] = Field(
-        "(**arguments)", description="Its parameters as in Python; what its signature shows inside."
-    )
-    doc: Annotated[str, Field(max_length=MOST_DOC_CHARACTERS)] = ""
-    max_bytes: Annotated[int, Field(ge=1, le=MOST_BYTES)] = Field(
-        256 * 1024, description="Of JSON: for the arguments, and for the result."
-    )
-
-
-class ToolsBody(Closed):
-    """Functions whose calls the client answers: `GET /executions/{id}/calls` shows them."""
-
-    functions: Annotated[dict[Name, ToolBody], Field(min_length=1, max_length=MOST_TOOLS)]
-    calls: Annotated[int, Field(ge=1, le=MOST_CALLS)] = Field(
-        1000, description="How many the execution may make."
-    )
-    at_once: Annotated[int, Field(ge=1, le=MOST_AT_ONCE)] = Field(
-        8, description="How many of them beside each other."
-    )
-    optional: bool = Field(
-        False, description="Do without where the language of a cell cannot call tools."
-    )
-
-
-class ToolFailure(Closed):
-    """Why a call has no result."""
-
-    kind: Literal["raised", "invalid", "unknown", "denied", "timeout", "too_large"] = "raised"
-    type: Annotated[str, Field(max_length=100)] = Field(
-        "", description="The name of the exception, if one was raised."
-    )
-    message: Annotated[str, Field(max_length=1000)] = ""
-
-
-class ToolAnswer(Closed):
-    """The answer to a call; exactly one of `result` and `error`."""
-
-    result: Any = None
-    error: ToolFailure | None = None
-
-    @model_validator(mode="after")
-    def _one(self) -> ToolAnswer:
-        if ("result" in self.model_fields_set) is (self.error is not None):
-            raise ValueError("give `result` or `error`")
-        return self
 
 
 class _Coded(Closed):
@@ -186,7 +121,9 @@ class ExecuteBody(_Coded, _Placed):
     """One program for one fresh sandbox."""
 
     arguments: dict[str, Any] | None = Field(None, description="A JSON object the program sees.")
-    args: Annotated[list[Annotated[str, Field(max_length=131_072)]], Field(max_length=1024)] = []
+    args: Annotated[list[Annotated[str, Field(max_length=131_072)]], Field(max_length=1024)] = (
+        Field([])
+    )
     files: Annotated[dict[PathText, str | FileBody], Field(max_length=1000)] | None = None
     collect: Annotated[list[PathText], Field(max_length=100)] = Field(
         [], description="Files that come back as artifacts."
@@ -234,7 +171,7 @@ class SandboxBody(_Placed):
     idle_s: Annotated[float, Field(ge=1)] | None = None
     life_s: Annotated[float, Field(ge=1)] | None = None
     name: Name | None = None
-    metadata: Metadata = {}
+    metadata: Metadata = Field({})
 
 
 class SandboxChange(Closed):

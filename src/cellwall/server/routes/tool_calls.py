@@ -9,8 +9,8 @@ from cellwall.model.errors import Conflict, NotFound, UsageError
 from cellwall.server import answers
 from cellwall.server.endpoint import Answer, Endpoint, body_of, execution
 from cellwall.server.execution_record import ExecutionRecord
-from cellwall.server.schemas import ToolAnswer
 from cellwall.server.streams import MEDIA, chosen, send_items
+from cellwall.server.tool_schemas import ToolAnswer
 from cellwall.surface import tool_calls
 from cellwall.surface.tools import MOST_BYTES
 
