@@ -45,7 +45,7 @@ class Relay:
         return self._ready.fileno()
 
     def begin(self, message: dict[str, Any]) -> None:
-        """Pass on a call, or refuse it. Raises `DriverBroken`, OSError."""
+        """Pass on a call, or refuse it. Raises `DriverBroken`."""
         number, tool, text = (message.get(name) for name in ("call", "tool", "body"))
         if type(number) is not int or not isinstance(tool, str) or not isinstance(text, str):
             raise DriverBroken("a call that is none")
@@ -55,10 +55,18 @@ class Relay:
         elif len(body) > _MOST_BYTES:
             self._refuse(number, "too_large", f"{len(body)} bytes of arguments")
         else:
-            line = self._link.another()
-            line.send({"ev": "call", "tool": tool[:65]}, body)
-            self._lines[line.fileno()] = line, number
-            self._ready.register(line.fileno(), select.EPOLLIN)
+            self._pass_on(number, tool[:65], body)
+
+    def _pass_on(self, number: int, tool: str, body: bytes) -> None:
+        line = self._link.another()
+        try:
+            line.send({"ev": "call", "tool": tool}, body)
+        except OSError:  # no descriptor is left, or init hung up
+            line.close()
+            self._refuse(number, "ended", "the sandbox cannot be asked")
+            return
+        self._lines[line.fileno()] = line, number
+        self._ready.register(line.fileno(), select.EPOLLIN)
 
     def step(self) -> None:
         """Do what can be done without waiting."""

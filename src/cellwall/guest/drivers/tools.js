@@ -84,9 +84,9 @@ class Calls {
       this.text.push(lines.shift());
       const { call, ok, body } = JSON.parse(this.text.join(''));
       this.text = [];
-      const known = this.waiting.get(call);
+      const asked = this.waiting.get(call);
       this.waiting.delete(call);
-      if (ok) known?.resolve(body); else known?.reject(failure(known.tool, body));
+      if (ok) asked?.resolve(body); else asked?.reject(failure(asked.tool, body));
     }
     this.text.push(lines[0]);
     this.next();
