@@ -17,10 +17,12 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import UNSUPPORTED_PROTOCOL_VERSION
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
+from cellwall.apps.mcp.calls import Calls
 from cellwall.apps.mcp.catalog import Catalog
 from cellwall.apps.mcp.inner import InnerTransport
 from cellwall.apps.mcp.library import OnServer
 from cellwall.apps.mcp.mount import PATH
+from cellwall.apps.mcp.posts import MESSAGE_BYTES, served_directly
 from cellwall.apps.mcp.protocol import make_server
 from cellwall.apps.mcp.session import Session
 from cellwall.apps.mcp.visits import Visit, Visits
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("cellwall.mcp")
 MOST_SESSIONS = 256
 """Of one tenant; each is a few objects, its sandboxes are counted elsewhere."""
-_MESSAGE_BYTES = 16 * 1024 * 1024
 _TIMEOUT_S = 60.0
 
 
@@ -53,11 +54,12 @@ class Door:
         self._tasks = Tasks()
         self._visits = Visits(self._end)
         server = make_server(self._catalog, self._session_of)
+        self._server_info = server.server_info_stamp
         self._manager = StreamableHTTPSessionManager(
             server,
             session_idle_timeout=None,  # `visits` ends sessions, and knows of it
             max_sessions=None,
-            max_request_body_size=_MESSAGE_BYTES,
+            max_request_body_size=MESSAGE_BYTES,
         )
         self._stopping = asyncio.Event()
 
@@ -94,9 +96,11 @@ class Door:
         if visit is None:
             raise NotFound("mcp: this session does not exist", remedy="initialize again")
         with visit.connected() as connection:
-            await self._manager.handle_request(
-                call.scope, connection.receiving(call.receive), connection.sending(call.send)
-            )
+            receive = await served_directly(call, visit, connection)
+            if receive is not None:
+                await self._manager.handle_request(
+                    call.scope, connection.receiving(receive), connection.sending(call.send)
+                )
         if call.scope["method"] == "DELETE":
             await self._visits.end(visit)
 
@@ -117,7 +121,7 @@ class Door:
             if message["type"] == "http.response.start" and message["status"] < 400:
                 session_id = _session_id(message)
                 if session_id is not None:
-                    made = self._visits.add(session_id, _who(call), session)
+                    made = self._visits.add(session_id, _who(call), session, self._calls(session))
             await call.send(message)
 
         try:
@@ -132,6 +136,9 @@ class Door:
         transport = InnerTransport(self._app, self._tasks, call.scope.get("client"))
         address = Address(f"{call.scope['scheme']}://{host}", None, key)
         return Session(OnServer(AsyncClient(address, _TIMEOUT_S, transport)), self._catalog)
+
+    def _calls(self, session: Session) -> Calls:
+        return Calls(session, self._server_info)
 
     def _session_of(self, context: Any) -> Session:  # noqa: ANN401 - of the SDK
         session_id = context.request.headers.get("mcp-session-id", "")
@@ -166,7 +173,7 @@ def _session_id(message: Message) -> str | None:
 
 async def _refuse_version(call: Call, version: str) -> None:
     """Say which versions there are: those with sessions, because sandboxes belong to one."""
-    body = await call.body(_MESSAGE_BYTES)
+    body = await call.body(MESSAGE_BYTES)
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError):

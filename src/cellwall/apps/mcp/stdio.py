@@ -12,14 +12,17 @@ import contextlib
 import os
 import signal
 import stat
-import sys
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from anyio import wrap_file
 
+from cellwall.apps.mcp.calls import Calls
 from cellwall.apps.mcp.catalog import Catalog
+from cellwall.apps.mcp.direct import decoded
 from cellwall.apps.mcp.library import Embedded
+from cellwall.apps.mcp.lines import STEP_BYTES, Lines, Sink
 from cellwall.apps.mcp.protocol import make_server
 from cellwall.apps.mcp.session import Session
 from cellwall.model.errors import CellwallError
@@ -34,9 +37,6 @@ if TYPE_CHECKING:
 
     _Text = AsyncFile[str]
 
-_MOST_LINE_BYTES = 64 * 1024 * 1024
-_STEP_BYTES = 256 * 1024
-
 
 async def serve(engine: Engine, budget_chars: int) -> None:
     """Serve until stdin ends or a signal comes; the engine is closed then."""
@@ -45,11 +45,12 @@ async def serve(engine: Engine, budget_chars: int) -> None:
     catalog = Catalog(engine.state_dir)
     session = Session(Embedded(engine), catalog, budget_chars)
     server = make_server(catalog, lambda _: session)
+    calls = Calls(session, server.server_info_stamp)
     tasks = Tasks()
     try:
         with _own_streams() as (source, sink):
             async with (
-                _messages(source, sink) as (lines, answers),
+                _messages(source, sink, calls) as (lines, answers),
                 stdio_server(lines, answers) as (reading, writing),
             ):
                 tasks.spawn(_warm(engine, catalog))
@@ -101,54 +102,18 @@ def _own_streams() -> Iterator[tuple[int, int]]:
         os.close(sink)
 
 
-class _Lines:
-    """Messages as they come, one a line; what the SDK asks of a file."""
-
-    def __init__(self, reader: asyncio.StreamReader) -> None:
-        self._reader = reader
-
-    def __aiter__(self) -> AsyncIterator[str]:
-        return self._each()
-
-    async def _each(self) -> AsyncIterator[str]:
-        parts: list[bytes] = []
-        size = 0
-        while data := await self._reader.read(_STEP_BYTES):
-            *lines, rest = data.split(b"\n")
-            for line in lines:
-                yield b"".join((*parts, line)).decode(errors="replace")
-                parts.clear()
-                size = 0
-            parts.append(rest)
-            size += len(rest)
-            if size > _MOST_LINE_BYTES:
-                sys.stderr.write(f"cellwall mcp: a message above {_MOST_LINE_BYTES} bytes\n")
-                return
-
-
-class _Sink:
-    """Where messages go; what the SDK asks of a file."""
-
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self._writer = writer
-
-    async def write(self, text: str) -> None:
-        self._writer.write(text.encode())
-
-    async def flush(self) -> None:
-        with contextlib.suppress(ConnectionError):  # the client is gone; stdin ends, too
-            await self._writer.drain()
-
-
 @contextlib.asynccontextmanager
-async def _messages(source: int, sink: int) -> AsyncIterator[tuple[_Text, _Text]]:
-    """Give both streams, on the event loop itself where the kernel lets us wait for them."""
+async def _messages(source: int, sink: int, calls: Calls) -> AsyncIterator[tuple[_Text, _Text]]:
+    """Give both streams, on the event loop itself where the kernel lets us wait for them.
+
+    There, plain calls do not go through the SDK.
+    """
     if not (_is_pipe(source) and _is_pipe(sink)):
         with _files(source, sink) as (reading, writing):
             yield wrap_file(reading), wrap_file(writing)
         return
     loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=_STEP_BYTES)
+    reader = asyncio.StreamReader(limit=STEP_BYTES)
     incoming, _ = await loop.connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(source), "rb", 0)
     )
@@ -158,10 +123,25 @@ async def _messages(source: int, sink: int) -> AsyncIterator[tuple[_Text, _Text]
     )
     writer = asyncio.StreamWriter(outgoing, flow, None, loop)
     try:
-        yield cast("_Text", _Lines(reader)), cast("_Text", _Sink(writer))
+        take = partial(_take, calls, Sink(writer))
+        yield cast("_Text", Lines(reader, take)), cast("_Text", Sink(writer))
     finally:
         incoming.close()
         outgoing.close()
+
+
+def _take(calls: Calls, sink: Sink, line: bytes) -> bool:
+    """Serve a message if it is a plain call, or gives one up; False if the SDK is to see it."""
+    if b"tools/call" not in line and b"notifications/cancelled" not in line:
+        return False
+    message = decoded(line)
+    if calls.give_up(message):
+        return True
+    call = calls.begin(message)
+    if call is None:
+        return False
+    call.when_answered(sink.send)
+    return True
 
 
 @contextlib.contextmanager

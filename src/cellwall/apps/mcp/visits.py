@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from cellwall.surface.tasks import Tasks
 
 if TYPE_CHECKING:
+    from cellwall.apps.mcp.calls import Calls
     from cellwall.apps.mcp.session import Session
     from cellwall.server.call import Message, Receive, Send
 
@@ -63,12 +64,19 @@ class Visit:
     """One client's session, and what stands of its connections."""
 
     def __init__(
-        self, session_id: str, who: Who, session: Session, on_over: Callable[[Visit], None]
+        self,
+        session_id: str,
+        who: Who,
+        session: Session,
+        calls: Calls,
+        on_over: Callable[[Visit], None],
     ) -> None:
         """Made by `Visits`."""
         self.session_id = session_id
         self.who = who
         self.session = session
+        self.calls = calls
+        """Of its tool calls those that the SDK does not see."""
         self._on_over = on_over
         self._standing = 0
         self._has_lost = False
@@ -111,9 +119,9 @@ class Visits:
         self._all: dict[str, Visit] = {}
         self._tasks = Tasks()
 
-    def add(self, session_id: str, who: Who, session: Session) -> Visit:
+    def add(self, session_id: str, who: Who, session: Session, calls: Calls) -> Visit:
         """Begin one."""
-        visit = Visit(session_id, who, session, self._over)
+        visit = Visit(session_id, who, session, calls, self._over)
         self._all[session_id] = visit
         return visit
 
