@@ -27,15 +27,15 @@ _COMMENT_S = 15.0
 
 async def served_directly(call: Call, visit: Visit, connection: Connection) -> Receive | None:
     """Serve a plain call, or give one up; else return what the SDK is to read the request from."""
-    if visit.session.spoken is None or not _may_be_plain(call):
+    if visit.client.session.spoken is None or not _may_be_plain(call):
         return call.receive
     try:
         data = await call.body(MESSAGE_BYTES)
         message = decoded(data)
-        if visit.calls.give_up(message):
+        if visit.client.calls.give_up(message):
             await call.answer_bytes(b"", JSON_TYPE, 202, _headers(visit))
             return None
-        asked = visit.calls.begin(message)
+        asked = visit.client.calls.begin(message)
         if asked is None:
             return _from(data, call.receive)
         await _answer(call, visit, asked)

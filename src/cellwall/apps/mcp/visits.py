@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cellwall.surface.tasks import Tasks
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from cellwall.apps.mcp.calls import Calls
     from cellwall.apps.mcp.session import Session
     from cellwall.server.call import Message, Receive, Send
+    from cellwall.server.keys import Principal
 
     Who = tuple[str, str]
     """Tenant and key."""
@@ -60,6 +62,17 @@ class Connection:
         return send_noticed
 
 
+@dataclass(slots=True)
+class VisitingClient:
+    """What one client has here."""
+
+    session: Session
+    calls: Calls
+    """Of its tool calls those that the SDK does not see."""
+    principal: Principal
+    """As whom its latest request came; in that name its tools ask the server."""
+
+
 class Visit:
     """One client's session, and what stands of its connections."""
 
@@ -67,16 +80,13 @@ class Visit:
         self,
         session_id: str,
         who: Who,
-        session: Session,
-        calls: Calls,
+        client: VisitingClient,
         on_over: Callable[[Visit], None],
     ) -> None:
         """Made by `Visits`."""
         self.session_id = session_id
         self.who = who
-        self.session = session
-        self.calls = calls
-        """Of its tool calls those that the SDK does not see."""
+        self.client = client
         self._on_over = on_over
         self._standing = 0
         self._has_lost = False
@@ -119,9 +129,9 @@ class Visits:
         self._all: dict[str, Visit] = {}
         self._tasks = Tasks()
 
-    def add(self, session_id: str, who: Who, session: Session, calls: Calls) -> Visit:
+    def add(self, session_id: str, who: Who, client: VisitingClient) -> Visit:
         """Begin one."""
-        visit = Visit(session_id, who, session, calls, self._over)
+        visit = Visit(session_id, who, client, self._over)
         self._all[session_id] = visit
         return visit
 
@@ -150,7 +160,7 @@ class Visits:
         try:
             await self._forget(visit)
         finally:
-            await visit.session.close()
+            await visit.client.session.close()
 
     async def aclose(self) -> None:
         """End all."""
