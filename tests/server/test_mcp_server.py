@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -77,6 +79,45 @@ def test_a_version_without_sessions_is_refused_by_name(alice: httpx.Client) -> N
     answer = alice.post("/mcp", json=PING, headers={"mcp-protocol-version": "2026-07-28"})
     assert answer.status_code == 400
     assert "2025-11-25" in answer.json()["error"]["data"]["supported"]
+
+
+def _call(number: int, **arguments: Any) -> dict[str, Any]:
+    params = {"name": "run_code", "arguments": {"template": "python", **arguments}}
+    return {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
+
+
+def test_a_quick_call_is_answered_as_json_and_a_long_one_as_a_stream(alice: httpx.Client) -> None:
+    mine = {"mcp-session-id": _session(alice)}
+    alice.post("/mcp", json={"jsonrpc": "2.0", "method": "notifications/initialized"}, headers=mine)
+    alice.post("/mcp", json=_call(1, code="1"), headers=mine)  # by the SDK, which knows us then
+    quick = alice.post("/mcp", json=_call(2, code="print(6 * 7)"), headers=mine)
+    assert quick.headers["content-type"] == "application/json"
+    assert quick.json()["result"]["structuredContent"]["stdout"] == "42\n"
+    code = "import time; time.sleep(5.5); print('late')"
+    slow = alice.post("/mcp", json=_call(3, code=code), headers=mine, timeout=120)
+    assert slow.headers["content-type"] == "text/event-stream"
+    (line,) = (each for each in slow.text.splitlines() if each.startswith("data: "))
+    message = json.loads(line.removeprefix("data: "))
+    assert message["id"] == 3
+    assert message["result"]["structuredContent"]["stdout"] == "late\n"
+
+
+def test_a_call_is_one_record_of_the_log_with_its_execution(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with running("", "--log-file", str(log)) as server, server.client(ALICE) as client:
+        client.headers.update(HEADERS)
+        mine = {"mcp-session-id": _session(client)}
+        ready = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+        client.post("/mcp", json=ready, headers=mine)
+        client.post("/mcp", json=_call(1, code="1"), headers=mine)
+        answer = client.post("/mcp", json=_call(2, code="1"), headers=mine)
+        execution = answer.json()["result"]["structuredContent"]["execution_id"]
+        assert client.get(f"/executions/{execution}").json()["request_id"]
+    records = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+    mine_alone = [each for each in records if each.get("execution_id") == execution]
+    routes = [each["route"] for each in mine_alone if each["event"] == "request"]
+    assert routes.count("/mcp") == 1
+    assert "/execute" not in routes
 
 
 def test_sandboxes_are_the_tenants_and_die_with_the_session(server: Server) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cellwall.model.limits import Limits
 from cellwall.surface.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("cellwall.mcp")
 GRACE_S = 1.0
 """From the loss of a client's last connection to the end of its session, if none comes back."""
-IDLE_S = 1800.0
-"""From a client's last request to the end of its session, where no connection of it stands."""
+IDLE_S = Limits().idle_s
+"""From a client's last request to the end of its session, where no connection of it stands: as long
+as a sandbox may be unused. A client that holds no stream open cannot be seen to be gone."""
 
 
 class Connection:
