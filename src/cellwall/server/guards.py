@@ -81,6 +81,7 @@ class Guard:
             await self._serve(call, check)
         finally:
             seconds = time.perf_counter() - began
+            call.execution_id = call.execution_id or call.origin.execution_id
             self._state.count(seconds)
             self._state.watch.request(call, seconds)
 
@@ -110,6 +111,8 @@ class Guard:
         try:
             await self._serve(call, _nothing)
         finally:
+            if outer is not None and call.execution_id is not None:
+                outer.execution_id = call.execution_id
             self._state.watch.inside(call, time.perf_counter() - began)
 
     async def _serve(self, call: Call, check: Callable[[], None]) -> None:

@@ -52,13 +52,6 @@ class DirectCall:
         """Whether its client does not want it any more."""
         return self._under_way.is_given_up
 
-    @property
-    def execution_id(self) -> str | None:
-        """The execution it was, once it is done."""
-        if self.done.cancelled():
-            return None
-        return (self.done.result().structured_content or {}).get("execution_id")
-
     def cancel(self) -> None:
         """Give it up."""
         self._under_way.cancel()

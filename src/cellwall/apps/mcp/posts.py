@@ -75,12 +75,10 @@ def _from(data: bytes, receive: Receive) -> Receive:
 
 async def _answer(call: Call, visit: Visit, asked: DirectCall) -> None:
     if await call.wait(asked.done, _PATIENCE_S):
-        call.execution_id = asked.execution_id
         await call.answer_bytes(asked.answer(), JSON_TYPE, headers=_headers(visit))
         return
     await call.start(200, _EVENTS, {"cache-control": "no-cache, no-transform", **_headers(visit)})
     while not await call.wait(asked.done, _COMMENT_S):
         await call.write(b": it runs\n\n")
-    call.execution_id = asked.execution_id
     await call.write(b"event: message\ndata: " + asked.answer() + b"\n\n")
     await call.end()

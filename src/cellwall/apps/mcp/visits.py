@@ -30,8 +30,8 @@ _log = logging.getLogger("cellwall.mcp")
 GRACE_S = 1.0
 """From the loss of a client's last connection to the end of its session, if none comes back."""
 IDLE_S = Limits().idle_s
-"""From a client's last request to the end of its session, where no connection of it stands: as long
-as a sandbox may be unused. A client that holds no stream open cannot be seen to be gone."""
+"""From a client's last request to the end of its session, where no connection of it stands; longer
+if a sandbox of it may be unused for longer. Who holds no stream open cannot be seen to be gone."""
 
 
 class Connection:
@@ -93,7 +93,7 @@ class Visit:
         self._standing = 0
         self._has_lost = False
         self._timer: asyncio.TimerHandle | None = None
-        self._wait(IDLE_S)
+        self._wait(self._idle_s)
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[Connection]:
@@ -108,7 +108,12 @@ class Visit:
             self._standing -= 1
             self._has_lost = self._has_lost or connection.is_lost
             if not self._standing:
-                self._wait(GRACE_S if self._has_lost else IDLE_S)
+                self._wait(GRACE_S if self._has_lost else self._idle_s)
+
+    @property
+    def _idle_s(self) -> float:
+        running = self.client.session.running
+        return max([IDLE_S, *(each.limits.idle_s for each in running)])
 
     def _wait(self, seconds: float) -> None:
         self.stop_clock()
