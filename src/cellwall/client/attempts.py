@@ -51,7 +51,10 @@ class Attempt:
         self._transport = transport
         self._header = header
         self._things = things
-        self._ask = Ask("POST", path, body=body, key=new_id(), is_held=True)
+        if transport.is_near:
+            body = {**body, "on_disconnect": "cancel"}
+        key = None if transport.is_near else new_id()
+        self._ask = Ask("POST", path, body=body, key=key, is_held=True)
         self.id: str | None = None
         self._tools = tools
         self._serving: asyncio.Task[None] | None = None
@@ -116,6 +119,8 @@ class Attempt:
 
     async def cancel(self) -> None:
         """End it; returns within seconds, also when the server does not answer."""
+        if self._transport.is_near:
+            return  # it saw us leave
         task = self._transport.tasks.spawn(self._cancel())
         await asyncio.wait({task}, timeout=_CANCEL_S)
 
