@@ -113,13 +113,19 @@ class Client:
         if self._writer is not None:
             self._writer.close()
 
-    def send(self, method: str, path: str, body: Mapping[str, Any] | None) -> None:
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        accept: str = "application/json",
+    ) -> None:
         """Write one request."""
         assert self._writer is not None  # noqa: S101 - entered first
         data = b"" if body is None else json.dumps(body).encode()
         self._writer.write(
             f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {self._target.key}\r\n"
-            f"Accept: application/json\r\nContent-Type: application/json\r\n"
+            f"Accept: {accept}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(data)}\r\n\r\n".encode()
             + data
         )
@@ -138,3 +144,16 @@ class Client:
         """Do one exchange."""
         self.send(method, path, body)
         return await self.receive()
+
+    async def ask_lines(self, method: str, path: str, body: Mapping[str, Any]) -> list[Any]:
+        """Do one exchange whose answer is a stream of JSON lines; return them when it is whole."""
+        assert self._reader is not None  # noqa: S101 - entered first
+        self.send(method, path, body, accept="application/x-ndjson")
+        head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+        if not head.startswith(b"http/1.1 20") or b"chunked" not in head:
+            raise BenchError(f"the server answered {head[:200].decode()}")
+        text = bytearray()
+        while size := int(await self._reader.readuntil(b"\r\n"), 16):
+            text += (await self._reader.readexactly(size + 2))[:-2]
+        await self._reader.readuntil(b"\r\n")
+        return [json.loads(line) for line in text.splitlines()]
