@@ -278,10 +278,10 @@ function asAwait(node) {
 function program(file, options) {
   process.argv = [process.execPath, path.resolve(file), ...options.argv];
   process.execArgv = [];
-  for (const name of ['require', 'module', 'exports', '__filename', '__dirname']) {
-    delete globalThis[name];
-  }
+  delete process._eval;
+  let isFatal = false;
   process.on('uncaughtExceptionMonitor', (error) => {
+    isFatal = true;
     const isError = util.types.isNativeError(error);
     say({
       ev: 'error',
@@ -290,7 +290,38 @@ function program(file, options) {
       traceback: isError ? String(error.stack) : util.inspect(error),
     });
   });
-  Module.runMain();
+  leaveSoon(() => isFatal);
+  // `-e` gives these back when the driver itself is done.
+  const own = ['require', 'module', 'exports', '__filename', '__dirname'];
+  process.nextTick(() => own.forEach((name) => delete globalThis[name]));
+  process.nextTick(Module.runMain); // called by nobody of ours, so that no stack shows us
+}
+
+// Node.js takes its heap apart before a program's own end, which costs as much as running a small
+// one; `process.exit()` does not, and this is how both end. What was not caught is reported by
+// Node.js after `exit` was emitted, so such a program ends the long way.
+function leaveSoon(isFatal) {
+  const { emit, reallyExit } = process;
+  const value = function (name, ...rest) {
+    const answer = Reflect.apply(emit, this, [name, ...rest]);
+    if (name === 'exit' && this === process && process._exiting && !isFatal()) {
+      Reflect.apply(reallyExit, process, [process.exitCode ?? 0]);
+    }
+    return answer;
+  };
+  Object.defineProperty(process, 'emit', { value, writable: true, configurable: true });
+}
+
+// What every program needs, loaded and compiled once before there is one: its two streams, what
+// prints, what finds and compiles a module. Nothing is printed, and nothing is kept.
+function rehearse() {
+  const { Writable } = require('stream');
+  const sink = new Writable({ write(_data, _encoding, done) { done(); } });
+  new console.Console(sink).log('%s', 1, [{ a: 1 }]);
+  process.stdout.write('');
+  process.stderr.write('');
+  try { require('/nowhere/none.js'); } catch { /* finding nothing is what it is for */ }
+  Module._extensions['.js'](new Module('/dev/null'), '/dev/null');
 }
 
 // -- requests ----------------------------------------------------------------------------------
@@ -366,6 +397,7 @@ if (flavour === 'typescript') {
     process.exit(1);
   }
 }
+rehearse();
 say({ ev: 'ready' });
 first();
 })();
