@@ -100,9 +100,51 @@ function prepareCells() {
   });
   delete globalThis.__slot;
   process.on('SIGINT', () => { if (interrupt) interrupt(); });
+  guardTimers();
   const late = (how) => (error) => real.write(2, `${how} ${ownFrames(util.inspect(error))}\n`);
   process.on('uncaughtException', late('Uncaught'));
   process.on('unhandledRejection', late('Uncaught (in promise)'));
+}
+
+// A loop in a timer's callback, or after waiting for a timer, is stopped by an interrupt like one in
+// the cell itself: callbacks run inside a script with the watchdog, too. Node.js has no door for
+// that, so its own pair of functions is made once more and wrapped. What comes straight from the
+// kernel (a file read, a socket) is not covered.
+function guardTimers() {
+  const { emitWarning } = process;
+  try {
+    process.emitWarning = () => {}; // a cell's stderr is no place to say what this is not for
+    const { internalBinding } = require('internal/test/binding');
+    const { getTimerCallbacks } = require('internal/timers');
+    const { clearAsyncIdStack } = require('internal/async_hooks');
+    const { processImmediate, processTimers } = getTimerCallbacks(() => process._tickCallback());
+    const guarded = (callback) => (now) => {
+      let answer;
+      const work = () => { answer = callback(now); process._tickCallback(); };
+      if (interruptible(work)) return answer;
+      clearAsyncIdStack(); // what ended in the middle has left its own there
+      if (interrupt) interrupt(); else real.write(2, 'interrupted\n');
+      return callback(now);
+    };
+    internalBinding('timers').setupTimers(guarded(processImmediate), guarded(processTimers));
+  } catch {
+    // Another Node.js: an interrupt ends what a cell does itself, as before.
+  } finally {
+    process.emitWarning = emitWarning;
+  }
+}
+
+// Run `work` so that an interrupt ends it; false if one did.
+function interruptible(work) {
+  Object.defineProperty(globalThis, '__begin', { value: work, configurable: true });
+  try {
+    vm.runInThisContext('{ const begin = __begin; delete globalThis.__begin; begin(); }',
+      { breakOnSigint: true, displayErrors: false, filename: 'evalmachine' });
+    return true;
+  } catch (error) {
+    if (error?.code !== 'ERR_SCRIPT_EXECUTION_INTERRUPTED') throw error;
+    return false;
+  }
 }
 
 function valueOf(remote) {
@@ -141,16 +183,14 @@ function evaluate(source) {
     try {
       // The watchdog that stops `while (true) {}` belongs to scripts, so the cell runs inside one.
       // What follows a first `await` of something that is there already runs in it as well.
-      const both = () => {
+      const isWhole = interruptible(() => {
         say({ ev: 'running' }); // an interrupt that came too early comes again after this
         begin();
         process._tickCallback();
-      };
-      Object.defineProperty(globalThis, '__begin', { value: both, configurable: true });
-      vm.runInThisContext('{ const begin = __begin; delete globalThis.__begin; begin(); }',
-        { breakOnSigint: true, filename: 'evalmachine' });
+      });
+      if (!isWhole) reject(new Interrupted());
     } catch (error) {
-      reject(error.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED' ? new Interrupted() : error);
+      reject(error);
     }
   });
 }
