@@ -35,7 +35,8 @@ _ENDS = {
     "rejected": "Promise.reject(new Error('no'));",
     "order": "setTimeout(() => console.log('timer')); Promise.resolve().then(() => "
     "console.log('promise')); process.nextTick(() => console.log('tick')); console.log('main');",
-    "much at its end": "process.on('exit', () => process.stdout.write('x'.repeat(300000)));",
+    "much": "process.stdout.write('x'.repeat(300000));\n"
+    "process.on('exit', () => console.error('bye'));",
     "a worker": "const { Worker } = require('worker_threads');\n"
     "new Worker('console.log(5)', { eval: true }).on('exit', (s) => console.log('ended', s));",
     "globals": "console.log(Object.keys(globalThis).join(), typeof gc, Object.keys(process).length,"
