@@ -21,8 +21,6 @@ from cellwall.wire.reading import execution_of
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from httpx import AsyncBaseTransport
-
     from cellwall.client.address import Address
     from cellwall.client.transport import Json
     from cellwall.model.execution import Execution
@@ -36,13 +34,13 @@ class AsyncClient:
     """One server, for one caller."""
 
     def __init__(
-        self, address: Address, timeout_s: float, inner: AsyncBaseTransport | None = None
+        self, address: Address, timeout_s: float, transport: Transport | None = None
     ) -> None:
         """Nothing is connected yet; `aconnect` also checks the key.
 
-        `inner` carries requests instead of connections of our own.
+        `transport` is another way to the server than connections of our own.
         """
-        self._transport = Transport(address, timeout_s, inner)
+        self._transport = transport or Transport(address, timeout_s)
         self.AsyncSandbox = Sandboxes(self)
         """`client.AsyncSandbox.create(…)`, as in the embedded library."""
 

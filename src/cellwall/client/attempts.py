@@ -45,7 +45,10 @@ class Attempt:
         self._transport = transport
         self._header = header
         self._things = things
-        self._ask = Ask("POST", path, body=body, key=new_id(), is_held=True)
+        if transport.is_near:
+            body = {**body, "on_disconnect": "cancel"}
+        key = None if transport.is_near else new_id()
+        self._ask = Ask("POST", path, body=body, key=key, is_held=True)
         self.id: str | None = None
 
     async def perform(self, on_event: OnEvent | None) -> Json:
@@ -101,6 +104,8 @@ class Attempt:
 
     async def cancel(self) -> None:
         """End it; returns within seconds, also when the server does not answer."""
+        if self._transport.is_near:
+            return  # it saw us leave
         task = self._transport.tasks.spawn(self._cancel())
         await asyncio.wait({task}, timeout=_CANCEL_S)
 

@@ -95,9 +95,11 @@ def _wait_line(process: subprocess.Popen[str], ready: str, log: IO[str]) -> str:
 class Client:
     """One keep-alive connection."""
 
-    def __init__(self, target: Target) -> None:
-        """Not connected yet."""
+    def __init__(self, target: Target, headers: Mapping[str, str] | None = None) -> None:
+        """Not connected yet; `headers` go with each request."""
         self._target = target
+        more = {"Accept": "application/json", **(headers or {})}
+        self._more = "".join(f"{name}: {value}\r\n" for name, value in more.items())
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
@@ -113,19 +115,13 @@ class Client:
         if self._writer is not None:
             self._writer.close()
 
-    def send(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None,
-        accept: str = "application/json",
-    ) -> None:
+    def send(self, method: str, path: str, body: Mapping[str, Any] | None) -> None:
         """Write one request."""
         assert self._writer is not None  # noqa: S101 - entered first
         data = b"" if body is None else json.dumps(body).encode()
         self._writer.write(
             f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {self._target.key}\r\n"
-            f"Accept: {accept}\r\nContent-Type: application/json\r\n"
+            f"{self._more}Content-Type: application/json\r\n"
             f"Content-Length: {len(data)}\r\n\r\n".encode()
             + data
         )
@@ -148,7 +144,7 @@ class Client:
     async def ask_lines(self, method: str, path: str, body: Mapping[str, Any]) -> list[Any]:
         """Do one exchange whose answer is a stream of JSON lines; return them when it is whole."""
         assert self._reader is not None  # noqa: S101 - entered first
-        self.send(method, path, body, accept="application/x-ndjson")
+        self.send(method, path, body)
         head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
         if not head.startswith(b"http/1.1 20") or b"chunked" not in head:
             raise BenchError(f"the server answered {head[:200].decode()}")

@@ -89,7 +89,7 @@ async def batch(key: str, most_folders: int) -> Figure:
     rates = []
     async with serving(environ={"CELLWALL_WARM": "python"}) as target:
         for _ in range(2):
-            async with Client(target) as client:
+            async with Client(target, {"Accept": "application/x-ndjson"}) as client:
                 begun = time.perf_counter()
                 body = {"executions": items, "concurrency": _CONCURRENCY}
                 lines = await client.ask_lines("POST", "/executions/batch", body)
