@@ -58,10 +58,10 @@ def test_interrupt_ends_a_loop_that_a_cell_left_behind(sandbox: Sandbox) -> None
     while next_cell.is_alive():
         sandbox.interrupt("javascript")
         next_cell.join(0.5)
-    assert ended[0].verdict in {Verdict.INTERRUPTED, Verdict.OK}
+    assert ended[0].error is None or ended[0].error.name == "KeyboardInterrupt"
     # The last of these interrupts may have found a cell that was just over.
     after = sandbox.run("x + 1", language="javascript")
-    while after.verdict is Verdict.INTERRUPTED:
+    while after.error is not None and after.error.name == "KeyboardInterrupt":
         after = sandbox.run("x + 1", language="javascript")
     assert (after.verdict, after.results) == (Verdict.OK, ({"text/plain": "42"},))
 
