@@ -46,7 +46,9 @@ def test_programs_of_every_language_run_in_one_batch(server: Server, require: Re
             programs.append({"code": code, "language": language.name, "timeout": 60.0})
             if language.name == "sql":
                 programs[-1]["template"] = "data"
-    assert len(programs) >= 2 * len(LANGUAGES)
+            if (folder / "input.txt").exists():
+                programs[-1]["stdin"] = (folder / "input.txt").read_text(encoding="utf-8")
+    assert len(programs) == len(folders) * len(LANGUAGES) >= 6 * len(LANGUAGES)
     answer = httpx.post(
         f"{server.address}/executions/batch",
         headers={"authorization": f"Bearer {ALICE}"},

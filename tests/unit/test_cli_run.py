@@ -183,3 +183,36 @@ def test_a_reader_that_goes_away_ends_the_program(run: Run) -> None:
         assert process.stdout.readline() == b"y" * 500 + b"\n"
         process.stdout.close()
         assert process.wait(timeout=30) == 141
+
+
+LEAVES = (
+    "import os; os.makedirs('out/in'); open('out/in/a.txt', 'w').write('kept')\n"
+    "open('other', 'w').write('x'); os.symlink('/etc/passwd', 'out/link'); print(1)"
+)
+
+
+def test_artifacts_come_to_a_new_directory(run: Run, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    done = run("--artifacts", "out", "--into", str(place), "-c", LEAVES)
+    assert (done.stdout, done.returncode) == ("1\n", 0)
+    assert [path.relative_to(place).as_posix() for path in sorted(place.rglob("*"))] == [
+        "in",
+        "in/a.txt",
+    ]
+    assert (place / "in" / "a.txt").read_text(encoding="utf-8") == "kept"
+
+
+def test_artifacts_overwrite_nothing_and_refuse_before_the_run(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine", encoding="utf-8")
+    done = run("--artifacts", "out", "--into", str(tmp_path), "-c", LEAVES)
+    assert (done.stdout, done.returncode) == ("", 125)
+    assert "is not empty; give --into a new or empty directory" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
+
+
+def test_folder_that_was_not_made_is_said_and_makes_none(run: Run, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    done = run("--artifacts", "out", "--into", str(place), "-c", "print(1)")
+    assert (done.stdout, done.returncode) == ("1\n", 0)
+    assert "there are none" in done.stderr
+    assert not place.exists()

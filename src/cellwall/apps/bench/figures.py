@@ -85,6 +85,13 @@ TARGETS: tuple[Target, ...] = (
     Target("pss_r", "the same: R", "MiB", 100, 60),
     Target("pss_java", "the same: Java (JShell)", "MiB", 220, 140),
     Target("pss_sql", "the same: SQL, template data", "MiB", 30, 15),
+    Target("compiled_java", "a run from the compile cache against the first, Java, p50", "x",
+           0.15, 0.1),
+    Target("compiled_cpp", "the same: C++", "x", 0.05, 0.03),
+    Target("compiled_rust", "the same: Rust", "x", 0.05, 0.03),
+    Target("compiled_go", "the same: Go", "x", 0.05, 0.03),
+    Target("programs", "classic programs in every language, batch over HTTP, none compiled before",
+           "/s", 1.5, 3, higher_is_better=True),
     Target("flood", "growth of our memory while a program writes 10 GB", "MiB", 8, 8),
 )  # fmt: skip
 

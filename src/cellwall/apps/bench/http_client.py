@@ -140,3 +140,16 @@ class Client:
         """Do one exchange."""
         self.send(method, path, body)
         return await self.receive()
+
+    async def ask_lines(self, method: str, path: str, body: Mapping[str, Any]) -> list[Any]:
+        """Do one exchange whose answer is a stream of JSON lines; return them when it is whole."""
+        assert self._reader is not None  # noqa: S101 - entered first
+        self.send(method, path, body)
+        head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+        if not head.startswith(b"http/1.1 20") or b"chunked" not in head:
+            raise BenchError(f"the server answered {head[:200].decode()}")
+        text = bytearray()
+        while size := int(await self._reader.readuntil(b"\r\n"), 16):
+            text += (await self._reader.readexactly(size + 2))[:-2]
+        await self._reader.readuntil(b"\r\n")
+        return [json.loads(line) for line in text.splitlines()]

@@ -21,6 +21,7 @@ from cellwall.apps.bench import (
     languages,
     latency,
     mcp,
+    programs,
     throughput,
 )
 from cellwall.apps.bench.figures import TARGETS, Figure
@@ -51,6 +52,8 @@ class Effort:
     http_stretch_s: float
     held: int
     """Idle sandboxes beside which the server's memory is measured; a fifth as many streams."""
+    programs: int
+    """Folders of classic programs, each in every language."""
 
 
 FULL = Effort(
@@ -62,6 +65,7 @@ FULL = Effort(
     flood_gb=10.0,
     http_stretch_s=20.0,
     held=1000,
+    programs=100,
 )
 QUICK = Effort(
     samples=30,
@@ -72,6 +76,7 @@ QUICK = Effort(
     flood_gb=1.0,
     http_stretch_s=3.0,
     held=50,
+    programs=1,
 )
 
 Measure = Callable[["Engine"], Awaitable[Figure]]
@@ -143,6 +148,9 @@ class Bench:
         yield key, _PARK, lambda e: languages.fresh_javascript(e, key, python, samples)
         for name in languages.CONTEXTS:
             yield f"pss_{name}", 0, _context(name, data if name == "sql" else python)
+        for name in programs.COMPILED:
+            yield f"compiled_{name}", _PARK, _compiled(name, python, samples)
+        yield "programs", 0, lambda _: programs.batch("programs", self.effort.programs)
 
     def _http_rows(self) -> Iterator[tuple[str, int, Measure]]:
         """Yield the rows whose server is a process of its own; the engine here stays unused."""
@@ -206,6 +214,10 @@ def _fresh(key: str, code: str, options: dict[str, Any], n: int, parked: bool) -
 
 def _context(language: str, options: dict[str, Any]) -> Measure:
     return lambda e: languages.context_memory(e, f"pss_{language}", language, options)
+
+
+def _compiled(language: str, options: dict[str, Any], n: int) -> Measure:
+    return lambda e: programs.compiled(e, f"compiled_{language}", language, options, n)
 
 
 def _durable(key: str, n: int, *, is_cell: bool) -> Measure:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cellwall.apps.cli.artifacts import place_of, save
 from cellwall.apps.cli.exit_status import exit_status, explanation
 from cellwall.apps.cli.templates import built
 from cellwall.apps.cli.terminal import Streams, complain
@@ -36,6 +37,8 @@ class Request:
     args: list[str]
     options: dict[str, Any] = field(default_factory=dict)
     """Further arguments of `Engine.run`."""
+    place: Path | None = None
+    """Where the program's artifacts go."""
 
 
 def register(app: typer.Typer) -> None:
@@ -66,6 +69,18 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     arg: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=JSON", help="An argument for the program; repeatable."),
+    ] = None,
+    artifacts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="Bring back the files of this folder of the program's."
+        ),
+    ] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIRECTORY", help="A new directory for --artifacts; default: its name."
+        ),
     ] = None,
     timeout: Annotated[float | None, typer.Option(help="Wall time in seconds.")] = None,
     memory: Annotated[int | None, typer.Option(help="Memory in MiB.")] = None,
@@ -112,10 +127,12 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     try:
         limits = {"cpus": cpu, "memory_mb": memory, "processes": pids, **_pairs(limit, "--limit")}
         request = _request([file, *(args or [])] if file else [], code, language)
+        request.place = place_of(artifacts, into)
         request.options.update(
             template=template,
             stdin=_stdin(stdin),
             arguments=_pairs(arg, "--arg") or None,
+            artifacts=artifacts,
             timeout=timeout,
             limits={name: value for name, value in limits.items() if value is not None},
             isolation=isolation,
@@ -230,10 +247,14 @@ async def _execute(request: Request, on_event: Callable[[Event], None] | None = 
     from cellwall.apps.engines import open_engine
 
     async with open_engine() as engine:
-        return await engine.run(
+        execution = await engine.run(
             request.code,
             language=request.language,
             args=request.args,
             on_event=on_event,
             **request.options,
         )
+    if request.place is not None:
+        count = save(request.place, request.options["artifacts"], execution.files)
+        complain(f"artifacts: {count} in {request.place}" if count else "artifacts: there are none")
+    return execution

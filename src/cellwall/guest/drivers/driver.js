@@ -102,9 +102,51 @@ function prepareCells() {
   });
   delete globalThis.__slot;
   process.on('SIGINT', () => { if (interrupt) interrupt(); });
+  guardTimers();
   const late = (how) => (error) => real.write(2, `${how} ${ownFrames(util.inspect(error))}\n`);
   process.on('uncaughtException', late('Uncaught'));
   process.on('unhandledRejection', late('Uncaught (in promise)'));
+}
+
+// A loop in a timer's callback, or after waiting for a timer, is stopped by an interrupt like one in
+// the cell itself: callbacks run inside a script with the watchdog, too. Node.js has no door for
+// that, so its own pair of functions is made once more and wrapped. What comes straight from the
+// kernel (a file read, a socket) is not covered.
+function guardTimers() {
+  const { emitWarning } = process;
+  try {
+    process.emitWarning = () => {}; // a cell's stderr is no place to say what this is not for
+    const { internalBinding } = require('internal/test/binding');
+    const { getTimerCallbacks } = require('internal/timers');
+    const { clearAsyncIdStack } = require('internal/async_hooks');
+    const { processImmediate, processTimers } = getTimerCallbacks(() => process._tickCallback());
+    const guarded = (callback) => (now) => {
+      let answer;
+      const work = () => { answer = callback(now); process._tickCallback(); };
+      if (interruptible(work)) return answer;
+      clearAsyncIdStack(); // what ended in the middle has left its own there
+      if (interrupt) interrupt(); else real.write(2, 'interrupted\n');
+      return callback(now);
+    };
+    internalBinding('timers').setupTimers(guarded(processImmediate), guarded(processTimers));
+  } catch {
+    // Another Node.js: an interrupt ends what a cell does itself, as before.
+  } finally {
+    process.emitWarning = emitWarning;
+  }
+}
+
+// Run `work` so that an interrupt ends it; false if one did.
+function interruptible(work) {
+  Object.defineProperty(globalThis, '__begin', { value: work, configurable: true });
+  try {
+    vm.runInThisContext('{ const begin = __begin; delete globalThis.__begin; begin(); }',
+      { breakOnSigint: true, displayErrors: false, filename: 'evalmachine' });
+    return true;
+  } catch (error) {
+    if (error?.code !== 'ERR_SCRIPT_EXECUTION_INTERRUPTED') throw error;
+    return false;
+  }
 }
 
 function valueOf(remote) {
@@ -143,16 +185,14 @@ function evaluate(source) {
     try {
       // The watchdog that stops `while (true) {}` belongs to scripts, so the cell runs inside one.
       // What follows a first `await` of something that is there already runs in it as well.
-      const both = () => {
+      const isWhole = interruptible(() => {
         say({ ev: 'running' }); // an interrupt that came too early comes again after this
         begin();
         process._tickCallback();
-      };
-      Object.defineProperty(globalThis, '__begin', { value: both, configurable: true });
-      vm.runInThisContext('{ const begin = __begin; delete globalThis.__begin; begin(); }',
-        { breakOnSigint: true, filename: 'evalmachine' });
+      });
+      if (!isWhole) reject(new Interrupted());
     } catch (error) {
-      reject(error.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED' ? new Interrupted() : error);
+      reject(error);
     }
   });
 }
@@ -281,10 +321,10 @@ function asAwait(node) {
 function program(file, options) {
   process.argv = [process.execPath, path.resolve(file), ...options.argv];
   process.execArgv = [];
-  for (const name of ['require', 'module', 'exports', '__filename', '__dirname']) {
-    delete globalThis[name];
-  }
+  delete process._eval;
+  let isFatal = false;
   process.on('uncaughtExceptionMonitor', (error) => {
+    isFatal = true;
     const isError = util.types.isNativeError(error);
     say({
       ev: 'error',
@@ -293,7 +333,38 @@ function program(file, options) {
       traceback: isError ? String(error.stack) : util.inspect(error),
     });
   });
-  Module.runMain();
+  leaveSoon(() => isFatal);
+  // `-e` gives these back when the driver itself is done.
+  const own = ['require', 'module', 'exports', '__filename', '__dirname'];
+  process.nextTick(() => own.forEach((name) => delete globalThis[name]));
+  process.nextTick(Module.runMain); // called by nobody of ours, so that no stack shows us
+}
+
+// Node.js takes its heap apart before a program's own end, which costs as much as running a small
+// one; `process.exit()` does not, and this is how both end. What was not caught is reported by
+// Node.js after `exit` was emitted, so such a program ends the long way.
+function leaveSoon(isFatal) {
+  const { emit, reallyExit } = process;
+  const value = function (name, ...rest) {
+    const answer = Reflect.apply(emit, this, [name, ...rest]);
+    if (name === 'exit' && this === process && process._exiting && !isFatal()) {
+      Reflect.apply(reallyExit, process, [process.exitCode ?? 0]);
+    }
+    return answer;
+  };
+  Object.defineProperty(process, 'emit', { value, writable: true, configurable: true });
+}
+
+// What every program needs, loaded and compiled once before there is one: its two streams, what
+// prints, what finds and compiles a module. Nothing is printed, and nothing is kept.
+function rehearse() {
+  const { Writable } = require('stream');
+  const sink = new Writable({ write(_data, _encoding, done) { done(); } });
+  new console.Console(sink).log('%s', 1, [{ a: 1 }]);
+  process.stdout.write('');
+  process.stderr.write('');
+  try { require('/nowhere/none.js'); } catch { /* finding nothing is what it is for */ }
+  Module._extensions['.js'](new Module('/dev/null'), '/dev/null');
 }
 
 // -- requests ----------------------------------------------------------------------------------
@@ -380,6 +451,7 @@ if (flavour === 'typescript') {
     process.exit(1);
   }
 }
+rehearse();
 say({ ev: 'ready' });
 first();
 })();

@@ -1,0 +1,9 @@
+#include <iostream>
+
+int steps(unsigned long n) {
+    return n == 1 ? 0 : 1 + steps(n % 2 ? 3 * n + 1 : n / 2);
+}
+
+int main() {
+    for (int n = 1; n <= 30; n++) std::cout << n << ' ' << steps(n) << '\n';
+}

@@ -1,0 +1,3 @@
+words <- scan(file("stdin"), what = "", quiet = TRUE)
+counts <- table(words)
+cat(paste(names(counts), counts), sep = "\n")

@@ -1,0 +1,1 @@
+$stdin.read.split.tally.sort.each { |word, count| puts "#{word} #{count}" }

@@ -1,0 +1,76 @@
+"""An endless loop in a callback of JavaScript's is ended by an interrupt, and the state stays."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from cellwall import Sandbox
+from cellwall.languages import registry
+from cellwall.languages.tools import is_installed
+from cellwall.model.execution import Execution
+from cellwall.model.outcome import Verdict
+from conftest import Require
+
+pytestmark = pytest.mark.timeout(120)
+_LOOP = "console.log('on'); while (true) {}"
+_LOOPS = {
+    "a timer": f"setTimeout(() => {{ {_LOOP} }}, 5); await new Promise(() => {{}});",
+    "after waiting": f"await new Promise((done) => setTimeout(done, 5)); {_LOOP}",
+    "an immediate": f"setImmediate(() => {{ {_LOOP} }}); await new Promise(() => {{}});",
+    "again and again": f"setInterval(() => {{ {_LOOP} }}, 5); await new Promise(() => {{}});",
+    "a promise": f"Promise.resolve().then(() => {{ {_LOOP} }}); await new Promise(() => {{}});",
+}
+
+
+@pytest.fixture
+def sandbox(require: Require) -> Iterator[Sandbox]:
+    language = registry.find("javascript")
+    require("javascript", is_installed(language), f"run: {language.install}")
+    with Sandbox(limits={"wall_s": 60, "cpu_s": 200}) as made:
+        made.run("let x = 41;", language="javascript")
+        yield made
+
+
+@pytest.mark.parametrize("code", _LOOPS.values(), ids=list(_LOOPS))
+def test_interrupt_ends_a_loop_in_a_callback(sandbox: Sandbox, code: str) -> None:
+    def interrupt(_text: str) -> None:
+        threading.Thread(target=sandbox.interrupt, args=("javascript",)).start()
+
+    ended = sandbox.run(code, language="javascript", on_stdout=interrupt)
+    assert (ended.verdict, ended.stdout) == (Verdict.INTERRUPTED, "on\n"), ended
+    again = "await new Promise((done) => setTimeout(done, 20)); x + 1"
+    after = sandbox.run(again, language="javascript")
+    assert (after.verdict, after.results) == (Verdict.OK, ({"text/plain": "42"},))
+
+
+def test_interrupt_ends_a_loop_that_a_cell_left_behind(sandbox: Sandbox) -> None:
+    left = "setTimeout(() => { require('fs').writeFileSync('looping', ''); while (true) {} }, 5); 1"
+    assert sandbox.run(left, language="javascript").verdict is Verdict.OK
+    sandbox.run("while [[ ! -e looping ]]; do read -t 0.01 <> <(:); done", language="bash")
+    ended: list[Execution] = []
+    next_cell = threading.Thread(
+        target=lambda: ended.append(sandbox.run("1", language="javascript"))
+    )
+    next_cell.start()
+    while next_cell.is_alive():
+        sandbox.interrupt("javascript")
+        next_cell.join(0.5)
+    assert ended[0].error is None or ended[0].error.name == "KeyboardInterrupt"
+    # The last of these interrupts may have found a cell that was just over.
+    after = sandbox.run("x + 1", language="javascript")
+    while after.error is not None and after.error.name == "KeyboardInterrupt":
+        after = sandbox.run("x + 1", language="javascript")
+    assert (after.verdict, after.results) == (Verdict.OK, ({"text/plain": "42"},))
+
+
+def test_error_in_a_callback_is_told_with_its_own_frames_only(sandbox: Sandbox) -> None:
+    code = "setTimeout(() => { throw new RangeError('late'); }, 1);\n"
+    waiting = "await new Promise((done) => setTimeout(done, 20)); 'alive'"
+    told = sandbox.run(code + waiting, language="javascript")
+    assert told.results == ({"text/plain": "'alive'"},), told
+    assert told.stderr.startswith("Uncaught RangeError: late\n    at Timeout._onTimeout (cell-")
+    assert "[eval" not in told.stderr
+    assert "evalmachine" not in told.stderr
