@@ -9,13 +9,14 @@ from __future__ import annotations
 
 # The C module under `signal`: the wrapper turns numbers into enum members, a page each.
 import _signal  # type: ignore[import-not-found]
-import contextlib
 import ctypes
 import os
-import signal
 import time
-from resource import struct_rusage
-from typing import Any, NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from resource import struct_rusage
+    from typing import Any
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
@@ -35,31 +36,30 @@ _PRCTL_ARGUMENTS = tuple(
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 _TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK")
 
-_SIGINT = int(signal.SIGINT)
-_SIGCHLD = int(signal.SIGCHLD)
-_DEFAULT_IN_CHILDREN = tuple(
-    int(number)
-    for number in (
-        signal.SIGCHLD,
-        signal.SIGTERM,
-        signal.SIGHUP,
-        signal.SIGQUIT,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-    )
+_SIGINT: int = _signal.SIGINT
+_SIGCHLD: int = _signal.SIGCHLD
+_SIGKILL: int = _signal.SIGKILL
+_DEFAULT_IN_CHILDREN: tuple[int, ...] = (
+    _SIGCHLD,
+    _signal.SIGTERM,
+    _signal.SIGHUP,
+    _signal.SIGQUIT,
+    _signal.SIGUSR1,
+    _signal.SIGUSR2,
 )
-_IGNORED_BY_INIT = (
-    _SIGINT,
-    *(number for number in _DEFAULT_IN_CHILDREN if number != signal.SIGCHLD),
-)
+_IGNORED_BY_INIT = (_SIGINT, *(number for number in _DEFAULT_IN_CHILDREN if number != _SIGCHLD))
 
 
-class Exit(NamedTuple):
+class Exit:
     """The kernel's word on how a process ended."""
 
-    exit_code: int | None
-    signal: int | None
-    rusage: dict[str, int]
+    __slots__ = ("exit_code", "rusage", "signal")
+
+    def __init__(self, exit_code: int | None, signal: int | None, rusage: dict[str, int]) -> None:
+        """One of the two is None; `rusage` is in microseconds and KiB."""
+        self.exit_code = exit_code
+        self.signal = signal
+        self.rusage = rusage
 
 
 def leader_of(task: int) -> int:
@@ -189,6 +189,32 @@ def wake_on_child(wakeup_fd: int) -> None:
     _signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
 
 
+def await_children() -> int:
+    """Return a descriptor that becomes readable whenever a child ends."""
+    readable, writable = os.pipe()
+    os.set_blocking(readable, False)
+    os.set_blocking(writable, False)
+    wake_on_child(writable)
+    return readable
+
+
+def become_init() -> None:
+    """Make this process an init, whatever it was before."""
+    confine()
+    ignore_signals()
+    os.umask(0o022)
+    os.chdir("/")
+    if os.getpid() != 1:
+        adopt_orphans()
+
+
+def confine() -> None:
+    """Hide what init holds from what it starts, and from processes of the same user."""
+    # SECURITY: no command may inherit the channel, nor anything a runtime left open.
+    bequeath_nothing(3)
+    set_dumpable(False)
+
+
 def bequeath_nothing(first_fd: int) -> None:
     """Mark every open descriptor from `first_fd` on as not to be inherited by programs."""
     if _CLOSE_RANGE(ctypes.c_uint(first_fd), _LAST_FD, _CLOSE_RANGE_CLOEXEC) == 0:
@@ -196,8 +222,10 @@ def bequeath_nothing(first_fd: int) -> None:
     # Older than Linux 5.11 or glibc 2.34.
     for name in os.listdir("/proc/self/fd"):
         if int(name) >= first_fd:
-            with contextlib.suppress(OSError):  # the listing's own descriptor is gone
+            try:
                 os.set_inheritable(int(name), False)
+            except OSError:
+                continue  # the listing's own descriptor is gone
 
 
 def close_from(first_fd: int) -> None:
@@ -220,7 +248,7 @@ def signal_group(pid: int, number: int) -> None:
     except (ProcessLookupError, PermissionError):
         signal_process(pid, number)
         return
-    if number == signal.SIGKILL:
+    if number == _SIGKILL:
         signal_process(pid, number)
 
 
@@ -245,7 +273,7 @@ def kill_descendants() -> None:
     """Kill and reap every process below this one; for an init that no namespace dies with."""
     while True:
         for pid in _children():
-            signal_process(pid, signal.SIGKILL)
+            signal_process(pid, _SIGKILL)
         try:
             # Orphans of what dies here arrive as our own children and are found next round.
             os.waitpid(-1, 0)

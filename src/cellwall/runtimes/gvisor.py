@@ -25,6 +25,7 @@ from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.runtimes import (
     gvisor_binary,
     gvisor_bundle,
+    gvisor_image,
     gvisor_posture,
     gvisor_root,
     gvisor_witness,
@@ -51,7 +52,12 @@ if TYPE_CHECKING:
     from cellwall.jail import cgroups
     from cellwall.model.template import BuiltTemplate
 
-_GUEST = ("cellwall.guest", "cellwall.runtimes.gvisor_boot")
+_GUEST = (
+    "cellwall.guest",
+    "cellwall.runtimes.gvisor_boot",
+    "cellwall.runtimes.gvisor_modules",
+    "cellwall.runtimes.gvisor_snapshot",
+)
 _GUEST_ENTRY = "cellwall.runtimes.gvisor_boot:main"
 _READY_S = 60.0
 _TRY_S = 15.0
@@ -231,9 +237,11 @@ class GvisorRuntime:
     async def _root(self, template: BuiltTemplate) -> gvisor_root.Root:
         bundle = build_bundle(self._state_dir, _GUEST, _GUEST_ENTRY)
         wanted = plan.Root(template.path, template.base_mounts, str(bundle))
-        return await asyncio.to_thread(
-            gvisor_root.make_root, self._folder / "roots", self._facts, wanted
-        )
+        return await asyncio.to_thread(self._made_root, template, bundle, wanted)
+
+    def _made_root(self, template: BuiltTemplate, bundle: Path, wanted: plan.Root) -> gvisor_root.Root:
+        image = gvisor_image.build_image(self._state_dir, template, bundle, plan.GUEST_PATH)
+        return gvisor_root.make_root(self._folder / "roots", self._facts, wanted, image)
 
     # -- sandboxes ----------------------------------------------------------------------------
 
@@ -368,6 +376,7 @@ def _guest_config(spec: SandboxSpec) -> dict[str, Any]:
     environment = {**inside_environment(spec.template, spec.limits.cpus), **spec.env}
     return {
         "warm": spec.start == "fork",
+        "is_awaited": spec.is_awaited,
         "preload": list(spec.template.template.preload),
         "preload_environment": _PRELOAD_ENVIRONMENT,
         "guest": {

@@ -100,9 +100,8 @@ class GvisorSandbox:
         """Only what the engine itself watches may differ: the rest is built in."""
         mine, theirs = self._spec, spec
         same = all(getattr(mine.limits, n) == getattr(theirs.limits, n) for n in _FIXED)
-        return same and replace(mine, sandbox_id="", limits=theirs.limits) == replace(
-            theirs, sandbox_id=""
-        )
+        alike = {"sandbox_id": "", "limits": theirs.limits, "is_awaited": True}
+        return same and replace(mine, **alike) == replace(theirs, **alike)
 
     async def apply_limits(self, limits: Limits) -> None:
         """Nothing that `fits` lets differ is held by a kernel."""
