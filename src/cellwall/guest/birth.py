@@ -27,15 +27,19 @@ _LINE_FD = 3
 """Of the first line in a new context, which closes it before caller code runs."""
 
 
-class Dialled:
-    """Where contexts call init, and whether they have to say who they are."""
+class Parent:
+    """What a context has to know of its init."""
 
-    __slots__ = ("address", "are_named")
+    __slots__ = ("address", "are_named", "is_hidden")
 
-    def __init__(self, address: str, *, are_named: bool) -> None:
-        """`are_named`: SCM_CREDENTIALS, because the kernel does not tell by itself."""
+    def __init__(self, address: str, *, are_named: bool, is_hidden: bool = True) -> None:
+        """Contexts call `address`; `are_named`: and say who they are, with SCM_CREDENTIALS.
+
+        `is_hidden`: it is not to be looked into (`processes.confine`), and its forks are neither.
+        """
         self.address = address
         self.are_named = are_named
+        self.is_hidden = is_hidden
 
 
 def listener() -> tuple[_socket.socket, str]:
@@ -51,7 +55,11 @@ def listener() -> tuple[_socket.socket, str]:
 
 
 def fork_context(
-    config: dict[str, Any], found: dict[str, str], dialled: Dialled, run: Run
+    config: dict[str, Any],
+    found: dict[str, str],
+    parent: Parent,
+    run: Run,
+    fork: Callable[[], int] = processes.fork_quietly,
 ) -> tuple[int, int, int, int]:
     """A new context: its pid, and our ends of its stdout, its stderr and its first line.
 
@@ -64,14 +72,14 @@ def fork_context(
         opened += os.pipe()
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
         opened += (ours.detach(), theirs.detach())
-        pid = processes.fork_quietly()
+        pid = fork()
     except OSError:
         for fd in opened:
             os.close(fd)
         raise
     stdout_r, stdout_w, stderr_r, stderr_w, line, their_line = opened
     if pid == 0:
-        _become_context(config, found, dialled, run, (stdout_w, stderr_w, their_line))
+        _become_context(config, found, parent, run, (stdout_w, stderr_w, their_line))
     for fd in (stdout_w, stderr_w, their_line):
         os.close(fd)
     return pid, stdout_r, stderr_r, line
@@ -80,7 +88,7 @@ def fork_context(
 def _become_context(
     config: dict[str, Any],
     found: dict[str, str],
-    dialled: Dialled,
+    parent: Parent,
     run: Run,
     descriptors: tuple[int, int, int],
 ) -> NoReturn:
@@ -97,11 +105,12 @@ def _become_context(
         # be finalised. The caller's frames keep them alive until the _exit below.
         gc.freeze()
         processes.close_from(_LINE_FD + 1)
-        processes.set_dumpable(True)
+        if parent.is_hidden:
+            processes.set_dumpable(True)
         os.chdir(config["home"])
         if not config.get("is_environment_set"):
             _change_environment(found, config["env"])
-        run(Link(dialled.address, _LINE_FD, is_named=dialled.are_named), config)
+        run(Link(parent.address, _LINE_FD, is_named=parent.are_named), config)
     except BaseException:  # noqa: BLE001  this is the child's outermost frame
         import traceback
 

@@ -248,8 +248,8 @@ class Contexts:
     def _fork(self, name: str, language: str) -> tuple[int, int, int, int]:
         """A new context: its pid, and our ends of its stdout, its stderr and its first line."""
         config = {**self._config, "context": name, "language": language}
-        dialled = birth.Dialled(self._exchange.address, are_named=self._exchange.are_named)
-        return birth.fork_context(config, self._environment, dialled, self._run_context)
+        parent = birth.Parent(self._exchange.address, are_named=self._exchange.are_named)
+        return birth.fork_context(config, self._environment, parent, self._run_context)
 
     # -- requests ------------------------------------------------------------------------------
 

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import os
 
-from cellwall.guest import birth, context, processes
+from cellwall.guest import birth, processes
 from cellwall.guest.first import USUAL_CONTEXTS, Stretch, serve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
-    from typing import Any
+    from typing import Any, NoReturn
+
+    from cellwall.guest.link import Link
 
 class Begun:
     """What the rest of init needs to go on."""
@@ -40,11 +42,43 @@ def may_serve(config: dict[str, Any]) -> bool:
 
 def begin(channel_fd: int, config: dict[str, Any]) -> Begun:
     """Be init for as long as the first program is all there is. Raises OSError."""
-    processes.become_init()
+    os.umask(0o022)
+    processes.ignore_signals()
     wakeup_fd = processes.await_children()
     listener = birth.listener()
-    dialled = birth.Dialled(listener[1], are_named=bool(config.get("are_callers_named")))
+    are_named = bool(config.get("are_callers_named"))
+    parent = birth.Parent(listener[1], are_named=are_named, is_hidden=False)
     named = {**config, "context": "main", "language": "python"}
-    stretch = Stretch(*birth.fork_context(named, dict(os.environ), dialled, context.main))
+    # A context of its own from here on: what it loads now need not be copied for it.
+    born = birth.fork_context(named, dict(os.environ), parent, _become_context, os.fork)
+    _hide()
+    stretch = Stretch(*born)
     serve(stretch, channel_fd, wakeup_fd, listener[0].fileno())
     return Begun(listener, wakeup_fd, stretch)
+
+
+def go_on() -> None:
+    """Make up for what `begin` left out, before the rest of init is loaded."""
+    import site
+
+    site.main()
+    processes.become_init()
+
+
+def _become_context(link: Link, config: dict[str, Any]) -> NoReturn:
+    import site
+
+    site.main()  # `-S` kept the template's .pth files from running before this point
+    from cellwall.guest import context
+
+    context.main(link, config)
+
+
+def _hide() -> None:
+    """Do what `processes.set_dumpable(False)` does, without the package over the C code."""
+    # SECURITY: before anything of a caller's is here. See processes.py.
+    import _ctypes
+
+    prctl = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")
+    if _ctypes.call_function(prctl, (processes.PR_SET_DUMPABLE, 0, 0, 0, 0)):
+        raise OSError("prctl(PR_SET_DUMPABLE): refused")

@@ -27,6 +27,7 @@ from cellwall.guest import (  # noqa: F401
     context,
     init,
     kernel,
+    native,
     program,
     rehearsal,
     reseed,

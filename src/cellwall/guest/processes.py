@@ -9,7 +9,6 @@ from __future__ import annotations
 
 # The C module under `signal`: the wrapper turns numbers into enum members, a page each.
 import _signal  # type: ignore[import-not-found]
-import ctypes
 import os
 import time
 
@@ -18,20 +17,8 @@ if TYPE_CHECKING:
     from resource import struct_rusage
     from typing import Any
 
-_PR_SET_DUMPABLE = 4
+PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
-
-# Made before any fork: a fork pays for every page it writes to, and these touch many.
-_PRCTL: Any = ctypes.CDLL(None).prctl
-_CLOSE_RANGE: Any = getattr(ctypes.CDLL(None), "close_range", lambda *_: -1)
-_CLOSE_RANGE_CLOEXEC = ctypes.c_int(4)
-_LAST_FD = ctypes.c_uint(2**32 - 1)
-# PyDLL: the GIL stays with the one thread, in the parent and in the child.
-_FORK: Any = ctypes.PyDLL(None, use_errno=True).fork
-_PRCTL_ARGUMENTS = tuple(
-    (ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
-    for value in (0, 1)
-)
 
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 _TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK")
@@ -143,17 +130,15 @@ def fork_quietly() -> int:
     thread there is nothing to mend, and they write to hundreds of pages that every context would
     then copy. libc's own handlers run. Random generators are `reseed.py`'s. Raises OSError.
     """
-    pid = int(_FORK())
-    if pid < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return pid
+    from cellwall.guest import native
+
+    return native.fork()
 
 
 def set_dumpable(wanted: bool) -> None:
     """Decide whether processes of the same user may look into this one. Best effort."""
     # SECURITY: init holds the channel; its /proc/1/mem and /proc/1/fd must not be a way to it.
-    _prctl(_PR_SET_DUMPABLE, int(wanted))
+    _prctl(PR_SET_DUMPABLE, int(wanted))
 
 
 def adopt_orphans() -> None:
@@ -162,7 +147,9 @@ def adopt_orphans() -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    _PRCTL(option, *_PRCTL_ARGUMENTS[value])
+    from cellwall.guest import native
+
+    native.prctl(option, value)
 
 
 def reset_signals() -> None:
@@ -217,7 +204,9 @@ def confine() -> None:
 
 def bequeath_nothing(first_fd: int) -> None:
     """Mark every open descriptor from `first_fd` on as not to be inherited by programs."""
-    if _CLOSE_RANGE(ctypes.c_uint(first_fd), _LAST_FD, _CLOSE_RANGE_CLOEXEC) == 0:
+    from cellwall.guest import native
+
+    if native.close_on_exec_from(first_fd):
         return
     # Older than Linux 5.11 or glibc 2.34.
     for name in os.listdir("/proc/self/fd"):

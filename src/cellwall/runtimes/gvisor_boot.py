@@ -12,48 +12,48 @@ import fcntl
 import os
 import sys
 
+from cellwall.guest.frames import parse_header
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 _LENGTH_BYTES = 4
-_STDIO = (0, 1, 2)
 
 
 def main() -> None:
     """Own descriptor 0, the channel; what is said on 2 until the guest serves, the host reads."""
     channel = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
     config = _read_config(channel)
-    import site
-
-    site.main()  # `-S` kept the template's .pth files from running before this point
     guest, begun = config["guest"], None
-    if config["is_awaited"]:
-        from cellwall.guest import lean
+    from cellwall.guest import lean
 
-        if lean.may_serve(guest):
-            _let_go_of_stdio()
-            begun = lean.begin(channel, guest)
-    if begun is None:
+    if config["is_awaited"] and lean.may_serve(guest):
+        _let_go_of(0, 1)  # what it says on 2, the host reads when a start has failed
+        begun = lean.begin(channel, guest)
+        lean.go_on()
+        _let_go_of(2)
+    else:
+        import site
+
+        site.main()  # `-S` kept the template's .pth files from running before this point
         if config["warm"]:
             _warm(config)
-        _let_go_of_stdio()
+        _let_go_of(0, 1, 2)
     from cellwall.guest import init
 
     init.main(channel, guest, begun=begun)
 
 
-def _let_go_of_stdio() -> None:
+def _let_go_of(*descriptors: int) -> None:
     null = os.open("/dev/null", os.O_RDWR)
-    for fd in _STDIO:
+    for fd in descriptors:
         os.dup2(null, fd)
     os.close(null)
 
 
 def _read_config(channel: int) -> dict[str, Any]:
     """Read the one message that comes before the frames: a length and a JSON object."""
-    from cellwall.guest.frames import parse_header
-
     size = int.from_bytes(_read(channel, _LENGTH_BYTES), "big")
     return parse_header(_read(channel, size))
 

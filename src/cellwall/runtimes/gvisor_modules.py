@@ -11,73 +11,104 @@ import sys
 from _frozen_importlib import ModuleSpec
 from _frozen_importlib_external import ExtensionFileLoader, SourceFileLoader
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import CodeType, ModuleType
+    from typing import Any, Dict, Optional, Tuple, Union
+
+    Code = Union[CodeType, bytes, None]
+    Entry = Tuple[str, str, Code]
+
 BUNDLE = "where the guest bundle lies inside"
-MODULES = b"a marshalled dict: name to path, kind and marshalled code"
+REST = "where the modules lie that only some starts need"
+FIRST: "Dict[str, Entry]" = "name to path, kind and code of what every start needs"  # type: ignore[assignment]
+LATER = "names of what is in the rest"
 PACKAGE, MODULE, EXTENSION = "package", "module", "extension"
 
 
 class Loader(SourceFileLoader):
     """A module of the standard library whose code is at hand; the rest is in its file."""
 
-    def __init__(self, name, path, code):
+    def __init__(self, name: str, path: str, code: "Code") -> None:
+        """`code` is marshalled if it is bytes."""
         super().__init__(name, path)
         self._code = code
 
-    def get_code(self, fullname):
+    def get_code(self, fullname: str) -> "Any":
         """Return the code that was written down."""
-        return marshal.loads(self._code)
+        return _code(self._code)
 
 
 class BundleLoader:
     """A module of the guest's; whatever else one asks of it is in the bundle."""
 
-    def __init__(self, name, path, code):
+    def __init__(self, name: str, path: str, code: "Code") -> None:
+        """As for `Loader`."""
         self.name = name
         self.path = path
         self._code = code
 
-    def create_module(self, spec):
+    def create_module(self, spec: "Any") -> None:
         """As usual."""
 
-    def exec_module(self, module):
+    def exec_module(self, module: "ModuleType") -> None:
         """Run its code."""
-        exec(marshal.loads(self._code), module.__dict__)
+        exec(_code(self._code), module.__dict__)  # noqa: S102 - our own
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> "Any":
+        """Ask the bundle."""
         from zipimport import zipimporter
 
         return getattr(zipimporter(BUNDLE), name)
 
 
 class Finder:
-    """Knows the modules by name."""
+    """Knows the modules by name; the rest is read with the first of it that is asked for."""
 
-    def __init__(self, modules):
-        self._modules = modules
+    def __init__(self) -> None:
+        """Hold what every start needs."""
+        self._modules = dict(FIRST)
+        self._later = frozenset(LATER.split())
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(
+        self,
+        name: str,
+        path: "Optional[Sequence[str]]" = None,
+        target: "Optional[ModuleType]" = None,
+    ) -> "Optional[ModuleSpec]":
         """Return the spec of one that is here."""
+        if name in self._later:
+            self._later = frozenset()
+            with open(REST, "rb", 0) as file:
+                self._modules.update(marshal.loads(file.read()))
         entry = self._modules.get(name)
-        if entry is None:
-            return None
-        place, kind, code = entry
-        if kind == EXTENSION:
-            loader = ExtensionFileLoader(name, place)
-        elif place.startswith(BUNDLE):
-            loader = BundleLoader(name, place, code)
-        else:
-            loader = Loader(name, place, code)
-        spec = ModuleSpec(name, loader, origin=place, is_package=kind == PACKAGE)
-        spec.has_location = True
-        if kind == PACKAGE:
-            spec.submodule_search_locations = [place.rpartition("/")[0]]
-        return spec
+        return None if entry is None else _spec(name, *entry)
+
+
+def _spec(name: str, place: str, kind: str, code: "Code") -> "ModuleSpec":
+    loader: Any
+    if kind == EXTENSION:
+        loader = ExtensionFileLoader(name, place)
+    elif place.startswith(BUNDLE):
+        loader = BundleLoader(name, place, code)
+    else:
+        loader = Loader(name, place, code)
+    spec = ModuleSpec(name, loader, origin=place, is_package=kind == PACKAGE)
+    spec.has_location = True
+    if kind == PACKAGE:
+        spec.submodule_search_locations = [place.rpartition("/")[0]]
+    return spec
+
+
+def _code(code: "Code") -> "Any":
+    return marshal.loads(code) if isinstance(code, bytes) else code
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, BUNDLE)
+    sys.path.append(BUNDLE)
     # Before all others: the same modules, only sooner.
-    sys.meta_path.insert(0, Finder(marshal.loads(MODULES)))
+    sys.meta_path.insert(0, Finder())  # type: ignore[arg-type]
     from cellwall.runtimes.gvisor_boot import main
 
     main()

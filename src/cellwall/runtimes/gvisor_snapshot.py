@@ -4,77 +4,94 @@ Runs in a template's interpreter on the host, out of the guest bundle, under -I 
 library only, Python 3.8 and later. Nothing of a caller's, and nothing that a template installed,
 is imported here: modules are looked for in the bundle and the standard library only. The
 invariant: what is written down is code for this very interpreter, and the path it came from.
+
+It imports nothing that the interpreter has not loaded already, or it could not tell what a start
+imports.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.machinery
-import importlib.util
+import _imp
 import marshal
 import sys
-from types import CodeType
-from typing import Any, List, Optional, Sequence, Tuple
 
 from cellwall.runtimes import gvisor_modules
 
-_IMPORTED = (
-    "cellwall.runtimes.gvisor_boot",
-    "cellwall.guest.init",
-    "cellwall.guest.context",
-    "cellwall.guest.preload",
-    "cellwall.guest.lean",
-    "site",
-)
-_HEADER = importlib.util.MAGIC_NUMBER + bytes(12)
-"""PEP 552: a .pyc that is compared with no source."""
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from types import CodeType
+    from typing import Any
 
-Entry = Tuple[str, str, Optional[bytes]]
+    Entry = tuple[str, str, CodeType | None]
+
+_FIRST = (
+    *("sitecustomize", "resource", "cellwall.runtimes.gvisor_boot"),
+    *("cellwall.guest.lean", "cellwall.guest.context"),
+)
+"""What every start needs, and the end of every program."""
+_REST = ("cellwall.guest.init", "cellwall.guest.preload")
+LENGTH_BYTES = 4
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`BUNDLE INSIDE [MODULE …]`: write the image to stdout; INSIDE is where the bundle will be."""
-    bundle, inside, *preload = arguments
-    for name in _IMPORTED:
-        importlib.import_module(name)
-    for name in preload:
+    """`BUNDLE INSIDE REST [MODULE …]`: write to stdout the length of the start, it, and the rest.
+
+    INSIDE and REST are where the bundle and the rest will be.
+    """
+    bundle, inside, place, *preload = arguments
+    known = {name for name in sys.modules if not name.startswith("cellwall")} - {"__future__"}
+    first = _entries(_FIRST, known, bundle, inside)
+    rest = _entries((*_REST, *preload), {*known, *first}, bundle, inside)
+    values = {
+        gvisor_modules.BUNDLE: inside,
+        gvisor_modules.REST: place,
+        gvisor_modules.FIRST: first,
+        gvisor_modules.LATER: " ".join(rest),
+    }
+    start = marshal.dumps(_start(values))
+    later = marshal.dumps({name: (path, kind, marshal.dumps(code)) for name, (path, kind, code) in rest.items()})
+    sys.stdout.buffer.write(len(start).to_bytes(LENGTH_BYTES, "big") + start + later)
+
+
+def _entries(
+    names: Iterable[str], known: set[str], bundle: str, inside: str
+) -> dict[str, Entry]:
+    """Import `names`; what has come in by that and is none of `known`."""
+    for name in names:
         try:
-            importlib.import_module(name)
+            __import__(name)
         except ImportError:
             continue  # a package of the template's: its files are read inside, as ever
-    entries = {}
-    for name, module in sorted(sys.modules.items()):
-        entry = _entry(name, module, bundle, inside)
+    found = {}
+    for name in sorted(set(sys.modules) - known):
+        entry = _entry(name, bundle, inside)
         if entry is not None:
-            entries[name] = entry
-    sys.stdout.buffer.write(_HEADER + marshal.dumps(_start(inside, entries)))
+            found[name] = entry
+    return found
 
 
-def _entry(name: str, module: Any, bundle: str, inside: str) -> Optional[Entry]:
+def _entry(name: str, bundle: str, inside: str) -> Entry | None:
     """Path, kind and code of a module; None for one that lies in the interpreter itself."""
-    spec = getattr(module, "__spec__", None)
+    spec: Any = getattr(sys.modules[name], "__spec__", None)
     if spec is None or not spec.has_location or name == gvisor_modules.__name__:
         return None
     path = str(spec.origin)
-    if path.endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES)):
+    if path.endswith(tuple(_imp.extension_suffixes())):
         return path, gvisor_modules.EXTENSION, None
     kind = gvisor_modules.PACKAGE if spec.loader.is_package(name) else gvisor_modules.MODULE
     code = spec.loader.get_code(name)
     if path.startswith(bundle + "/"):
         path = inside + path[len(bundle) :]
-    return None if code is None else (path, kind, marshal.dumps(code))
+    return None if code is None else (path, kind, code)
 
 
-def _start(inside: str, entries: Any) -> CodeType:
-    """The code of `gvisor_modules` with the modules in it, in place of what stands for them."""
-    found = importlib.util.find_spec(gvisor_modules.__name__)
-    code: Any = found.loader.get_code(found.name) if found is not None else None  # type: ignore[union-attr]
-    filled: List[Any] = []
-    for constant in code.co_consts:
-        if constant == gvisor_modules.BUNDLE:
-            constant = inside
-        elif constant == gvisor_modules.MODULES:
-            constant = marshal.dumps(entries)
-        filled.append(constant)
-    started: CodeType = code.replace(co_consts=tuple(filled), co_name="<module>")
-    return started
+def _start(values: Mapping[Any, object]) -> CodeType:
+    """The code of `gvisor_modules` with `values` in place of what stands for them."""
+    spec: Any = gvisor_modules.__spec__
+    code: CodeType = spec.loader.get_code(spec.name)
+    filled = [
+        values.get(constant, constant) if isinstance(constant, str) else constant
+        for constant in code.co_consts
+    ]
+    return code.replace(co_consts=tuple(filled), co_name="<module>")
