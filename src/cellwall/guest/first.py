@@ -17,6 +17,7 @@ from cellwall.guest.frames import LENGTHS, encode, parse_header
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 PROTOCOL = 1
@@ -64,15 +65,27 @@ USUAL_CONTEXTS = ["main"]
 _USUAL_READY = encode(ready(USUAL_CONTEXTS))
 
 
-def serve(stretch: Stretch, channel: int, wakeup: int, listener: int) -> None:
+def _nothing() -> None:
+    """Nothing is left to do before the first request."""
+
+
+def serve(
+    stretch: Stretch,
+    channel: int,
+    wakeup: int,
+    listener: int,
+    meanwhile: Callable[[], None] = _nothing,
+) -> None:
     """Go as far as the usual case goes; what it was, `stretch` says.
 
     `wakeup` is readable when a child has ended, `listener` when the context has something to say.
+    `meanwhile` is called while the host gets its request ready.
     """
     if os.read(stretch.line, _READ_BYTES) != IDLE:
         return
     os.write(channel, _USUAL_READY)
     stretch.is_ready = True
+    meanwhile()
     _start(stretch, os.read(channel, _READ_BYTES))
     if stretch.header is not None:
         os.set_blocking(channel, False)

@@ -51,9 +51,8 @@ def begin(channel_fd: int, config: dict[str, Any]) -> Begun:
     named = {**config, "context": "main", "language": "python"}
     # A context of its own from here on: what it loads now need not be copied for it.
     born = birth.fork_context(named, dict(os.environ), parent, _become_context, os.fork)
-    _hide()
     stretch = Stretch(*born)
-    serve(stretch, channel_fd, wakeup_fd, listener[0].fileno())
+    serve(stretch, channel_fd, wakeup_fd, listener[0].fileno(), meanwhile=_hide)
     return Begun(listener, wakeup_fd, stretch)
 
 
