@@ -149,10 +149,7 @@ class Contexts:
     @property
     def may_run_first(self) -> bool:
         """Whether the short way is open: one program."""
-        return (
-            self._config.get("purpose") == "program"
-            and self._refusal(self.language) is None
-        )
+        return self._config.get("purpose") == "program" and self._refusal(self.language) is None
 
     @property
     def language(self) -> str:

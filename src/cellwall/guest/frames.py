@@ -39,7 +39,6 @@ MAX_REQUEST_BODY_BYTES = 32 * 1024 * 1024
 """Host to guest: the largest file written, or source executed, in one request."""
 
 
-
 class FrameError(ValueError):
     """The peer broke the framing; whatever it says next cannot be understood."""
 

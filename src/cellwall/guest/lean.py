@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 
     from cellwall.guest.link import Link
 
+
 class Begun:
     """What the rest of init needs to go on."""
 
-    def __init__(self, listener: tuple[_socket.socket, str], wakeup_fd: int, stretch: Stretch):
+    def __init__(
+        self, listener: tuple[_socket.socket, str], wakeup_fd: int, stretch: Stretch
+    ) -> None:
         """Hold what was opened."""
         self.listener = listener
         self.wakeup_fd = wakeup_fd
@@ -78,6 +81,7 @@ def _hide() -> None:
     # SECURITY: before anything of a caller's is here. See processes.py.
     import _ctypes
 
-    prctl = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")
+    this: Any = None  # the interpreter itself, as dlopen(3) has it
+    prctl = _ctypes.dlsym(_ctypes.dlopen(this, 0), "prctl")
     if _ctypes.call_function(prctl, (processes.PR_SET_DUMPABLE, 0, 0, 0, 0)):
         raise OSError("prctl(PR_SET_DUMPABLE): refused")

@@ -15,7 +15,6 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from resource import struct_rusage
-    from typing import Any
 
 PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36

@@ -18,7 +18,7 @@ import math
 import os
 from typing import TYPE_CHECKING
 
-from cellwall.guest import sources, tracebacks
+from cellwall.guest import sources
 from cellwall.guest.display import flush_stdout
 from cellwall.guest.program import EXIT_INTERRUPTED, Ending, report_error
 from cellwall.guest.value import encode_value

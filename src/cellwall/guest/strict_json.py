@@ -34,12 +34,13 @@ def parser(parse_constant: Callable[[str], Any]) -> Callable[[str], Any]:
     What it returns raises ValueError for anything that is not JSON, RecursionError for too deep.
     """
     try:
-        from _json import make_scanner  # type: ignore[import-not-found]
+        from _json import make_scanner
     except ImportError:  # an interpreter built without it
         import json
 
         return json.JSONDecoder(parse_constant=parse_constant).decode
-    scan = make_scanner(_Rules(parse_constant))
+    rules: Any = _Rules(parse_constant)
+    scan = make_scanner(rules)
 
     def parse(text: str) -> Any:  # noqa: ANN401  whatever the text holds
         text = text.strip(_SPACE)

@@ -228,9 +228,9 @@ class GvisorRuntime:
     ) -> dict[str, Any]:
         """What a keeper is told."""
         flags = gvisor_bundle.flags(chosen.binary.flags, chosen.platform, self._place)
-        files = {"config.json": oci}
+        files = {"config.json": json.dumps(oci)}
         if witness is not None:
-            files["witness.json"] = witness.configuration()
+            files["witness.json"] = json.dumps(witness.configuration())
             flags.append(f"--{gvisor_witness.FLAG}={self._place}/bundle/witness.json")
         return {
             "program": chosen.binary.path,
@@ -251,7 +251,7 @@ class GvisorRuntime:
         """The template's root; looked at again once in a while, because the host may change."""
         kept = self._roots.get(template.digest)
         now = time.monotonic()
-        if kept is None or now > kept.until or not os.path.isdir(kept.root.path):
+        if kept is None or now > kept.until or not os.access(kept.root.path, os.X_OK):
             root = await asyncio.to_thread(self._make_root, template)
             kept = self._roots[template.digest] = _Kept(root, now + _ROOT_KEPT_S)
         return kept.root

@@ -90,7 +90,7 @@ def _become_runsc(config: dict[str, Any], place: str) -> NoReturn:
     os.sched_setaffinity(0, config["cpus"])  # how many gVisor shows inside
     for name, content in config["files"].items():
         with open(f"{place}/bundle/{name}", "w", encoding="utf-8") as file:
-            json.dump(content, file)
+            file.write(content)
     os.chdir(config["directory"])
     environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
     os.execve(config["program"], config["words"], environment)  # noqa: S606

@@ -50,13 +50,13 @@ def main(arguments: Sequence[str]) -> None:
         gvisor_modules.LATER: " ".join(rest),
     }
     start = marshal.dumps(_start(values))
-    later = marshal.dumps({name: (path, kind, marshal.dumps(code)) for name, (path, kind, code) in rest.items()})
+    later = marshal.dumps(
+        {name: (path, kind, marshal.dumps(code)) for name, (path, kind, code) in rest.items()}
+    )
     sys.stdout.buffer.write(len(start).to_bytes(LENGTH_BYTES, "big") + start + later)
 
 
-def _entries(
-    names: Iterable[str], known: set[str], bundle: str, inside: str
-) -> dict[str, Entry]:
+def _entries(names: Iterable[str], known: set[str], bundle: str, inside: str) -> dict[str, Entry]:
     """Import `names`; what has come in by that and is none of `known`."""
     for name in names:
         try:
