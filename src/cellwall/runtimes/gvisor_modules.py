@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import CodeType, ModuleType
-    from typing import Any, Union
+    from typing import Any
 
     Code = CodeType | bytes | None
     Entry = tuple[str, str, Code]
