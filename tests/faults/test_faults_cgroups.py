@@ -20,7 +20,8 @@ import pytest
 from arena import LIMITS, Arena, control_groups, is_left
 
 from cellwall import Engine, EngineSettings, Limits
-from cellwall.jail import cgroups, hierarchies, leftovers, owner
+from cellwall.jail import hierarchies, leftovers, owner
+from cellwall.jail.engine_groups import EngineGroups
 from cellwall.runtimes import jail_groups
 from conftest import Require
 
@@ -119,7 +120,7 @@ def test_engine_closes_though_a_cgroup_stays_busy_and_the_next_sweep_takes_it(
 
 def test_directories_given_back_twice_serve_one_sandbox_at_a_time() -> None:
     """A worker that dies leaves two who would give back the same ones."""
-    groups = cgroups.EngineGroups(hierarchies.discover(), owner.new_label())
+    groups = EngineGroups(hierarchies.discover(), owner.new_label())
     try:
         first = groups.create(Limits())
         assert groups.take_back(first) == groups.take_back(first) == []

@@ -21,6 +21,7 @@ from arena import Arena, Traces, descendants
 
 from cellwall import Engine, EngineSettings, Execution, Verdict
 from cellwall.jail import posture, supervisor
+from cellwall.jail.spawned import Spawned
 from cellwall.jail.worker import Worker
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.testing.bare import BareTemplates
@@ -81,9 +82,7 @@ def test_start_under_which_it_is_killed_is_made_again(
         os.kill(pids[who], signal.SIGKILL)
         await asyncio.to_thread(_wait, gone)
 
-    async def spawn(
-        server: supervisor.ForkServer, worker: Worker, **given: Any
-    ) -> supervisor.Spawned:
+    async def spawn(server: supervisor.ForkServer, worker: Worker, **given: Any) -> Spawned:
         if step == "asked" and not killed:
             await kill_workers_parent(server, worker.pid)
         spawned = await real_spawn(server, worker, **given)
@@ -186,9 +185,7 @@ def test_template_that_always_loses_its_fork_server_is_given_up(
     """The control: it is tried four times and no oftener, and the error says what was lost."""
     real, asked = supervisor.ForkServer.spawn, 0
 
-    async def spawn(
-        server: supervisor.ForkServer, worker: Worker, **given: Any
-    ) -> supervisor.Spawned:
+    async def spawn(server: supervisor.ForkServer, worker: Worker, **given: Any) -> Spawned:
         nonlocal asked
         asked += 1
         os.kill(server.pid, signal.SIGKILL)

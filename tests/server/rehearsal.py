@@ -53,8 +53,12 @@ class Found:
 
     @property
     def is_good(self) -> bool:
-        """Report whether nothing is lost, run twice or out of order, and few were cut short."""
-        return not (self.lost or self.twice or self.disorder) and self.interrupted <= _PLACES
+        """Report whether nothing is lost, run twice or out of order, and few were cut short.
+
+        A place is free again while the end of what had it is on its way to the disk: a kill may
+        cut short one that runs and one that has ended for each.
+        """
+        return not (self.lost or self.twice or self.disorder) and self.interrupted <= 2 * _PLACES
 
     def __str__(self) -> str:
         """Return one line for people."""

@@ -17,7 +17,8 @@ from cellwall.apps.bench.figures import BY_KEY, TARGETS, Figure, p95, ratio_of_m
 from cellwall.apps.bench.machine import describe
 from cellwall.apps.bench.processes import descendants, holdings, pss_bytes
 from cellwall.apps.bench.report import Result, as_json, markdown
-from cellwall.jail import cgroups, hierarchies, owner
+from cellwall.jail import hierarchies, owner
+from cellwall.jail.engine_groups import EngineGroups, most_spare_directories
 from cellwall.model.limits import Limits
 from conftest import Require
 
@@ -129,12 +130,12 @@ def test_cgroups_kept_for_reuse_are_litter_beyond_their_bound(
 def test_cgroups_of_this_process_are_counted_by_kind(tmp_path: Path, require: Require) -> None:
     layout = hierarchies.discover()
     require("cgroups", {"memory", "pids"} <= layout.hard, layout.why_not)
-    groups = cgroups.EngineGroups(layout, owner.new_label())
+    groups = EngineGroups(layout, owner.new_label())
     before = holdings(tmp_path)
     made = groups.create(Limits())
     more = holdings(tmp_path)
     assert made.remove() == []
-    least = cgroups.most_spare_directories(layout, workers=0)
+    least = most_spare_directories(layout, workers=0)
     groups.remove()
     # What is made empties into spares; only a memory controller's directory is never one.
     assert more.cgroups - before.cgroups >= 2  # the engine's own, and the sandbox's with memory

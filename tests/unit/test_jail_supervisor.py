@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from cellwall.jail import facts, plan, supervisor
+from cellwall.jail.launch import Settings
+from cellwall.jail.spawned import Spawned, hear, pid_of
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 
 _WAITING = "import sys; print('up', flush=True); sys.stdin.read()"
@@ -30,7 +32,7 @@ class Child:
         )
         ours, self.far = socket.socketpair()
         pidfd = os.pidfd_open(self.process.pid)
-        self.spawned = supervisor.Spawned(self.process.pid, pidfd, ours)
+        self.spawned = Spawned(self.process.pid, pidfd, ours)
 
     def close(self) -> None:
         """End it, whatever a test left."""
@@ -51,7 +53,7 @@ def child() -> Iterator[Child]:
 
 
 def _hear(child: Child, word: bytes) -> None:
-    asyncio.run(supervisor.hear(child.spawned, word))
+    asyncio.run(hear(child.spawned, word))
 
 
 def test_the_expected_word_is_heard(child: Child) -> None:
@@ -123,17 +125,17 @@ def test_discard_kills_and_closes(child: Child) -> None:
 
 
 def test_a_pidfd_tells_its_pid(child: Child) -> None:
-    assert supervisor.pid_of(child.spawned.pidfd) == child.process.pid
+    assert pid_of(child.spawned.pidfd) == child.process.pid
     child.process.kill()
     child.process.wait(10)
-    assert supervisor.pid_of(child.spawned.pidfd) == -1
+    assert pid_of(child.spawned.pidfd) == -1
 
 
 # -- the fork-server -------------------------------------------------------------------------
 
 
-def _settings(guest: Path) -> supervisor.Settings:
-    return supervisor.Settings(
+def _settings(guest: Path) -> Settings:
+    return Settings(
         guest_path=guest,
         template_path=Path("/nowhere"),
         base_mounts=(),
@@ -241,7 +243,7 @@ def test_a_child_that_died_early_is_told_with_its_own_cause(tmp_path: Path) -> N
         spawned = await server.spawn(worker, shape=shape, uid=0, guest={}, start="fork")
         try:
             with pytest.raises(HostUnsupported, match=r"write 9 to cgroup\.procs: no"):
-                await supervisor.hear(spawned, b"L")
+                await hear(spawned, b"L")
             assert server.is_usable
         finally:
             spawned.discard()

@@ -13,7 +13,7 @@ import signal
 import time
 from pathlib import Path
 
-from cellwall.jail.cgroups import PREFIX, groups_in
+from cellwall.jail.engine_groups import PREFIX, groups_in
 from cellwall.jail.hierarchies import Hierarchy, Layout
 
 

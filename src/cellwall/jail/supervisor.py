@@ -1,8 +1,7 @@
 """The host's side of one fork-server: start it, ask it for sandboxes, notice its end.
 
-asyncio, called by `runtimes.jail`. Not the guest channel and not policy. The invariant: a
-`Spawned` whose posture was not compared is never handed out as a sandbox; whoever fails half way
-kills what was made. What comes back from fork-server and child is read with bounds.
+asyncio, called by `runtimes.jail`. Not the guest channel, not policy, not what becomes of a child
+(`spawned`). The invariant: whoever fails half way kills what was made.
 """
 
 from __future__ import annotations
@@ -15,141 +14,29 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from cellwall.jail import fds, owner, plan, posture
+from cellwall.jail.launch import Settings, launch
+from cellwall.jail.replies import member, receive
+from cellwall.jail.spawned import REMEDY, Spawned, checked
 from cellwall.jail.worker import Worker
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
 from cellwall.model.shortage import shortage
 
-T = TypeVar("T")
 _PRELOAD_TIMEOUT_S = 120.0
 _STEP_TIMEOUT_S = 20.0
 _START_DESCRIPTORS = 5
 """Two ends of a channel, a pidfd, the work area, and one to read with."""
-_REMEDY = "run `cellwall doctor`; it checks each step and names the command that fixes it"
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How one fork-server is started."""
-
-    guest_path: Path
-    template_path: Path
-    base_mounts: tuple[str, ...]
-    python: str
-    """Path of the template's interpreter inside the root."""
-    preload: tuple[str, ...]
-    environment: Mapping[str, str]
-    """What sandboxes have unless their spec says otherwise."""
-    preload_environment: Mapping[str, str]
-    """What is different while packages are imported."""
-    uid_base: int
-    uid_count: int
-    rootless: bool
-    workers: Mapping[str, int]
-    """How many processes clone sandboxes, by purpose: `program` and `session`, in this order."""
-    seccomp: bytes
-    guest_main: str
-    guest_preload: str
-    guest_reseed: str
-
-
-@dataclass(slots=True)
-class Spawned:
-    """A child on its way to being a sandbox: pid on the host, pidfd, the host's channel end."""
-
-    pid: int
-    pidfd: int
-    channel: socket.socket
-    _ended: asyncio.Future[None] | None = field(default=None, repr=False)
-    _is_killed: bool = False
-
-    def kill(self) -> None:
-        """SIGKILL the pid namespace's init: the kernel kills the rest; nothing once closed."""
-        if self.pidfd < 0 or self._is_killed:
-            return
-        self._is_killed = True
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-
-    def watch(self) -> asyncio.Future[None]:
-        """A future that is done when init, and so the whole tree, is gone."""
-        if self._ended is None:
-            loop = asyncio.get_running_loop()
-            self._ended = loop.create_future()
-            loop.add_reader(self.pidfd, self._on_end)
-        return self._ended
-
-    def _on_end(self) -> None:
-        asyncio.get_running_loop().remove_reader(self.pidfd)
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(None)
-
-    def discard(self) -> None:
-        """Kill and close; for children that never became a sandbox."""
-        self.kill()
-        if self._ended is not None and not self._ended.done():
-            asyncio.get_running_loop().remove_reader(self.pidfd)
-        self.channel.close()
-        os.close(self.pidfd)
-
-
-async def _receive(sock: socket.socket, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
-    """Wait for one control message; the socket is non-blocking."""
-    await _wait_readable(sock.fileno(), timeout_s)
-    try:
-        return fds.receive_message(sock)
-    except ValueError as error:
-        raise SandboxBroken(f"fork-server: {error}") from error
-
-
-def _field(message: Mapping[str, Any], name: str, kind: type[T]) -> T:
-    """One field of a message; the fork-server imported packages that nobody reviewed."""
-    value = message.get(name)
-    if not isinstance(value, kind):
-        raise SandboxBroken(f"fork-server: a message without a proper {name!r}")
-    return value
-
-
-async def _wait_readable(fd: int, timeout_s: float) -> None:
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-
-    def on_ready() -> None:
-        if not ready.done():
-            ready.set_result(None)
-
-    loop.add_reader(fd, on_ready)
-    try:
-        async with asyncio.timeout(timeout_s):
-            await ready
-    finally:
-        loop.remove_reader(fd)
 
 
 @lru_cache(maxsize=256)
 def _shape_text(shape: plan.Shape) -> str:
     """What a worker knows a shape by, and reads when it does not know it yet."""
     return json.dumps(asdict(shape))
-
-
-def pid_of(pidfd: int) -> int:
-    """The host's pid of a pidfd, from /proc/self/fdinfo (pidfd_open(2)); -1 when it is gone."""
-    _, found, rest = posture.read_text(f"/proc/self/fdinfo/{pidfd}").partition("\nPid:")
-    return int(rest.split(None, 1)[0]) if found else -1
-
-
-def _is_in_other_pid_namespace(pid: int) -> bool:
-    try:
-        return os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return False
 
 
 def _check_room() -> None:
@@ -161,17 +48,6 @@ def _check_room() -> None:
     finally:
         for fd in taken:
             os.close(fd)
-
-
-def _has_ended(pidfd: int) -> bool:
-    """Whether it is a pidfd, and its process dead. poll(2), pidfd_open(2)."""
-    try:
-        link = os.readlink(f"/proc/self/fd/{pidfd}")
-    except OSError:
-        return False
-    poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
-    return "pidfd" in link and bool(poller.poll(0))
 
 
 class ForkServer:
@@ -232,7 +108,7 @@ class ForkServer:
         self.started_at = asyncio.get_running_loop().time()
         try:
             message = await self._wait_for("programs")
-            self.preload = _field(message, "preload", dict)
+            self.preload = member(message, "preload", dict)
             self._find_workers(self.settings.workers["program"])
         except BaseException:
             await self.aclose()
@@ -276,66 +152,7 @@ class ForkServer:
         self._idle["session"].put_nowait(None)
 
     def _launch(self) -> None:
-        """Start boot with its ends of our sockets; raises OSError and keeps nothing then."""
-        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-
-            def pair() -> tuple[socket.socket, int]:
-                kept, given = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                ours.callback(kept.close)
-                theirs.callback(given.close)
-                kept.setblocking(False)
-                return kept, given.fileno()
-
-            control, control_fd = pair()
-            pairs = [pair() for _ in range(sum(self.settings.workers.values()))]
-            lifeline = os.pidfd_open(os.getpid())
-            theirs.callback(os.close, lifeline)
-            config = fds.as_document(json.dumps(self._config()))
-            theirs.callback(os.close, config)
-            worker_fds = [given for _, given in pairs]
-            self._boot = self._run_boot([control_fd, config, lifeline, *worker_fds])
-            self._control, self._sockets = control, [kept for kept, _ in pairs]
-            ours.pop_all()
-
-    def _run_boot(self, inherited: list[int]) -> subprocess.Popen[bytes]:
-        control, config, *kept = (str(fd) for fd in inherited)
-        interpreter = [sys.executable, "-I", "-S", "-E", str(self.settings.guest_path)]
-        return subprocess.Popen(
-            [*interpreter, "boot", control, config, *kept],
-            pass_fds=inherited,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
-            cwd="/",
-            start_new_session=True,
-        )
-
-    def _config(self) -> dict[str, Any]:
-        settings = self.settings
-        facts = self.facts.as_json()
-        return {
-            "facts": facts,
-            "rootless": settings.rootless,
-            "template_path": str(settings.template_path),
-            "base_mounts": list(settings.base_mounts),
-            "guest_path": str(settings.guest_path),
-            "python": settings.python,
-            "uid_base": settings.uid_base,
-            "uid_count": settings.uid_count,
-            "environment": {**settings.environment, **settings.preload_environment},
-            "forkserver": {
-                "facts": facts,
-                "preload": list(settings.preload),
-                "environment": dict(settings.environment),
-                "preload_environment": dict(settings.preload_environment),
-                "program_workers": settings.workers["program"],
-                "seccomp": settings.seccomp.hex(),
-                "guest_main": settings.guest_main,
-                "guest_preload": settings.guest_preload,
-                "guest_reseed": settings.guest_reseed,
-                "python": settings.python,
-            },
-        }
+        self._boot, self._control, self._sockets = launch(self.settings, self.facts)
 
     async def _wait_for(self, wanted: str) -> dict[str, Any]:
         """The message of that event; `forked` may come before it."""
@@ -343,16 +160,16 @@ class ForkServer:
             raise SandboxBroken("fork-server: not started")
         while True:
             try:
-                message, received = await _receive(self._control, _PRELOAD_TIMEOUT_S)
+                message, received = await receive(self._control, _PRELOAD_TIMEOUT_S)
             except (fds.ControlClosed, TimeoutError) as error:
                 # What the host lacks has a step and an errno; this was killed, or it crashed.
                 raise SandboxBroken(
-                    f"start the fork-server: it ended without a word ({error})", remedy=_REMEDY
+                    f"start the fork-server: it ended without a word ({error})", remedy=REMEDY
                 ) from error
             fds.close_all(received)
-            event = _field(message, "event", str)
+            event = member(message, "event", str)
             if event == "forked" and not self.pid:
-                self.pid = self._checked_pid(_field(message, "pid", int))
+                self.pid = self._checked_pid(member(message, "pid", int))
                 self._first = os.pidfd_open(self.pid)  # boot has not reaped it: it is the same
             elif event == wanted and self.pid:
                 return message
@@ -361,10 +178,10 @@ class ForkServer:
 
     @staticmethod
     def _failed(message: Mapping[str, Any]) -> CellwallError:
-        step, problem = _field(message, "step", str), _field(message, "error", str)
+        step, problem = member(message, "step", str), member(message, "error", str)
         number = message.get("errno")
         return shortage(number, step, problem) or HostUnsupported(
-            "jail", f"{step}: {problem}{message.get('detail', '')}", remedy=_REMEDY, errno=number
+            "jail", f"{step}: {problem}{message.get('detail', '')}", remedy=REMEDY, errno=number
         )
 
     def _checked_pid(self, pid: int) -> int:
@@ -455,11 +272,11 @@ class ForkServer:
             raise shortage(number, "clone a sandbox", message.get("error")) or HostUnsupported(
                 "namespaces",
                 f"clone a sandbox: {message.get('error')}",
-                remedy=_REMEDY,
+                remedy=REMEDY,
                 errno=number,
             )
         try:
-            pid = self._checked_child(received)
+            pid = checked(received)
         except BaseException as error:
             # SECURITY: it holds a pidfd of ours, to notice our end. Whatever it hands us is
             # killed on the slightest doubt, so that must never be a process of the host.
@@ -479,21 +296,6 @@ class ForkServer:
         return child
 
     @staticmethod
-    def _checked_child(received: list[int]) -> int:
-        """The pid on the host of a child just cloned, -1 if it is dead and gone already."""
-        is_ours = len(received) == 1
-        try:
-            pid = pid_of(received[0])
-            is_ours = is_ours and _is_in_other_pid_namespace(pid)
-        except OSError as error:
-            step = "fork-server: look at the child it cloned"
-            raise shortage(error.errno, step, error) or error from error
-        # One that is dead already cannot be harmed, and what ended it is in its channel: `hear`.
-        if not is_ours and (len(received) != 1 or not _has_ended(received[0])):
-            raise SandboxBroken("fork-server: it answered with a process that is no sandbox's")
-        return pid
-
-    @staticmethod
     async def _ask(
         worker: socket.socket,
         request: Mapping[str, Any],
@@ -504,7 +306,7 @@ class ForkServer:
             # Closed before the answer comes: there is a number free for its descriptor.
             numbers = [] if channel is None else [given.enter_context(channel).fileno()]
             fds.send_message(worker, dict(request), [*numbers, *entrances])
-        return await _receive(worker, _STEP_TIMEOUT_S)
+        return await receive(worker, _STEP_TIMEOUT_S)
 
     def abandon(self) -> None:
         """In a forked child: close our ends; the parent still has its own."""
@@ -540,20 +342,3 @@ class ForkServer:
         if self._first >= 0:
             os.close(self._first)
             self._first = -1
-
-
-async def hear(child: Spawned, word: bytes) -> None:
-    """Wait for one word of a child's own set-up, or raise with the step that failed in it."""
-    child.channel.setblocking(False)
-    await _wait_readable(child.channel.fileno(), _STEP_TIMEOUT_S)
-    first = child.channel.recv(1)
-    if first == word:
-        return
-    if first != b"E":
-        raise SandboxBroken("sandbox set-up: the child ended without a word")
-    try:
-        data = json.loads(child.channel.recv(65_536))
-        step, problem, errno = data["step"], data["error"], data.get("errno")
-    except (BlockingIOError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise SandboxBroken("sandbox set-up: the child's report was cut short") from error
-    raise HostUnsupported("jail", f"sandbox set-up, {step}: {problem}", remedy=_REMEDY, errno=errno)

@@ -25,10 +25,10 @@ from cellwall.jail import (
     plan,
     posture,
     probe,
-    supervisor,
     uids,
 )
 from cellwall.jail.probe_counts import check_open_files
+from cellwall.jail.spawned import Spawned, hear
 from cellwall.jail.steps import Lockdown
 from cellwall.jail.worker import Worker
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
@@ -105,7 +105,7 @@ def _explained(error: Exception, step: str) -> CellwallError:
 class _Born(NamedTuple):
     """A sandbox that has been cloned and is not yet known to be confined."""
 
-    child: supervisor.Spawned
+    child: Spawned
     groups: cgroups.Groups
     uid_index: int
     leaving: asyncio.Task[None]
@@ -314,9 +314,7 @@ class JailRuntime:
             entry.server.lose(f"a worker could not be moved: {error}")
             raise
 
-    async def _spawn(
-        self, entry: Entry, worker: Worker, spec: SandboxSpec, index: int
-    ) -> supervisor.Spawned:
+    async def _spawn(self, entry: Entry, worker: Worker, spec: SandboxSpec, index: int) -> Spawned:
         environment = {**inside_environment(spec.template, spec.limits.cpus), **spec.env}
         guest = {
             "home": plan.HOME,
@@ -337,7 +335,7 @@ class JailRuntime:
         SECURITY: until this returns nobody can send the guest anything.
         """
         child, groups = born.child, born.groups
-        await supervisor.hear(child, b"L")
+        await hear(child, b"L")
         channel = GuestChannel(child.channel, on_violation=lambda _: child.kill())
         work_fd = -1
         try:

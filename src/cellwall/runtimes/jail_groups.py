@@ -14,6 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from cellwall.jail import cgroups, hierarchies, owner
+from cellwall.jail.engine_groups import EngineGroups
 from cellwall.jail.worker import Berth, Worker
 from cellwall.model.limits import Limits
 
@@ -36,7 +37,7 @@ class GroupKeeper:
 
     def __init__(self, layout: hierarchies.Layout) -> None:
         """Make no directory yet."""
-        self._groups = cgroups.EngineGroups(layout, owner.new_label())
+        self._groups = EngineGroups(layout, owner.new_label())
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="cellwall-cgroup")
         self._ended: list[_Ended] = []
         self._timer: asyncio.TimerHandle | None = None

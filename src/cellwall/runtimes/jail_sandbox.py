@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from cellwall.jail import cgroups, plan, posture, soft, supervisor
+from cellwall.jail import cgroups, plan, posture, soft
+from cellwall.jail.spawned import Spawned
 from cellwall.model.errors import SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation
@@ -40,7 +41,7 @@ class Owner(Protocol):
 class Made:
     """What one sandbox has on the host."""
 
-    child: supervisor.Spawned
+    child: Spawned
     channel: GuestChannel
     groups: cgroups.Groups
     uid_index: int

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cellwall.jail import plan, posture, seccomp, supervisor, uids
+from cellwall.jail.launch import Settings
 from cellwall.jail.worker import Worker
 from cellwall.model.errors import CellwallError, SandboxBroken
 from cellwall.model.template import BuiltTemplate
@@ -151,7 +152,7 @@ class ForkServers:
         bundle = build_bundle(self._state_dir, _BUNDLE, "cellwall.jail.entry:main")
         held = uids.single() if self._rootless else uids.acquire()
         cpus = os.cpu_count() or 1
-        settings = supervisor.Settings(
+        settings = Settings(
             guest_path=bundle,
             template_path=Path(template.path),
             base_mounts=template.base_mounts,

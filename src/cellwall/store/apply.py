@@ -25,6 +25,10 @@ from cellwall.store.statements import Sender
 _Values = dict[str, Any]
 _COMPRESSION = 1
 """Lines of text shrink to a fifth at the fastest level; the next ones cost more than they save."""
+_SMALL_BYTES = 4096
+_SMALL_WINDOW_BITS, _SMALL_MEMORY = 12, 5
+"""For few lines: 32 KiB to compress in (https://www.zlib.net/manual.html#Advanced). The usual
+256 KiB come from the kernel page by page: 0.08 ms instead of 0.03. Whoever reads need not know."""
 _GENESIS = bytes(32)
 
 KEYS_VERSION = "keys_version"
@@ -142,9 +146,16 @@ def _chunk(plan: _Plan, chunk: EventChunk) -> None:
         "execution_id": chunk.execution_id,
         "first_seq": chunk.first_seq,
         "last_seq": chunk.last_seq,
-        "lines": zlib.compress(chunk.lines, _COMPRESSION),
+        "lines": _compressed(chunk.lines),
     }
     plan.add("events", _Run(_EVENTS, [values]))
+
+
+def _compressed(lines: bytes) -> bytes:
+    if len(lines) > _SMALL_BYTES:
+        return zlib.compress(lines, _COMPRESSION)
+    small = zlib.compressobj(_COMPRESSION, zlib.DEFLATED, _SMALL_WINDOW_BITS, _SMALL_MEMORY)
+    return small.compress(lines) + small.flush()
 
 
 def _append_events(plan: _Plan, it: change.AppendEvents) -> None:

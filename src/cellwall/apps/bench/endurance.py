@@ -16,7 +16,7 @@ from cellwall.apps.bench.figures import Figure, p50
 from cellwall.apps.bench.latency import PLAIN, checked
 from cellwall.apps.bench.processes import Holdings, descendants, holdings, tree_pss_bytes
 from cellwall.apps.engines import wait_parked
-from cellwall.jail.cgroups import most_spare_directories
+from cellwall.jail.engine_groups import most_spare_directories
 from cellwall.jail.hierarchies import discover
 from cellwall.runtimes.jail_servers import workers_on
 

@@ -1,0 +1,121 @@
+"""A child that a fork-server cloned, on its way to being a sandbox.
+
+asyncio, the host's side. Not how it is asked for (`supervisor`) and not what it may do
+(`posture`). The invariants: what a fork-server hands over is one child of its own, or nothing; a
+`Spawned` whose posture was not compared is never handed out as a sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+from dataclasses import dataclass, field
+
+from cellwall.jail import posture
+from cellwall.jail.replies import wait_readable
+from cellwall.model.errors import HostUnsupported, SandboxBroken
+from cellwall.model.shortage import shortage
+
+_WORD_TIMEOUT_S = 20.0
+REMEDY = "run `cellwall doctor`; it checks each step and names the command that fixes it"
+
+
+@dataclass(slots=True)
+class Spawned:
+    """A child on its way to being a sandbox: pid on the host, pidfd, the host's channel end."""
+
+    pid: int
+    pidfd: int
+    channel: socket.socket
+    _ended: asyncio.Future[None] | None = field(default=None, repr=False)
+    _is_killed: bool = False
+
+    def kill(self) -> None:
+        """SIGKILL the pid namespace's init: the kernel kills the rest; nothing once closed."""
+        if self.pidfd < 0 or self._is_killed:
+            return
+        self._is_killed = True
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def watch(self) -> asyncio.Future[None]:
+        """A future that is done when init, and so the whole tree, is gone."""
+        if self._ended is None:
+            loop = asyncio.get_running_loop()
+            self._ended = loop.create_future()
+            loop.add_reader(self.pidfd, self._on_end)
+        return self._ended
+
+    def _on_end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self.pidfd)
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    def discard(self) -> None:
+        """Kill and close; for children that never became a sandbox."""
+        self.kill()
+        if self._ended is not None and not self._ended.done():
+            asyncio.get_running_loop().remove_reader(self.pidfd)
+        self.channel.close()
+        os.close(self.pidfd)
+
+
+def pid_of(pidfd: int) -> int:
+    """The host's pid of a pidfd, from /proc/self/fdinfo (pidfd_open(2)); -1 when it is gone."""
+    _, found, rest = posture.read_text(f"/proc/self/fdinfo/{pidfd}").partition("\nPid:")
+    return int(rest.split(None, 1)[0]) if found else -1
+
+
+def _is_in_other_pid_namespace(pid: int) -> bool:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return False
+
+
+def _has_ended(pidfd: int) -> bool:
+    """Whether it is a pidfd, and its process dead. poll(2), pidfd_open(2)."""
+    try:
+        link = os.readlink(f"/proc/self/fd/{pidfd}")
+    except OSError:
+        return False
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return "pidfd" in link and bool(poller.poll(0))
+
+
+def checked(received: list[int]) -> int:
+    """The pid on the host of a child just cloned, -1 if it is dead and gone already."""
+    is_ours = len(received) == 1
+    try:
+        pid = pid_of(received[0])
+        is_ours = is_ours and _is_in_other_pid_namespace(pid)
+    except OSError as error:
+        step = "fork-server: look at the child it cloned"
+        raise shortage(error.errno, step, error) or error from error
+    # One that is dead already cannot be harmed, and what ended it is in its channel: `hear`.
+    if not is_ours and (len(received) != 1 or not _has_ended(received[0])):
+        raise SandboxBroken("fork-server: it answered with a process that is no sandbox's")
+    return pid
+
+
+async def hear(child: Spawned, word: bytes) -> None:
+    """Wait for one word of a child's own set-up, or raise with the step that failed in it."""
+    child.channel.setblocking(False)
+    await wait_readable(child.channel.fileno(), _WORD_TIMEOUT_S)
+    first = child.channel.recv(1)
+    if first == word:
+        return
+    if first != b"E":
+        raise SandboxBroken("sandbox set-up: the child ended without a word")
+    try:
+        data = json.loads(child.channel.recv(65_536))
+        step, problem, errno = data["step"], data["error"], data.get("errno")
+    except (BlockingIOError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise SandboxBroken("sandbox set-up: the child's report was cut short") from error
+    raise HostUnsupported("jail", f"sandbox set-up, {step}: {problem}", remedy=REMEDY, errno=errno)
