@@ -220,7 +220,7 @@ class Arena:
         if keepers is not None:
             self.do(keepers.aclose())
 
-    def _runtime(self) -> Any:  # noqa: ANN401 - whichever was chosen
+    def _runtime(self) -> Any:
         wanted = self.choice.get("isolation", "namespace"), self.choice.get("runtime")
         return self.do(self.engine.runtime(*wanted))
 
