@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from inspect_ai.util._sandbox.limits import override_max_exec_output_size
 from langchain_core.messages import ToolMessage
 from llama_index.core.llms import ImageBlock
 from llama_index.core.tools.calling import acall_tool, call_tool
+from servers import ALICE, Server
 from smolagents import Tool
 
 import cellwall
@@ -117,6 +119,55 @@ def test_smolagents_tools_variables_and_answers() -> None:
             executor("final_answer('x' * 1_000_000)")
         with pytest.raises(CodeFailed, match="ZeroDivisionError"):
             executor("1 / 0")
+
+
+class Where(Tool):  # type: ignore[misc] # smolagents has no types
+    """A tool that says where it runs."""
+
+    name = "where"
+    description = "Say where."
+    inputs = {"more": {"type": "array", "description": "Any.", "nullable": True}}  # noqa: RUF012
+    output_type = "integer"
+
+    def forward(self, more: list[int] | None = None) -> int:
+        import os
+
+        return os.getpid() + sum(more or [])
+
+
+class Picture(Tool):  # type: ignore[misc] # smolagents has no types
+    """A tool whose result JSON has no word for."""
+
+    name = "picture"
+    description = "Draw."
+    inputs = {"text": {"type": "string", "description": "What to draw."}}  # noqa: RUF012
+    output_type = "image"
+
+    def forward(self, text: str) -> str:
+        return text.upper()
+
+
+def test_smolagents_tools_run_here_and_others_travel() -> None:
+    tools = {"where": Where(), "picture": Picture()}
+    with CellwallExecutor() as executor:
+        executor.send_tools(tools)
+        assert executor("where()").output == str(os.getpid())
+        assert executor("where([1]) - where(more=None)").output == "1"
+        assert executor("picture('x')").output == "'X'"
+        with pytest.raises(CodeFailed, match="more: 'x' is not of type"):
+            executor("where('x')")
+    with CellwallExecutor(tools_inside=True) as executor:
+        executor.send_tools(tools)
+        assert int(executor("where()").output) < 100  # a pid of the sandbox's
+
+
+def test_smolagents_tools_run_here_for_sandboxes_of_a_server(server: Server) -> None:
+    with (
+        cellwall.connect(server.address, ALICE) as client,
+        CellwallExecutor(client=client) as executor,
+    ):
+        executor.send_tools({"where": Where()})
+        assert executor("where()").output == str(os.getpid())
 
 
 def test_smolagents_sets_up_a_sandbox_that_takes_a_dead_ones_place() -> None:

@@ -69,6 +69,15 @@ def test_state_is_kept(sandbox: Sandbox, spoken: Spoken) -> None:
     assert shown == "42"
 
 
+def test_javascript_calls_tools_of_the_host(sandbox: Sandbox) -> None:
+    def double(number: int) -> int:
+        return number * 2
+
+    code = "(await Promise.all([1, 2, 3].map((number) => tools.double({ number })))).join()"
+    execution = sandbox.run(code, language="javascript", tools=[double])
+    assert execution.text == "'2,4,6'", execution
+
+
 @both
 def test_streams_input_and_text(sandbox: Sandbox, spoken: Spoken) -> None:
     split = sandbox.run(spoken.split, language=spoken.language)

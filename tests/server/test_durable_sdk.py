@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from crashes import House, program, wait_until
-from servers import ALICE, Server
+from crashes import House, died, program, wait_until
+from servers import ADMIN, ALICE, Server
 
 import cellwall
 
@@ -64,6 +67,44 @@ def test_results_are_there_when_the_server_comes_back(box: House) -> None:
             client.execution(long.id).result()
         assert caught.value.code == "interrupted"
         assert box.ledger == ["a", "b"]
+
+
+def test_a_restart_ends_calls_to_tools_and_what_waited_has_its_tools(box: House) -> None:
+    begun, cancelled = threading.Event(), threading.Event()
+
+    async def hang() -> None:
+        begun.set()
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            cancelled.set()
+
+    server = box.start()
+    waits = {"code": "print(tools.say(who='second'))", "tools": {"functions": {"say": {}}}}
+    stream = {"Accept": "application/x-ndjson", "Idempotency-Key": "again"}
+    with (
+        ThreadPoolExecutor(2) as threads,
+        cellwall.connect(_address(server), ALICE) as client,
+    ):
+        first = threads.submit(client.run, "tools.hang()", tools=[hang], timeout=60)
+        assert begun.wait(30)
+        second = threads.submit(died, server.client(), waits, **stream)
+        admin = server.client(ADMIN)
+        wait_until(lambda: admin.get("/stats").json()["server"]["queued"])
+        box.kill(server)
+        second.result(30)
+        again = box.start().client()
+        with pytest.raises((cellwall.Interrupted, cellwall.ServerUnreachable)):
+            first.result(60)
+        assert cancelled.wait(30)
+        with again.stream("POST", "/execute", json=waits, headers=stream) as events:
+            path = f"/executions/{events.headers['x-execution-id']}"
+            with again.stream("GET", f"{path}/calls") as calls:
+                call = json.loads(next(calls.iter_lines()))
+            assert call["arguments"] == {"who": "second"}
+            again.post(f"{path}/calls/1", json={"result": "heard"}).raise_for_status()
+            lines = [json.loads(line) for line in events.iter_lines()]
+        assert [line.get("text") for line in lines if line["type"] == "stdout"] == ["heard\n"]
 
 
 def test_async_submitted_is_the_same(box: House) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from mcp_doors import HttpDoor, at, new_sandbox, play, text_of
-from servers import ADMIN, ALICE, BOB, Server, error_of, running
+from servers import ADMIN, ALICE, BOB, Server, configuration, error_of, running, start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     import httpx
     from mcp.client.client import Client
@@ -77,6 +79,49 @@ def test_a_version_without_sessions_is_refused_by_name(alice: httpx.Client) -> N
     answer = alice.post("/mcp", json=PING, headers={"mcp-protocol-version": "2026-07-28"})
     assert answer.status_code == 400
     assert "2025-11-25" in answer.json()["error"]["data"]["supported"]
+
+
+def _call(number: int, **arguments: Any) -> dict[str, Any]:
+    params = {"name": "run_code", "arguments": {"template": "python", **arguments}}
+    return {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
+
+
+def test_a_quick_call_is_answered_as_json_and_a_long_one_as_a_stream(alice: httpx.Client) -> None:
+    mine = {"mcp-session-id": _session(alice)}
+    alice.post("/mcp", json={"jsonrpc": "2.0", "method": "notifications/initialized"}, headers=mine)
+    alice.post("/mcp", json=_call(1, code="1"), headers=mine)  # by the SDK, which knows us then
+    quick = alice.post("/mcp", json=_call(2, code="print(6 * 7)"), headers=mine)
+    assert quick.headers["content-type"] == "application/json"
+    assert quick.json()["result"]["structuredContent"]["stdout"] == "42\n"
+    code = "import time; time.sleep(5.5); print('late')"
+    slow = alice.post("/mcp", json=_call(3, code=code), headers=mine, timeout=120)
+    assert slow.headers["content-type"] == "text/event-stream"
+    (line,) = (each for each in slow.text.splitlines() if each.startswith("data: "))
+    message = json.loads(line.removeprefix("data: "))
+    assert message["id"] == 3
+    assert message["result"]["structuredContent"]["stdout"] == "late\n"
+
+
+def test_a_call_is_one_record_of_the_log_with_its_execution(tmp_path: Path) -> None:
+    server = start(tmp_path, "--port", "0", config=configuration())
+    try:
+        client = server.client(ALICE)
+        client.headers.update(HEADERS)
+        mine = {"mcp-session-id": _session(client)}
+        ready = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+        client.post("/mcp", json=ready, headers=mine)
+        answers = [client.post("/mcp", json=_call(n, code="1"), headers=mine) for n in (1, 2)]
+        messages = [json.loads(each.text[each.text.index("{") :]) for each in answers]
+        executions = [
+            each["result"]["structuredContent"]["execution_id"] for each in messages
+        ]  # the SDK's way and ours
+    finally:
+        server.stop()
+    lines = (tmp_path / "server.log").read_text("utf-8").splitlines()
+    records = [json.loads(line) for line in lines if line.startswith("{")]
+    for execution in executions:
+        routes = [each["route"] for each in records if each.get("execution_id") == execution]
+        assert routes == ["/mcp"]
 
 
 def test_sandboxes_are_the_tenants_and_die_with_the_session(server: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import resource
 import signal
@@ -15,11 +16,26 @@ import pytest
 from audit_stores import cellwall
 from servers import ADMIN, ALICE, BOB, Server, configuration, new_sandbox, running, start
 
+import cellwall as sdk
+from cellwall import ToolError
 from cellwall.server.app import ENDPOINTS
 from cellwall.server.audited import ACTIONS, EXEMPT, READS
 from cellwall.server.keys import digest_of
 
 PLANTED = "planted-secret-0f1e2d3c4b5a"
+RAW = """
+import json, socket, struct
+address = __import__("tools")._line._link._address
+def call(tool):
+    head = json.dumps({"ev": "call", "tool": tool}).encode()
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(address)
+        line.sendall(struct.pack(">II", len(head), 2) + head + b"{}")
+        data = b""
+        while more := line.recv(65536): data += more
+    return json.loads(data[data.rindex(b'{'):])["kind"]
+print(call("none"), call("other"))
+"""
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
@@ -88,6 +104,39 @@ def test_an_execution_has_a_record_before_and_after(audited: Server) -> None:
     assert ended["runtime"] == "jail"
     assert ended["posture"] == answer.json()["isolation"]["posture"]
     assert json.loads(ended["usage"])["wall_s"] > 0
+
+
+def test_calls_to_tools_of_the_client_are_on_record(audited: Server) -> None:
+    def ask(secret: str) -> str:
+        if secret == "no":
+            raise ToolError(PLANTED)
+        return PLANTED
+
+    code = (
+        f"tools.ask('{PLANTED}')\n"
+        "for wrong in ('no', 7):\n"
+        "    try: tools.ask(wrong)\n"
+        "    except ToolError: pass\n"
+    )
+    before = last(audited)
+    with sdk.connect(audited.address, ALICE) as client:
+        assert client.run(code, tools=[ask]).ok
+        assert client.run(RAW, tools=[ask]).stdout == "unknown unknown\n"
+    wait_for(audited, before, "tool.call", result="unknown")
+    found = [each for each in records(audited, before) if each["action"] == "tool.call"]
+    # The two that no client heard of are one record and a number that comes within a minute.
+    assert [(each["decision"], each["result"]) for each in found] == [
+        ("allowed", "ok"), ("allowed", "failed: raised"), ("refused", "invalid"),
+        ("refused", "unknown"),
+    ]  # fmt: skip
+    allowed, *_, refused = found
+    assert allowed["tenant"] == "alice"
+    assert (allowed["actor"], refused["actor"]) == (digest_of(ALICE)[:12], "server")
+    assert allowed["object"].endswith(" call:1 tool:ask")
+    sent = json.dumps({"secret": PLANTED}).encode()
+    assert allowed["parameters"] == hashlib.sha256(sent).hexdigest()
+    assert json.loads(allowed["details"])["arguments_bytes"] == len(sent)
+    assert PLANTED not in json.dumps(found)
 
 
 def test_a_session_is_on_record(audited: Server) -> None:

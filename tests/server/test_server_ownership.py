@@ -33,6 +33,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "BatchBody": {"executions": []},
     "SandboxBody": {},
     "KeyBody": {"tenant": "carol"},
+    "ToolAnswer": {"result": 1},
 }
 QUERIES = {"PathQuery": {"path": "a"}, "WriteQuery": {"path": "a"}, "RemoveQuery": {"path": "a"}}
 
@@ -55,7 +56,7 @@ def alices(server: Server) -> dict[str, str]:
     execution = client.post("/execute", json={"code": "print('of-alice')"}).json()["execution_id"]
     return {
         "sandbox_id": sandbox, "command_id": command, "execution_id": execution,
-        "context": "main", "port": "8000", "path": "x",
+        "context": "main", "port": "8000", "path": "x", "call": "1",
     }  # fmt: skip
 
 
@@ -128,7 +129,7 @@ SCOPES = {"run": ALICE, "manage": MANAGER, "admin": ADMIN}
 def test_every_route_wants_the_scope_it_says(server: Server, endpoint: Endpoint) -> None:
     """API-2: less is refused before the thing is looked for; as much is not refused."""
     ids = dict.fromkeys(("sandbox_id", "command_id", "execution_id", "key_id"), "0" * 26)
-    ids |= {"context": "main", "port": "8000", "path": "x"}
+    ids |= {"context": "main", "port": "8000", "path": "x", "call": "1"}
     names = list(SCOPES)
     for scope, key in SCOPES.items():
         answer = ask(server.client(key), endpoint, ids)

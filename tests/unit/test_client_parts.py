@@ -10,8 +10,8 @@ import pytest
 from cellwall.client import relay, retry
 from cellwall.client.address import DEFAULT_URL, address_of
 from cellwall.client.asynchronous import AsyncClient
-from cellwall.client.attempts import objects
 from cellwall.client.ports import listening
+from cellwall.client.streaming import objects
 from cellwall.client.terminals import shell_line
 from cellwall.client.transport import Ask
 from cellwall.model.errors import SandboxBroken, ServerUnreachable, UsageError
@@ -23,11 +23,11 @@ KEY = "k" * 32
 # -- what does not travel -----------------------------------------------------------------------
 
 
-def test_functions_are_refused_before_anybody_is_asked() -> None:
+def test_functions_without_a_schema_are_refused_before_anybody_is_asked() -> None:
     async def work() -> None:
         client = AsyncClient(address_of("http://127.0.0.1:9", KEY, {}), 5)
         for call in (client.arun("1", tools=[print]), client.create_sandbox(tools=[print])):
-            with pytest.raises(UsageError, match="embedded library"):
+            with pytest.raises(UsageError, match="no schema"):
                 await call
         await client.aclose()
 

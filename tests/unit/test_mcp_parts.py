@@ -14,17 +14,19 @@ from jsonschema import Draft202012Validator
 from cellwall.apps.mcp import answers
 from cellwall.apps.mcp.addresses import address, media_type, place
 from cellwall.apps.mcp.arguments import BY_TOOL, checked
+from cellwall.apps.mcp.calls import Calls
 from cellwall.apps.mcp.catalog import DESCRIPTIONS, Available, _input_schema
-from cellwall.apps.mcp.inner import InnerTransport
+from cellwall.apps.mcp.inner import InnerWire
 from cellwall.apps.mcp.progress import Progress
 from cellwall.apps.mcp.schemas import OUTPUTS
 from cellwall.apps.mcp.session import Session
 from cellwall.apps.mcp.tools import BY_NAME
-from cellwall.apps.mcp.visits import GRACE_S, IDLE_S, Visits
+from cellwall.apps.mcp.visits import GRACE_S, IDLE_S, VisitingClient, Visits
 from cellwall.model.errors import Conflict, UsageError
 from cellwall.model.execution import Event, Execution
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel, Outcome, Verdict
+from cellwall.server.keys import Principal
 from cellwall.surface.tasks import Tasks
 
 HERE = Available(("python", "bash"), {"python": "plain", "data": "with pandas"})
@@ -113,6 +115,11 @@ def _a_session() -> Session:
     return Session(_NoLibrary(), None)  # type: ignore[arg-type]  # makes no sandbox
 
 
+def _a_client() -> VisitingClient:
+    session = _a_session()
+    return VisitingClient(session, Calls(session, {}), Principal("alice", "key", "run"))
+
+
 def test_a_closed_session_takes_no_more_and_stops_what_runs() -> None:
     async def main() -> None:
         session = _a_session()
@@ -171,7 +178,7 @@ def test_a_session_ends_when_its_client_is_gone(
 
         visits = Visits(forget)
         loop.call_later = noted  # type: ignore[assignment,method-assign]
-        visit = visits.add("s", ("alice", "key"), _a_session())
+        visit = visits.add("s", ("alice", "key"), _a_client())
         with visit.connected() as connection:
             connection.is_lost = is_lost
         if comes_back:
@@ -192,7 +199,7 @@ def test_a_session_ends_when_its_client_is_gone(
 
 async def _asked(app: Any, **request: Any) -> httpx.Response:
     tasks = Tasks()
-    transport = InnerTransport(app, tasks, ("127.0.0.1", 1))
+    transport = InnerWire(app, tasks, ("127.0.0.1", 1))
     async with httpx.AsyncClient(transport=transport, base_url="http://inner") as client:
         answer = await client.request("POST", "/p%20q?a=1", **request)
     await tasks.wait_empty()
@@ -200,7 +207,7 @@ async def _asked(app: Any, **request: Any) -> httpx.Response:
 
 
 def test_a_request_arrives_as_it_was_sent() -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
+    async def app(_headers: Any, scope: Any, receive: Any, send: Any) -> None:
         body = b""
         while (message := await receive())["body"] or message["more_body"]:
             body += message["body"]
@@ -222,7 +229,7 @@ def test_a_request_arrives_as_it_was_sent() -> None:
 
 @pytest.mark.parametrize("fault", ["before", "silent", "middle", "cut"])
 def test_a_broken_answer_is_an_error(fault: str) -> None:
-    async def app(scope: Any, _receive: Any, send: Any) -> None:
+    async def app(_headers: Any, scope: Any, _receive: Any, send: Any) -> None:
         if fault == "before":
             raise RuntimeError("secret")
         if fault == "silent":
@@ -240,7 +247,7 @@ def test_a_broken_answer_is_an_error(fault: str) -> None:
 def test_a_reader_that_leaves_is_told_to_the_application() -> None:
     told: list[str] = []
 
-    async def app(_scope: Any, receive: Any, send: Any) -> None:
+    async def app(_headers: Any, _scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         gone = asyncio.ensure_future(_disconnected(receive))
         while not gone.done():
@@ -254,7 +261,7 @@ def test_a_reader_that_leaves_is_told_to_the_application() -> None:
 
     async def main() -> None:
         tasks = Tasks()
-        transport = InnerTransport(app, tasks, None)
+        transport = InnerWire(app, tasks, None)
         async with httpx.AsyncClient(transport=transport, base_url="http://inner") as client:
             async with client.stream("GET", "/") as answer:
                 await anext(answer.aiter_raw())

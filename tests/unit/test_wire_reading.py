@@ -199,7 +199,6 @@ def test_none_is_no_stdin_and_no_limits() -> None:
         lambda: asking.command([]),
         lambda: asking.encoded({"arguments": {"x": float("nan")}}),
         lambda: asking.encoded({"arguments": {"x": {1}}}),
-        lambda: asking.no_tools({"search": print}),
     ],
 )
 def test_what_json_cannot_carry_is_a_mistake_of_the_callers(work: Any) -> None:

@@ -15,19 +15,19 @@ from cellwall.client.sandbox import AsyncSandbox, Opening
 from cellwall.client.submitted import AsyncSubmitted
 from cellwall.client.transport import Ask, Transport
 from cellwall.model.ids import new_id
+from cellwall.surface.tools import box_of
 from cellwall.wire import asking
 from cellwall.wire.reading import execution_of
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from httpx import AsyncBaseTransport
-
     from cellwall.client.address import Address
     from cellwall.client.transport import Json
     from cellwall.model.execution import Execution
     from cellwall.model.limits import Limits
     from cellwall.surface.callbacks import OnEvent
+    from cellwall.surface.tools import Tools
 
 _PAGE = 1000
 
@@ -36,13 +36,13 @@ class AsyncClient:
     """One server, for one caller."""
 
     def __init__(
-        self, address: Address, timeout_s: float, inner: AsyncBaseTransport | None = None
+        self, address: Address, timeout_s: float, transport: Transport | None = None
     ) -> None:
         """Nothing is connected yet; `aconnect` also checks the key.
 
-        `inner` carries requests instead of connections of our own.
+        `transport` is another way to the server than connections of our own.
         """
-        self._transport = Transport(address, timeout_s, inner)
+        self._transport = transport or Transport(address, timeout_s)
         self.AsyncSandbox = Sandboxes(self)
         """`client.AsyncSandbox.create(…)`, as in the embedded library."""
 
@@ -76,13 +76,13 @@ class AsyncClient:
         compile_options: Sequence[str] = (),
         compile_limits: Limits | Mapping[str, Any] | None = None,
         on_event: OnEvent | None = None,
-        tools: object = None,
+        tools: Tools | None = None,
     ) -> Execution:
         """Run `code` once in a fresh sandbox and return what it did.
 
-        `tools` are for the embedded library: `UsageError`.
+        `tools`: functions of ours that it may call as `tools.name(…)`; they run here.
         """
-        asking.no_tools(tools)
+        box = box_of(tools)
         body = _program(
             code,
             language=language,
@@ -104,14 +104,16 @@ class AsyncClient:
             compile_options=compile_options,
             compile_limits=compile_limits,
         )
-        attempt = Attempt(self._transport, "/execute", body)
+        body |= asking.tools(None if box is None else box.manifest)
+        attempt = Attempt(self._transport, "/execute", body, tools=box)
         return execution_of(await attempt.perform(on_event))
 
     async def submit(self, code: str, **options: Any) -> AsyncSubmitted:  # noqa: ANN401 - of arun
         """Let `code` run in the background and return as soon as that is on the server's disk.
 
-        Options as in `arun`, except `on_event`. It runs once, also if the server is killed before
-        its turn; if that happens in the middle, its result is the error `Interrupted`.
+        Options as in `arun`, except `on_event` and `tools`. It runs once, also if the server is
+        killed before its turn; if that happens in the middle, its result is the error
+        `Interrupted`.
         """
         body = {**_program(code, **options), "background": True}
         facts = await self._transport.json(Ask("POST", "/execute", body=body, key=new_id()))
@@ -136,13 +138,14 @@ class AsyncClient:
         start: str = "fork",
         name: str | None = None,
         metadata: Mapping[str, str] | None = None,
-        tools: object = None,
+        tools: Tools | None = None,
     ) -> AsyncSandbox:
         """Create a sandbox; it lives until it is closed or its time is up.
 
-        `tools` are for the embedded library: `UsageError`.
+        `tools`: functions of ours that its code may call as `tools.name(…)`; they run here, and
+        only what this object runs may call them.
         """
-        asking.no_tools(tools)
+        box = box_of(tools)
         body = {
             **asking.given(
                 limits=asking.limits(limits),
@@ -153,7 +156,7 @@ class AsyncClient:
             **_place(template, (runtime, isolation, trust), demand_hard, start),
         }
         ask = Ask("POST", "/sandboxes", body=body, key=new_id(), is_held=True)
-        return AsyncSandbox(self._transport, await self._transport.json(ask))
+        return AsyncSandbox(self._transport, await self._transport.json(ask), box)
 
     async def attach(self, sandbox_id: str) -> AsyncSandbox:
         """Return a sandbox that exists; entering it closes it at the end, as with one's own."""

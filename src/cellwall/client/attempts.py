@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from cellwall.client.streaming import objects
+from cellwall.client.tool_calls import ToolCalls
 from cellwall.client.transport import NDJSON, Ask, Json, Transport
 from cellwall.model.errors import CellwallError
 from cellwall.model.ids import new_id
@@ -24,6 +25,7 @@ from cellwall.wire.reading import error_of, event_of
 if TYPE_CHECKING:
     from cellwall.model.execution import Event
     from cellwall.surface.callbacks import OnEvent
+    from cellwall.surface.tools import Offer
 
 _CANCEL_S = 2.0
 """Waited for the server's word that it was cancelled; the rest is done in the background."""
@@ -40,21 +42,31 @@ class Attempt:
         *,
         header: str = "x-execution-id",
         things: str = "/executions",
+        tools: Offer | None = None,
     ) -> None:
-        """`path` is where it is asked for, `things` where it is found by the id in `header`."""
+        """`path` is where it is asked for, `things` where it is found by the id in `header`.
+
+        Calls to `tools` are answered while its events are followed.
+        """
         self._transport = transport
         self._header = header
         self._things = things
-        self._ask = Ask("POST", path, body=body, key=new_id(), is_held=True)
+        if transport.is_near:
+            body = {**body, "on_disconnect": "cancel"}
+        key = None if transport.is_near else new_id()
+        self._ask = Ask("POST", path, body=body, key=key, is_held=True)
         self.id: str | None = None
+        self._tools = tools
+        self._serving: asyncio.Task[None] | None = None
 
     async def perform(self, on_event: OnEvent | None) -> Json:
         """Return the object at its end; events go to `on_event` as they come."""
-        if on_event is None:
+        if on_event is None and self._tools is None:
             return await self._answer()
         async with contextlib.aclosing(self.events()) as events:
             async for event in events:
-                on_event(event)
+                if on_event is not None:
+                    on_event(event)
         return await self.object()
 
     async def _answer(self) -> Json:
@@ -88,6 +100,9 @@ class Attempt:
             is_over = True
             raise
         finally:
+            if self._serving is not None:
+                self._serving.cancel()
+                await asyncio.wait({self._serving})
             if not is_over:
                 await self.cancel()
 
@@ -98,9 +113,14 @@ class Attempt:
 
     def _on_headers(self, response: httpx.Response) -> None:
         self.id = response.headers.get(self._header, self.id)
+        if self._tools is not None and self._serving is None:
+            calls = ToolCalls(self._transport, self._tools, self._place())
+            self._serving = self._transport.tasks.spawn(calls.serve())
 
     async def cancel(self) -> None:
         """End it; returns within seconds, also when the server does not answer."""
+        if self._transport.is_near:
+            return  # it saw us leave
         task = self._transport.tasks.spawn(self._cancel())
         await asyncio.wait({task}, timeout=_CANCEL_S)
 
@@ -140,17 +160,6 @@ async def follow(
             raise httpx.RemoteProtocolError("the stream ended before its last event")
         except httpx.TransportError as error:
             await budget.wait(error)
-
-
-async def objects(response: httpx.Response) -> AsyncIterator[Json]:
-    """Yield the objects of an NDJSON answer."""
-    parts: list[bytes] = []
-    async for data in response.aiter_raw():
-        *lines, rest = data.split(b"\n")
-        for line in lines:
-            yield json.loads(b"".join((*parts, line)))
-            parts.clear()
-        parts.append(rest)
 
 
 def _event(value: Json) -> Event:

@@ -114,8 +114,9 @@ class Client:
     def submit(self, code: str, **options: Any) -> Submitted:  # noqa: ANN401 - of AsyncClient.arun
         """Let `code` run in the background and return as soon as that is on the server's disk.
 
-        Options as in `cellwall.run`, except `on_event`. It runs once, also if the server is killed
-        before its turn; if that happens in the middle, its result is the error `Interrupted`.
+        Options as in `cellwall.run`, except `on_event` and `tools`. It runs once, also if the
+        server is killed before its turn; if that happens in the middle, its result is the error
+        `Interrupted`.
         """
         made = self._thread.call(lambda client, _put: client.submit(code, **options))
         return Submitted(self._thread, made)

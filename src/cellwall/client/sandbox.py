@@ -21,6 +21,7 @@ from cellwall.model.errors import NotFound, SandboxUnavailable
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 from cellwall.model.outcome import Verdict
 from cellwall.surface.callbacks import OnEvent, OnText, by_stream
+from cellwall.surface.tools import box_of
 from cellwall.wire import asking
 from cellwall.wire.reading import execution_of
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from cellwall.model.execution import CommandResult, Event, Execution
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation
+    from cellwall.surface.tools import Offer, Tools
 
 _DEADLY = frozenset({Verdict.MEMORY, Verdict.SANDBOX_ERROR})
 
@@ -40,8 +42,9 @@ _DEADLY = frozenset({Verdict.MEMORY, Verdict.SANDBOX_ERROR})
 class AsyncSandbox:
     """One live sandbox."""
 
-    def __init__(self, transport: Transport, facts: Json) -> None:
+    def __init__(self, transport: Transport, facts: Json, tools: Offer | None = None) -> None:
         """Made by `AsyncClient`; callers use `client.AsyncSandbox.create`."""
+        self._tools = tools
         self._live = Live(transport, facts)
         self.contexts = Contexts(self._live)
         self.commands = Commands(self._live)
@@ -144,14 +147,13 @@ class AsyncSandbox:
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_event: OnEvent | None = None,
-        tools: object = None,
+        tools: Tools | None = None,
     ) -> Execution:
         """Run a cell in a context, or a program of a language that keeps no state beside it.
 
-        `tools` are for the embedded library: `UsageError`.
+        `tools` are those of this run instead of the sandbox's own, none of them if it is empty.
         """
-        asking.no_tools(tools)
-        attempt = self._attempt(code, language, context, stdin, timeout)
+        attempt = self._attempt(code, language, context, stdin, timeout, tools)
         deliver = by_stream(on_stdout, on_stderr, on_event)
         try:
             execution = execution_of(await attempt.perform(deliver))
@@ -190,13 +192,18 @@ class AsyncSandbox:
         context: str,
         stdin: str | bytes | None,
         timeout_s: float | None,
+        tools: Tools | None = None,
     ) -> Attempt:
+        box = self._tools if tools is None else box_of(tools)
+        # Those of a run have to be callable in its language, the sandbox's own may not be.
+        manifest = None if box is None else box.manifest
         body = {
             **asking.source(code),
             **asking.stdin(stdin),
             **asking.given(language=language, context=context, timeout=timeout_s),
+            **asking.tools(manifest, is_optional=tools is None),
         }
-        return Attempt(self._live.transport, self._live.path("/execute"), body)
+        return Attempt(self._live.transport, self._live.path("/execute"), body, tools=box)
 
     async def interrupt(self, context: str = "main") -> None:
         """Raise KeyboardInterrupt in what the context runs now."""

@@ -78,6 +78,9 @@ class Ask:
 class Transport:
     """See the module."""
 
+    is_near = False
+    """Whether the server notices at once that we leave, so that nothing is asked for twice."""
+
     def __init__(
         self, address: Address, timeout_s: float, inner: httpx.AsyncBaseTransport | None = None
     ) -> None:
@@ -179,7 +182,7 @@ class Transport:
         return self._http.build_request(
             ask.method,
             ask.path,
-            params=_present(ask.params),
+            params=present(ask.params),
             content=content,
             headers=headers,
             timeout=self._held if ask.is_held else self._timeout,
@@ -201,7 +204,7 @@ class Transport:
             "open_timeout": _CONNECT_S,
             "proxy": None,
         }
-        url = f"{self.address.socket_url}{path}?{urlencode(_present(params))}"
+        url = f"{self.address.socket_url}{path}?{urlencode(present(params))}"
         try:
             if self.address.unix is not None:
                 del options["proxy"]
@@ -209,7 +212,9 @@ class Transport:
             return await connect(url, **options)
         except InvalidStatus as error:
             refused = error.response
-            raise _error(refused.status_code, bytes(refused.body or b""), refused.headers) from None
+            raise refusal(
+                refused.status_code, bytes(refused.body or b""), refused.headers
+            ) from None
         except (OSError, InvalidHandshake) as error:
             raise self.unreachable(error) from error
 
@@ -219,7 +224,7 @@ class Transport:
         if response.is_success:
             return response
         if response.is_error:
-            raise _error(response.status_code, response.content, response.headers)
+            raise refusal(response.status_code, response.content, response.headers)
         raise self._foreign(response)
 
     def _foreign(self, response: httpx.Response) -> ServerUnreachable:
@@ -238,7 +243,7 @@ class Transport:
         await self._http.aclose()
 
 
-def _present(params: Mapping[str, Any]) -> dict[str, str]:
+def present(params: Mapping[str, Any]) -> dict[str, str]:
     """Return the query: true and false as JSON writes them, None left out."""
     known = {True: "true", False: "false"}
     return {
@@ -248,7 +253,8 @@ def _present(params: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _error(status: int, body: bytes, headers: Mapping[str, str]) -> CellwallError:
+def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> CellwallError:
+    """Return what an answer above 399 says."""
     import json
 
     try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from cellwall.client.attempts import objects
+from cellwall.client.streaming import objects
 from cellwall.client.transport import NDJSON, Ask
 from cellwall.model.errors import CellwallError
 from cellwall.wire.reading import change_of

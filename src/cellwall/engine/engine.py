@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -35,7 +35,7 @@ from cellwall.model.execution import Compilation, Execution
 from cellwall.model.ids import new_id
 from cellwall.runtimes.base import RuntimeGone, RuntimeStatistics, SandboxSpec, SweepReport
 from cellwall.runtimes.channel import GuestRefused
-from cellwall.surface.tools import ToolBox, box_of
+from cellwall.surface.tools import Tools, box_of
 
 if TYPE_CHECKING:
     from cellwall.engine.live import Live
@@ -321,7 +321,7 @@ class Engine:
         demand_hard: bool = False,
         start: str = "fork",
         floor: Floor = NO_FLOOR,
-        tools: ToolBox | Mapping[str, Any] | Iterable[Any] | None = None,
+        tools: Tools | None = None,
     ) -> AsyncSandbox:
         """Return a live sandbox; its owner closes it, or its idle or whole life ends.
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from cellwall.engine.live import Live
     from cellwall.model.limits import Limits
     from cellwall.runtimes.base import KernelReadings
-    from cellwall.surface.tools import ToolBox
+    from cellwall.surface.tools import Offer
 
 _DISPLAY_CAP_BYTES = 16 * 1024 * 1024
 """Display data kept per execution; the guest's own bound is lower."""
@@ -74,7 +74,7 @@ class Work:
     """Asks the program, by request number, to end; None: the sandbox is killed at a limit."""
     after: Callable[[Attempt, Outcome], Awaitable[Outcome]] | None = None
     """Awaited when it has ended and before that is told: may add a value or an error."""
-    tools: ToolBox | None = None
+    tools: Offer | None = None
     """What the code may call on our side."""
 
 

@@ -7,7 +7,7 @@ sandbox is claimed for it, and every message names the argument and a remedy.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from cellwall.engine.levels import NO_FLOOR, Asked, Floor
 from cellwall.languages import registry
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
-from cellwall.surface.tools import ToolBox, box_of
+from cellwall.surface.tools import Offer, Tools, box_of
 
 if TYPE_CHECKING:
     from cellwall.languages.language import Language
@@ -61,7 +61,7 @@ class Request:
     """Of the compile stage; what is absent has a default of its own."""
     tenant: str = ""
     """Whose it is: what was compiled is found again by the same tenant only."""
-    tools: ToolBox | Mapping[str, Any] | Iterable[Any] | None = None
+    tools: Tools | None = None
     """Functions of the caller's that the program may call as `tools.name(…)`."""
 
     @property
@@ -88,7 +88,7 @@ class Plan:
     """What the source is called inside."""
     compile_options: tuple[str, ...]
     compile_limits: Limits
-    tools: ToolBox | None
+    tools: Offer | None
 
     @property
     def is_warm(self) -> bool:
@@ -119,7 +119,7 @@ def plan(request: Request, defaults: Limits) -> Plan:
             f"files: {file_name!r} is the name of the program itself",
             remedy="name the file differently",
         )
-    return Plan(
+    found = Plan(
         language=language,
         source=source,
         stdin=check_stdin(request.stdin),
@@ -135,6 +135,16 @@ def plan(request: Request, defaults: Limits) -> Plan:
         compile_limits=check_limits(request.compile_limits, None, compile_defaults(defaults)),
         tools=check_tools(request.tools, language),
     )
+    if found.tools is not None and not found.is_warm:
+        raise UsageError(
+            f"tools: this program in {language.name} runs as a command, and those cannot call them",
+            remedy="make a sandbox with tools and call its run(code, language=…)",
+        )
+    return found
+
+
+_CALLING = frozenset({"python", "javascript", "typescript"})
+"""Contexts whose code can call tools of the host."""
 
 
 def usual_limits(language: Language, defaults: Limits) -> Limits:
@@ -168,14 +178,18 @@ def check_compile_options(options: Sequence[str], language: Language) -> tuple[s
     return words
 
 
-def check_tools(
-    tools: ToolBox | Mapping[str, Any] | Iterable[Any] | None, language: Language
-) -> ToolBox | None:
+def may_call(language: Language) -> bool:
+    """Return whether code of that language can call tools."""
+    return language.context in _CALLING
+
+
+def check_tools(tools: Tools | None, language: Language) -> Offer | None:
     """Return the tools that a program of that language may call."""
     box = box_of(tools)
-    if box is not None and language.context != "python":
+    if box is not None and not may_call(language):
         raise UsageError(
-            f"tools: a program in {language.name} cannot call them", remedy="write it in python"
+            f"tools: a program in {language.name} cannot call them",
+            remedy="write it in python or javascript",
         )
     return box
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +19,7 @@ from cellwall.engine.commands import Commands
 from cellwall.engine.contexts import Contexts
 from cellwall.engine.execution import Attempt, OnStart, Work, finish
 from cellwall.engine.files import Files, file_error
-from cellwall.engine.requests import check_source, check_stdin, check_tools
+from cellwall.engine.requests import check_source, check_stdin, check_tools, may_call
 from cellwall.engine.stages import Stages
 from cellwall.languages import registry
 from cellwall.model.errors import Conflict, UsageError
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from cellwall.languages.language import Language
     from cellwall.model.execution import CommandResult, Event, Execution
     from cellwall.model.limits import Limits
-    from cellwall.surface.tools import ToolBox
+    from cellwall.surface.tools import Offer, Tools
 
 Status = Literal["running", "stopped"]
 _DEADLY = frozenset({Verdict.MEMORY, Verdict.SANDBOX_ERROR})
@@ -61,7 +61,7 @@ class AsyncSandbox:
         live: Live,
         tasks: Tasks,
         on_closed: Callable[[], None],
-        tools: ToolBox | None = None,
+        tools: Offer | None = None,
     ) -> None:
         """Made by the engine; callers use `Engine.create_sandbox` or `AsyncSandbox.create`."""
         self.live = live
@@ -155,7 +155,7 @@ class AsyncSandbox:
         on_stderr: OnText | None = None,
         on_event: OnEvent | None = None,
         on_start: OnStart | None = None,
-        tools: ToolBox | Mapping[str, Any] | Iterable[Any] | None = None,
+        tools: Tools | None = None,
     ) -> Execution:
         """Run a cell in a context, or a program of a language that keeps no state beside it.
 
@@ -200,13 +200,11 @@ class AsyncSandbox:
             return replace(execution, outcome=outcome)
         return execution
 
-    def _box(
-        self, tools: ToolBox | Mapping[str, Any] | Iterable[Any] | None, language: Language
-    ) -> ToolBox | None:
+    def _box(self, tools: Tools | None, language: Language) -> Offer | None:
         """Return what a run in that language may call."""
         if tools is not None:
             return check_tools(tools, language)
-        return self._tools if language.context == "python" else None
+        return self._tools if may_call(language) else None
 
     def _cell(
         self,
@@ -214,7 +212,7 @@ class AsyncSandbox:
         source: bytes,
         stdin: bytes | None,
         limits: Limits,
-        tools: ToolBox | None,
+        tools: Offer | None,
     ) -> Work:
         fields = {
             "context": context,

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.tasks import Tasks
 from cellwall.runtimes.channel import ChannelLost, FrameError, strict_json
-from cellwall.surface.tool_calls import Answer, Desk, refusal
+from cellwall.surface.tool_calls import Answer, refusal
+from cellwall.surface.tools import Incoming
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cellwall.runtimes.channel import GuestChannel
-    from cellwall.surface.tools import ToolBox
+    from cellwall.surface.tools import Offer
 
 _GRACE_S = 1.0
 """For cancelled functions to clean up, before the answer goes without them."""
@@ -48,10 +49,10 @@ class _Call:
 class Calls:
     """See the module."""
 
-    def __init__(self, box: ToolBox, channel: GuestChannel, tell: Tell) -> None:
+    def __init__(self, box: Offer, channel: GuestChannel, tell: Tell) -> None:
         """`tell` gets the data of each `tool_call` event, when the call is over."""
         self._box = box
-        self._desk = Desk(box)
+        self._desk = box.desk()
         self._channel = channel
         self._tell = tell
         self._tasks = Tasks()
@@ -82,7 +83,8 @@ class Calls:
             self._give_up(call)
 
     async def _work(self, execution: int, call: _Call, body: bytes) -> None:
-        answer = await self._desk.answer(call.tool, len(body), partial(strict_json, body))
+        read = partial(strict_json, body)
+        answer = await self._desk.answer(Incoming(call.number, call.tool, len(body), read))
         # The place is kept until the answer is on its way: whoever reads none gets no more.
         try:
             await self._channel.wait_writable()

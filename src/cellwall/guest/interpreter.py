@@ -61,14 +61,15 @@ class Interpreter:
         _signal.set_wakeup_fd(wakeup_w, warn_on_full_buffer=False)
         _signal.signal(_SIGCHLD, _do_nothing)
         self._unread = bytearray()
-        self._source_fd = -1
+        self._source_fd = self._tools_fd = -1
+        self._driver = driver
         self.pid = self._spawn(driver)
 
     def _spawn(self, driver: Driver) -> int:
         text_fd = self._keep(driver.text)
-        words = {"{text}": driver.text.decode(), "{path}": self._path(text_fd)}
+        words = {"{text}": driver.text.decode(), "{path}": self.path(text_fd)}
         argv = [words.get(word, word.replace("{path}", words["{path}"])) for word in driver.argv]
-        argv += [self._path(self._requests_r), self._path(self._answers_w)]
+        argv += [self.path(self._requests_r), self.path(self._answers_w)]
         if driver.flavour:
             argv.append(driver.flavour)
         return os.posix_spawn(
@@ -79,7 +80,8 @@ class Interpreter:
             setsigdef=SIGNALS_TO_RESET,
         )
 
-    def _path(self, fd: int) -> str:
+    def path(self, fd: int) -> str:
+        """Where the interpreter opens a descriptor of ours."""
         return f"{self._folder}/{fd}"
 
     @staticmethod
@@ -89,17 +91,28 @@ class Interpreter:
             file.write(data)
         return fd
 
-    def ask(self, kind: str, body: bytes, stdin_fd: int, is_displayed: bool) -> None:
-        """Send one request; `stdin_fd` is -1 for none. The descriptors stay open until `forget`."""
+    def ask(
+        self, kind: str, body: bytes, stdin_fd: int, is_displayed: bool, tools: bytes = b""
+    ) -> None:
+        """Send one request; `stdin_fd` is -1 for none. The descriptors stay open until `forget`.
+
+        `tools` is what a driver that knows them is told of host tools.
+        """
         self._source_fd = self._keep(body)
-        stdin = self._path(stdin_fd) if stdin_fd >= 0 else "-"
-        line = "\t".join((kind, self._path(self._source_fd), stdin, str(int(is_displayed))))
-        os.write(self._requests_w, line.encode() + b"\n")
+        stdin = self.path(stdin_fd) if stdin_fd >= 0 else "-"
+        words = [kind, self.path(self._source_fd), stdin, str(int(is_displayed))]
+        if self._driver.tools:
+            self._tools_fd = self._keep(tools) if tools else -1
+            words.append(self.path(self._tools_fd) if tools else "-")
+        os.write(self._requests_w, "\t".join(words).encode() + b"\n")
 
     def forget(self) -> None:
         """The request is done: let go of its source."""
         os.close(self._source_fd)
         self._source_fd = -1
+        if self._tools_fd >= 0:
+            os.close(self._tools_fd)
+            self._tools_fd = -1
 
     def listen(self, other_fd: int = -1) -> Iterator[dict[str, Any] | None]:
         """What it says, one message after another; None when a signal came or `other_fd` is ready.

@@ -13,6 +13,7 @@ from __future__ import annotations
 # The C module under `signal`: the wrapper turns numbers into enum members, a page each.
 import _signal  # type: ignore[import-not-found]
 import base64
+import json
 import os
 import select
 import sys
@@ -27,10 +28,11 @@ from cellwall.guest.first import IDLE
 from cellwall.guest.interpreter import DriverBroken, Interpreter, InterpreterEnded
 from cellwall.guest.outbox import MAX_BODY_BYTES, Outbox
 from cellwall.guest.refusals import Refusal
+from cellwall.guest.relay import Relay
 from cellwall.guest.value import encode_value
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from typing import Any, NoReturn
 
     from cellwall.guest.link import Link
@@ -98,6 +100,7 @@ class Kernel:
             self._outbox, int(config.get("display_bytes") or DEFAULT_DISPLAY_BYTES)
         )
         self._interpreter: Interpreter | None = None
+        self._relay: Relay | None = None
         self._is_interrupted = False
         self._is_raised = False
         self._is_running = False
@@ -164,12 +167,12 @@ class Kernel:
     def _run_cell(self, header: dict[str, Any], source: bytes, stdin_fd: int) -> int | None:
         interpreter = self.interpreter
         self._is_running = False
-        interpreter.ask("cell", source, stdin_fd, bool(header.get("display", True)))
-        for message in interpreter.listen():
-            if message is None:
-                continue
+        told = self._offer(header)
+        interpreter.ask("cell", source, stdin_fd, bool(header.get("display", True)), told)
+        for message in self._listen():
             if message["ev"] == "done":
                 interpreter.forget()
+                self._take_back()
                 self._is_raised = message.get("raised") is True
                 return _status_of(message)
             self._hear(message)
@@ -185,14 +188,43 @@ class Kernel:
             "arguments": header.get("arguments"),
         }
         body = encode_value(options).body
-        self.interpreter.ask("program", body, stdin_fd, bool(header.get("display")))
+        told = self._offer(header)
+        self.interpreter.ask("program", body, stdin_fd, bool(header.get("display")), told)
         if self._is_interrupted:
             os.kill(self.interpreter.pid, SIGINT)
-        for message in self.interpreter.listen():
-            if message is not None:
-                self._is_raised = self._is_raised or message["ev"] == "error"
-                self._hear(message)
+        for message in self._listen():
+            self._is_raised = self._is_raised or message["ev"] == "error"
+            self._hear(message)
         raise AssertionError("an interpreter is heard until it ends")
+
+    def _listen(self) -> Iterator[dict[str, Any]]:
+        """What the interpreter says of an execution; calls of its code go on meanwhile."""
+        relay = self._relay
+        for message in self.interpreter.listen(-1 if relay is None else relay.fileno()):
+            if message is not None:
+                yield message
+            elif relay is not None:
+                relay.step()
+
+    def _offer(self, header: dict[str, Any]) -> bytes:
+        """Get ready for calls to host tools; what the interpreter is told of them, if any."""
+        manifest = header.get("tools")
+        if manifest is None or not self._driver.tools:
+            return b""
+        self._relay = Relay(self._link, manifest)
+        told = {
+            "functions": manifest["functions"],
+            "at_once": manifest["at_once"],
+            "replies": self.interpreter.path(self._relay.replies_r),
+            "code": self._driver.tools.decode(),
+        }
+        return json.dumps(told).encode("ascii")
+
+    def _take_back(self) -> None:
+        """Its execution is over: nothing is called any more."""
+        relay, self._relay = self._relay, None
+        if relay is not None:
+            relay.close()
 
     def _hear(self, message: dict[str, Any]) -> None:
         event = message["ev"]
@@ -207,6 +239,8 @@ class Kernel:
         elif event == "error":
             fields = {name: _text(message, name) for name in ("name", "value", "traceback")}
             self._outbox.post({"ev": "error"}, encode_value(fields).body)
+        elif event == "call" and self._relay is not None:
+            self._relay.begin(message)
         elif event == "value":
             self._outbox.post(*encode_value(message.get("value")))
         else:

@@ -21,6 +21,7 @@ from cellwall.guest.value import encode_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import CodeType
     from typing import Any
 
     from cellwall.guest.link import Link
@@ -156,17 +157,25 @@ def _function(
 ) -> Callable[..., Any]:
     """A real function, so that its signature, its help and its TypeErrors are those of one."""
     head = described["head"]
-    given = "arguments" if head == _ANY_ARGUMENTS else "_locals()"
-    source = f"def {name}{head}:\n    return _call({name!r}, {given})\n"
-    # Annotations stay texts: what they name need not exist here.
-    flags = __future__.annotations.compiler_flag
+    try:
+        code = _compiled(name, head, "arguments" if head == _ANY_ARGUMENTS else "_locals()")
+    except (SyntaxError, ValueError):  # of a server's client, whose text nobody has parsed
+        code = _compiled(name, _ANY_ARGUMENTS, "arguments")
     namespace: dict[str, Any] = {"_call": call, "_locals": locals, "__name__": _NAME}
-    exec(compile(source, "<tools>", "exec", flags, True), namespace)  # noqa: S102  the host's text
+    exec(code, namespace)  # noqa: S102  what it may do, the code around it may
     function: Callable[..., Any] = namespace[name]
     function.__doc__ = described["doc"]
     words = function.__annotations__
     function.__annotations__ = {each: _Annotation(text) for each, text in words.items()}
     return function
+
+
+def _compiled(name: str, head: str, given: str) -> CodeType:
+    source = f"def {name}{head}:\n    return _call({name!r}, {given})\n"
+    # Annotations stay texts: what they name need not exist here.
+    flags = __future__.annotations.compiler_flag
+    code: CodeType = compile(source, "<tools>", "exec", flags, True)
+    return code
 
 
 class _Annotation(str):

@@ -1,8 +1,10 @@
 """An executor for smolagents' `CodeAgent`: what it writes runs in a sandbox, not in this process.
 
-Needs `smolagents`; `pip install 'cellwall[smolagents]'`. Tools travel into the sandbox as source
-and run there, as with smolagents' own remote executors. What comes back is read as JSON and text,
-never unpickled, and never made an object of a class that the inside names.
+Needs `smolagents`; `pip install 'cellwall[smolagents]'`. The agent's tools run here, as host tools
+(`cellwall.Tool`): what they need of network and keys is here. Those that take or give what JSON
+cannot carry travel into the sandbox as source, as with smolagents' own remote executors. What comes
+back is read as JSON and text, never unpickled, and never made an object of a class that the inside
+names.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from cellwall.surface.sandbox import SyncSandbox
 
+_CARRIED = frozenset({"string", "boolean", "integer", "number", "array", "object", "any", "null"})
+"""Types of smolagents' that JSON has."""
+_TOOL_S = 300.0
 _ANSWER = "application/vnd.cellwall.final-answer+json"
 _FINAL_ANSWER = f"""
 class CellwallFinalAnswer(BaseException):
@@ -64,7 +69,7 @@ class CellwallExecutor(Closing, PythonExecutor):  # type: ignore[misc] # smolage
     the agent is told, and the next code runs in a new one that has the agent's tools again.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a choice of the caller's
         self,
         template: str = "python",
         *,
@@ -73,9 +78,15 @@ class CellwallExecutor(Closing, PythonExecutor):  # type: ignore[misc] # smolage
         timeout: float | None = None,
         files: Files | None = None,
         budget_chars: int = DEFAULT_BUDGET_CHARS,
+        tools_inside: bool = False,
         **options: Any,  # noqa: ANN401 - of `Sandbox`
     ) -> None:
-        """Nothing is started yet; the arguments are those of `code_tool.CodeTool`."""
+        """Nothing is started yet; the arguments are those of `code_tool.CodeTool`.
+
+        `tools_inside`: the agent's tools travel into the sandbox and run there, all of them.
+        """
+        self._tools_inside = tools_inside
+        self._offered: dict[str, Any] = {}
         self.timeout = timeout
         self.budget_chars = budget_chars
         self.execution: cellwall.Execution | None = None
@@ -89,15 +100,24 @@ class CellwallExecutor(Closing, PythonExecutor):  # type: ignore[misc] # smolage
         return self._keeper.take()[0]
 
     def send_tools(self, tools: Mapping[str, Tool]) -> None:
-        """Define the agent's tools inside. `UsageError` for other agents: they cannot travel."""
-        travelling = {name: tool for name, tool in tools.items() if name != "final_answer"}
-        for name, tool in travelling.items():
+        """Make the agent's tools known inside. `UsageError` for other agents."""
+        wanted = {name: tool for name, tool in tools.items() if name != "final_answer"}
+        for name, tool in wanted.items():
             if not isinstance(tool, Tool):
                 raise cellwall.UsageError(
                     f"tool {name!r}: a managed agent cannot run in a sandbox",
                     remedy="give the agent tools only",
                 )
-        source = get_tools_definition_code(travelling) if travelling else ""
+        here = {
+            name: _host_tool(tool)
+            for name, tool in wanted.items()
+            if not self._tools_inside and _is_carried(tool)
+        }
+        self._offered = {"tools": cellwall.ToolBox(here)} if here else {}
+        source = f"from tools import {', '.join(here)}\n" if here else ""
+        travelling = {name: tool for name, tool in wanted.items() if name not in here}
+        if travelling:
+            source += get_tools_definition_code(travelling)
         self._set_up("tools", source + _FINAL_ANSWER)
 
     def send_variables(self, variables: Mapping[str, Any]) -> None:
@@ -118,7 +138,7 @@ class CellwallExecutor(Closing, PythonExecutor):  # type: ignore[misc] # smolage
 
     def _prepare(self, sandbox: SyncSandbox, source: str) -> None:
         if source:
-            execution = sandbox.run(source)
+            execution = sandbox.run(source, **self._offered)
             if not execution.ok:
                 raise CodeFailed(f"setting up: {execution.for_model(self.budget_chars)}")
 
@@ -128,7 +148,7 @@ class CellwallExecutor(Closing, PythonExecutor):  # type: ignore[misc] # smolage
         if is_new:
             for part in self._setup.values():
                 self._prepare(sandbox, part)
-        self.execution = execution = sandbox.run(code_action, timeout=self.timeout)
+        self.execution = execution = sandbox.run(code_action, timeout=self.timeout, **self._offered)
         if execution.error is not None and execution.error.name == "CellwallFinalAnswer":
             return CodeOutput(_final_answer(execution), execution.stdout, True)
         logs = sandbox.for_model(execution, self.budget_chars)
@@ -143,6 +163,33 @@ class CellwallExecutor(Closing, PythonExecutor):  # type: ignore[misc] # smolage
     def cleanup(self) -> None:
         """Close it; `CodeAgent.cleanup` calls this."""
         self.close()
+
+
+def _is_carried(tool: Tool) -> bool:
+    """Whether its arguments and what it gives are JSON."""
+    kinds = [tool.output_type, *(each["type"] for each in tool.inputs.values())]
+    return all(_CARRIED.issuperset([kind] if isinstance(kind, str) else kind) for kind in kinds)
+
+
+def _host_tool(tool: Tool) -> cellwall.Tool:
+    properties, required = {}, []
+    for name, described in tool.inputs.items():
+        properties[name] = {"description": described.get("description", "")}
+        given = described["type"]
+        kinds = [given] if isinstance(given, str) else list(given)
+        if described.get("nullable"):
+            kinds.append("null")
+        else:
+            required.append(name)
+        if "any" not in kinds:
+            properties[name]["type"] = kinds[0] if len(kinds) == 1 else kinds
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
+    return cellwall.Tool(tool, schema, timeout_s=_TOOL_S, description=tool.description)
 
 
 def _final_answer(execution: cellwall.Execution) -> Any:  # noqa: ANN401 - any JSON

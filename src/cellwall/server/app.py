@@ -31,6 +31,7 @@ from cellwall.server.routes import (
     sandboxes,
     signed,
     terminal,
+    tool_calls,
     webhooks,
 )
 
@@ -45,6 +46,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *execute.ENDPOINTS,
     *batch.ENDPOINTS,
     *executions.ENDPOINTS,
+    *tool_calls.ENDPOINTS,
     *sandboxes.ENDPOINTS,
     *contexts.ENDPOINTS,
     *commands.ENDPOINTS,

@@ -152,6 +152,10 @@ class Audit:
         details = compact({"status": status, "code": code, "route": call.route})
         self._refusals.add(entry._replace(decision="refused", result=code, details=details))
 
+    def refused_call(self, entry: Entry) -> None:
+        """Note a call from inside that no client heard of; as `refused`, summed up."""
+        self._refusals.add(entry)
+
     def _on_alert(self, alert: Alert) -> None:
         facts = {"count": alert.count, "window_s": alert.window_s}
         is_tenant = not alert.who.startswith("address:")

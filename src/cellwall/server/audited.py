@@ -57,6 +57,7 @@ EXEMPT: Mapping[tuple[str, str], str] = {
     ("POST", "/execute"): _OWN_RECORD,
     ("POST", "/executions/batch"): _OWN_RECORD,
     ("POST", f"{_BOX}/execute"): _OWN_RECORD,
+    ("POST", "/executions/{execution_id}/calls/{call}"): "each call has a record when it is over",
     ("*", f"{_BOX}/ports/{{port}}"): _TRAFFIC,
     ("*", f"{_BOX}/ports/{{port}}/{{path:path}}"): _TRAFFIC,
 }

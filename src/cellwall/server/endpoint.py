@@ -62,6 +62,8 @@ class Endpoint:
     """Cap of a JSON body. Uploads have one of their own, from the settings."""
     is_body_optional: bool = False
     query: type[BaseModel] | None = None
+    is_for_running: bool = False
+    """It lets something end that runs: served while the server stops, too."""
     scope: Scope = "run"
     access: Access = "key"
     """`public`: no key. `token`: a token of ours will do, the handler checks it."""
@@ -72,7 +74,8 @@ class Endpoint:
 
 async def serve(endpoint: Endpoint, call: Call) -> None:
     """Check scope and ownership, then run the handler."""
-    if call.state.is_stopping and endpoint.method not in _LOOKING:
+    is_looking = endpoint.method in _LOOKING or endpoint.is_for_running
+    if call.state.is_stopping and not is_looking:
         raise stopping()
     if endpoint.access == "key" and not call.caller.may(endpoint.scope):
         raise HttpError(

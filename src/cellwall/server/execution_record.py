@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from cellwall.model.execution import Event, Execution
     from cellwall.server.idempotency import Use
+    from cellwall.server.remote_tools import RemoteTools
     from cellwall.store.rows import ExecutionRow
 
 INTERRUPTED = "interrupted"
@@ -48,6 +49,10 @@ class ExecutionRecord(Tracked):
         self.turn = Turn()
         self.replay: Use | None = None
         """The use of an idempotency key that made it."""
+        self.tools: RemoteTools | None = None
+        """Its client's tools, once it is known that it has some."""
+        self.on_tool_call: Callable[[Mapping[str, Any]], None] = lambda _: None
+        """Told of every call that is over."""
         self.is_on_disk = False
         """Whether its acceptance is."""
         self.is_left = False
@@ -68,6 +73,8 @@ class ExecutionRecord(Tracked):
         if event.kind == "end":
             self.end_event = event
         else:
+            if event.kind == "tool_call" and event.data is not None:
+                self.on_tool_call(event.data)
             self.spool.append(event)
 
     def cancel(self) -> None:
@@ -77,6 +84,13 @@ class ExecutionRecord(Tracked):
             self.on_cancel()
         else:
             super().cancel()
+
+    def settle(self) -> None:
+        """See `Tracked.settle`; its calls end with it."""
+        super().settle()
+        if self.tools is not None:
+            self.tools.end()
+            self.tools = None
 
     def interrupt(self, reason: str) -> None:
         """The server cuts it short."""

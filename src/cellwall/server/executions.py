@@ -97,6 +97,7 @@ class Executions:
             turn.waiting = self._queue.ask(order.owner, order.cost, turn.give)
         record = self._add(new_id(), order.owner, order.request_id, order.asked)
         record.replay = order.replay
+        record.tools = order.tools
         record.turn = turn
         self.total += 1
         record.task = self._tasks.spawn(self._run(record, self._perform(record, order, turn)))
@@ -154,6 +155,7 @@ class Executions:
         size = self._settings.spool_bytes
         record = ExecutionRecord(execution_id, owner, request_id, size, asked)
         record.spool.overflow = self._ledger.overflow(execution_id)
+        record.on_tool_call = partial(self._ledger.recorder.tool_called, record)
         self._all[execution_id] = record
         return record
 
@@ -208,6 +210,7 @@ class Executions:
             started = asyncio.ensure_future(self._ledger.started_at_last(record.id))
         finally:
             mine.set_result(None)
+        record.tools = order.tools
         await started
         await self._work(record, order, _nothing)
 

@@ -21,7 +21,7 @@ from cellwall.server.origin import ORIGIN
 from cellwall.server.settings import LOOPBACK
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from cellwall.server.call import Message, Receive, Send
     from cellwall.server.keys import Principal
@@ -69,16 +69,59 @@ class Guard:
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = new_id()
         call = Call(scope, receive, send_named, headers, request_id, None)
-        call.state = state = self._state
         began = time.perf_counter()
-        ORIGIN.set(call.origin)
-        if state.watch.tracing is not None:
-            state.watch.tracing.begin(call)
-        try:
+
+        def check() -> None:
             if fault is not None:
                 raise fault
             self._check_host(call)
             self._check_key(call)
+
+        try:
+            await self._serve(call, check)
+        finally:
+            seconds = time.perf_counter() - began
+            call.execution_id = call.execution_id or call.origin.execution_id
+            self._state.count(seconds)
+            self._state.watch.request(call, seconds)
+
+    async def inside(
+        self,
+        caller: Principal,
+        headers: Mapping[str, str],
+        scope: Message,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Serve a request that this process makes for a caller, whose key was checked before.
+
+        What it does is checked, counted and audited as any other; it is logged with the request
+        that it comes from, whose id it has.
+        """
+        outer = ORIGIN.get()
+        request_id = new_id() if outer is None else outer.request_id
+
+        async def send_noted(message: Message) -> None:
+            if message["type"] in _STARTS:
+                note_answer(call, message)
+            await send(message)
+
+        call = Call(scope, receive, send_noted, headers, request_id, caller)
+        began = time.perf_counter()
+        try:
+            await self._serve(call, _nothing)
+        finally:
+            if outer is not None and call.execution_id is not None:
+                outer.execution_id = call.execution_id
+            self._state.watch.inside(call, time.perf_counter() - began)
+
+    async def _serve(self, call: Call, check: Callable[[], None]) -> None:
+        call.state = state = self._state
+        ORIGIN.set(call.origin)
+        if state.watch.tracing is not None:
+            state.watch.tracing.begin(call)
+        try:
+            check()
             state.connections.begun(call)
             await self._app(call)
         except ClientGone:
@@ -88,9 +131,6 @@ class Guard:
         finally:
             call.close()
             state.connections.ended(call)
-            seconds = time.perf_counter() - began
-            state.count(seconds)
-            state.watch.request(call, seconds)
 
     def _check_host(self, call: Call) -> None:
         host = call.headers.get("host", "")
@@ -145,6 +185,10 @@ class Guard:
             self._seen_keys.add(found.key_id)
             self._state.watch.redactor.learn(presented, "keys")
         return found
+
+
+def _nothing() -> None:
+    return
 
 
 def note_answer(call: Call, message: Message) -> None:

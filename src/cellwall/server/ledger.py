@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cellwall.model.errors import CapacityError, CellwallError
@@ -55,11 +55,17 @@ class Recorder(Protocol):
     def seen(self, record: ExecutionRecord) -> None:
         """Take note of an end, also where there is no store."""
 
+    def tool_called(self, record: ExecutionRecord, call: Mapping[str, Any]) -> None:
+        """Take note of a call to a tool of the client's that is over."""
+
 
 class _NoRecorder:
     """Writes nothing."""
 
     def seen(self, record: ExecutionRecord) -> None:
+        pass
+
+    def tool_called(self, record: ExecutionRecord, call: Mapping[str, Any]) -> None:
         pass
 
     def accept(self, execution_id: str, order: Order) -> tuple[Change, ...]:

@@ -6,7 +6,7 @@ again from the store is the same as the first one, but for the operator's ceilin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.admission import Cost
@@ -14,6 +14,7 @@ from cellwall.engine.requests import compile_defaults, plan, usual_limits
 from cellwall.languages import registry
 from cellwall.server import asked
 from cellwall.server.orders import Order
+from cellwall.server.remote_tools import RemoteTools
 from cellwall.server.scanning import look
 from cellwall.server.schemas import ExecuteBody
 
@@ -70,13 +71,15 @@ def order(
         "key_id": caller.key_id,
         "cost": [cost.memory_mb, cost.processes, cost.disk_mb, cost.cpus],
     }
+    tools = None if body.tools is None else RemoteTools(body.tools, settings)
+    request = replace(request, tools=tools)
     engine.check_place(request.place)
     plan(request, limits)  # what can never work is refused here, before it is written down
 
     async def work(on_event: OnEvent, on_start: OnStart, before_code: BeforeCode) -> Execution:
         return await engine.execute(request, on_event, on_start, before_code)
 
-    return Order(caller.owner, caller.request_id, shown, work, cost=cost)
+    return Order(caller.owner, caller.request_id, shown, work, cost=cost, tools=tools)
 
 
 def revived(

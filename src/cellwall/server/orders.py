@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cellwall.engine.execution import OnEvent, OnStart
     from cellwall.model.execution import Execution
     from cellwall.server.idempotency import Use
+    from cellwall.server.remote_tools import RemoteTools
 
     Work = Callable[[OnEvent, OnStart, BeforeCode], Awaitable[Execution]]
 
@@ -38,6 +39,8 @@ class Order:
     """What was asked for, as JSON of `ExecuteBody`; None: it cannot wait for another server."""
     replay: Use | None = None
     """The use of an idempotency key that becomes durable with it."""
+    tools: RemoteTools | None = None
+    """Its client's tools, which its work knows, too."""
     created_at: float = field(default=0.0)
 
     @property

@@ -20,6 +20,8 @@ class Origin:
     """SHA-256 of what was asked for, in hexadecimal; "" as long as that is not known."""
     span: Any = None
     """Its span, while traces are kept."""
+    execution_id: str | None = None
+    """The execution that was done for it inside this process, if there was one."""
     ended_at: float | None = None
     """When the execution it asked for had ended, in seconds since the epoch."""
 

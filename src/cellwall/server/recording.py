@@ -13,12 +13,19 @@ from cellwall.server.audit_chain import Entry, compact
 from cellwall.server.origin import ORIGIN
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cellwall.server.audit import Audit
     from cellwall.server.execution_record import ExecutionRecord
     from cellwall.server.orders import Order
     from cellwall.server.tracing import Phase
     from cellwall.server.watching import Watch
     from cellwall.store.changes import Change
+
+
+_REFUSED_HERE = frozenset({"unknown", "too_large", "invalid"})
+_FAILED = frozenset({"raised", "timeout", "cancelled"})
+"""Calls that were let through and gave no result."""
 
 
 class Recording:
@@ -54,6 +61,16 @@ class Recording:
             return ()
         return (self._audit.change(end_entry(record.id, record.owner, answer, record.request_id)),)
 
+    def tool_called(self, record: ExecutionRecord, call: Mapping[str, Any]) -> None:
+        """Note a call to a tool of its client's; those refused here are summed up, being cheap."""
+        actor = "" if record.tools is None else record.tools.actor(call["call"])
+        if self._audit is None:
+            return
+        if not actor and call["decision"] in _REFUSED_HERE:
+            self._audit.refused_call(call_entry(record, call, "server"))
+        else:
+            self._audit.note(call_entry(record, call, actor or "server"))
+
     def seen(self, record: ExecutionRecord) -> None:
         """Count an end, and show rules and traces what it was."""
         execution = record.execution
@@ -83,6 +100,26 @@ def end_entry(execution_id: str, tenant: str, answer: dict[str, Any], request_id
         result=str(answer.get("verdict") or ""),
         usage="" if answer.get("usage") is None else compact(answer["usage"]),
         request=request_id,
+    )
+
+
+def call_entry(record: ExecutionRecord, call: Mapping[str, Any], actor: str) -> Entry:
+    """Return the entry about a call to a tool; of its arguments it has the digest."""
+    decision = call["decision"]
+    result = f"failed: {decision}" if decision in _FAILED else decision
+    facts = ("error", "arguments_bytes", "result_bytes", "duration_ms")
+    return Entry(
+        time=time.time(),
+        mono_ns=time.monotonic_ns(),
+        tenant=record.owner,
+        actor=actor,
+        action="tool.call",
+        object=f"execution:{record.id} call:{call['call']} tool:{call['tool']}",
+        parameters=call["arguments_sha256"],
+        decision="allowed" if decision == "ok" or decision in _FAILED else "refused",
+        result=result,
+        details=compact({name: call[name] for name in facts}),
+        request=record.request_id,
     )
 
 

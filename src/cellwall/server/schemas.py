@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cellwall.engine.requests import SOURCE_CAP_BYTES, STDIN_CAP_BYTES
+from cellwall.server.closed import Closed, Name
+from cellwall.server.tool_schemas import ToolsBody
 
-Name = Annotated[str, Field(min_length=1, max_length=64)]
 PathText = Annotated[str, Field(min_length=1, max_length=4096)]
 Base64 = Annotated[str, Field(max_length=STDIN_CAP_BYTES * 4 // 3 + 4)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
@@ -22,15 +23,6 @@ Environment = Annotated[
 OnDisconnect = Literal["cancel", "detach"]
 Scan = Literal["off", "warn", "block"]
 Seconds = Annotated[float, Field(gt=0)]
-
-
-class Closed(BaseModel):
-    """What every body is: strict types, no unknown names, finite numbers.
-
-    Each is built with the first body of its kind: all of them would be a tenth of a server's start.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 
 
 class LimitsBody(Closed):
@@ -72,6 +64,9 @@ class _Coded(Closed):
         None, description="What happens when the client goes away before the end."
     )
     scan: Scan = Field("off", description="A look at the source; advice, not a boundary.")
+    tools: ToolsBody | None = Field(
+        None, description="Functions of the client's that the code may call."
+    )
 
     @model_validator(mode="after")
     def _one_of_each(self) -> _Coded:
@@ -126,7 +121,9 @@ class ExecuteBody(_Coded, _Placed):
     """One program for one fresh sandbox."""
 
     arguments: dict[str, Any] | None = Field(None, description="A JSON object the program sees.")
-    args: Annotated[list[Annotated[str, Field(max_length=131_072)]], Field(max_length=1024)] = []
+    args: Annotated[list[Annotated[str, Field(max_length=131_072)]], Field(max_length=1024)] = (
+        Field([])
+    )
     files: Annotated[dict[PathText, str | FileBody], Field(max_length=1000)] | None = None
     collect: Annotated[list[PathText], Field(max_length=100)] = Field(
         [], description="Files that come back as artifacts."
@@ -151,6 +148,8 @@ class ExecuteBody(_Coded, _Placed):
     def _nobody_waits(self) -> ExecuteBody:
         if self.background and self.on_disconnect == "cancel":
             raise ValueError("background: nobody's connection is there to be cancelled with")
+        if self.background and self.tools is not None:
+            raise ValueError("background: nobody's connection is there to answer calls to tools")
         return self
 
 
@@ -172,7 +171,7 @@ class SandboxBody(_Placed):
     idle_s: Annotated[float, Field(ge=1)] | None = None
     life_s: Annotated[float, Field(ge=1)] | None = None
     name: Name | None = None
-    metadata: Metadata = {}
+    metadata: Metadata = Field({})
 
 
 class SandboxChange(Closed):

@@ -104,6 +104,10 @@ class ServerSettings:
     """Events kept per execution for readers that come (back) later."""
     stream_output_kb: int = 16_384
     """KiB kept per stream where the answer is streamed and no limit was named."""
+    tool_wait_s: float = 300.0
+    """Longest time that a call from inside to a tool of the client's waits for its answer."""
+    tool_absence_s: float = 10.0
+    """The same while no connection of the client's is there to answer; it may come back."""
     retention_s: float = 600.0
     """How long an ended execution, command or sandbox can be asked about."""
     retained_executions: int = 500

@@ -65,6 +65,13 @@ class Watch:
             request_id=call.request_id,
             execution_id=call.execution_id,
         )
+        self._counted(call, method, route, seconds)
+
+    def inside(self, call: Call, seconds: float) -> None:
+        """One request that the server made for a caller has been answered; not logged."""
+        self._counted(call, call.scope["method"], call.route or "none", seconds)
+
+    def _counted(self, call: Call, method: str, route: str, seconds: float) -> None:
         if self.metrics is not None:
             shown = self._method(method)
             self.metrics.requests.observe(seconds, shown, route)

@@ -23,10 +23,10 @@ from typing import Any, Literal
 
 from cellwall.surface import tool_threads
 from cellwall.surface.tool_schema import InvalidArguments, check_depth
-from cellwall.surface.tools import Known, ToolBox, ToolCall, ToolError
+from cellwall.surface.tools import Incoming, Known, ToolBox, ToolCall, ToolError
 
 Decision = Literal[
-    "ok", "invalid", "unknown", "denied", "raised", "timeout", "too_large", "cancelled"
+    "ok", "invalid", "unknown", "denied", "raised", "timeout", "too_large", "gone", "cancelled"
 ]
 
 _MOST_MESSAGE = 1000
@@ -64,6 +64,13 @@ def refusal(decision: Decision, message: str, name: str = "") -> Answer:
     return Answer(decision, json.dumps(said).encode("ascii"), name)
 
 
+def above(size_bytes: int, most_bytes: int) -> str | None:
+    """Return what is said of arguments above the bound of their tool; None within it."""
+    if size_bytes <= most_bytes:
+        return None
+    return f"{size_bytes} bytes of arguments; the limit is {most_bytes}"
+
+
 class Desk:
     """Answers the calls of one loop to one tool box, no more of them at once than it says."""
 
@@ -73,22 +80,20 @@ class Desk:
         self._loop = asyncio.get_running_loop()
         self._seats = box.seats()
 
-    async def answer(self, name: str, size: int, read: Callable[[], object]) -> Answer:
-        """Do a call of `size` bytes of arguments, which `read` parses or raises ValueError."""
+    async def answer(self, call: Incoming) -> Answer:
+        """Do a call."""
         try:
-            return await self._answer(name, size, read)
+            return await self._answer(call)
         except _Refused as refused:
             return refused.answer
 
-    async def _answer(self, name: str, size: int, read: Callable[[], object]) -> Answer:
-        known = self._box.find(name)
+    async def _answer(self, incoming: Incoming) -> Answer:
+        known = self._box.find(incoming.tool)
         if known is None:
             raise _Refused("unknown", "there is no such tool")
-        if size > known.tool.max_bytes:
-            raise _Refused(
-                "too_large", f"{size} bytes of arguments; the limit is {known.tool.max_bytes}"
-            )
-        call, arguments = _checked(known, read)
+        if (oversize := above(incoming.size_bytes, known.tool.max_bytes)) is not None:
+            raise _Refused("too_large", oversize)
+        call, arguments = _checked(known, incoming.read)
         await self._approve(known, call)
         return await self._perform(known, arguments)
 
@@ -179,15 +184,21 @@ class Desk:
 
 def _checked(known: Known, read: Callable[[], object]) -> tuple[ToolCall, dict[str, Any]]:
     try:
-        given = read()
-        if not isinstance(given, dict):
-            raise InvalidArguments("they are not an object")
-        check_depth(given)
+        given = arguments_of(read)
         return ToolCall(known.name, given), known.check.read(given)
     except ValueError as error:
         raise _Refused("invalid", str(error)) from None
     except Exception as error:  # noqa: BLE001 - of a check that the caller wrote
         raise _raised(known, error) from None
+
+
+def arguments_of(read: Callable[[], object]) -> dict[str, Any]:
+    """Return what `read` gives if it can be arguments at all; raises ValueError."""
+    given = read()
+    if not isinstance(given, dict):
+        raise InvalidArguments("they are not an object")
+    check_depth(given)
+    return given
 
 
 async def _guarded(work: Awaitable[Any]) -> Any:  # noqa: ANN401 - its result

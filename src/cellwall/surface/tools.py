@@ -11,21 +11,25 @@ from __future__ import annotations
 import asyncio
 import keyword
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cellwall.model.errors import UsageError
 from cellwall.surface.tool_schema import Check, check_of
 from cellwall.surface.tool_stubs import head_of
 
+if TYPE_CHECKING:
+    from cellwall.surface.tool_calls import Answer
+
 MOST_BYTES = 1024 * 1024
 """A frame out of a sandbox carries no more (design/0002)."""
-_MOST_TOOLS = 64
-_MOST_AT_ONCE = 64
-_MOST_CALLS = 1_000_000
-_MOST_NAME_CHARACTERS = 64
-_MOST_DOC_CHARACTERS = 4096
+MOST_TOOLS = 64
+MOST_AT_ONCE = 64
+MOST_CALLS = 1_000_000
+MOST_NAME_CHARACTERS = 64
+MOST_DOC_CHARACTERS = 4096
 _TAKEN = frozenset({"ToolError"})
 
 
@@ -94,7 +98,45 @@ class Known:
     doc: str
 
 
-class ToolBox:
+class Incoming(NamedTuple):
+    """A call as it comes out of a sandbox: nothing in it is checked."""
+
+    number: int
+    """1, 2, … within its execution."""
+    tool: str
+    size_bytes: int
+    """Of its arguments, as JSON."""
+    read: Callable[[], object]
+    """Parses them, or raises ValueError."""
+
+
+class Answering(Protocol):
+    """Gives the answers of one execution's calls."""
+
+    async def answer(self, call: Incoming) -> Answer:
+        """Do a call; whoever gives it up cancels."""
+
+
+class Offer(ABC):
+    """Tools as whoever carries their calls sees them: here, or at the end of a connection."""
+
+    manifest: Mapping[str, Any]
+    """What the inside is told."""
+    calls: int
+    """How many an execution may make."""
+    at_once: int
+    """How many of them beside each other."""
+
+    @abstractmethod
+    def desk(self) -> Answering:
+        """Return what answers the calls of one execution; on the loop that it serves."""
+
+
+Tools = Offer | Mapping[str, Any] | Iterable[Any]
+"""What a caller may give as `tools=`."""
+
+
+class ToolBox(Offer):
     """Tools, and what all of them share. Make it once and use it for many sandboxes."""
 
     def __init__(
@@ -111,16 +153,16 @@ class ToolBox:
         Raises `UsageError`.
         """
         self.approve = approve
-        self.calls = _number("calls", calls, _MOST_CALLS)
-        self.at_once = _number("at_once", at_once, _MOST_AT_ONCE)
+        self.calls = _number("calls", calls, MOST_CALLS)
+        self.at_once = _number("at_once", at_once, MOST_AT_ONCE)
         named = _named(tools)
-        if len(named) > _MOST_TOOLS:
-            raise UsageError(f"tools: {len(named)} of them", remedy=f"give up to {_MOST_TOOLS}")
+        if len(named) > MOST_TOOLS:
+            raise UsageError(f"tools: {len(named)} of them", remedy=f"give up to {MOST_TOOLS}")
         self._seats: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             weakref.WeakKeyDictionary()
         )
         self._known = {name: self._checked(name, tool) for name, tool in named.items()}
-        self.manifest: Mapping[str, Any] = {
+        self.manifest = {
             "functions": {
                 name: {"head": each.head, "doc": each.doc, "bytes": each.tool.max_bytes}
                 for name, each in self._known.items()
@@ -128,7 +170,6 @@ class ToolBox:
             "at_once": self.at_once,
             "in_all": self.calls,
         }
-        """What the inside is told."""
 
     def _checked(self, name: str, tool: Tool) -> Known:
         if tool.needs_approval is True and self.approve is None:
@@ -139,7 +180,7 @@ class ToolBox:
         check = check_of(name, tool.function, tool.schema)
         doc = tool.description or tool.function.__doc__ or ""
         return Known(
-            name, tool, check, head_of(tool.function, check.schema), doc[:_MOST_DOC_CHARACTERS]
+            name, tool, check, head_of(tool.function, check.schema), doc[:MOST_DOC_CHARACTERS]
         )
 
     @property
@@ -156,17 +197,42 @@ class ToolBox:
         loop = asyncio.get_running_loop()
         return self._seats.setdefault(loop, asyncio.Semaphore(self.at_once))
 
+    def desk(self) -> Answering:
+        """Return what answers the calls of one execution; on the loop that it serves."""
+        from cellwall.surface.tool_calls import Desk
+
+        return Desk(self)
+
     def __bool__(self) -> bool:
         """Report whether there is any."""
         return bool(self._known)
 
 
-def box_of(tools: ToolBox | Mapping[str, Any] | Iterable[Any] | None) -> ToolBox | None:
+def box_of(tools: Tools | None) -> Offer | None:
     """Return what a caller gave as `tools=` as a box; None for none."""
     if tools is None:
         return None
+    if isinstance(tools, Offer) and not isinstance(tools, ToolBox):
+        return tools
     box = tools if isinstance(tools, ToolBox) else ToolBox(tools)
     return box or None
+
+
+def check_name(name: object) -> str:
+    """Return the name of a tool. Raises `UsageError`."""
+    if (
+        not isinstance(name, str)
+        or not name.isidentifier()
+        or keyword.iskeyword(name)
+        or name.startswith("_")
+        or name in _TAKEN
+        or len(name) > MOST_NAME_CHARACTERS
+    ):
+        raise UsageError(
+            f"tools: {name!r} cannot be the name of one",
+            remedy="give a Python name of up to 64 characters that does not start with _",
+        )
+    return name
 
 
 def _named(tools: Mapping[str, Any] | Iterable[Any]) -> dict[str, Tool]:
@@ -179,18 +245,7 @@ def _named(tools: Mapping[str, Any] | Iterable[Any]) -> dict[str, Tool]:
     for name, given in _pairs(tools):
         if name in named:
             raise UsageError(f"tools: {name!r} comes twice", remedy="give a dict with other names")
-        if (
-            not isinstance(name, str)
-            or not name.isidentifier()
-            or keyword.iskeyword(name)
-            or name.startswith("_")
-            or name in _TAKEN
-            or len(name) > _MOST_NAME_CHARACTERS
-        ):
-            raise UsageError(
-                f"tools: {name!r} cannot be the name of one",
-                remedy="give a Python name of up to 64 characters that does not start with _",
-            )
+        check_name(name)
         named[name] = given if isinstance(given, Tool) else Tool(given)
     return named
 

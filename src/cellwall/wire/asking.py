@@ -97,13 +97,21 @@ def words(value: Sequence[str], what: str) -> list[str]:
     return list(value)
 
 
-def no_tools(tools: object) -> None:
-    """Raise `UsageError` for functions, which do not travel."""
-    if tools is not None:
-        raise UsageError(
-            "tools: a server's sandboxes cannot call functions of yours",
-            remedy="use the embedded library: from cellwall import Sandbox",
-        )
+def tools(manifest: Mapping[str, Any] | None, *, is_optional: bool = False) -> Body:
+    """Return what the inside is to be told of tools as fields of a body; absent for None.
+
+    `is_optional`: where a language cannot call them, code runs without.
+    """
+    if manifest is None:
+        return {}
+    functions = {
+        name: {"head": each["head"], "doc": each["doc"], "max_bytes": each["bytes"]}
+        for name, each in manifest["functions"].items()
+    }
+    counts = {"calls": manifest["in_all"], "at_once": manifest["at_once"]}
+    if is_optional:
+        return {"tools": {"functions": functions, **counts, "optional": True}}
+    return {"tools": {"functions": functions, **counts}}
 
 
 def command(value: str | Sequence[str]) -> Body:

@@ -95,9 +95,11 @@ def _wait_line(process: subprocess.Popen[str], ready: str, log: IO[str]) -> str:
 class Client:
     """One keep-alive connection."""
 
-    def __init__(self, target: Target) -> None:
-        """Not connected yet."""
+    def __init__(self, target: Target, headers: Mapping[str, str] | None = None) -> None:
+        """Not connected yet; `headers` go with each request."""
         self._target = target
+        more = {"Accept": "application/json", **(headers or {})}
+        self._more = "".join(f"{name}: {value}\r\n" for name, value in more.items())
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
@@ -119,7 +121,7 @@ class Client:
         data = b"" if body is None else json.dumps(body).encode()
         self._writer.write(
             f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {self._target.key}\r\n"
-            f"Accept: application/json\r\nContent-Type: application/json\r\n"
+            f"{self._more}Content-Type: application/json\r\n"
             f"Content-Length: {len(data)}\r\n\r\n".encode()
             + data
         )

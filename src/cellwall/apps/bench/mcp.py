@@ -1,91 +1,73 @@
 """The rows over MCP: what a tool call costs beyond the library's own call.
 
-Called by `runner`. The clients are the official ones, the doors are processes of their own, as for
-any user. Invariant: a tool call and the library's call are taken in turns, on a sandbox each, so
-that a noisy neighbour hits both; an error anywhere voids the row.
+Called by `runner`. The doors are processes of their own, as for any user. What is held against the
+bar is the call of a client that does nothing but write and read JSON (`mcp_clients`), because the
+library's own call beside it has no client either; what the official client makes of it stands
+beside. Invariant: all of them and the library's call are taken in turns, on a sandbox each, so
+that a noisy neighbour hits all; an error anywhere voids the row.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any
 
+from cellwall.apps.bench import mcp_clients
 from cellwall.apps.bench.figures import Figure, p50
 from cellwall.apps.bench.http_client import serving
 from cellwall.apps.bench.latency import PLAIN, BenchError, checked
-from cellwall.apps.engines import open_engine, state
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from mcp.client.client import Client
+from cellwall.apps.bench.mcp_clients import Cell
+from cellwall.apps.engines import open_engine
 
 _WARM_UP = 10
 
 
-@contextlib.asynccontextmanager
-async def _stdio() -> AsyncIterator[Client]:
-    from mcp.client.client import Client
-    from mcp.client.stdio import StdioServerParameters, stdio_client
-
-    command = str(Path(sys.executable).with_name("cellwall"))
-    environ = {**os.environ, "CELLWALL_STATE_DIR": str(state())}
-    asked = StdioServerParameters(command=command, args=["mcp"], env=environ)
-    async with Client(stdio_client(asked)) as client:
-        yield client
-
-
-@contextlib.asynccontextmanager
-async def _http() -> AsyncIterator[Client]:
-    import httpx2
-    from mcp.client.client import Client
-    from mcp.client.streamable_http import streamable_http_client
-
-    async with serving() as target:
-        headers = {"Authorization": f"Bearer {target.key}"}
-        url = f"http://127.0.0.1:{target.port}/mcp"
-        async with (
-            httpx2.AsyncClient(headers=headers, timeout=60) as http,
-            Client(streamable_http_client(url, http_client=http)) as client,
-        ):
-            yield client
-
-
 async def tool_call(key: str, samples: int, *, is_http: bool) -> Figure:
     """Measure `execute` in a live context against the same cell through the library, in ms."""
-    ours: list[float] = []
-    floor: list[float] = []
-    async with _http() if is_http else _stdio() as client, open_engine() as engine:
-        made = await client.call_tool("create_sandbox", {"template": "python"})
-        asked = {"sandbox_id": _facts(made)["sandbox_id"], "code": PLAIN}
+    async with AsyncExitStack() as stack:
+        cells = await (_http_cells(stack) if is_http else _stdio_cells(stack))
+        engine = await stack.enter_async_context(open_engine())
         sandbox = await engine.create_sandbox("python")
-        for number in range(samples + _WARM_UP):
-            begun = time.perf_counter()
-            result = await client.call_tool("execute", asked)
-            took = time.perf_counter() - begun
-            if _facts(result).get("stdout") != "1\n":
-                raise BenchError(f"a tool call failed: {result.content}")
-            begun = time.perf_counter()
+
+        async def library() -> Mapping[str, Any]:
             execution = await sandbox.run(PLAIN)
-            library = time.perf_counter() - begun
             checked(execution)
-            if number >= _WARM_UP:
-                ours.append(took)
-                floor.append(library)
+            return {"stdout": execution.stdout}
+
+        found = await _in_turns({**cells, "library": library}, samples)
         await sandbox.close()
-    mcp_ms, library_ms = p50(ours) * 1000, p50(floor) * 1000
-    return Figure(
-        key,
-        mcp_ms - library_ms,
-        f"p50 {mcp_ms:.2f} ms against {library_ms:.2f} ms of the library; n={samples}",
-        {"p50_ms": mcp_ms, "library_p50_ms": library_ms},
-    )
+    floor = found["library"]
+    beside = ", ".join(f"{name} {ms:.2f}" for name, ms in found.items())
+    values = {f"{name.replace(' ', '_')}_p50_ms": ms for name, ms in found.items()}
+    return Figure(key, found["lean client"] - floor, f"p50 in ms: {beside}; n={samples}", values)
 
 
-def _facts(result: Any) -> dict[str, Any]:  # noqa: ANN401 - of the SDK
-    facts: dict[str, Any] = result.structured_content
-    return facts
+async def _stdio_cells(stack: AsyncExitStack) -> dict[str, Cell]:
+    return {
+        "lean client": await stack.enter_async_context(mcp_clients.lean_stdio()),
+        "official client": await stack.enter_async_context(mcp_clients.official_stdio()),
+    }
+
+
+async def _http_cells(stack: AsyncExitStack) -> dict[str, Cell]:
+    target = await stack.enter_async_context(serving())
+    cell, route = await stack.enter_async_context(mcp_clients.lean_http(target))
+    official = await stack.enter_async_context(mcp_clients.official_http(target))
+    return {"lean client": cell, "official client": official, "route": route}
+
+
+async def _in_turns(cells: Mapping[str, Cell], samples: int) -> dict[str, float]:
+    """Return the median of each, in ms."""
+    took: dict[str, list[float]] = {name: [] for name in cells}
+    for number in range(samples + _WARM_UP):
+        for name, cell in cells.items():
+            begun = time.perf_counter()
+            facts = await cell()
+            seconds = time.perf_counter() - begun
+            if facts.get("stdout") != "1\n":
+                raise BenchError(f"a tool call failed, {name}: {facts}")
+            if number >= _WARM_UP:
+                took[name].append(seconds)
+    return {name: p50(each) * 1000 for name, each in took.items()}

@@ -17,47 +17,50 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import UNSUPPORTED_PROTOCOL_VERSION
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
+from cellwall.apps.mcp.calls import Calls
 from cellwall.apps.mcp.catalog import Catalog
 from cellwall.apps.mcp.inner import InnerTransport
 from cellwall.apps.mcp.library import OnServer
 from cellwall.apps.mcp.mount import PATH
+from cellwall.apps.mcp.posts import MESSAGE_BYTES, served_directly
 from cellwall.apps.mcp.protocol import make_server
 from cellwall.apps.mcp.session import Session
-from cellwall.apps.mcp.visits import Visit, Visits
+from cellwall.apps.mcp.visits import Visit, VisitingClient, Visits
 from cellwall.client.address import Address
 from cellwall.client.asynchronous import AsyncClient
 from cellwall.model.errors import NotFound
 from cellwall.server.errors import HttpError
-from cellwall.server.guards import presented_key
 from cellwall.surface.tasks import Tasks
 
 if TYPE_CHECKING:
-    from cellwall.apps.mcp.inner import Application
-    from cellwall.server.call import Call, Message
+    from collections.abc import Mapping
+
+    from cellwall.server.call import Call, Message, Receive, Send
+    from cellwall.server.guards import Guard
     from cellwall.server.state import State
 
 _log = logging.getLogger("cellwall.mcp")
 MOST_SESSIONS = 256
 """Of one tenant; each is a few objects, its sandboxes are counted elsewhere."""
-_MESSAGE_BYTES = 16 * 1024 * 1024
 _TIMEOUT_S = 60.0
 
 
 class Door:
     """See the module. Lives on the server's event loop."""
 
-    def __init__(self, state: State, app: Application) -> None:
+    def __init__(self, state: State, app: Guard) -> None:
         """Nothing is served before `open`; tools ask `app`, which is the whole server."""
         self._app = app
         self._catalog = Catalog(state.engine.state_dir)
         self._tasks = Tasks()
         self._visits = Visits(self._end)
         server = make_server(self._catalog, self._session_of)
+        self._server_info = server.server_info_stamp
         self._manager = StreamableHTTPSessionManager(
             server,
             session_idle_timeout=None,  # `visits` ends sessions, and knows of it
             max_sessions=None,
-            max_request_body_size=_MESSAGE_BYTES,
+            max_request_body_size=MESSAGE_BYTES,
         )
         self._stopping = asyncio.Event()
 
@@ -93,10 +96,13 @@ class Door:
         visit = self._visits.find(session_id, _who(call))
         if visit is None:
             raise NotFound("mcp: this session does not exist", remedy="initialize again")
+        visit.client.principal = call.caller
         with visit.connected() as connection:
-            await self._manager.handle_request(
-                call.scope, connection.receiving(call.receive), connection.sending(call.send)
-            )
+            receive = await served_directly(call, visit, connection)
+            if receive is not None:
+                await self._manager.handle_request(
+                    call.scope, connection.receiving(receive), connection.sending(call.send)
+                )
         if call.scope["method"] == "DELETE":
             await self._visits.end(visit)
 
@@ -109,7 +115,7 @@ class Door:
                 remedy="end some, or reuse one",
                 headers={"retry-after": "5"},
             )
-        session = self._session(call)
+        client = self._client(call)
         made: Visit | None = None
 
         async def send(message: Message) -> None:
@@ -117,28 +123,35 @@ class Door:
             if message["type"] == "http.response.start" and message["status"] < 400:
                 session_id = _session_id(message)
                 if session_id is not None:
-                    made = self._visits.add(session_id, _who(call), session)
+                    made = self._visits.add(session_id, _who(call), client)
             await call.send(message)
 
         try:
             await self._manager.handle_request(call.scope, call.receive, send)
         finally:
             if made is None:
-                await session.close()
+                await client.session.close()
 
-    def _session(self, call: Call) -> Session:
-        host = call.headers.get("host", "localhost")
-        key = presented_key(call) or ""
-        transport = InnerTransport(self._app, self._tasks, call.scope.get("client"))
-        address = Address(f"{call.scope['scheme']}://{host}", None, key)
-        return Session(OnServer(AsyncClient(address, _TIMEOUT_S, transport)), self._catalog)
+    def _client(self, call: Call) -> VisitingClient:
+        async def serve(
+            headers: Mapping[str, str], scope: Message, receive: Receive, send: Send
+        ) -> None:
+            await self._app.inside(client.principal, headers, scope, receive, send)
+
+        address = Address("http://localhost")
+        peer = call.scope.get("client")
+        transport = InnerTransport(address, _TIMEOUT_S, serve, self._tasks, peer)
+        library = OnServer(AsyncClient(address, _TIMEOUT_S, transport))
+        session = Session(library, self._catalog)
+        client = VisitingClient(session, Calls(session, self._server_info), call.caller)
+        return client
 
     def _session_of(self, context: Any) -> Session:  # noqa: ANN401 - of the SDK
         session_id = context.request.headers.get("mcp-session-id", "")
         visit = self._visits.get(session_id)
         if visit is None:
             raise NotFound("mcp: this session has ended", remedy="connect again")
-        return visit.session
+        return visit.client.session
 
     async def _end(self, visit: Visit) -> None:
         """Have the SDK forget a session, as if its client had said so."""
@@ -166,7 +179,7 @@ def _session_id(message: Message) -> str | None:
 
 async def _refuse_version(call: Call, version: str) -> None:
     """Say which versions there are: those with sessions, because sandboxes belong to one."""
-    body = await call.body(_MESSAGE_BYTES)
+    body = await call.body(MESSAGE_BYTES)
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError):

@@ -1,36 +1,162 @@
-"""HTTP without a wire: requests of this process to its own server's application.
+"""HTTP without a wire: requests of this process to its own server, for the caller of a tool.
 
-So that what a tool does goes the way of every other request: the same key, tenant, quotas, audit.
-An `httpx` transport over ASGI; answers are streamed with backpressure. The invariant: a caller
-that goes away is a client that went away, and the application is told.
+So that what a tool does goes the way of every other request: the same scope, ownership, quotas,
+limits and audit, seen to by the same table of routes. Whole answers go straight to the server's
+routes; streams are an `httpx` transport over ASGI, with backpressure. The invariant: a caller that
+goes away is a client that went away, and the application is told.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
 
 import httpx
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, MutableMapping
+from cellwall.client.transport import Ask, Json, Transport, present, refusal
+from cellwall.wire.asking import encoded
 
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+
+    from cellwall.client.address import Address
     from cellwall.surface.tasks import Tasks
 
     Message = MutableMapping[str, Any]
     Receive = Callable[[], Awaitable[Message]]
     Send = Callable[[Message], Awaitable[None]]
-    Application = Callable[[Message, Receive, Send], Awaitable[None]]
+    Application = Callable[[Mapping[str, str], Message, Receive, Send], Awaitable[None]]
+    """Serves a request with these headers for one caller."""
+    Peer = tuple[str, int] | None
 
 _MOST_PIECES = 8
 """Pieces of a body that wait for their reader; then the application waits."""
 
 
-class InnerTransport(httpx.AsyncBaseTransport):
+class InnerTransport(Transport):
+    """What the client library asks, asked of this process's own server."""
+
+    is_near = True
+
+    def __init__(
+        self, address: Address, timeout_s: float, app: Application, running: Tasks, peer: Peer
+    ) -> None:
+        """`peer` is the address that stands in the log; `running` has what the server does."""
+        super().__init__(address, timeout_s, InnerWire(app, running, peer))
+        self._app = app
+        self._running = running
+        self._peer = peer
+
+    async def json(self, ask: Ask) -> Json:
+        """Return the object that answers. Raises what the error envelope says."""
+        if callable(ask.content):
+            return await super().json(ask)
+        data, headers = _sent(ask)
+        whole = _Whole(data)
+        scope = _scope(ask.method, ask.path, urlencode(present(ask.params)).encode(), whole)
+        scope["client"] = self._peer
+        self._running.spawn(whole.run(self._app, headers, scope))
+        try:
+            body = await whole.answered
+        except asyncio.CancelledError:
+            whole.leave()
+            raise
+        except httpx.TransportError as error:
+            raise self.unreachable(error) from None
+        if whole.status >= 400:
+            raise refusal(whole.status, body, whole.headers())
+        value: Json = json.loads(body)
+        return value
+
+
+def _sent(ask: Ask) -> tuple[bytes, dict[str, str]]:
+    """Return the body and the headers of a request."""
+    data = ask.content if isinstance(ask.content, bytes) else b""
+    headers = {"accept": ask.accept or "*/*", "host": "localhost"}
+    if ask.body is not None:
+        data, headers["content-type"] = encoded(ask.body), "application/json"
+    elif ask.content is not None:
+        headers["content-type"] = ask.media
+    if ask.key is not None:
+        headers["idempotency-key"] = ask.key
+    return data, {**headers, "content-length": str(len(data))}
+
+
+def _scope(method: str, path: str, query: bytes, exchange: object) -> Message:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": quote(path).encode(),
+        "query_string": query,
+        "headers": [],
+        "server": ("localhost", 0),
+        "extensions": {"cellwall.transport": exchange},
+    }
+
+
+class _Whole:
+    """One request whose answer is wanted in one piece."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data: bytes | None = data
+        self._has_left = asyncio.Event()
+        self._raw: list[tuple[bytes, bytes]] = []
+        self._parts: list[bytes] = []
+        self.status = 0
+        self.answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def run(self, app: Application, headers: Mapping[str, str], scope: Message) -> None:
+        """Let the application answer."""
+        try:
+            await app(headers, scope, self._receive, self._send)
+        finally:
+            self._fail("the application did not answer")
+
+    def headers(self) -> dict[str, str]:
+        """Return those of the answer."""
+        return {name.decode("latin-1"): value.decode("latin-1") for name, value in self._raw}
+
+    async def _receive(self) -> Message:
+        if self._data is not None:
+            data, self._data = self._data, None
+            return {"type": "http.request", "body": data, "more_body": False}
+        await self._has_left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self._raw = message["status"], list(message.get("headers", ()))
+            return
+        self._parts.append(message.get("body", b""))
+        if not message.get("more_body", False) and not self.answered.done():
+            self.answered.set_result(b"".join(self._parts))
+
+    def _fail(self, why: str) -> None:
+        if not self.answered.done():
+            self.answered.set_exception(httpx.RemoteProtocolError(why))
+            self.answered.exception()  # the caller may have left
+
+    def leave(self) -> None:
+        """The caller is gone."""
+        self._has_left.set()
+
+    def abort(self) -> None:
+        """Cut it: the application cannot send what it announced, or the key is void."""
+        self._fail("the answer was cut")
+        self.leave()
+
+
+class InnerWire(httpx.AsyncBaseTransport):
     """Gives requests to an application on this event loop."""
 
-    def __init__(self, app: Application, tasks: Tasks, client: tuple[str, int] | None) -> None:
+    def __init__(self, app: Application, tasks: Tasks, client: Peer) -> None:
         """`client` is the address that stands in the log; `tasks` runs the application."""
         self._app = app
         self._tasks = tasks
@@ -67,25 +193,14 @@ class _Exchange(httpx.AsyncByteStream):
             async for piece in self._request.stream:
                 yield piece
 
-    async def run(self, app: Application, client: tuple[str, int] | None) -> None:
+    async def run(self, app: Application, client: Peer) -> None:
         """Let the application answer."""
         url = self._request.url
-        scope: Message = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": self._request.method,
-            "scheme": url.scheme,
-            "path": url.path,
-            "raw_path": url.raw_path.partition(b"?")[0],
-            "query_string": url.query,
-            "headers": [(name.lower(), value) for name, value in self._request.headers.raw],
-            "client": client,
-            "server": (url.host, url.port),
-            "extensions": {"cellwall.transport": self},
-        }
+        scope = _scope(self._request.method, url.path, url.query, self)
+        scope["client"] = client
+        headers = {name.lower(): value for name, value in self._request.headers.items()}
         try:
-            await app(scope, self._receive, self._send)
+            await app(headers, scope, self._receive, self._send)
         except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the answer
             self._fail(httpx.ReadError(f"the application failed: {type(error).__name__}"))
         finally:

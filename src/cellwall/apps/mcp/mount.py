@@ -16,8 +16,8 @@ from cellwall.server.errors import HttpError
 
 if TYPE_CHECKING:
     from cellwall.apps.mcp.http import Door
-    from cellwall.apps.mcp.inner import Application
     from cellwall.server.call import Call
+    from cellwall.server.guards import Guard
     from cellwall.server.state import State
 
 PATH = "/mcp"
@@ -32,7 +32,7 @@ class Mount:
         self._state = state
         self._door: Door | None = None
         self._opening = asyncio.Lock()
-        self.app: Application | None = None
+        self.app: Guard | None = None
         """The whole server, of which tools ask what they do."""
         self.endpoints = tuple(
             Endpoint(method, PATH, self.handle, "The Model Context Protocol", {})

@@ -26,7 +26,7 @@ from mcp_types import (
 )
 
 import cellwall
-from cellwall.apps.mcp import addresses, answers, arguments, resources, tools
+from cellwall.apps.mcp import addresses, answers, arguments, direct, resources, tools
 from cellwall.model.errors import CellwallError, UsageError
 from cellwall.model.for_model import error_for_model
 
@@ -59,7 +59,9 @@ def make_server(catalog: Catalog, session_of: SessionOf) -> Server[Any]:
     async def call_tool(context: Context, params: CallToolRequestParams) -> CallToolResult:
         try:
             session = session_of(context)
-            return await session.perform(_called(session, params, _report_of(context)))
+            session.spoken = direct.spoken(context.protocol_version, context.params)
+            given = params.arguments or {}
+            return await session.perform(called(session, params.name, given, _report_of(context)))
         except CellwallError as error:
             return answers.failure(error)
 
@@ -111,21 +113,22 @@ def _session(session_of: SessionOf, context: Context) -> Session:
         raise MCPError(INVALID_PARAMS, error_for_model(error)) from None
 
 
-async def _called(
-    session: Session, params: CallToolRequestParams, report: Report | None
+async def called(
+    session: Session, tool: str, given: dict[str, Any], report: Report | None = None
 ) -> CallToolResult:
+    """Return what a tool answers, whatever comes; to be done as work of the session."""
     try:
-        work = tools.BY_NAME.get(params.name)
+        work = tools.BY_NAME.get(tool)
         if work is None:
             raise UsageError(
-                f"tool: there is no {params.name[:60]!r}",
+                f"tool: there is no {tool[:60]!r}",
                 remedy=f"there are {', '.join(tools.BY_NAME)}",
             )
-        return await work(session, arguments.checked(params.name, params.arguments or {}), report)
+        return await work(session, arguments.checked(tool, given), report)
     except CellwallError as error:
         return answers.failure(error)
     except Exception as error:  # noqa: BLE001 - an answer, so that the session goes on
-        _log.exception("tool %s failed", params.name[:60])
+        _log.exception("tool %s failed", tool[:60])
         return answers.failure(error)
 
 

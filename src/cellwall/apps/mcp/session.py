@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from cellwall.model.errors import CellwallError, Conflict, NotFound, UsageError
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
     from cellwall.apps.mcp.catalog import Catalog
+    from cellwall.apps.mcp.direct import Spoken
     from cellwall.apps.mcp.library import Library
     from cellwall.surface.faces import AnySandbox
 
@@ -27,6 +28,23 @@ MOST_SANDBOXES = 64
 """Of one client; a model that makes one for each step is told to end some."""
 _MOST_ENDED = 64
 """Sandboxes that ended by themselves are remembered, so that a call can be told why."""
+
+
+class UnderWay(Generic[_T]):
+    """Work of a session that has begun."""
+
+    def __init__(self, task: asyncio.Task[None], done: asyncio.Future[_T]) -> None:
+        """Made by `Session.begin`."""
+        self._task = task
+        self.done = done
+        """What it returns; cancelled when the work was, or when the session has ended."""
+        self.is_given_up = False
+        """Whether its client does not want it any more."""
+
+    def cancel(self) -> None:
+        """Give it up; it is not told twice."""
+        self.is_given_up = True
+        _cancel_once(self._task)
 
 
 class Session:
@@ -39,6 +57,8 @@ class Session:
         self.library = library
         self.catalog = catalog
         self.budget_chars = budget_chars
+        self.spoken: Spoken | None = None
+        """How its client speaks, once it has called a tool."""
         self._sandboxes: dict[str, AnySandbox] = {}
         self._tasks = Tasks()
         self._calls: set[asyncio.Task[None]] = set()
@@ -47,11 +67,10 @@ class Session:
 
     # -- calls -----------------------------------------------------------------------------
 
-    async def perform(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Do `work` in a task of its own: a cancelled call or a closed session cancels it once.
+    def begin(self, work: Coroutine[Any, Any, _T]) -> UnderWay[_T]:
+        """Do `work` in a task of its own, which is cancelled once at most.
 
-        The protocol's own tasks are cancelled again at every `await`, which would not leave a
-        program's end the time it takes.
+        `Conflict` if the session has ended.
         """
         self._check_open(work)
         done: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
@@ -65,18 +84,27 @@ class Session:
             done.cancel()
 
         task.add_done_callback(over)
+        return UnderWay(task, done)
+
+    async def perform(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Do `work` and return what it returns; whoever is cancelled while waiting cancels it.
+
+        The protocol's own tasks are cancelled again at every `await`, which would not leave a
+        program's end the time it takes.
+        """
+        under_way = self.begin(work)
         try:
-            return await asyncio.shield(done)
+            return await asyncio.shield(under_way.done)
         except asyncio.CancelledError:
-            if done.cancelled():  # by the session's end, not by our caller
-                raise _ended() from None
-            _cancel_once(task)
+            if under_way.done.cancelled():  # by the session's end, not by our caller
+                raise ended() from None
+            under_way.cancel()
             raise
 
     def _check_open(self, work: Coroutine[Any, Any, Any]) -> None:
         if not self._is_open:
             work.close()
-            raise _ended()
+            raise ended()
 
     # -- sandboxes -------------------------------------------------------------------------
 
@@ -95,7 +123,7 @@ class Session:
             self._making -= 1
         if not self._is_open:
             await sandbox.close()
-            raise _ended()
+            raise ended()
         self._forget_ended()
         self._sandboxes[sandbox.id] = sandbox
         return sandbox
@@ -146,7 +174,8 @@ class Session:
         await self.library.aclose()
 
 
-def _ended() -> Conflict:
+def ended() -> Conflict:
+    """Return what a call is told that comes too late."""
     return Conflict("session: it has ended", remedy="connect again")
 
 

@@ -1,78 +1,71 @@
-"""The protocol on stdin and stdout, for one client, over an engine in this process.
+"""The process of `cellwall mcp`: one client on stdin and stdout, over an engine in this process.
 
-Called by `cellwall mcp`. The invariants: the real stdout carries nothing but the protocol, what
-else is written goes to stderr; and when stdin ends or a signal comes, every sandbox is destroyed
-before the process is.
+Not what is said (`dialogue`), which is loaded while the first sandbox starts. The invariants: the
+real stdout carries nothing but the protocol, what else is written goes to stderr; and when stdin
+ends or a signal comes, every sandbox is destroyed before the process is, however many signals come.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
-import stat
-import sys
-from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Any, cast
-
-from anyio import wrap_file
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.mcp.catalog import Catalog
 from cellwall.apps.mcp.library import Embedded
-from cellwall.apps.mcp.protocol import make_server
 from cellwall.apps.mcp.session import Session
 from cellwall.model.errors import CellwallError
 from cellwall.surface.tasks import Tasks
 
 if TYPE_CHECKING:
-    from io import TextIOWrapper
-
-    from anyio import AsyncFile
-
     from cellwall.engine.engine import Engine
 
-    _Text = AsyncFile[str]
 
-_MOST_LINE_BYTES = 64 * 1024 * 1024
-_STEP_BYTES = 256 * 1024
-
-
-async def serve(engine: Engine, budget_chars: int) -> None:
-    """Serve until stdin ends or a signal comes; the engine is closed then."""
-    from mcp.server.stdio import stdio_server
-
-    catalog = Catalog(engine.state_dir)
-    session = Session(Embedded(engine), catalog, budget_chars)
-    server = make_server(catalog, lambda _: session)
-    tasks = Tasks()
-    try:
-        with _own_streams() as (source, sink):
-            async with (
-                _messages(source, sink) as (lines, answers),
-                stdio_server(lines, answers) as (reading, writing),
-            ):
-                tasks.spawn(_warm(engine, catalog))
-                await server.run(reading, writing, server.create_initialization_options())
-    finally:
-        await tasks.cancel()
-        await session.close()
-        await engine.aclose()
-
-
-def run(engine_of: Any, budget_chars: int) -> None:  # noqa: ANN401 - makes an engine on the loop
+def run(engine_of: Callable[[], Engine], budget_chars: int) -> None:
     """Serve on an event loop of its own; SIGTERM and SIGINT end it as the end of stdin does."""
 
     async def main() -> None:
-        task = asyncio.current_task()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            if task is not None:
-                loop.add_signal_handler(number, task.cancel)
-        with contextlib.suppress(asyncio.CancelledError):
-            await serve(engine_of(), budget_chars)
+        await _serve(engine_of(), budget_chars)
 
     asyncio.run(main())
+
+
+async def _serve(engine: Engine, budget_chars: int) -> None:
+    catalog = Catalog(engine.state_dir)
+    session = Session(Embedded(engine), catalog, budget_chars)
+    tasks = Tasks()
+    talk = asyncio.ensure_future(_talk(session, catalog))
+    # Only the talk ends by a signal: its client sends one when the end takes too long, too.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, talk.cancel)
+    tasks.spawn(_warm(engine, catalog))
+    await asyncio.wait({talk})
+    await tasks.cancel()
+    await session.close()
+    await engine.aclose()
+    with contextlib.suppress(asyncio.CancelledError):
+        talk.result()
+
+
+async def _talk(session: Session, catalog: Catalog) -> None:
+    dialogue = await asyncio.to_thread(_loaded)
+    with _own_streams() as (source, sink):
+        await dialogue.speak(session, catalog, source, sink)
+
+
+def _loaded() -> Any:  # noqa: ANN401 - a module
+    """Import the SDK; the collector would look through its classes over and over meanwhile."""
+    gc.disable()
+    try:
+        return import_module("cellwall.apps.mcp.dialogue")
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 async def _warm(engine: Engine, catalog: Catalog) -> None:
@@ -99,80 +92,3 @@ def _own_streams() -> Iterator[tuple[int, int]]:
         os.dup2(sink, 1)
         os.close(source)
         os.close(sink)
-
-
-class _Lines:
-    """Messages as they come, one a line; what the SDK asks of a file."""
-
-    def __init__(self, reader: asyncio.StreamReader) -> None:
-        self._reader = reader
-
-    def __aiter__(self) -> AsyncIterator[str]:
-        return self._each()
-
-    async def _each(self) -> AsyncIterator[str]:
-        parts: list[bytes] = []
-        size = 0
-        while data := await self._reader.read(_STEP_BYTES):
-            *lines, rest = data.split(b"\n")
-            for line in lines:
-                yield b"".join((*parts, line)).decode(errors="replace")
-                parts.clear()
-                size = 0
-            parts.append(rest)
-            size += len(rest)
-            if size > _MOST_LINE_BYTES:
-                sys.stderr.write(f"cellwall mcp: a message above {_MOST_LINE_BYTES} bytes\n")
-                return
-
-
-class _Sink:
-    """Where messages go; what the SDK asks of a file."""
-
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self._writer = writer
-
-    async def write(self, text: str) -> None:
-        self._writer.write(text.encode())
-
-    async def flush(self) -> None:
-        with contextlib.suppress(ConnectionError):  # the client is gone; stdin ends, too
-            await self._writer.drain()
-
-
-@contextlib.asynccontextmanager
-async def _messages(source: int, sink: int) -> AsyncIterator[tuple[_Text, _Text]]:
-    """Give both streams, on the event loop itself where the kernel lets us wait for them."""
-    if not (_is_pipe(source) and _is_pipe(sink)):
-        with _files(source, sink) as (reading, writing):
-            yield wrap_file(reading), wrap_file(writing)
-        return
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=_STEP_BYTES)
-    incoming, _ = await loop.connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(source), "rb", 0)
-    )
-    outgoing, flow = await loop.connect_write_pipe(
-        lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()),
-        os.fdopen(os.dup(sink), "wb", 0),
-    )
-    writer = asyncio.StreamWriter(outgoing, flow, None, loop)
-    try:
-        yield cast("_Text", _Lines(reader)), cast("_Text", _Sink(writer))
-    finally:
-        incoming.close()
-        outgoing.close()
-
-
-@contextlib.contextmanager
-def _files(source: int, sink: int) -> Iterator[tuple[TextIOWrapper, TextIOWrapper]]:
-    with (
-        os.fdopen(os.dup(source), encoding="utf-8", errors="replace") as reading,
-        os.fdopen(os.dup(sink), "w", encoding="utf-8") as writing,
-    ):
-        yield reading, writing
-
-
-def _is_pipe(descriptor: int) -> bool:
-    mode = os.fstat(descriptor).st_mode
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)

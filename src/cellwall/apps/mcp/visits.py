@@ -11,13 +11,17 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cellwall.model.limits import Limits
 from cellwall.surface.tasks import Tasks
 
 if TYPE_CHECKING:
+    from cellwall.apps.mcp.calls import Calls
     from cellwall.apps.mcp.session import Session
     from cellwall.server.call import Message, Receive, Send
+    from cellwall.server.keys import Principal
 
     Who = tuple[str, str]
     """Tenant and key."""
@@ -25,8 +29,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("cellwall.mcp")
 GRACE_S = 1.0
 """From the loss of a client's last connection to the end of its session, if none comes back."""
-IDLE_S = 1800.0
-"""From a client's last request to the end of its session, where no connection of it stands."""
+IDLE_S = Limits().idle_s
+"""From a client's last request to the end of its session, where no connection of it stands; longer
+if a sandbox of it may be unused for longer. Who holds no stream open cannot be seen to be gone."""
 
 
 class Connection:
@@ -59,21 +64,36 @@ class Connection:
         return send_noticed
 
 
+@dataclass(slots=True)
+class VisitingClient:
+    """What one client has here."""
+
+    session: Session
+    calls: Calls
+    """Of its tool calls those that the SDK does not see."""
+    principal: Principal
+    """As whom its latest request came; in that name its tools ask the server."""
+
+
 class Visit:
     """One client's session, and what stands of its connections."""
 
     def __init__(
-        self, session_id: str, who: Who, session: Session, on_over: Callable[[Visit], None]
+        self,
+        session_id: str,
+        who: Who,
+        client: VisitingClient,
+        on_over: Callable[[Visit], None],
     ) -> None:
         """Made by `Visits`."""
         self.session_id = session_id
         self.who = who
-        self.session = session
+        self.client = client
         self._on_over = on_over
         self._standing = 0
         self._has_lost = False
         self._timer: asyncio.TimerHandle | None = None
-        self._wait(IDLE_S)
+        self._wait(self._idle_s)
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[Connection]:
@@ -88,7 +108,12 @@ class Visit:
             self._standing -= 1
             self._has_lost = self._has_lost or connection.is_lost
             if not self._standing:
-                self._wait(GRACE_S if self._has_lost else IDLE_S)
+                self._wait(GRACE_S if self._has_lost else self._idle_s)
+
+    @property
+    def _idle_s(self) -> float:
+        running = self.client.session.running
+        return max([IDLE_S, *(each.limits.idle_s for each in running)])
 
     def _wait(self, seconds: float) -> None:
         self.stop_clock()
@@ -111,9 +136,9 @@ class Visits:
         self._all: dict[str, Visit] = {}
         self._tasks = Tasks()
 
-    def add(self, session_id: str, who: Who, session: Session) -> Visit:
+    def add(self, session_id: str, who: Who, client: VisitingClient) -> Visit:
         """Begin one."""
-        visit = Visit(session_id, who, session, self._over)
+        visit = Visit(session_id, who, client, self._over)
         self._all[session_id] = visit
         return visit
 
@@ -142,7 +167,7 @@ class Visits:
         try:
             await self._forget(visit)
         finally:
-            await visit.session.close()
+            await visit.client.session.close()
 
     async def aclose(self) -> None:
         """End all."""

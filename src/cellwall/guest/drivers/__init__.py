@@ -20,6 +20,8 @@ class Driver(NamedTuple):
     text: bytes
     flavour: str = ""
     """A third argument, for a driver that knows more than one language."""
+    tools: bytes = b""
+    """What it needs to call host tools; sent with the first execution that has some."""
 
 
 def _text(name: str) -> bytes:
@@ -35,10 +37,11 @@ _JAVA = (
     *("--add-modules", "jdk.jshell", "--source", "17", "{path}"),
 )
 _JAVASCRIPT = _text("driver.js")
+_JAVASCRIPT_TOOLS = _text("tools.js")
 
 DRIVERS = {
-    "javascript": Driver(_NODE, _JAVASCRIPT),
-    "typescript": Driver(_NODE, _JAVASCRIPT, "typescript"),
+    "javascript": Driver(_NODE, _JAVASCRIPT, tools=_JAVASCRIPT_TOOLS),
+    "typescript": Driver(_NODE, _JAVASCRIPT, "typescript", _JAVASCRIPT_TOOLS),
     "bash": Driver(("bash", "--norc", "--noprofile", "-c", "{text}", "bash"), _text("driver.sh")),
     "ruby": Driver(("ruby", "-e", "{text}"), _text("driver.rb")),
     "r": Driver(_R, _text("driver.R")),

@@ -7,6 +7,7 @@ const Module = require('module');
 const path = require('path');
 const util = require('util');
 const vm = require('vm');
+const load = require;
 
 const [requests, answers, flavour] = process.argv.slice(1);
 const real = { write: fs.writeSync, open: fs.openSync, close: fs.closeSync, read: fs.readSync };
@@ -15,6 +16,7 @@ let session = null;
 let slots = null;
 let count = 0;
 let typescript = null;
+let toolbox = null;
 
 function say(message) {
   const fd = real.open(answers, 'w');
@@ -186,6 +188,7 @@ async function cell(source, isDisplayed) {
     }
   }
   clearInterval(waiting);
+  toolbox?.end();
   say({ ev: 'done', raised });
 }
 
@@ -331,7 +334,18 @@ function next() {
   });
 }
 
-async function serve([kind, source, stdin, isDisplayed]) {
+function offerTools(place) {
+  if (place === '-') {
+    toolbox?.takeAway();
+    return;
+  }
+  const told = JSON.parse(fs.readFileSync(place, 'utf8'));
+  toolbox ??= new Function('require', `return (\n${told.code}\n)`)(load)(say);
+  toolbox.install(told);
+}
+
+async function serve([kind, source, stdin, isDisplayed, tools]) {
+  offerTools(tools);
   if (kind === 'program') {
     const options = JSON.parse(fs.readFileSync(source, 'utf8'));
     if (stdin !== '-') takeStdin(stdin);

@@ -121,6 +121,10 @@ class _Batch:
                     raise UsageError(
                         "background: not for the programs of a batch", remedy="leave it out"
                     )
+                if item.tools is not None:
+                    raise UsageError(
+                        "tools: not for the programs of a batch", remedy="send it by itself"
+                    )
                 learn_secrets(self._call, item)
                 order = oneshot(self._call, item, is_streamed=False)
                 return self._call.state.executions.start(order)

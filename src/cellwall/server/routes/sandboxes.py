@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.admission import Cost
 from cellwall.engine.contexts import MAIN
+from cellwall.engine.requests import check_tools, may_call
+from cellwall.languages import registry
 from cellwall.server import answers, asked
 from cellwall.server.endpoint import Answer, Endpoint, body_of, query_of, sandbox
 from cellwall.server.idempotency import gone
 from cellwall.server.orders import Order
+from cellwall.server.remote_tools import RemoteTools
 from cellwall.server.routes.execute import again, give, leaving
 from cellwall.server.sandboxes import SandboxRecord
 from cellwall.server.scanning import look
@@ -23,10 +26,12 @@ if TYPE_CHECKING:
     from cellwall.engine.engine import BeforeCode
     from cellwall.engine.execution import OnEvent, OnStart
     from cellwall.engine.sandbox import AsyncSandbox
+    from cellwall.languages.language import Language
     from cellwall.model.execution import Execution
     from cellwall.model.limits import Limits
     from cellwall.server.call import Call
     from cellwall.server.idempotency import Use
+    from cellwall.server.settings import ServerSettings
 
 
 async def create(call: Call) -> None:
@@ -189,6 +194,7 @@ def _order(call: Call, body: CellBody, use: Use | None, *, is_streamed: bool) ->
     timeout, clipped = asked.clipped_seconds(body.timeout, state.settings.most.wall_s)
     scan = look(source, language, body.scan)
     output_kb = state.settings.stream_output_kb if is_streamed else None
+    tools = _tools(body, registry.find(language), state.settings)
 
     async def work(on_event: OnEvent, on_start: OnStart, before_code: BeforeCode) -> Execution:
         await before_code()
@@ -201,6 +207,7 @@ def _order(call: Call, body: CellBody, use: Use | None, *, is_streamed: bool) ->
             output_kb=output_kb,
             on_event=on_event,
             on_start=on_start,
+            tools=tools,
         )
         owner.log("executed", language=language, verdict=execution.verdict.value)
         return execution
@@ -215,7 +222,16 @@ def _order(call: Call, body: CellBody, use: Use | None, *, is_streamed: bool) ->
         "trust": live.live.trust,
         "key_id": call.caller.key_id,
     }
-    return Order(call.owner, call.request_id, shown, work, replay=use)
+    return Order(call.owner, call.request_id, shown, work, replay=use, tools=tools)
+
+
+def _tools(body: CellBody, language: Language, settings: ServerSettings) -> RemoteTools | None:
+    wanted = body.tools
+    if wanted is None or (wanted.optional and not may_call(language)):
+        return None
+    tools = RemoteTools(wanted, settings)
+    check_tools(tools, language)
+    return tools
 
 
 ENDPOINTS = (

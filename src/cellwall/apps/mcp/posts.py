@@ -1,0 +1,84 @@
+"""Plain tool calls over HTTP: read, done and answered as one JSON object, or as a stream.
+
+Called by `http` for requests of a session that exists. The answer is JSON unless the program takes
+long: then it becomes a stream of events, whose comments keep proxies from hanging up. The
+invariant: what this does not take reaches the SDK whole, body included.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cellwall.apps.mcp.direct import decoded
+from cellwall.server.call import JSON_TYPE, ClientGone
+
+if TYPE_CHECKING:
+    from cellwall.apps.mcp.calls import DirectCall
+    from cellwall.apps.mcp.visits import Connection, Visit
+    from cellwall.server.call import Call, Message, Receive
+
+MESSAGE_BYTES = 16 * 1024 * 1024
+_EVENTS = "text/event-stream"
+_PATIENCE_S = 5.0
+"""A program that takes longer is answered as a stream."""
+_COMMENT_S = 15.0
+"""Between two signs of life of a stream."""
+
+
+async def served_directly(call: Call, visit: Visit, connection: Connection) -> Receive | None:
+    """Serve a plain call, or give one up; else return what the SDK is to read the request from."""
+    if visit.client.session.spoken is None or not _may_be_plain(call):
+        return call.receive
+    try:
+        data = await call.body(MESSAGE_BYTES)
+        message = decoded(data)
+        if visit.client.calls.give_up(message):
+            await call.answer_bytes(b"", JSON_TYPE, 202, _headers(visit))
+            return None
+        asked = visit.client.calls.begin(message)
+        if asked is None:
+            return _from(data, call.receive)
+        await _answer(call, visit, asked)
+    except ClientGone:
+        connection.is_lost = True
+        raise
+    return None
+
+
+def _may_be_plain(call: Call) -> bool:
+    """Whether the SDK would read it, too: a client takes both kinds of answer, and sends JSON."""
+    accepted = call.headers.get("accept", "")
+    return (
+        call.scope["method"] == "POST"
+        and JSON_TYPE in accepted
+        and _EVENTS in accepted
+        and call.headers.get("content-type", "").partition(";")[0].strip() == JSON_TYPE
+    )
+
+
+def _headers(visit: Visit) -> dict[str, str]:
+    return {"mcp-session-id": visit.session_id}
+
+
+def _from(data: bytes, receive: Receive) -> Receive:
+    is_given = False
+
+    async def receive_again() -> Message:
+        nonlocal is_given
+        if is_given:
+            return await receive()
+        is_given = True
+        return {"type": "http.request", "body": data, "more_body": False}
+
+    return receive_again
+
+
+async def _answer(call: Call, visit: Visit, asked: DirectCall) -> None:
+    if await call.wait(asked.done, _PATIENCE_S):
+        await call.answer_bytes(asked.answer(), JSON_TYPE, headers=_headers(visit))
+        return
+    await call.start(200, _EVENTS, {"cache-control": "no-cache, no-transform", **_headers(visit)})
+    while not await call.wait(asked.done, _COMMENT_S):
+        await call.write(b": it runs\n\n")
+    await call.write(b"event: message\ndata: " + asked.answer() + b"\n\n")
+    await call.end()

@@ -1,0 +1,110 @@
+"""Answers the calls of one execution on a server to tools of ours.
+
+Beside `attempts`, which starts it when the execution is known and ends it. What a call means is
+`surface.tool_calls`; this carries it. The invariant: when `serve` has returned or was cancelled, no
+function of the caller's is awaited for this execution; a lost connection runs no call twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+import httpx
+
+from cellwall.client.streaming import objects
+from cellwall.client.transport import NDJSON, Ask, Json, Transport
+from cellwall.model.errors import CellwallError, Conflict, NotFound
+from cellwall.surface.tasks import Tasks
+from cellwall.surface.tool_calls import refusal
+from cellwall.surface.tools import Incoming
+
+if TYPE_CHECKING:
+    from cellwall.surface.tool_calls import Answer
+    from cellwall.surface.tools import Offer
+
+_GRACE_S = 1.0
+"""For cancelled functions to clean up."""
+_log = logging.getLogger("cellwall")
+
+
+class ToolCalls:
+    """See the module. Lives on one event loop."""
+
+    def __init__(self, transport: Transport, offer: Offer, place: str) -> None:
+        """`place` is the path of the execution."""
+        self._transport = transport
+        self._place = f"{place}/calls"
+        self._desk = offer.desk()
+        self._tasks = Tasks()
+        self._under_way: dict[int, asyncio.Task[None]] = {}
+
+    async def serve(self) -> None:
+        """Answer until the execution is over, over as many connections as it takes."""
+        try:
+            await self._follow()
+        except CellwallError as error:
+            if not isinstance(error, (Conflict, NotFound)):  # it was over before we came
+                _log.warning("calls to tools are not answered any more: %s", error)
+        finally:
+            await self._end()
+
+    async def _follow(self) -> None:
+        budget = self._transport.budget()
+        ask = Ask("GET", self._place, accept=NDJSON, is_held=True)
+        while True:
+            try:
+                async with self._transport.stream(ask, budget) as response:
+                    async for value in objects(response):
+                        budget.progress()
+                        if value["type"] == "end":
+                            return
+                        self._take(value)
+                raise httpx.RemoteProtocolError("the stream ended before the execution")
+            except httpx.TransportError as error:
+                await budget.wait(error)
+
+    def _take(self, value: Json) -> None:
+        number = value["call"]
+        if value["type"] == "call_dropped":
+            task = self._under_way.get(number)
+            if task is not None:
+                task.cancel()
+        elif number not in self._under_way:  # what waits is shown again on each connection
+            task = self._tasks.spawn(self._answer(value))
+            self._under_way[number] = task
+            task.add_done_callback(lambda _: self._under_way.pop(number, None))
+
+    async def _answer(self, value: Json) -> None:
+        size, arguments = value["arguments_bytes"], value["arguments"]
+        call = Incoming(value["call"], value["tool"], size, lambda: arguments)
+        answer = await self._desk.answer(call)
+        try:
+            await self._send(call.number, answer)
+        except (Conflict, NotFound):
+            return  # nobody waits for it any more
+        except CellwallError as error:
+            _log.warning("tool %s: its answer was not taken: %s", call.tool, error)
+            with contextlib.suppress(CellwallError):
+                await self._send(call.number, refusal("raised", "its answer was not taken"))
+
+    async def _send(self, number: int, answer: Answer) -> None:
+        name = b"result" if answer.is_ok else b"error"
+        await self._transport.json(
+            Ask(
+                "POST",
+                f"{self._place}/{number}",
+                content=b'{"%s":%s}' % (name, answer.body),
+                media="application/json",
+                is_repeatable=True,  # a second one is refused: the call is over by then
+            )
+        )
+
+    async def _end(self) -> None:
+        try:
+            async with asyncio.timeout(_GRACE_S):
+                await self._tasks.cancel()
+        except TimeoutError:
+            return

@@ -1,0 +1,90 @@
+"""Calls of an execution to tools of its client: shown on one stream, answered one by one."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from cellwall.model.errors import Conflict, NotFound, UsageError
+from cellwall.server import answers
+from cellwall.server.endpoint import Answer, Endpoint, body_of, execution
+from cellwall.server.execution_record import ExecutionRecord
+from cellwall.server.streams import MEDIA, chosen, send_items
+from cellwall.server.tool_schemas import ToolAnswer
+from cellwall.surface import tool_calls
+from cellwall.surface.tools import MOST_BYTES
+
+if TYPE_CHECKING:
+    from cellwall.server.call import Call
+    from cellwall.server.remote_tools import RemoteTools
+
+_BODY_BYTES = MOST_BYTES + 4096
+
+
+async def calls(call: Call) -> None:
+    """`GET /executions/{id}/calls`."""
+    form = chosen(call, ("ndjson", "sse"))
+    found = call.state.executions.followed(execution(call))
+    if isinstance(found, ExecutionRecord):
+        await call.wait(found.started)  # of what waits on disk alone the tools are not read yet
+    tools = _tools(call)
+    with tools.listening():
+        await send_items(call, form, tools.follow(), {})
+
+
+async def answer(call: Call) -> None:
+    """`POST /executions/{id}/calls/{call}`."""
+    body = await body_of(call, ToolAnswer, _BODY_BYTES)
+    number = _number(call.params["call"])
+    _tools(call).take(number, _answer(body), call.caller.key_id)
+    await call.answer({"message": "answered", "id": str(number)})
+
+
+def _tools(call: Call) -> RemoteTools:
+    found = call.state.executions.followed(execution(call))
+    if not isinstance(found, ExecutionRecord) or found.ended.done():
+        raise Conflict(f"execution {found.id!r}: it is over", remedy="its calls have ended with it")
+    if found.tools is None:
+        raise Conflict(
+            f"execution {found.id!r}: it has no tools", remedy="send `tools` with the program"
+        )
+    return found.tools
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 16):
+        raise NotFound(f"call {text[:20]!r}: there is none", remedy="answer those you were shown")
+    return int(text)
+
+
+def _answer(body: ToolAnswer) -> tool_calls.Answer:
+    if body.error is not None:
+        return tool_calls.refusal(body.error.kind, body.error.message, body.error.type)
+    try:
+        text = json.dumps(body.result, allow_nan=False, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        raise UsageError("result: not JSON", remedy="give finite numbers, nested less") from None
+    return tool_calls.Answer("ok", text.encode("ascii"))
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/executions/{execution_id}/calls",
+        calls,
+        "Calls that wait for an answer, live until the execution's end",
+        {200: Answer("`call`, `call_dropped`, `end`.", None, (MEDIA["ndjson"], MEDIA["sse"]))},
+        tags=("executions",),
+    ),
+    Endpoint(
+        "POST",
+        "/executions/{execution_id}/calls/{call}",
+        answer,
+        "Answer a call to a tool of yours",
+        {200: Answer("It goes inside.", answers.Done)},
+        body=ToolAnswer,
+        body_bytes=_BODY_BYTES,
+        is_for_running=True,
+        tags=("executions",),
+    ),
+)
