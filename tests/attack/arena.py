@@ -214,8 +214,15 @@ class Arena:
             await sandbox.close()
 
     def settle(self) -> None:
-        """Wait until every destruction under way is done."""
+        """Wait until every destruction under way is done, and end what waits for a next start."""
         self.do(self.engine.wait_settled())
+        keepers = vars(self._runtime()).get("_keepers")  # gVisor's: made ahead, no sandbox's trace
+        if keepers is not None:
+            self.do(keepers.aclose())
+
+    def _runtime(self) -> Any:
+        wanted = self.choice.get("isolation", "namespace"), self.choice.get("runtime")
+        return self.do(self.engine.runtime(*wanted))
 
     @contextlib.contextmanager
     def leaving_nothing(self, counted: Callable[[str], bool] = is_left) -> Iterator[None]:
@@ -234,9 +241,7 @@ class Arena:
         return entry.server._boot.pid, entry.server.pid
 
     def close(self) -> None:
-        wanted = self.choice.get("isolation", "namespace"), self.choice.get("runtime")
-        runtime = self.do(self.engine.runtime(*wanted))
-        groups = getattr(runtime, "_groups", None)  # a daemon's containers are in its own
+        groups = getattr(self._runtime(), "_groups", None)  # a daemon's containers are in its own
         name = str(getattr(groups, "name", ""))
         self.do(self.engine.aclose())
         self._runner.close()

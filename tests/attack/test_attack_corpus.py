@@ -166,7 +166,6 @@ DEVIATIONS: Mapping[str, Mapping[str, str]] = {
         "in memory that counts",
         "test_killing_everybody_is_confined_to_the_sandbox": _PID_1,
         "test_process_bomb_is_ended_by_the_process_limit[G05]": _UNCOUNTED,
-        "test_environment_is_the_golden_list": "MPLBACKEND is not set before a program starts",
         "test_filling_the_work_area_is_ended_by_the_disk_limit[J01]": _DISK,
         "test_filling_the_work_area_is_ended_by_the_disk_limit[J02]": _INODES,
         "test_pty_flood_leaves_the_host_its_own": _PTYS,

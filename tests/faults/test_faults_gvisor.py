@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from arena import Arena, control_groups, descendants
@@ -100,6 +101,24 @@ def test_start_that_fails_half_way_leaves_nothing(
     ):
         gvisor_arena.run("1")
     assert "/nowhere/python" in (caught.value.remedy or "")
+
+
+def test_waiting_keeper_that_is_killed_is_not_missed(gvisor_arena: Arena) -> None:
+    """FI-10: what is made ahead may be gone when it is wanted."""
+    gvisor_arena.run("1")
+    pid = gvisor_arena.do(_waiting_keeper(gvisor_arena))
+    os.kill(pid, signal.SIGKILL)
+    _until(lambda: not _is_alive(pid), _GONE_S)
+    assert gvisor_arena.run("print(2)").stdout.endswith("2\n")
+
+
+async def _waiting_keeper(arena: Arena) -> int:
+    """The pid of the one that waits for the next sandbox."""
+    runtime: Any = await arena.engine.runtime("kernel", "gvisor")
+    async with asyncio.timeout(_GONE_S):
+        while runtime._keepers._next is None:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)
+    return int(runtime._keepers._next.pid)
 
 
 _HOLD = """

@@ -281,7 +281,7 @@ class Pool:
                     future.set_result(None)
 
     async def _park(self, shelf: _Shelf) -> None:
-        spec = replace(shelf.spec, sandbox_id=new_id())
+        spec = replace(shelf.spec, sandbox_id=new_id(), is_awaited=False)
         try:
             async with self._gate.passing(is_claim=False):
                 if len(shelf.parked) >= self._target(shelf):

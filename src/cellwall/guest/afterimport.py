@@ -9,9 +9,8 @@ The finder stands in front of all others, so it must answer None at once for eve
 from __future__ import annotations
 
 import sys
-from importlib.machinery import PathFinder
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.abc import Loader
@@ -43,10 +42,19 @@ class _Finder:
         if name != self._name:
             return None
         sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(name, path, target)
+        spec = _found(name, path, target)
         if spec is not None and spec.loader is not None:
             _notice_execution(spec.loader, self._change)
         return spec
+
+
+def _found(name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+    """Ask the other finders, as the import system would."""
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, path, target)
+        if spec is not None:
+            return spec
+    return None
 
 
 def _notice_execution(loader: Loader, change: Change) -> None:

@@ -15,7 +15,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from cellwall.guest import shell, tracebacks
+from cellwall.guest import shell, sources, tracebacks
 from cellwall.guest.display import flush_stdout
 from cellwall.guest.program import FUTURE_FLAGS, Ending, exit_code_of, report_error
 
@@ -136,7 +136,7 @@ class Notebook:
         """Print a traceback and send it as an event."""
         text = tracebacks.text_of(error)
         flush_stdout()
-        tracebacks.print_to_stderr(text)
+        sources.print_to_stderr(text)
         report_error(error, text, self._outbox)
 
     def _run(self, source: str, is_displayed: bool) -> Ending:
@@ -155,14 +155,14 @@ class Notebook:
         ending = self._memory.run(source)
         if ending is None:
             self._memory.begin(source)
-            tracebacks.remember_source(name, source)
+            sources.remember(name, source)
             raise refusal
         return ending
 
     def _run_compiled(
         self, source: str, name: str, body: CodeType | None, tail: CodeType | None
     ) -> Ending:
-        tracebacks.remember_source(name, source)
+        sources.remember(name, source)
         self._memory.begin(source)
         try:
             value = self._execute(body, tail)

@@ -14,26 +14,26 @@ import _signal  # type: ignore[import-not-found]
 import io
 import os
 import sys
-from signal import SIGINT
-from typing import TYPE_CHECKING
 
-from cellwall.guest import kernel, reseed, sql, tools, tracebacks
 from cellwall.guest import program as one_shot
-from cellwall.guest.cell import Notebook
+from cellwall.guest import sources
+from cellwall.guest.afterimport import after_import
 from cellwall.guest.display import DEFAULT_DISPLAY_BYTES, Display
 from cellwall.guest.figures import Figures
 from cellwall.guest.first import IDLE
 from cellwall.guest.outbox import Outbox
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn, TextIO
 
+    from cellwall.guest.cell import Notebook
     from cellwall.guest.link import Link
     from cellwall.guest.program import Ending
     from cellwall.guest.sql import SqlCells
 
 
-_SIGINT = int(SIGINT)
+_SIGINT: int = _signal.SIGINT
 _MOST_LATE_INTERRUPTS = 100
 _OURS = ("python", "sql")
 """What runs in this process; other languages have an interpreter of their own."""
@@ -42,6 +42,8 @@ _OURS = ("python", "sql")
 def main(link: Link, config: dict[str, Any]) -> NoReturn:
     """Serve one context until its program ends, init hangs up, or it is killed."""
     if config.get("language", "python") not in _OURS:
+        from cellwall.guest import kernel
+
         kernel.main(link, config)
     code = 1
     try:
@@ -52,7 +54,9 @@ def main(link: Link, config: dict[str, Any]) -> NoReturn:
     except ConnectionError:
         code = 0
     except BaseException as error:  # noqa: BLE001  the last word of a process
-        tracebacks.print_to_stderr(f"context: cannot go on\n{tracebacks.text_of(error)}")
+        from cellwall.guest import tracebacks
+
+        sources.print_to_stderr(f"context: cannot go on\n{tracebacks.text_of(error)}")
     finally:
         os._exit(code)
 
@@ -96,8 +100,7 @@ class _Context:
         sys.stdout = sys.__stdout__ = _output(1, "<stdout>")  # type: ignore[misc, assignment]
         sys.stderr = sys.__stderr__ = _output(2, "<stderr>")  # type: ignore[misc, assignment]
         self._figures.capture()
-        if "threading" in sys.modules:
-            sys.modules["threading"].excepthook = tracebacks.report_thread  # type: ignore[attr-defined]
+        after_import("threading", _report_threads)
 
     def begin(self, link: Link, config: dict[str, Any]) -> None:
         """Be this process's context, and nobody else's."""
@@ -105,7 +108,10 @@ class _Context:
         self._language = str(config.get("language", "python"))
         self._outbox.open(link)
         self._display.limit_bytes = int(config.get("display_bytes") or DEFAULT_DISPLAY_BYTES)
-        reseed.apply()
+        if "random" in sys.modules:  # else no generator was alive before the fork
+            from cellwall.guest import reseed
+
+            reseed.apply()
         threading: Any = sys.modules.get("threading")
         if threading is not None:
             # The fork ran no hooks (`processes.fork_quietly`), and this is the one thing they mend
@@ -120,10 +126,12 @@ class _Context:
             if is_streamed:
                 _take_stdin(descriptors)
             self._display.begin()
-            tools.install(header.get("tools"), self._link)
+            _install_tools(header.get("tools"), self._link)
             if header.get("mode") != "cell":
                 program = one_shot.Program(header, source)
                 if self._language == "sql":
+                    from cellwall.guest import sql
+
                     sql.run_program(program, self._outbox, self._display, self._raise_interrupt)
                 one_shot.run(
                     program, self._outbox, self._display, self._figures, self._raise_interrupt
@@ -175,11 +183,7 @@ class _Context:
 
     def _run_cell(self, header: dict[str, Any], source: str) -> None:
         if self._notebook is None:
-            self._notebook = (
-                sql.SqlCells(self._outbox, self._display)
-                if self._language == "sql"
-                else Notebook(self._outbox, self._display, self._figures)
-            )
+            self._notebook = self._made_notebook()
         _reopen_streams()
         ending = self._run_deafly(self._notebook, source, bool(header.get("display", True)))
         if not self._outbox.is_ours:
@@ -188,6 +192,15 @@ class _Context:
         end = {"ev": "end", "raised": ending.is_raised, "exit_code": ending.exit_code}
         if not self._outbox.post({**end, "display_cut": self._display.cut_bytes}, keep_open=True):
             raise OSError("end of a cell: cannot reach init; close files in the code that ran")
+
+    def _made_notebook(self) -> Notebook | SqlCells:
+        if self._language == "sql":
+            from cellwall.guest.sql import SqlCells
+
+            return SqlCells(self._outbox, self._display)
+        from cellwall.guest.cell import Notebook
+
+        return Notebook(self._outbox, self._display, self._figures)
 
     def _run_deafly(self, notebook: Notebook | SqlCells, source: str, is_displayed: bool) -> Ending:
         """Run a cell and leave SIGINT to `_note_interrupt`; an interrupt may come in between.
@@ -213,6 +226,20 @@ class _Context:
 
 
 _prepared: list[_Context] = []
+
+
+def _report_threads(threading: Any) -> None:  # noqa: ANN401  the module
+    """Have the last words of threads show the caller's lines."""
+    from cellwall.guest import tracebacks
+
+    threading.excepthook = tracebacks.report_thread
+
+
+def _install_tools(manifest: dict[str, Any] | None, link: Link) -> None:
+    if manifest is not None or "cellwall.guest.tools" in sys.modules:
+        from cellwall.guest import tools
+
+        tools.install(manifest, link)
 
 
 def _input() -> TextIO:

@@ -9,15 +9,13 @@ kills it: init never tries to understand a context that broke the protocol.
 
 from __future__ import annotations
 
-import gc
+import _socket
 import os
 import signal
-import sys
-import traceback
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
-from cellwall.guest import calls, kernel, processes
+from cellwall.guest import birth, calls, kernel, processes
 from cellwall.guest.channel import Channel
 from cellwall.guest.execution import Execution
 from cellwall.guest.first import Stretch, serve
@@ -32,8 +30,6 @@ from cellwall.guest.requests import Request
 
 MOST_CONTEXTS = 32
 _MOST_LINES = 8
-_LINE_FD = 3
-"""Of the first line in a new context, which closes it before caller code runs."""
 _MOST_NAME_CHARACTERS = 64
 _DEFAULT_OUTPUT_BYTES = 1024 * 1024
 _DEFAULT_DISPLAY_BYTES = 8 * 1024 * 1024
@@ -141,10 +137,10 @@ class Contexts:
         """Contexts that were to be there from the start, and why they are not."""
         self.on_ready: Callable[[str], None] | None = None
 
-    def open(self) -> None:
+    def open(self, listener: tuple[_socket.socket, str] | None = None) -> None:
         """Be ready for the first fork; nobody is heard before `watch`."""
         self._exchange.are_named = bool(self._config.get("are_callers_named"))
-        self._exchange.open()
+        self._exchange.open(listener)
 
     def watch(self) -> None:
         """Hear contexts from now on."""
@@ -152,12 +148,8 @@ class Contexts:
 
     @property
     def may_run_first(self) -> bool:
-        """Whether the short way is open: one program, and callers need not be asked their name."""
-        return (
-            self._config.get("purpose") == "program"
-            and not self._exchange.are_named
-            and self._refusal(self.language) is None
-        )
+        """Whether the short way is open: one program."""
+        return self._config.get("purpose") == "program" and self._refusal(self.language) is None
 
     @property
     def language(self) -> str:
@@ -169,10 +161,10 @@ class Contexts:
         if self._exchange.are_named:
             self._exchange.drain()
 
-    def run_first(self, channel_fd: int, wakeup_fd: int, ready: bytes) -> Stretch:
+    def run_first(self, channel_fd: int, wakeup_fd: int) -> Stretch:
         """Serve the first program of a sandbox before there is an event loop."""
         stretch = Stretch(*self._fork("main", self.language))
-        serve(stretch, channel_fd, wakeup_fd, self._exchange.fileno(), ready)
+        serve(stretch, channel_fd, wakeup_fd, self._exchange.fileno())
         return stretch
 
     def take_over(self, stretch: Stretch) -> None:
@@ -252,51 +244,9 @@ class Contexts:
 
     def _fork(self, name: str, language: str) -> tuple[int, int, int, int]:
         """A new context: its pid, and our ends of its stdout, its stderr and its first line."""
-        opened: list[int] = []
-        try:
-            opened += os.pipe()
-            opened += os.pipe()
-            opened += self._exchange.pair()
-            pid = processes.fork_quietly()
-        except OSError:
-            for fd in opened:
-                os.close(fd)
-            raise
-        stdout_r, stdout_w, stderr_r, stderr_w, ours, theirs = opened
-        if pid == 0:
-            self._become_context(name, language, (stdout_w, stderr_w, theirs))
-        for fd in (stdout_w, stderr_w, theirs):
-            os.close(fd)
-        return pid, stdout_r, stderr_r, ours
-
-    def _become_context(
-        self, name: str, language: str, descriptors: tuple[int, int, int]
-    ) -> NoReturn:
-        stdout_w, stderr_w, line = descriptors
-        try:
-            processes.reset_signals()
-            os.setpgid(0, 0)
-            null_r = os.open(os.devnull, os.O_RDONLY)
-            os.dup2(null_r, 0)
-            os.dup2(stdout_w, 1)
-            os.dup2(stderr_w, 2)
-            os.dup2(line, _LINE_FD, False)
-            # From here on init's Python objects hold numbers that will be reused: none of them may
-            # be finalised. The caller's frames keep them alive until the _exit below.
-            gc.freeze()
-            processes.close_from(_LINE_FD + 1)
-            processes.set_dumpable(True)
-            os.chdir(self._config["home"])
-            if not self._config.get("is_environment_set"):
-                _change_environment(self._environment, self._config["env"])
-            is_named = self._exchange.are_named
-            link = Link(self._exchange.address, _LINE_FD, is_named=is_named)
-            self._run_context(link, {**self._config, "context": name, "language": language})
-        except BaseException:  # noqa: BLE001  this is the child's outermost frame
-            traceback.print_exc()
-            sys.stderr.flush()
-        finally:
-            os._exit(70)
+        config = {**self._config, "context": name, "language": language}
+        parent = birth.Parent(self._exchange.address, are_named=self._exchange.are_named)
+        return birth.fork_context(config, self._environment, parent, self._run_context)
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -521,13 +471,3 @@ class Contexts:
             raise RuntimeError(message)
         code = "not_found" if end.exit_code == kernel.EXIT_MISSING else "internal"
         self._channel.send({"ev": "fail", "id": context.birth, "code": code, "message": message})
-
-
-def _change_environment(found: dict[str, str], wanted: dict[str, str]) -> None:
-    # The difference only: a fork-server has nearly the environment of its sandboxes already.
-    for name in found:
-        if name not in wanted:
-            del os.environ[name]
-    for name, value in wanted.items():
-        if found.get(name) != value:
-            os.environ[name] = value

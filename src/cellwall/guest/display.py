@@ -9,14 +9,12 @@ order in which things appear is only right because stdout is flushed before anyt
 
 from __future__ import annotations
 
-import base64
-import json
 import sys
-from typing import TYPE_CHECKING
 
 from cellwall.guest.figures import is_figure, png_of
 from cellwall.guest.outbox import MAX_BODY_BYTES
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
@@ -89,6 +87,8 @@ class Display:
 
     def _show_without_link(self, body: bytes) -> None:
         # A forked child, or no descriptor left: the text still has stdout to go to.
+        import json
+
         text = json.loads(body).get("text/plain")
         if text:
             sys.stdout.write(f"{text}\n")
@@ -184,6 +184,9 @@ def fit(bundle: dict[str, Any]) -> tuple[bytes, int]:
 
 
 def _text_of(mime: str, form: Any) -> str | None:  # noqa: ANN401  whatever the caller returned
+    import base64
+    import json
+
     try:
         if isinstance(form, (bytes, bytearray)):
             return base64.b64encode(form).decode("ascii")
@@ -195,12 +198,16 @@ def _text_of(mime: str, form: Any) -> str | None:  # noqa: ANN401  whatever the 
 
 
 def _encode(texts: dict[str, str]) -> bytes:
+    import json
+
     return json.dumps(texts, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
 def _bounded_metadata(metadata: dict[str, Any] | None) -> dict[str, Any]:
     if not metadata:
         return {}
+    import json
+
     try:
         size = len(json.dumps(metadata, allow_nan=False))
     except Exception:  # noqa: BLE001  not JSON

@@ -11,11 +11,11 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import TYPE_CHECKING
 
 from cellwall.guest.afterimport import after_import
 from cellwall.guest.outbox import MAX_BODY_BYTES
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType

@@ -9,19 +9,23 @@ general case touches four hundred. Nothing here may touch what the usual case ca
 
 from __future__ import annotations
 
-import json
 import os
 import select
-from typing import Any
+import sys
 
-from cellwall.guest.frames import LENGTHS, encode
+from cellwall.guest.frames import LENGTHS, encode, parse_header
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+PROTOCOL = 1
 IDLE = encode({"ev": "idle"})
 _READ_BYTES = 64 * 1024
 _READABLE = select.POLLIN
 _GATHER_MS = 1
 """After output was passed on; what else happens is noticed at once."""
-_parse = json.JSONDecoder().decode
 
 
 class Stretch:
@@ -51,15 +55,37 @@ class Stretch:
         """The host knows how it ended."""
 
 
-def serve(stretch: Stretch, channel: int, wakeup: int, listener: int, ready: bytes) -> None:
+def ready(contexts: list[str]) -> dict[str, Any]:
+    """The first thing that the host hears of an init."""
+    python = sys.version.partition(" ")[0]
+    return {"ev": "ready", "id": 0, "protocol": PROTOCOL, "python": python, "contexts": contexts}
+
+
+USUAL_CONTEXTS = ["main"]
+_USUAL_READY = encode(ready(USUAL_CONTEXTS))
+
+
+def _nothing() -> None:
+    """Nothing is left to do before the first request."""
+
+
+def serve(
+    stretch: Stretch,
+    channel: int,
+    wakeup: int,
+    listener: int,
+    meanwhile: Callable[[], None] = _nothing,
+) -> None:
     """Go as far as the usual case goes; what it was, `stretch` says.
 
     `wakeup` is readable when a child has ended, `listener` when the context has something to say.
+    `meanwhile` is called while the host gets its request ready.
     """
     if os.read(stretch.line, _READ_BYTES) != IDLE:
         return
-    os.write(channel, ready)
+    os.write(channel, _USUAL_READY)
     stretch.is_ready = True
+    meanwhile()
     _start(stretch, os.read(channel, _READ_BYTES))
     if stretch.header is not None:
         os.set_blocking(channel, False)
@@ -74,7 +100,7 @@ def _start(stretch: Stretch, data: bytes) -> None:
     header_length, body_length = LENGTHS.unpack_from(data)
     if len(data) != LENGTHS.size + header_length + body_length:
         return
-    header = _parse(str(data[LENGTHS.size : LENGTHS.size + header_length], "utf-8"))
+    header = parse_header(data[LENGTHS.size : LENGTHS.size + header_length])
     if (
         header.get("op") != "execute"
         or header.get("mode") != "program"
@@ -109,6 +135,8 @@ def _follow(stretch: Stretch, channel: int, wakeup: int, listener: int) -> None:
         # After its end: what it printed last is still in the pipes.
         for fd, events in poller.poll(None if stretch.end is None else 0):
             if fd == wakeup:
+                if _has_last_words(stretch, listener):
+                    return
                 _reap(stretch, wakeup)
             elif not events & _READABLE:
                 poller.unregister(fd)  # nobody has the other end any more
@@ -146,6 +174,19 @@ def _send(stretch: Stretch, channel: int, header: bytes, body: bytes) -> bool:
         sent = 0  # full, or the host is gone: the machinery finds out
     stretch.unsent = frame[sent:]
     return sent == len(frame)
+
+
+def _has_last_words(stretch: Stretch, listener: int) -> bool:
+    """Report whether the context has ended, and called before it did.
+
+    Where callers are known by their pid alone, they must be heard before they are waited for.
+    """
+    looking = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    if stretch.end is not None or os.waitid(os.P_PID, stretch.pid, looking) is None:
+        return False
+    calls = select.poll()
+    calls.register(listener, _READABLE)
+    return bool(calls.poll(0))
 
 
 def _reap(stretch: Stretch, wakeup: int) -> None:

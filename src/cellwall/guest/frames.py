@@ -9,10 +9,20 @@ thrown away with its peer: after a bad frame there is no way to find the beginni
 
 from __future__ import annotations
 
-import json
 import struct
-from collections.abc import Iterator
-from typing import Any, Dict, Tuple, Union
+
+from cellwall.guest import strict_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, Dict, Tuple, Union
+
+    Header = Dict[str, Any]
+    Frame = Tuple[Header, bytes]
+    Buffer = Union[bytes, bytearray, memoryview]
+else:  # `typing` costs a cold start more than everything else here
+    Header, Frame, Buffer = dict, tuple, bytes
 
 LENGTHS = struct.Struct(">II")
 
@@ -28,11 +38,6 @@ MAX_REQUEST_HEADER_BYTES = 4 * 1024 * 1024
 MAX_REQUEST_BODY_BYTES = 32 * 1024 * 1024
 """Host to guest: the largest file written, or source executed, in one request."""
 
-# Evaluated at run time, and this runs on Python 3.8: no dict[...], no X | Y.
-Header = Dict[str, Any]
-Frame = Tuple[Header, bytes]
-Buffer = Union[bytes, bytearray, memoryview]
-
 
 class FrameError(ValueError):
     """The peer broke the framing; whatever it says next cannot be understood."""
@@ -43,8 +48,8 @@ def _refuse_constant(name: str) -> None:
     raise FrameError(f"frame header: {name} is not JSON")
 
 
-_parse = json.JSONDecoder(parse_constant=_refuse_constant).decode
-_dump = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_parse = strict_json.parser(_refuse_constant)
+_dump = strict_json.dump
 
 
 def encode(header: Header, body: Buffer = b"") -> bytes:

@@ -14,19 +14,19 @@ import contextlib
 import errno
 import importlib
 import os
-import platform
 import signal
 import stat
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cellwall.guest import processes, trees, watching
 from cellwall.guest.channel import Channel, HostGone
 from cellwall.guest.commands import Command, Commands
 from cellwall.guest.contexts import ContextJob, Contexts
 from cellwall.guest.files import Files
-from cellwall.guest.frames import FrameError, Header, encode
+from cellwall.guest.first import USUAL_CONTEXTS, ready
+from cellwall.guest.frames import FrameError, Header
 from cellwall.guest.link import Link
 from cellwall.guest.loop import READ, Loop
 from cellwall.guest.pipes import Sinks
@@ -36,22 +36,14 @@ from cellwall.guest.requests import Request
 from cellwall.guest.streams import MOST_GRANTED_BYTES
 from cellwall.guest.workers import Workers
 
-PROTOCOL = 1
+if TYPE_CHECKING:
+    from cellwall.guest.lean import Begun
+
 _MOST_SIGNAL = 64
 _EXIT_HOST_GONE = 0
 _EXIT_BROKEN = 70
 _CONTEXT_MODULE = "cellwall.guest.context"
-_PYTHON = platform.python_version()
 _prepared: list[Init] = []
-
-
-def _ready(contexts: list[str]) -> Header:
-    facts: Header = {"protocol": PROTOCOL, "python": _PYTHON, "contexts": contexts}
-    return {"ev": "ready", "id": 0, **facts}
-
-
-_USUAL_CONTEXTS = ["main"]
-_USUAL_READY = encode(_ready(_USUAL_CONTEXTS))
 
 
 class Init:
@@ -109,18 +101,21 @@ class Init:
             "shutdown": self._shutdown,
         }
 
-    def run(self, channel_fd: int, config: dict[str, Any]) -> None:
-        """Own `channel_fd`, fork the named contexts and serve until the host is gone."""
+    def run(self, channel_fd: int, config: dict[str, Any], begun: Begun | None = None) -> None:
+        """Own `channel_fd`, fork the named contexts and serve until the host is gone.
+
+        `begun` is what `lean` did of that already.
+        """
         self._config.update(config)
-        wakeup_fd = self._await_children()
-        self._contexts.open()
+        self._wakeup_r = processes.await_children() if begun is None else begun.wakeup_fd
+        self._contexts.open(None if begun is None else begun.listener)
         names = config.get("contexts", ())
-        stretch = None
-        if self._contexts.may_run_first and list(names) == _USUAL_CONTEXTS:
-            stretch = self._contexts.run_first(channel_fd, wakeup_fd, _USUAL_READY)
+        stretch = None if begun is None else begun.stretch
+        if stretch is None and self._contexts.may_run_first and list(names) == USUAL_CONTEXTS:
+            stretch = self._contexts.run_first(channel_fd, self._wakeup_r)
         self._loop.open()
         self._channel.open(channel_fd, self._loop, config.get("out_fd", -1))
-        self._loop.watch(wakeup_fd, READ, self._on_child)
+        self._loop.watch(self._wakeup_r, READ, self._on_child)
         self._contexts.watch()
         if stretch is not None:
             self._contexts.take_over(stretch)
@@ -142,7 +137,7 @@ class Init:
                 self._announce()
 
     def _announce(self) -> None:
-        self._channel.send(_ready(self._contexts.names()))
+        self._channel.send(ready(self._contexts.names()))
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -289,13 +284,6 @@ class Init:
 
     # -- children ------------------------------------------------------------------------------
 
-    def _await_children(self) -> int:
-        self._wakeup_r, wakeup_w = os.pipe()
-        os.set_blocking(self._wakeup_r, False)
-        os.set_blocking(wakeup_w, False)
-        processes.wake_on_child(wakeup_w)
-        return self._wakeup_r
-
     def _on_child(self, _events: int) -> None:
         with contextlib.suppress(BlockingIOError):  # read in an earlier round
             os.read(self._wakeup_r, 4096)
@@ -323,12 +311,17 @@ def main(
     channel_fd: int,
     config: dict[str, Any],
     run_context: Callable[[Link, dict[str, Any]], Any] | None = None,
+    begun: Begun | None = None,
 ) -> NoReturn:
-    """Be init on `channel_fd` until the host is gone; `run_context` replaces the Python context."""
+    """Be init on `channel_fd` until the host is gone; `run_context` replaces the Python context.
+
+    `begun` is what `lean` did of that already.
+    """
     code = _EXIT_BROKEN
     try:
-        _settle()
-        _made(run_context).run(channel_fd, config)
+        if begun is None:
+            _settle()
+        _made(run_context).run(channel_fd, config, begun)
     except HostGone:
         code = _EXIT_HOST_GONE
     except FrameError as error:
@@ -362,17 +355,10 @@ def _made(run_context: Callable[[Link, dict[str, Any]], Any] | None) -> Init:
 
 
 def _settle() -> None:
-    """Make this process an init, whatever it was before."""
-    # SECURITY: no command may inherit the channel, nor anything a runtime left open.
-    processes.bequeath_nothing(3)
-    processes.set_dumpable(False)
     if _prepared:
-        return  # the rest was done there, and we are pid 1
-    processes.ignore_signals()
-    os.umask(0o022)
-    os.chdir("/")
-    if os.getpid() != 1:
-        processes.adopt_orphans()
+        processes.confine()  # the rest was done there, and we are pid 1
+    else:
+        processes.become_init()
 
 
 def _complain(text: str) -> None:

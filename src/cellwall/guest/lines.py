@@ -14,10 +14,10 @@ from __future__ import annotations
 # a fork pays for each page that it writes to.
 import _socket
 import array
-import os
 import struct
 from collections.abc import Callable
 
+from cellwall.guest.birth import listener
 from cellwall.guest.channel import Channel
 from cellwall.guest.frames import Decoder, FrameError, Header, encode
 from cellwall.guest.loop import READ, WRITE, Loop
@@ -171,17 +171,14 @@ class Exchange:
         self.are_named = False
         """Callers say who they are (SCM_CREDENTIALS), because the kernel does not by itself."""
 
-    def open(self) -> None:
-        """Bind and listen before the first fork: contexts take `address` with them."""
-        # Abstract: no path to clean up or to protect. Random: inits that share a network namespace
-        # (the `process` runtime) must not meet.
-        self.address = "\0cellwall-" + os.urandom(16).hex()
-        self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    def open(self, made: tuple[_socket.socket, str] | None = None) -> None:
+        """Bind and listen before the first fork: contexts take `address` with them.
+
+        `made` is a listener of `birth.listener` that a context knows already.
+        """
+        self._socket, self.address = listener() if made is None else made
         # What the Python class builds its `accept` on; the type stubs do not know it.
         self._accept_fd: Callable[[], tuple[int, object]] = self._socket._accept  # type: ignore[attr-defined]
-        self._socket.setblocking(False)
-        self._socket.bind(self.address)
-        self._socket.listen(64)
 
     def watch(self) -> None:
         """Accept calls from now on."""
@@ -190,11 +187,6 @@ class Exchange:
     def fileno(self) -> int:
         """The listening descriptor."""
         return self._socket.fileno()
-
-    def pair(self) -> tuple[int, int]:
-        """Descriptors of a connection that needs no call: ours, and one for a fork to keep."""
-        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
-        return ours.detach(), theirs.detach()
 
     def line(self, fd: int) -> Line:
         """Own `fd`, our end of a pair."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 # The C module under `socket`: the Python class over it makes enum members of every constant, and
 # a fork pays for each page that it writes to.
 import _socket
-import array
 import os
 import struct
 
@@ -28,7 +27,8 @@ from cellwall.guest.frames import (
 
 _MOST_DESCRIPTORS = 4
 _SCM_CREDENTIALS = 2
-_ROOM = _socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
+_DESCRIPTOR = struct.Struct("i")
+_ROOM = _socket.CMSG_SPACE(_MOST_DESCRIPTORS * _DESCRIPTOR.size)
 
 
 class LinkClosed(ConnectionError):
@@ -137,8 +137,9 @@ def _credentials() -> tuple[int, int, bytes]:
 
 
 def _received_descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    descriptors = array.array("i")
+    descriptors: list[int] = []
     for level, kind, data in ancillary:
         if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
-            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-    return list(descriptors)
+            whole = data[: len(data) - len(data) % _DESCRIPTOR.size]
+            descriptors += (number for (number,) in _DESCRIPTOR.iter_unpack(whole))
+    return descriptors

@@ -13,10 +13,9 @@ from __future__ import annotations
 # The C module under `signal`: the wrapper makes enum members of every mask it returns.
 import _signal  # type: ignore[import-not-found]
 import os
-import signal
 from _thread import allocate_lock, get_ident
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Protocol
 
@@ -33,18 +32,15 @@ if TYPE_CHECKING:
 MAX_BODY_BYTES = 1024 * 1024
 """Guest to host, design/0002: a larger body would end the sandbox."""
 
-_HELD_BACK = [
-    int(number)
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGALRM,
-        signal.SIGVTALRM,
-        signal.SIGPROF,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-        signal.SIGCHLD,
-    )
+_HELD_BACK: list[int] = [
+    _signal.SIGINT,
+    _signal.SIGTERM,
+    _signal.SIGALRM,
+    _signal.SIGVTALRM,
+    _signal.SIGPROF,
+    _signal.SIGUSR1,
+    _signal.SIGUSR2,
+    _signal.SIGCHLD,
 ]
 
 

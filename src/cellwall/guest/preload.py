@@ -23,7 +23,20 @@ import time
 from typing import TYPE_CHECKING
 
 # What json, pickle and friends load only when first used would be loaded again by every fork.
-from cellwall.guest import context, init, program, rehearsal, reseed, shell  # noqa: F401
+from cellwall.guest import (  # noqa: F401
+    context,
+    init,
+    kernel,
+    native,
+    program,
+    rehearsal,
+    reseed,
+    shell,
+    sql,
+    tools,
+    tracebacks,
+    value,
+)
 from cellwall.guest.cell import Notebook
 from cellwall.guest.display import Display
 from cellwall.guest.figures import Figures

@@ -9,57 +9,43 @@ from __future__ import annotations
 
 # The C module under `signal`: the wrapper turns numbers into enum members, a page each.
 import _signal  # type: ignore[import-not-found]
-import contextlib
-import ctypes
 import os
-import signal
 import time
-from resource import struct_rusage
-from typing import Any, NamedTuple
 
-_PR_SET_DUMPABLE = 4
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from resource import struct_rusage
+
+PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
-
-# Made before any fork: a fork pays for every page it writes to, and these touch many.
-_PRCTL: Any = ctypes.CDLL(None).prctl
-_CLOSE_RANGE: Any = getattr(ctypes.CDLL(None), "close_range", lambda *_: -1)
-_CLOSE_RANGE_CLOEXEC = ctypes.c_int(4)
-_LAST_FD = ctypes.c_uint(2**32 - 1)
-# PyDLL: the GIL stays with the one thread, in the parent and in the child.
-_FORK: Any = ctypes.PyDLL(None, use_errno=True).fork
-_PRCTL_ARGUMENTS = tuple(
-    (ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
-    for value in (0, 1)
-)
 
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 _TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK")
 
-_SIGINT = int(signal.SIGINT)
-_SIGCHLD = int(signal.SIGCHLD)
-_DEFAULT_IN_CHILDREN = tuple(
-    int(number)
-    for number in (
-        signal.SIGCHLD,
-        signal.SIGTERM,
-        signal.SIGHUP,
-        signal.SIGQUIT,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-    )
+_SIGINT: int = _signal.SIGINT
+_SIGCHLD: int = _signal.SIGCHLD
+_SIGKILL: int = _signal.SIGKILL
+_DEFAULT_IN_CHILDREN: tuple[int, ...] = (
+    _SIGCHLD,
+    _signal.SIGTERM,
+    _signal.SIGHUP,
+    _signal.SIGQUIT,
+    _signal.SIGUSR1,
+    _signal.SIGUSR2,
 )
-_IGNORED_BY_INIT = (
-    _SIGINT,
-    *(number for number in _DEFAULT_IN_CHILDREN if number != signal.SIGCHLD),
-)
+_IGNORED_BY_INIT = (_SIGINT, *(number for number in _DEFAULT_IN_CHILDREN if number != _SIGCHLD))
 
 
-class Exit(NamedTuple):
+class Exit:
     """The kernel's word on how a process ended."""
 
-    exit_code: int | None
-    signal: int | None
-    rusage: dict[str, int]
+    __slots__ = ("exit_code", "rusage", "signal")
+
+    def __init__(self, exit_code: int | None, signal: int | None, rusage: dict[str, int]) -> None:
+        """One of the two is None; `rusage` is in microseconds and KiB."""
+        self.exit_code = exit_code
+        self.signal = signal
+        self.rusage = rusage
 
 
 def leader_of(task: int) -> int:
@@ -143,17 +129,15 @@ def fork_quietly() -> int:
     thread there is nothing to mend, and they write to hundreds of pages that every context would
     then copy. libc's own handlers run. Random generators are `reseed.py`'s. Raises OSError.
     """
-    pid = int(_FORK())
-    if pid < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return pid
+    from cellwall.guest import native
+
+    return native.fork()
 
 
 def set_dumpable(wanted: bool) -> None:
     """Decide whether processes of the same user may look into this one. Best effort."""
     # SECURITY: init holds the channel; its /proc/1/mem and /proc/1/fd must not be a way to it.
-    _prctl(_PR_SET_DUMPABLE, int(wanted))
+    _prctl(PR_SET_DUMPABLE, int(wanted))
 
 
 def adopt_orphans() -> None:
@@ -162,7 +146,9 @@ def adopt_orphans() -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    _PRCTL(option, *_PRCTL_ARGUMENTS[value])
+    from cellwall.guest import native
+
+    native.prctl(option, value)
 
 
 def reset_signals() -> None:
@@ -189,15 +175,45 @@ def wake_on_child(wakeup_fd: int) -> None:
     _signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
 
 
+def await_children() -> int:
+    """Return a descriptor that becomes readable whenever a child ends."""
+    readable, writable = os.pipe()
+    os.set_blocking(readable, False)
+    os.set_blocking(writable, False)
+    wake_on_child(writable)
+    return readable
+
+
+def become_init() -> None:
+    """Make this process an init, whatever it was before."""
+    confine()
+    ignore_signals()
+    os.umask(0o022)
+    os.chdir("/")
+    if os.getpid() != 1:
+        adopt_orphans()
+
+
+def confine() -> None:
+    """Hide what init holds from what it starts, and from processes of the same user."""
+    # SECURITY: no command may inherit the channel, nor anything a runtime left open.
+    bequeath_nothing(3)
+    set_dumpable(False)
+
+
 def bequeath_nothing(first_fd: int) -> None:
     """Mark every open descriptor from `first_fd` on as not to be inherited by programs."""
-    if _CLOSE_RANGE(ctypes.c_uint(first_fd), _LAST_FD, _CLOSE_RANGE_CLOEXEC) == 0:
+    from cellwall.guest import native
+
+    if native.close_on_exec_from(first_fd):
         return
     # Older than Linux 5.11 or glibc 2.34.
     for name in os.listdir("/proc/self/fd"):
         if int(name) >= first_fd:
-            with contextlib.suppress(OSError):  # the listing's own descriptor is gone
+            try:
                 os.set_inheritable(int(name), False)
+            except OSError:
+                continue  # the listing's own descriptor is gone
 
 
 def close_from(first_fd: int) -> None:
@@ -220,7 +236,7 @@ def signal_group(pid: int, number: int) -> None:
     except (ProcessLookupError, PermissionError):
         signal_process(pid, number)
         return
-    if number == signal.SIGKILL:
+    if number == _SIGKILL:
         signal_process(pid, number)
 
 
@@ -245,7 +261,7 @@ def kill_descendants() -> None:
     """Kill and reap every process below this one; for an init that no namespace dies with."""
     while True:
         for pid in _children():
-            signal_process(pid, signal.SIGKILL)
+            signal_process(pid, _SIGKILL)
         try:
             # Orphans of what dies here arrive as our own children and are found next round.
             os.waitpid(-1, 0)

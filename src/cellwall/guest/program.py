@@ -9,25 +9,22 @@ by every execution; and whatever fails on the way out, the exit code is still th
 
 from __future__ import annotations
 
-import ast
+import _ast
 import atexit
 import builtins
 import gc
 import io
 import os
 import sys
-import tempfile
-from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
 
-from cellwall.guest import tracebacks
+from cellwall.guest import sources
 from cellwall.guest.afterimport import after_import
 from cellwall.guest.display import bundle_of
-from cellwall.guest.value import encode_value
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType
+    from types import CodeType, ModuleType
     from typing import Any, NoReturn
 
     from cellwall.guest.display import Display
@@ -41,11 +38,15 @@ EXIT_INTERRUPTED = 130
 """128 + SIGINT: how a shell tells of a program that ended by an interrupt."""
 
 
-class Ending(NamedTuple):
+class Ending:
     """How caller code ended."""
 
-    is_raised: bool
-    exit_code: int | None
+    __slots__ = ("exit_code", "is_raised")
+
+    def __init__(self, is_raised: bool, exit_code: int | None) -> None:
+        """`exit_code` is None for a cell that did not ask for one."""
+        self.is_raised = is_raised
+        self.exit_code = exit_code
 
 
 class Program:
@@ -73,7 +74,7 @@ def run(
         module = prepare_main(program)
         ending = execute(program, module, outbox, display, before)
         code = _leave(ending, module, figures)
-        ending = ending._replace(exit_code=code)
+        ending.exit_code = code
         if ending.is_raised or display.cut_bytes:  # else the exit says it all
             end = {"ev": "end", "raised": ending.is_raised, "exit_code": code}
             outbox.post({**end, "display_cut": display.cut_bytes})
@@ -84,7 +85,7 @@ def run(
 
 def prepare_main(program: Program) -> ModuleType:
     """A fresh `__main__` with everything a script finds when it starts."""
-    module = ModuleType("__main__")
+    module = type(sys)("__main__")
     module.__file__ = program.filename
     namespace = module.__dict__
     namespace["__builtins__"] = builtins
@@ -97,8 +98,8 @@ def prepare_main(program: Program) -> ModuleType:
     sys.excepthook = sys.__excepthook__
     sys.displayhook = sys.__displayhook__
     vars(builtins).pop("__IPYTHON__", None)
-    tracebacks.hide_only_our_frames()
-    tracebacks.remember_source(program.filename, program.source.decode("utf-8", "replace"))
+    sources.hide_only_our_frames()
+    sources.remember(program.filename, program.source.decode("utf-8", "replace"))
     after_import("multiprocessing.spawn", lambda spawn: _lend_main(spawn, program))
     return module
 
@@ -134,14 +135,14 @@ def _execute_source(program: Program, namespace: dict[str, Any]) -> object:
     if not program.is_displayed:
         exec(compile(program.source, program.filename, "exec", 0, True), namespace)  # noqa: S102
         return None
-    tree: Any = compile(program.source, program.filename, "exec", ast.PyCF_ONLY_AST, True)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    tree: Any = compile(program.source, program.filename, "exec", _ast.PyCF_ONLY_AST, True)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
     body: CodeType = compile(tree, program.filename, "exec", 0, True)
-    if not isinstance(last, ast.Expr):
+    if not isinstance(last, _ast.Expr):
         exec(body, namespace)  # noqa: S102  running the caller's code is what this is for
         return None
     flags = body.co_flags & FUTURE_FLAGS
-    tail = compile(ast.Expression(last.value), program.filename, "eval", flags, True)
+    tail = compile(_ast.Expression(last.value), program.filename, "eval", flags, True)
     exec(body, namespace)  # noqa: S102  likewise
     return eval(tail, namespace)  # noqa: S307  likewise
 
@@ -155,6 +156,8 @@ def _report_value(program: Program, namespace: dict[str, Any], outbox: Outbox) -
             value = _wait_for(value)
     else:
         return
+    from cellwall.guest.value import encode_value
+
     outbox.post(*encode_value(value))
 
 
@@ -182,6 +185,8 @@ def _after_system_exit(
 
 
 def _after_exception(error: BaseException, outbox: Outbox) -> Ending:
+    from cellwall.guest import tracebacks
+
     text = tracebacks.report_uncaught(error)
     report_error(error, text, outbox)
     return Ending(True, EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1)
@@ -189,6 +194,9 @@ def _after_exception(error: BaseException, outbox: Outbox) -> Ending:
 
 def report_error(error: BaseException, text: str, outbox: Outbox) -> None:
     """Send the `error` event."""
+    from cellwall.guest import tracebacks
+    from cellwall.guest.value import encode_value
+
     report = tracebacks.report_of(error, text)
     outbox.post({"ev": "error"}, encode_value(report._asdict()).body)
 
@@ -200,7 +208,7 @@ def exit_code_of(stop: SystemExit) -> int:
         return 0
     if isinstance(code, int):
         return code & 0xFF
-    tracebacks.print_to_stderr(f"{code}\n")
+    sources.print_to_stderr(f"{code}\n")
     return 1
 
 
@@ -233,7 +241,9 @@ def _guarded(step: Any) -> None:  # noqa: ANN401  any callable
     except SystemExit:
         return
     except BaseException as error:  # noqa: BLE001  caller code runs here too
-        tracebacks.print_to_stderr(tracebacks.text_of(error))
+        from cellwall.guest import tracebacks
+
+        sources.print_to_stderr(tracebacks.text_of(error))
 
 
 def _clear(module: ModuleType) -> None:
@@ -279,6 +289,8 @@ _written: list[str] = []
 
 def _written_out(program: Program) -> str:
     if not _written:
+        import tempfile
+
         folder = tempfile.mkdtemp(prefix="main-")
         path = os.path.join(folder, os.path.basename(program.filename))
         with open(path, "wb") as file:

@@ -19,7 +19,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from cellwall.guest import sql, tracebacks
+from cellwall.guest import sources, sql, tracebacks
 from cellwall.guest.display import bounded_repr, flush_stdout
 from cellwall.guest.figures import png_of
 from cellwall.guest.program import Ending, exit_code_of
@@ -108,7 +108,7 @@ class Shell:
         sys.displayhook = ip.displayhook
         ip_display = importlib.import_module("IPython.display").display
         vars(builtins).update(get_ipython=ip.get_ipython, display=ip_display, __IPYTHON__=True)
-        tracebacks.hide_frames_of(os.path.dirname(str(sys.modules["IPython"].__file__)))
+        sources.hide_frames_of(os.path.dirname(str(sys.modules["IPython"].__file__)))
 
     def set_loop_runner(self, runner: Callable[[Any], object]) -> None:
         """Let awaits in cells with magics share the loop of the other cells."""
@@ -224,7 +224,7 @@ def _shell_class() -> Any:  # noqa: ANN401, C901  fourteen small overrides of a 
             """Plain, and as an event."""
             error = exc_tuple[1] if exc_tuple else sys.exc_info()[1]
             if isinstance(error, usage_error):
-                tracebacks.print_to_stderr(f"UsageError: {error}\n")
+                sources.print_to_stderr(f"UsageError: {error}\n")
             elif error is not None and not isinstance(error, SystemExit):
                 self.report(error)
 
@@ -259,7 +259,7 @@ def _shell_class() -> Any:  # noqa: ANN401, C901  fourteen small overrides of a 
 
 
 def _print_only(error: BaseException) -> None:
-    tracebacks.print_to_stderr(tracebacks.text_of(error))
+    sources.print_to_stderr(tracebacks.text_of(error))
 
 
 def _run_command(line: str) -> int:

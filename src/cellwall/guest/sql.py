@@ -18,7 +18,7 @@ import math
 import os
 from typing import TYPE_CHECKING
 
-from cellwall.guest import tracebacks
+from cellwall.guest import sources
 from cellwall.guest.display import flush_stdout
 from cellwall.guest.program import EXIT_INTERRUPTED, Ending, report_error
 from cellwall.guest.value import encode_value
@@ -182,7 +182,7 @@ class SqlCells:
             error = KeyboardInterrupt()  # which DuckDB says in its own words
         text = f"{type(error).__name__}: {error}\n"
         flush_stdout()
-        tracebacks.print_to_stderr(text)
+        sources.print_to_stderr(text)
         report_error(error, text, self._outbox)
 
 

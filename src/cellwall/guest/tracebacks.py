@@ -9,11 +9,12 @@ has to be registered here first, or its tracebacks lose their lines.
 
 from __future__ import annotations
 
-import linecache
-import os
+import linecache  # noqa: F401  it holds what `sources` was told
 import sys
 import traceback
 from typing import TYPE_CHECKING, NamedTuple
+
+from cellwall.guest.sources import hidden, print_to_stderr
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -31,28 +32,12 @@ class ErrorReport(NamedTuple):
     traceback: str
 
 
-def hide_frames_of(folder: str) -> None:
-    """Leave frames of code under `folder`, and our own, out of every traceback from now on."""
-    _hidden[1:] = [folder + os.sep]
-
-
-def hide_only_our_frames() -> None:
-    """Undo `hide_frames_of`: a program that uses IPython sees IPython."""
-    del _hidden[1:]
-
-
-def remember_source(filename: str, source: str) -> None:
-    """Make `source` what tracebacks and inspect show for `filename`, whatever is on disk."""
-    # No mtime: linecache then never compares the entry with a file.
-    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-
-
 def text_of(error: BaseException) -> str:
     """The traceback of `error`, complete, as `python file.py` would print it."""
     try:
         tb = _callers_part(error.__traceback__)
         report = traceback.TracebackException(type(error), error, tb)
-        _hide(report, tuple(_hidden), set())
+        _hide(report, tuple(hidden), set())
         lines = list(report.format())
         if tb is None and lines and lines[0].startswith("Traceback "):
             del lines[0]
@@ -69,18 +54,6 @@ def report_of(error: BaseException, text: str | None = None) -> ErrorReport:
         value = "<exception str() failed>"
     text = text_of(error) if text is None else text
     return ErrorReport(type(error).__name__[:200], _cut(value), _cut(text))
-
-
-def print_to_stderr(text: str) -> None:
-    """Write to whatever the caller made of sys.stderr, or to descriptor 2 if that fails."""
-    try:
-        sys.stderr.write(text)
-        sys.stderr.flush()
-    except Exception:  # noqa: BLE001  the caller may have closed or replaced it
-        try:
-            os.write(2, text.encode("utf-8", "backslashreplace"))
-        except OSError:
-            return
 
 
 def report_uncaught(error: BaseException) -> str:
@@ -107,7 +80,7 @@ def report_thread(args: Any) -> None:  # noqa: ANN401  threading.ExceptHookArgs,
 
 
 def _callers_part(tb: TracebackType | None) -> TracebackType | None:
-    prefixes = tuple(_hidden)
+    prefixes = tuple(hidden)
     while tb is not None and tb.tb_frame.f_code.co_filename.startswith(prefixes):
         tb = tb.tb_next
     return tb
@@ -130,7 +103,3 @@ def _cut(text: str) -> str:
         return text
     half = _MOST_TEXT // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters cut ...]\n{text[-half:]}"
-
-
-# Not __file__: inside a zipapp, or after a relocated compileall, code objects say otherwise.
-_hidden = [os.path.dirname(text_of.__code__.co_filename) + os.sep]

@@ -56,6 +56,8 @@ class SandboxSpec:
     """`exec` gives an interpreter that shares no hash seed or layout with others; slower."""
     purpose: Purpose = "session"
     """`program` may leave out what only a session's cells use; a smaller image forks faster."""
+    is_awaited: bool = True
+    """Somebody waits for it; False for one to be parked, which has time to make itself warm."""
 
 
 def refuse_soft(spec: SandboxSpec, hardness: Mapping[str, str], who: str) -> None:

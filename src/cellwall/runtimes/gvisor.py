@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import struct
+import time
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +26,7 @@ from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.runtimes import (
     gvisor_binary,
     gvisor_bundle,
+    gvisor_image,
     gvisor_posture,
     gvisor_root,
     gvisor_witness,
@@ -42,7 +44,7 @@ from cellwall.runtimes.cpus import Cpus
 from cellwall.runtimes.environment import inside_environment
 from cellwall.runtimes.guest_bundle import build_bundle
 from cellwall.runtimes.gvisor_binary import Binary
-from cellwall.runtimes.gvisor_keeper import Keeper, launcher
+from cellwall.runtimes.gvisor_keeper import Keeper, Keepers, launcher
 from cellwall.runtimes.gvisor_sandbox import GvisorSandbox, Made, end, held
 from cellwall.runtimes.gvisor_witness import Witness
 from cellwall.runtimes.jail_groups import GroupKeeper
@@ -51,10 +53,17 @@ if TYPE_CHECKING:
     from cellwall.jail import cgroups
     from cellwall.model.template import BuiltTemplate
 
-_GUEST = ("cellwall.guest", "cellwall.runtimes.gvisor_boot")
+_GUEST = (
+    "cellwall.guest",
+    "cellwall.runtimes.gvisor_boot",
+    "cellwall.runtimes.gvisor_modules",
+    "cellwall.runtimes.gvisor_snapshot",
+)
 _GUEST_ENTRY = "cellwall.runtimes.gvisor_boot:main"
 _READY_S = 60.0
 _TRY_S = 15.0
+_ROOT_KEPT_S = 60.0
+"""Making sure that a root is what it would be now takes 20 ms."""
 _NEEDED = frozenset({"memory", "pids", "cpu"})
 _LENGTH = struct.Struct(">I")
 _PRELOAD_ENVIRONMENT = {"MPLCONFIGDIR": "/tmp/matplotlib"}  # noqa: S108 - a path inside
@@ -75,6 +84,14 @@ class Chosen(NamedTuple):
 
     binary: Binary
     platform: str
+
+
+class _Kept(NamedTuple):
+    """A root that was there when it was last looked at."""
+
+    root: gvisor_root.Root
+    until: float
+    """By the monotonic clock."""
 
 
 class _Born(NamedTuple):
@@ -99,6 +116,7 @@ class GvisorRuntime:
         self._live: set[GvisorSandbox] = set()
         self._started = self._failed = 0
         self._is_swept = False
+        self._roots: dict[str, _Kept] = {}
         self._chosen: Chosen | None = None
         self._sinks = self._folder / "sinks"
         self.cpus = Cpus()
@@ -129,6 +147,10 @@ class GvisorRuntime:
         place = self._folder / "place"
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         return str(place)
+
+    @cached_property
+    def _keepers(self) -> Keepers:
+        return Keepers(self._launcher, self._place)
 
     async def probe(self) -> list[Finding]:
         """Say which `runsc` there is, on which platform it runs, and what is missing."""
@@ -184,13 +206,10 @@ class GvisorRuntime:
         )
         oci = gvisor_bundle.configuration(root, limits, ("/usr/bin/true",))
         groups = await self._groups.make(_at_start(limits))
-        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        order = self._order(Chosen(binary, platform), oci, groups)
+        keeper = self._keepers.take()
         try:
-            order = self._order(Chosen(binary, platform), oci, groups)
-            keeper = Keeper(self._launcher, order, null)
-        finally:
-            os.close(null)
-        try:
+            keeper.begin(order).close()
             async with asyncio.timeout(_TRY_S):
                 failed = await keeper.wait_ended() != 0
             return (keeper.said()[-300:] or "it ended without a word") if failed else ""
@@ -207,16 +226,15 @@ class GvisorRuntime:
         witness: Witness | None = None,
         cpus: frozenset[int] = frozenset(),
     ) -> dict[str, Any]:
-        """What the launcher is told."""
+        """What a keeper is told."""
         flags = gvisor_bundle.flags(chosen.binary.flags, chosen.platform, self._place)
-        files = {"config.json": oci}
+        files = {"config.json": json.dumps(oci)}
         if witness is not None:
-            files["witness.json"] = witness.configuration()
+            files["witness.json"] = json.dumps(witness.configuration())
             flags.append(f"--{gvisor_witness.FLAG}={self._place}/bundle/witness.json")
         return {
             "program": chosen.binary.path,
             "words": [chosen.binary.path, *flags, "run", f"--bundle={self._place}/bundle", "cell"],
-            "place": self._place,
             "directory": "/" if witness is None else str(self._sinks),
             "cgroups": groups.entrance_paths(),
             "cpus": sorted(cpus or os.sched_getaffinity(0)),
@@ -227,13 +245,22 @@ class GvisorRuntime:
         """Find out what to run and make the template's root."""
         await self.choose()
         await self._root(template)
+        self._keepers.make_ready_soon()
 
     async def _root(self, template: BuiltTemplate) -> gvisor_root.Root:
+        """The template's root; looked at again once in a while, because the host may change."""
+        kept = self._roots.get(template.digest)
+        now = time.monotonic()
+        if kept is None or now > kept.until or not os.access(kept.root.path, os.X_OK):
+            root = await asyncio.to_thread(self._make_root, template)
+            kept = self._roots[template.digest] = _Kept(root, now + _ROOT_KEPT_S)
+        return kept.root
+
+    def _make_root(self, template: BuiltTemplate) -> gvisor_root.Root:
         bundle = build_bundle(self._state_dir, _GUEST, _GUEST_ENTRY)
+        image = gvisor_image.build_image(self._state_dir, template, bundle, plan.GUEST_PATH)
         wanted = plan.Root(template.path, template.base_mounts, str(bundle))
-        return await asyncio.to_thread(
-            gvisor_root.make_root, self._folder / "roots", self._facts, wanted
-        )
+        return gvisor_root.make_root(self._folder / "roots", self._facts, wanted, image)
 
     # -- sandboxes ----------------------------------------------------------------------------
 
@@ -251,6 +278,7 @@ class GvisorRuntime:
             raise
         self._started += 1
         self._live.add(sandbox)
+        self._keepers.make_ready_soon()
         return sandbox
 
     async def _start(self, spec: SandboxSpec) -> GvisorSandbox:
@@ -261,18 +289,14 @@ class GvisorRuntime:
         witness = Witness(self._sinks) if gvisor_witness.FLAG in chosen.binary.flags else None
         cpus = self.cpus.take(gvisor_bundle.cpu_count(spec.limits))
         order = self._order(chosen, oci, groups, witness, cpus)
-        ours, theirs = socket.socketpair()
         born = _Born(groups, witness, cpus, _digest(chosen, order))
         try:
-            keeper = Keeper(self._launcher, order, theirs.fileno())
+            keeper = self._keepers.take()
         except BaseException:
-            ours.close()
             await self._take_down(born)
             raise
-        finally:
-            theirs.close()
         try:
-            return await self._confine(spec, keeper, ours, born)
+            return await self._confine(spec, keeper, keeper.begin(order), born)
         except BaseException as error:
             said = keeper.said()
             await asyncio.shield(self._discard(keeper, groups, born))
@@ -337,6 +361,8 @@ class GvisorRuntime:
     async def aclose(self) -> None:
         """Destroy every sandbox."""
         await asyncio.gather(*(sandbox.aclose() for sandbox in list(self._live)))
+        if "_keepers" in vars(self):
+            await self._keepers.aclose()
         if "_groups" in vars(self):
             self._groups.close()
             del self._groups
@@ -346,6 +372,8 @@ class GvisorRuntime:
         for sandbox in self._live:
             sandbox.abandon()
         self._live.clear()
+        if "_keepers" in vars(self):
+            self._keepers.abandon()
 
 
 def _find() -> Binary:
@@ -368,6 +396,7 @@ def _guest_config(spec: SandboxSpec) -> dict[str, Any]:
     environment = {**inside_environment(spec.template, spec.limits.cpus), **spec.env}
     return {
         "warm": spec.start == "fork",
+        "is_awaited": spec.is_awaited,
         "preload": list(spec.template.template.preload),
         "preload_environment": _PRELOAD_ENVIRONMENT,
         "guest": {

@@ -1,47 +1,61 @@
 """The first process inside a gVisor sandbox: from `runsc`'s descriptors to a guest that serves.
 
-Runs in the template's interpreter out of the guest bundle, standard library only, Python 3.8 and
+Runs in the template's interpreter out of the guest image, standard library only, Python 3.8 and
 later. It is confined already: `runsc` gave it its user, its limits and no capability. It reads
-one configuration from the channel, warms the interpreter up and becomes init.
+one configuration from the channel and becomes init: with a warm interpreter in it where the
+sandbox is to be parked, at once where somebody waits for its first program.
 """
 
 from __future__ import annotations
 
 import fcntl
-import gc
-import json
 import os
-import struct
 import sys
-from typing import Any
 
-_LENGTH = struct.Struct(">I")
-_STDIO = (0, 1, 2)
+from cellwall.guest.frames import parse_header
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_LENGTH_BYTES = 4
 
 
 def main() -> None:
     """Own descriptor 0, the channel; what is said on 2 until the guest serves, the host reads."""
     channel = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
     config = _read_config(channel)
-    import site
+    guest, begun = config["guest"], None
+    from cellwall.guest import lean
 
-    site.main()  # `-S` kept the template's .pth files from running before this point
+    if config["is_awaited"] and lean.may_serve(guest):
+        _let_go_of(0, 1)  # what it says on 2, the host reads when a start has failed
+        begun = lean.begin(channel, guest)
+        lean.go_on()
+        _let_go_of(2)
+    else:
+        import site
+
+        site.main()  # `-S` kept the template's .pth files from running before this point
+        if config["warm"]:
+            _warm(config)
+        _let_go_of(0, 1, 2)
     from cellwall.guest import init
 
-    if config["warm"]:
-        _warm(config)
+    init.main(channel, guest, begun=begun)
+
+
+def _let_go_of(*descriptors: int) -> None:
     null = os.open("/dev/null", os.O_RDWR)
-    for fd in _STDIO:
+    for fd in descriptors:
         os.dup2(null, fd)
     os.close(null)
-    init.main(channel, config["guest"])
 
 
 def _read_config(channel: int) -> dict[str, Any]:
     """Read the one message that comes before the frames: a length and a JSON object."""
-    (size,) = _LENGTH.unpack(_read(channel, _LENGTH.size))
-    config: dict[str, Any] = json.loads(_read(channel, size))
-    return config
+    size = int.from_bytes(_read(channel, _LENGTH_BYTES), "big")
+    return parse_header(_read(channel, size))
 
 
 def _read(fd: int, size: int) -> bytes:
@@ -56,6 +70,8 @@ def _read(fd: int, size: int) -> bytes:
 
 def _warm(config: dict[str, Any]) -> None:
     """Import what the template names, so that its contexts are forks of a warm interpreter."""
+    import gc
+
     from cellwall.guest import preload, reseed
 
     environment, added = config["guest"]["env"], config["preload_environment"]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.jail import plan
 from cellwall.runtimes.environment import INTERPRETER
+from cellwall.runtimes.gvisor_image import RUN
 from cellwall.runtimes.gvisor_root import Root
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def configuration(root: Root, limits: Limits, words: tuple[str, ...]) -> dict[st
 
 def guest_words() -> tuple[str, ...]:
     """Return the command every sandbox starts with."""
-    return (INTERPRETER, "-I", "-S", plan.GUEST_PATH)
+    return (INTERPRETER, "-I", "-S", "-c", RUN)
 
 
 def _rlimits(limits: Limits) -> list[dict[str, Any]]:

@@ -1,7 +1,9 @@
 """The host's handle on one running `runsc`: start, kill, the end. See `gvisor_launch`.
 
-Not a sandbox: nothing here knows limits or the guest. The invariant: once `wait_ended` returns,
-the pid namespace that held `runsc` and all it started is gone, if the keeper ended by itself.
+Not a sandbox: nothing here knows limits or the guest. One keeper is made ahead of who needs it
+(`Keepers`): an interpreter and its namespaces take a fifth of a cold start. The invariant: once
+`wait_ended` returns, the pid namespace that held `runsc` and all it started is gone, if the keeper
+ended by itself.
 """
 
 from __future__ import annotations
@@ -10,19 +12,21 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cellwall.jail.fds import as_document
 from cellwall.model.errors import HostUnsupported
 from cellwall.runtimes.guest_bundle import build_bundle
 
 _BUNDLE = ("cellwall.jail.linux", "cellwall.runtimes.gvisor_launch")
 _ENTRY = "cellwall.runtimes.gvisor_launch:main"
 _SAID_BYTES = 4096
+_PAUSE_S = 0.05
+"""Between a start and the keeper for the next: the program that was waited for goes first."""
 
 
 def launcher(state_dir: Path) -> Path:
@@ -33,17 +37,19 @@ def launcher(state_dir: Path) -> Path:
 class Keeper:
     """One keeper process and its leash. Lives on the event loop it was made on."""
 
-    def __init__(self, bundle: Path, config: dict[str, Any], stdin: int) -> None:
-        """Start it; `stdin` becomes that of the sandbox's first process. HostUnsupported."""
-        document = as_document(json.dumps(config))
+    def __init__(self, bundle: Path, place: str) -> None:
+        """Start it; `runsc` will have `place` for its state. HostUnsupported."""
         self._said = os.memfd_create("cellwall-runsc", os.MFD_CLOEXEC)
         leash_r, self._leash_w = os.pipe2(os.O_CLOEXEC)
-        words = [sys.executable, "-I", "-S", "-E", str(bundle), str(document), str(leash_r)]
+        order_r, self._order_w = os.pipe2(os.O_CLOEXEC)
+        self._channel, theirs = socket.socketpair()
+        words = [sys.executable, "-I", "-S", "-E", str(bundle), str(order_r), str(leash_r), place]
         try:
-            self._child = _start(words, stdin, self._said, (document, leash_r))
+            self._child = _start(words, theirs.fileno(), self._said, (order_r, leash_r))
         except OSError as error:
-            os.close(self._leash_w)
-            os.close(self._said)
+            for fd in (self._leash_w, self._order_w, self._said):
+                os.close(fd)
+            self._channel.close()
             raise HostUnsupported(
                 "processes",
                 f"gVisor: start {words[0]}: {error.strerror}",
@@ -51,8 +57,9 @@ class Keeper:
                 errno=error.errno,
             ) from error
         finally:
-            os.close(document)
+            os.close(order_r)
             os.close(leash_r)
+            theirs.close()
         loop = asyncio.get_running_loop()
         self._pidfd = os.pidfd_open(self._child.pid)
         self._ended: asyncio.Future[int] = loop.create_future()
@@ -64,12 +71,30 @@ class Keeper:
         """The keeper's; `runsc` and all the rest are below it."""
         return self._child.pid
 
+    @property
+    def has_ended(self) -> bool:
+        """True once the kernel says so, before the event loop has heard of it."""
+        return self._ended.done() or self._child.poll() is not None
+
+    def begin(self, order: dict[str, Any]) -> socket.socket:
+        """Have it start what `order` says. One that has died is noticed by its end.
+
+        Returns our end of descriptor 0 of the sandbox's first process, the caller's from now on.
+        """
+        with contextlib.suppress(BrokenPipeError), os.fdopen(self._order_w, "wb") as pipe:
+            self._order_w = -1
+            pipe.write(json.dumps(order).encode())
+        return socket.socket(fileno=self._channel.detach())
+
     def on_end(self, callback: Callable[[], None]) -> None:
         """Call `callback` when it has ended."""
         self._on_end.append(callback)
 
     def kill(self) -> None:
         """Let go of the leash: the keeper kills the pid namespace. Idempotent."""
+        if self._order_w >= 0:
+            os.close(self._order_w)
+            self._order_w = -1
         if self._leash_w >= 0:
             with contextlib.suppress(OSError):
                 os.write(self._leash_w, b"k")  # closing alone is not enough if a fork has a copy
@@ -110,17 +135,67 @@ class Keeper:
 
     def close(self) -> None:
         """Let go of what it said."""
+        self._channel.close()
         if self._said >= 0:
             os.close(self._said)
             self._said = -1
 
     def abandon(self) -> None:
         """In a forked child: close descriptors, end nothing."""
-        for fd in (self._leash_w, self._pidfd, self._said):
+        for fd in (self._leash_w, self._order_w, self._pidfd, self._said):
             if fd >= 0:
                 with contextlib.suppress(OSError):
                     os.close(fd)
-        self._leash_w = self._pidfd = self._said = -1
+        self._channel.close()
+        self._leash_w = self._order_w = self._pidfd = self._said = -1
+
+
+class Keepers:
+    """Keepers for one runtime, one of them ready for whoever comes next."""
+
+    def __init__(self, bundle: Path, place: str) -> None:
+        """Start none."""
+        self._bundle = bundle
+        self._place = place
+        self._next: Keeper | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def take(self) -> Keeper:
+        """Return a keeper that has not begun. HostUnsupported."""
+        found, self._next = self._next, None
+        if found is not None and not found.has_ended:
+            return found
+        if found is not None:
+            found.close()
+        return Keeper(self._bundle, self._place)
+
+    def make_ready_soon(self) -> None:
+        """Start the next one, unless there is one, once whoever waits has been served."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_PAUSE_S, self._make_ready)
+
+    def _make_ready(self) -> None:
+        self._timer = None
+        if self._next is None:
+            with contextlib.suppress(HostUnsupported):  # who needs it will meet that
+                self._next = Keeper(self._bundle, self._place)
+
+    async def aclose(self) -> None:
+        """End the one that nobody took."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        found, self._next = self._next, None
+        if found is not None:
+            found.kill()
+            await found.wait_ended()
+            found.close()
+
+    def abandon(self) -> None:
+        """In a forked child: close descriptors, end nothing."""
+        if self._next is not None:
+            self._next.abandon()
+            self._next = None
 
 
 def _start(

@@ -1,10 +1,11 @@
 """What a gVisor sandbox starts as on the host: a keeper, and `runsc` as the first of its own pids.
 
 Runs in the host's interpreter out of a bundle, before any byte of a caller is read. It decides
-nothing: which program, which cgroups and which OCI bundle come from `gvisor`. The keeper waits for
-the end of its leash or of `runsc`, kills, and ends last. The invariant: everything that `runsc`
-starts lives in one pid namespace, in the sandbox's cgroups and in a mount namespace whose state
-directory is a tmpfs of its own, so that one kill ends it and nothing of it stays on the host.
+nothing: which program, which cgroups and which OCI bundle come from `gvisor`, once there is a
+sandbox to be started; until then everything that is the same for all of them is done. The keeper
+waits for the end of its leash or of `runsc`, kills, and ends last. The invariant: everything that
+`runsc` starts lives in one pid namespace, in the sandbox's cgroups and in a mount namespace whose
+state directory is a tmpfs of its own, so that one kill ends it and nothing of it stays on the host.
 """
 
 from __future__ import annotations
@@ -23,52 +24,73 @@ _NAMESPACES = process.CLONE_NEWPID | process.CLONE_NEWNS | process.CLONE_NEWNET
 _STATE_OPTIONS = "size=16m,nr_inodes=4096,mode=700"
 _OOM_SCORE = "500"
 """Above every process of the host's: where the machine itself runs short, a sandbox goes first."""
+_EXIT_UNUSED = 0
+_EXIT_BROKEN = 70
 
 
 def main() -> None:
-    """`CONFIG_FD LEASH_FD`; descriptors 0, 1 and 2 become those of `runsc`."""
-    config_fd, leash = int(sys.argv[1]), int(sys.argv[2])
-    with os.fdopen(config_fd, "rb") as file:
-        config: dict[str, Any] = json.loads(file.read())
+    """`ORDER_FD LEASH_FD PLACE`; descriptors 0, 1 and 2 become those of `runsc`."""
+    order, leash, place = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a Ctrl-C at the embedder's terminal is not ours
-    os.set_inheritable(leash, False)
+    for fd in (order, leash):
+        os.set_inheritable(fd, False)
     os.setsid()
     os.umask(0o022)
     keeper = os.pidfd_open(os.getpid())
     process.unshare(_NAMESPACES)
     child = os.fork()
     if child == 0:
+        os.close(leash)
+        step = "prepare"
         try:
-            _become_runsc(config, keeper)
+            _prepare(keeper, place)
+            config = _read(order)
+            step = f"start {config['program']}"
+            _become_runsc(config, place)
         except OSError as error:
-            os.write(2, f"start {config['program']}: {error}\n".encode())
+            os.write(2, f"{step}: {error}\n".encode())
         finally:
-            os._exit(70)
+            os._exit(_EXIT_BROKEN)
     os.close(keeper)
+    os.close(order)
     _keep(child, leash)
 
 
-def _become_runsc(config: dict[str, Any], keeper: int) -> NoReturn:
-    """Enter the sandbox's cgroups, build its corner of the file system, execute."""
+def _prepare(keeper: int, place: str) -> None:
+    """Build the sandbox's corner of the file system; nothing of any sandbox is known yet."""
     process.do(process.prepare_parent_death_signal(signal.SIGKILL))
     if select.select([keeper], [], [], 0)[0]:
-        os._exit(0)  # it died before the kernel knew that its end is ours
-    for path in config["cgroups"]:
-        _write(path, "0")
-    os.sched_setaffinity(0, config["cpus"])  # how many gVisor shows inside
+        os._exit(_EXIT_UNUSED)  # it died before the kernel knew that its end is ours
     # Of the host's processes only those of this sandbox are left to be seen from here on.
     do_all((mounts.prepare_mount("none", "/", None, mounts.MS_REC | mounts.MS_PRIVATE, None),))
     flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
     mounts.mount("proc", "/proc", "proc", flags, None)
-    place = config["place"]
     mounts.mount("tmpfs", place, "tmpfs", flags, _STATE_OPTIONS)
     _write("/proc/self/oom_score_adj", _OOM_SCORE)
     for name in ("state", "bundle"):
         os.mkdir(f"{place}/{name}", 0o700)
+
+
+def _read(order: int) -> dict[str, Any]:
+    """Wait for what is to be started; the end where nothing ever is."""
+    data = b""
+    while piece := os.read(order, 65536):
+        data += piece
+    if not data:
+        os._exit(_EXIT_UNUSED)
+    config: dict[str, Any] = json.loads(data)
+    return config
+
+
+def _become_runsc(config: dict[str, Any], place: str) -> NoReturn:
+    """Enter the sandbox's cgroups, write its files, execute."""
+    for path in config["cgroups"]:
+        _write(path, "0")
+    os.sched_setaffinity(0, config["cpus"])  # how many gVisor shows inside
     for name, content in config["files"].items():
         with open(f"{place}/bundle/{name}", "w", encoding="utf-8") as file:
-            json.dump(content, file)
+            file.write(content)
     os.chdir(config["directory"])
     environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
     os.execve(config["program"], config["words"], environment)  # noqa: S606

@@ -20,11 +20,12 @@ from pathlib import Path
 
 from cellwall.jail import plan, steps
 from cellwall.model.errors import HostUnsupported
+from cellwall.runtimes.gvisor_image import REST_PATH, START_PATH, Image
 from cellwall.runtimes.removal import remove_tree
 
 HOME = plan.HOME
 _LINKS = {"/var/tmp": "../tmp"}  # noqa: S108 - paths inside
-_COPIED = ("/etc", "/opt/var/", plan.GUEST_PATH)
+_COPIED = ("/etc", "/opt/var/", plan.GUEST_PATH, START_PATH, REST_PATH)
 """Small trees: each bind costs a connection to the file server of every sandbox."""
 _SKIPPED = (plan.VIEWS, "/dev/", "/proc/", "/sys/", "/opt/cellwall/empty", HOME)
 """gVisor has a kernel of its own to show in /proc, /dev and /sys."""
@@ -41,12 +42,19 @@ class Root:
     mounts: tuple[tuple[str, str], ...]
 
 
-def make_root(folder: Path, facts: plan.HostFacts, template: plan.Root) -> Root:
+def make_root(
+    folder: Path, facts: plan.HostFacts, template: plan.Root, image: Image | None = None
+) -> Root:
     """Return the root of a template below `folder`, built if it is not there. Blocks.
+
+    `image` is what its interpreter starts from, see `gvisor_image`.
 
     HostUnsupported if the state directory takes no more.
     """
     wanted = list(_wanted(plan.root_plan(facts, template)))
+    if image is not None:
+        wanted.append(steps.Bind(str(image.start), START_PATH))
+        wanted.append(steps.Bind(str(image.rest), REST_PATH))
     binds = [step for step in wanted if isinstance(step, steps.Bind)]
     mounts = tuple((bind.source, bind.path) for bind in binds if _is_mount(bind))
     target = folder / _digest(wanted)

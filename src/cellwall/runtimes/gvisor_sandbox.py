@@ -98,11 +98,12 @@ class GvisorSandbox:
 
     def fits(self, spec: SandboxSpec) -> bool:
         """Only what the engine itself watches may differ: the rest is built in."""
-        mine, theirs = self._spec, spec
-        same = all(getattr(mine.limits, n) == getattr(theirs.limits, n) for n in _FIXED)
-        return same and replace(mine, sandbox_id="", limits=theirs.limits) == replace(
-            theirs, sandbox_id=""
+        limits = self._spec.limits
+        same = all(getattr(limits, n) == getattr(spec.limits, n) for n in _FIXED)
+        mine = replace(
+            self._spec, sandbox_id=spec.sandbox_id, limits=spec.limits, is_awaited=spec.is_awaited
         )
+        return same and mine == spec
 
     async def apply_limits(self, limits: Limits) -> None:
         """Nothing that `fits` lets differ is held by a kernel."""

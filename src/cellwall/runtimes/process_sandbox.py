@@ -136,7 +136,9 @@ class ProcessSandbox:
 
     def fits(self, spec: SandboxSpec) -> bool:
         """Every limit here can be changed from outside; the rest must be the same."""
-        mine = replace(self._spec, sandbox_id=spec.sandbox_id, limits=spec.limits)
+        mine = replace(
+            self._spec, sandbox_id=spec.sandbox_id, limits=spec.limits, is_awaited=spec.is_awaited
+        )
         return mine == spec
 
     async def apply_limits(self, limits: Limits) -> None:

@@ -40,10 +40,7 @@ async def fresh(engine: Engine, key: str, samples: int) -> Figure:
         plain = await _plain(engine, Path(folder))
         for _ in range(samples + 1):
             await asyncio.wait_for(wait_parked(engine), _BETWEEN_S)
-            begun = time.perf_counter()
-            execution = await engine.run(PLAIN, **_CHOICE)
-            ours.append(time.perf_counter() - begun)
-            checked(execution)
+            ours.append(await _first_output(engine))
             await asyncio.wait_for(wait_parked(engine), _BETWEEN_S)
             floor.append(await asyncio.to_thread(plain))
     del ours[0], floor[0]  # page caches, and with a pool the first one finds nothing parked
@@ -53,6 +50,14 @@ async def fresh(engine: Engine, key: str, samples: int) -> Figure:
         ratio_of_medians(ours, floor),
         f"{detail}`runsc run` = {p50(floor) * 1e3:.0f} ms; {samples} samples",
     )
+
+
+async def _first_output(engine: Engine) -> float:
+    """Seconds from the call to the first output, which is what the plain tool is measured by."""
+    seen: list[float] = []
+    begun = time.perf_counter()
+    checked(await engine.run(PLAIN, on_event=lambda _: seen.append(time.perf_counter()), **_CHOICE))
+    return seen[0] - begun
 
 
 async def live_context(engine: Engine, key: str, samples: int) -> Figure:

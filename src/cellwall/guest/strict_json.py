@@ -1,0 +1,78 @@
+"""JSON of frames by the C code under `json`, which is there without the package over it.
+
+The package brings regular expressions and enumerations along, thirty milliseconds of a cold start
+in a sandbox whose files are far away. What a text may hold is `json`'s rule, without NaN and
+without infinity; how one is written is `json`'s compact form in ASCII.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_SPACE = " \t\n\r"
+
+
+class _Rules:
+    """What the scanner asks of a decoder."""
+
+    strict = True
+    object_hook = object_pairs_hook = None
+    parse_float = float
+    parse_int = int
+
+    def __init__(self, parse_constant: Callable[[str], Any]) -> None:
+        self.parse_constant = parse_constant
+        self.memo: dict[str, str] = {}
+
+
+def parser(parse_constant: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return what parses a whole text; `parse_constant` is called for NaN and its kin.
+
+    What it returns raises ValueError for anything that is not JSON, RecursionError for too deep.
+    """
+    try:
+        from _json import make_scanner
+    except ImportError:  # an interpreter built without it
+        import json
+
+        return json.JSONDecoder(parse_constant=parse_constant).decode
+    rules: Any = _Rules(parse_constant)
+    scan = make_scanner(rules)
+
+    def parse(text: str) -> Any:  # noqa: ANN401  whatever the text holds
+        text = text.strip(_SPACE)
+        try:
+            value, end = scan(text, 0)
+        except StopIteration as stop:
+            raise ValueError(f"JSON: expected a value at character {stop.value}") from None
+        if end != len(text):
+            raise ValueError(f"JSON: more text after a value, at character {end}")
+        return value
+
+    return parse
+
+
+def _dumper() -> Callable[[Any], str]:
+    """Return what writes compact JSON; ValueError or TypeError for what JSON cannot say."""
+    try:
+        from _json import encode_basestring_ascii, make_encoder
+
+        encode = make_encoder(
+            None, _refuse, encode_basestring_ascii, None, ":", ",", False, False, False
+        )
+        encode({}, 0)
+    except (ImportError, TypeError):  # built without it, or made in another way
+        import json
+
+        return json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+    return lambda value: "".join(encode(value, 0))
+
+
+def _refuse(thing: object) -> Any:  # noqa: ANN401  never returns
+    raise TypeError(f"JSON: cannot write {type(thing).__name__}")
+
+
+dump = _dumper()

@@ -1,0 +1,97 @@
+"""Writes down the code of the guest and of what it imports; see `gvisor_image`.
+
+Runs in a template's interpreter on the host, out of the guest bundle, under -I and -S: standard
+library only, Python 3.8 and later. Nothing of a caller's, and nothing that a template installed,
+is imported here: modules are looked for in the bundle and the standard library only. The
+invariant: what is written down is code for this very interpreter, and the path it came from.
+
+It imports nothing that the interpreter has not loaded already, or it could not tell what a start
+imports.
+"""
+
+from __future__ import annotations
+
+import _imp
+import marshal
+import sys
+
+from cellwall.runtimes import gvisor_modules
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from types import CodeType
+    from typing import Any
+
+    Entry = tuple[str, str, CodeType | None]
+
+_FIRST = (
+    *("sitecustomize", "resource", "cellwall.runtimes.gvisor_boot"),
+    *("cellwall.guest.lean", "cellwall.guest.context"),
+)
+"""What every start needs, and the end of every program."""
+_REST = ("cellwall.guest.init", "cellwall.guest.preload")
+LENGTH_BYTES = 4
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`BUNDLE INSIDE REST [MODULE …]`: write to stdout the length of the start, it, and the rest.
+
+    INSIDE and REST are where the bundle and the rest will be.
+    """
+    bundle, inside, place, *preload = arguments
+    known = {name for name in sys.modules if not name.startswith("cellwall")} - {"__future__"}
+    first = _entries(_FIRST, known, bundle, inside)
+    rest = _entries((*_REST, *preload), {*known, *first}, bundle, inside)
+    values = {
+        gvisor_modules.BUNDLE: inside,
+        gvisor_modules.REST: place,
+        gvisor_modules.FIRST: first,
+        gvisor_modules.LATER: " ".join(rest),
+    }
+    start = marshal.dumps(_start(values))
+    later = marshal.dumps(
+        {name: (path, kind, marshal.dumps(code)) for name, (path, kind, code) in rest.items()}
+    )
+    sys.stdout.buffer.write(len(start).to_bytes(LENGTH_BYTES, "big") + start + later)
+
+
+def _entries(names: Iterable[str], known: set[str], bundle: str, inside: str) -> dict[str, Entry]:
+    """Import `names`; what has come in by that and is none of `known`."""
+    for name in names:
+        try:
+            __import__(name)
+        except ImportError:
+            continue  # a package of the template's: its files are read inside, as ever
+    found = {}
+    for name in sorted(set(sys.modules) - known):
+        entry = _entry(name, bundle, inside)
+        if entry is not None:
+            found[name] = entry
+    return found
+
+
+def _entry(name: str, bundle: str, inside: str) -> Entry | None:
+    """Path, kind and code of a module; None for one that lies in the interpreter itself."""
+    spec: Any = getattr(sys.modules[name], "__spec__", None)
+    if spec is None or not spec.has_location or name == gvisor_modules.__name__:
+        return None
+    path = str(spec.origin)
+    if path.endswith(tuple(_imp.extension_suffixes())):
+        return path, gvisor_modules.EXTENSION, None
+    kind = gvisor_modules.PACKAGE if spec.loader.is_package(name) else gvisor_modules.MODULE
+    code = spec.loader.get_code(name)
+    if path.startswith(bundle + "/"):
+        path = inside + path[len(bundle) :]
+    return None if code is None else (path, kind, code)
+
+
+def _start(values: Mapping[Any, object]) -> CodeType:
+    """The code of `gvisor_modules` with `values` in place of what stands for them."""
+    spec: Any = gvisor_modules.__spec__
+    code: CodeType = spec.loader.get_code(spec.name)
+    filled = [
+        values.get(constant, constant) if isinstance(constant, str) else constant
+        for constant in code.co_consts
+    ]
+    return code.replace(co_consts=tuple(filled), co_name="<module>")

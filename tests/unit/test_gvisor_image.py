@@ -1,0 +1,93 @@
+"""The guest as code: what an interpreter finds in it, and where it says that it came from."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cellwall.model.errors import HostUnsupported
+from cellwall.model.template import BuiltTemplate, Template
+from cellwall.runtimes import gvisor_image
+from cellwall.runtimes.guest_bundle import build_bundle
+
+_GUEST = (
+    "cellwall.guest",
+    "cellwall.runtimes.gvisor_boot",
+    "cellwall.runtimes.gvisor_modules",
+    "cellwall.runtimes.gvisor_snapshot",
+)
+_PROBE = """
+import marshal, sys
+code = marshal.loads(open(sys.argv[1], "rb").read())
+__name__ = "loaded"
+exec(code)
+sys.path.append(BUNDLE)
+sys.meta_path.insert(0, Finder())
+before = set(sys.modules)
+from cellwall.guest import lean
+light = sorted(set(sys.modules) - before)
+from cellwall.guest import drivers, init
+import tarfile, json
+print(json.dumps({
+    "light": light,
+    "drivers": len(drivers.DRIVERS),
+    "loader": type(init.__spec__.loader).__name__,
+    "file": tarfile.__file__,
+    "source": "class TarFile" in tarfile.__loader__.get_source("tarfile"),
+}))
+"""
+
+
+def built(preload: tuple[str, ...] = (), python: str = sys.executable) -> BuiltTemplate:
+    return BuiltTemplate(Template("t", preload=preload), "0" * 32, "/nowhere", python, (), 0)
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> gvisor_image.Image:
+    state = tmp_path_factory.mktemp("state")
+    bundle = build_bundle(state, _GUEST, "cellwall.runtimes.gvisor_boot:main")
+    return gvisor_image.build_image(state, built(("csv",)), bundle, str(bundle))
+
+
+def test_modules_come_from_memory_and_know_their_files(image: gvisor_image.Image) -> None:
+    """The rest is where the start says; here it is told so, in a sandbox it is a path inside."""
+    probe = _PROBE.replace("exec(code)", f"exec(code); REST = {str(image.rest)!r}")
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", probe, str(image.start)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert not {"typing", "json", "ctypes", "re", "enum", "signal", "array"} & set(found["light"])
+    assert "cellwall.guest.first" in found["light"]
+    assert found["drivers"] > 3
+    assert found["loader"] == "BundleLoader"
+    assert found["file"].endswith("/tarfile.py")
+    assert found["source"]
+
+
+def test_image_is_written_once(image: gvisor_image.Image) -> None:
+    before = image.start.stat().st_mtime_ns
+    bundle = next(image.start.parent.glob("*.pyz"))
+    state = image.start.parent.parent
+    assert gvisor_image.build_image(state, built(("csv",)), bundle, str(bundle)) == image
+    assert image.start.stat().st_mtime_ns == before
+
+
+def test_other_preload_is_another_image(image: gvisor_image.Image) -> None:
+    bundle = next(image.start.parent.glob("*.pyz"))
+    state = image.start.parent.parent
+    other = gvisor_image.build_image(state, built(("heapq",)), bundle, str(bundle))
+    assert other.start != image.start
+
+
+def test_interpreter_that_fails_is_named(tmp_path: Path) -> None:
+    bundle = build_bundle(tmp_path, _GUEST, "cellwall.runtimes.gvisor_boot:main")
+    with pytest.raises(HostUnsupported, match="image of template t"):
+        gvisor_image.build_image(tmp_path, built(python="/bin/false"), bundle, str(bundle))
