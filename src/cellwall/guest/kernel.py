@@ -102,6 +102,8 @@ class Kernel:
         self._interpreter: Interpreter | None = None
         self._relay: Relay | None = None
         self._is_interrupted = False
+        self._is_late = False
+        """The execution before was interrupted, or nearly."""
         self._is_raised = False
         self._is_running = False
 
@@ -155,7 +157,7 @@ class Kernel:
                 header, source, descriptors = self._link.receive()
                 if header.get("op") != "idle":
                     return header, source, descriptors
-                self._is_interrupted = False
+                self._is_interrupted, self._is_late = False, True
         finally:
             self._link.close()
 
@@ -168,7 +170,9 @@ class Kernel:
         interpreter = self.interpreter
         self._is_running = False
         told = self._offer(header)
-        interpreter.ask("cell", source, stdin_fd, bool(header.get("display", True)), told)
+        kind = self._driver.late if self._is_late else "cell"
+        self._is_late = False
+        interpreter.ask(kind, source, stdin_fd, bool(header.get("display", True)), told)
         for message in self._listen():
             if message["ev"] == "done":
                 interpreter.forget()

@@ -22,6 +22,9 @@ class Driver(NamedTuple):
     """A third argument, for a driver that knows more than one language."""
     tools: bytes = b""
     """What it needs to call host tools; sent with the first execution that has some."""
+    late: str = "cell"
+    """The kind of a cell after one that was interrupted: something of that may still be on its way
+    inside the interpreter."""
 
 
 def _text(name: str) -> bytes:
@@ -40,8 +43,8 @@ _JAVASCRIPT = _text("driver.js")
 _JAVASCRIPT_TOOLS = _text("tools.js")
 
 DRIVERS = {
-    "javascript": Driver(_NODE, _JAVASCRIPT, tools=_JAVASCRIPT_TOOLS),
-    "typescript": Driver(_NODE, _JAVASCRIPT, "typescript", _JAVASCRIPT_TOOLS),
+    "javascript": Driver(_NODE, _JAVASCRIPT, tools=_JAVASCRIPT_TOOLS, late="late"),
+    "typescript": Driver(_NODE, _JAVASCRIPT, "typescript", _JAVASCRIPT_TOOLS, "late"),
     "bash": Driver(("bash", "--norc", "--noprofile", "-c", "{text}", "bash"), _text("driver.sh")),
     "ruby": Driver(("ruby", "-e", "{text}"), _text("driver.rb")),
     "r": Driver(_R, _text("driver.R")),

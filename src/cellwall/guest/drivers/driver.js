@@ -10,7 +10,10 @@ const vm = require('vm');
 const load = require;
 
 const [requests, answers, flavour] = process.argv.slice(1);
-const real = { write: fs.writeSync, open: fs.openSync, close: fs.closeSync, read: fs.readSync };
+const real = {
+  write: fs.writeSync, open: fs.openSync, close: fs.closeSync, read: fs.readSync, stat: fs.stat,
+};
+const MOST_LATE_MS = 20;
 let interrupt = null;
 let session = null;
 let slots = null;
@@ -367,6 +370,16 @@ function rehearse() {
   Module._extensions['.js'](new Module('/dev/null'), '/dev/null');
 }
 
+// After a cell that was interrupted. A signal that found no script may be in Node.js's own pipe: two
+// turns of the event loop, and its event has found no cell. One that came as a script ended may have
+// left its watchdog a count too many, which would end the next script at once: so one waits for it.
+// An interrupt that is meant for this cell comes once more after `running`.
+async function settle() {
+  for (let turn = 0; turn < 2; turn++) await new Promise((done) => real.stat('/', done));
+  const nobody = new Int32Array(new SharedArrayBuffer(4));
+  interruptible(() => Atomics.wait(nobody, 0, 0, MOST_LATE_MS));
+}
+
 // -- requests ----------------------------------------------------------------------------------
 
 function takeStdin(place) {
@@ -426,6 +439,7 @@ async function serve([kind, source, stdin, isDisplayed, tools]) {
   if (session === null) prepareCells();
   takeStdin(stdin);
   renewStdin();
+  if (kind === 'late') await settle();
   await cell(fs.readFileSync(source, 'utf8'), isDisplayed === '1');
   next();
 }
