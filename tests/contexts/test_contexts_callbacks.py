@@ -76,7 +76,7 @@ def test_interrupt_that_comes_late_ends_no_other_cell(sandbox: Sandbox) -> None:
         sandbox.interrupt("javascript")
         cell.join()
         after = sandbox.run("x + 1", language="javascript")
-        assert (after.verdict, after.results) == (Verdict.OK, ({"text/plain": "42"},)), (each, after)
+        assert (after.verdict, after.results) == (Verdict.OK, ({"text/plain": "42"},)), each
     assert Verdict.INTERRUPTED in found
 
 

@@ -121,7 +121,7 @@ _SPEAK = """
         _tell_end(stretch, channel)  # a rehearsal's
         patience.poll()
         return
-    import struct
+    import json, os, struct
     def _frame(header, body=b''):
         text = json.dumps(header).encode()
         return struct.pack('>II', len(text), len(body)) + text + body

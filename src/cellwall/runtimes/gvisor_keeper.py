@@ -174,6 +174,12 @@ class Keepers:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_PAUSE_S, self._make_ready)
 
+    def settle(self) -> None:
+        """Start now what would be started soon."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._make_ready()
+
     def _make_ready(self) -> None:
         self._timer = None
         if self._next is None:

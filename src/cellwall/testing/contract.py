@@ -60,6 +60,7 @@ class Subject:
         async def work(engine: Engine, _put: object) -> None:
             await engine.wait_settled()
             await engine.pool.wait_full()
+            await engine.wait_settled()
 
         self.runner.call(work)
 
