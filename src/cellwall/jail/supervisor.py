@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import select
@@ -29,6 +30,9 @@ from cellwall.model.shortage import shortage
 
 _PRELOAD_TIMEOUT_S = 120.0
 _STEP_TIMEOUT_S = 20.0
+_OTHERS_ENDED = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ESRCH})
+"""What it says when a process that it rehearses with is gone: no lack of the host's, and another
+fork-server will not say it."""
 _START_DESCRIPTORS = 5
 """Two ends of a channel, a pidfd, the work area, and one to read with."""
 
@@ -180,6 +184,8 @@ class ForkServer:
     def _failed(message: Mapping[str, Any]) -> CellwallError:
         step, problem = member(message, "step", str), member(message, "error", str)
         number = message.get("errno")
+        if number in _OTHERS_ENDED:
+            return SandboxBroken(f"{step}: {problem}: a process of the fork-server was killed")
         return shortage(number, step, problem) or HostUnsupported(
             "jail", f"{step}: {problem}{message.get('detail', '')}", remedy=REMEDY, errno=number
         )
