@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.bench.figures import Figure, p50
-from cellwall.apps.bench.latency import PLAIN, checked
+from cellwall.apps.bench.latency import PLAIN, checked, warm
 from cellwall.apps.bench.processes import Holdings, descendants, holdings, tree_pss_bytes
 from cellwall.apps.engines import wait_parked
 from cellwall.jail.engine_groups import most_spare_directories
@@ -51,7 +51,7 @@ async def _close(sandboxes: list[AsyncSandbox]) -> None:
 
 async def idle_memory(engine: Engine, key: str, options: dict[str, Any], count: int) -> Figure:
     """Measure what one more idle live sandbox adds; `engine` has no pool and is warm."""
-    checked(await engine.run(PLAIN, **options))  # the fork-server is no sandbox's memory
+    await warm(engine, options)  # the fork-server is no sandbox's memory
     await wait_parked(engine)
     sandboxes: list[AsyncSandbox] = []
     try:
@@ -76,6 +76,7 @@ async def idle_memory(engine: Engine, key: str, options: dict[str, Any], count: 
 
 async def beside_many(engine: Engine, options: dict[str, Any], many: int, samples: int) -> Figure:
     """Measure a fresh run beside 10 live idle sandboxes and beside `many`."""
+    await warm(engine, options)
     sandboxes = await _open(engine, options, 10)
     try:
         few = await _fresh_runs(engine, options, samples)
@@ -154,7 +155,7 @@ def _plain(counted: Holdings) -> dict[str, int]:
 
 async def flood(engine: Engine, options: dict[str, Any], gigabytes: float) -> Figure:
     """Let a program write `gigabytes` and watch the peak of our own processes."""
-    await engine.run(PLAIN, **options)
+    await warm(engine, options)
     ours = [os.getpid(), *descendants(os.getpid())]
     _reset_peaks(ours)
     before = _peaks(ours)

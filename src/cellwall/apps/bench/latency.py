@@ -42,6 +42,12 @@ def bare_argv(python: str, code: str) -> tuple[str, ...]:
     return (python, "-c", code)
 
 
+async def warm(engine: Engine, options: dict[str, Any]) -> None:
+    """Have the template's fork-server there, whole: what it imports for sessions is no sample's."""
+    checked(await engine.run(PLAIN, **options))
+    await engine.wait_settled()
+
+
 async def fresh(
     engine: Engine, key: str, code: str, options: dict[str, Any], samples: int, *, parked: bool
 ) -> Figure:
@@ -56,6 +62,7 @@ async def fresh(
         checked(execution)
         return took
 
+    await warm(engine, options)
     return await _interleaved(engine, key, sample, samples)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.bench import bare
 from cellwall.apps.bench.figures import Figure
-from cellwall.apps.bench.latency import bare_argv, checked
+from cellwall.apps.bench.latency import bare_argv, checked, warm
 
 if TYPE_CHECKING:
     from cellwall.engine.engine import Engine
@@ -37,6 +37,7 @@ async def sustained(
     """Measure runs of `code` per second, and bare `python -c` beside it."""
     ours: list[float] = []
     floor: list[float] = []
+    await warm(engine, options)
     await _per_second(engine, code, options, 0.5)
     for _ in range(STRETCHES):
         floor.append(bare.per_second(bare_argv(python, code), CALLERS, stretch_s))
