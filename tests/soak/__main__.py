@@ -145,7 +145,7 @@ def _report(soaked: Soaked, readings: list[Reading]) -> bool:
     print(f"false denials and limits named wrongly: {len(load.wrong)}")
     for each in load.wrong[:20]:
         print(f"  {each}")
-    lines = judge(readings)
+    lines = judge(readings, sum(load.done.values()) / readings[-1].at_s)
     print("\n".join(map(str, lines)))
     print(f"more objects at the end: {_grown(soaked.types)}")
     return not load.wrong and all(line.is_flat for line in lines)

@@ -57,6 +57,8 @@ TOLERANCES = {
     "objects": 2000.0,  # records of the last half minute, more or less; one per run is more
 }
 """Growth over a whole run that is no leak."""
+_RECORD_OBJECTS = 6
+"""Half of what a record is made of: so many more runs in the last half minute are no leak."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class Line:
     per_hour: float
     growth: float
     """Of the fitted line, from the first reading to the last."""
+    tolerated: float
     is_flat: bool
 
     def __str__(self) -> str:
@@ -78,7 +81,7 @@ class Line:
         return (
             f"{self.figure:<12} first {self.first:8.1f}  last {self.last:8.1f}  "
             f"most {self.most:8.1f}  slope {self.per_hour:+9.2f}/h  "
-            f"growth {self.growth:+7.2f} (tolerated {TOLERANCES[self.figure]:g})  {word}"
+            f"growth {self.growth:+7.2f} (tolerated {self.tolerated:g})  {word}"
         )
 
 
@@ -102,27 +105,37 @@ def look(pid: int, folder: Path, at_s: float, objects: int) -> Reading:
     )
 
 
-def judge(readings: Sequence[Reading]) -> list[Line]:
+def judge(readings: Sequence[Reading], runs_per_s: float = 0.0) -> list[Line]:
     """Draw a line through each figure; the first fifth is left out as warming up.
 
+    `runs_per_s`: how fast the server was; records of the last half minute are in its memory.
     ValueError when there are too few readings to say anything.
     """
+    records = 30 * runs_per_s * _RECORD_OBJECTS
+    tolerances = TOLERANCES | {"objects": round(max(TOLERANCES["objects"], records))}
     settled = readings[len(readings) // 5 :]
     if len(settled) < _FEWEST:
         raise ValueError(f"soak: {len(settled)} readings are too few for a slope; run it longer")
     times = [each.at_s for each in settled]
-    return [_line(field.name, times, settled) for field in fields(Reading) if field.name != "at_s"]
+    return [
+        _line(field.name, times, settled, tolerances[field.name])
+        for field in fields(Reading)
+        if field.name != "at_s"
+    ]
 
 
-def _line(figure: str, times: Sequence[float], settled: Sequence[Reading]) -> Line:
+def _line(
+    figure: str, times: Sequence[float], settled: Sequence[Reading], tolerated: float
+) -> Line:
     values = [float(getattr(each, figure)) for each in settled]
     # The median of all pairs' slopes (Theil and Sen): a fork-server that waits for its last
     # sandbox at the end of a run is no leak, and must not tilt the line.
     pairs = combinations(zip(times, values, strict=True), 2)
     slope = statistics.median((w - v) / (u - t) for (t, v), (u, w) in pairs if u > t)
     growth = slope * (times[-1] - times[0])
-    is_flat = growth <= TOLERANCES[figure]
-    return Line(figure, values[0], values[-1], max(values), slope * 3600, growth, is_flat)
+    is_flat = growth <= tolerated
+    edges = values[0], values[-1], max(values)
+    return Line(figure, *edges, slope * 3600, growth, tolerated, is_flat)
 
 
 def _kib(text: str, key: str) -> int:
