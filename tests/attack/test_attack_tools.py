@@ -11,52 +11,13 @@ from typing import Any
 
 import pytest
 from arena import Arena, peak_kib
+from hostile_calls import RAW, big, flood, hang
 
 from cellwall import AsyncSandbox, Event, Execution, Tool, ToolBox, Verdict
 
 pytestmark = pytest.mark.attack
 
 _HOST_MAY_GROW_KIB = 8 * 1024
-
-_RAW = """
-import json, socket, struct
-address = __import__("tools")._line._link._address
-def call(tool, body):
-    head = json.dumps({"ev": "call", "tool": tool}).encode()
-    line = socket.socket(socket.AF_UNIX)
-    line.connect(address)
-    line.sendall(struct.pack(">II", len(head), len(body)) + head + body)
-    return line
-def hear(line):
-    data = b""
-    while len(data) < 8: data += line.recv(65536) or b" " * 8
-    head, size = struct.unpack(">II", data[:8])
-    while len(data) < 8 + head + size: data += line.recv(65536)
-    return json.loads(data[8 + head:])
-"""
-
-# Two hundred lines open at any time; nobody ever reads an answer.
-_FLOOD = """
-body = b'{"x": "' + b"x" * SIZE + b'"}'
-kept = []
-for n in range(COUNT):
-    kept.append(call("TOOL", body))
-    if len(kept) > 200: kept.pop(0).close()
-print("made", n + 1)
-"""
-
-
-async def hang(x: str) -> None:
-    await asyncio.get_running_loop().create_future()
-
-
-async def big(x: str) -> str:
-    return "y" * 250_000
-
-
-def flood(tool: str, count: int = 10_000, size: int = 10_000) -> str:
-    code = _FLOOD.replace("TOOL", tool).replace("SIZE", str(size)).replace("COUNT", str(count))
-    return _RAW + code
 
 
 def grown_kib(work: Callable[[], object]) -> int:
@@ -98,20 +59,20 @@ def test_command_beside_the_program_cannot_call(arena: Arena) -> None:
         return "noted"
 
     found = '__import__("tools")._line._link._address'
-    probe = _RAW.replace(found, "'\\0' + __import__('sys').argv[1]") + (
+    probe = RAW.replace(found, "'\\0' + __import__('sys').argv[1]") + (
         "try: print(len(call('note', b'{\"x\": \"command\"}').recv(99)))\n"
         "except ConnectionError: print(0)"
     )
 
     async def attack() -> None:
         async with arena.sandbox(tools=[note]) as sandbox:
-            address = (await sandbox.run(_RAW + "print(address[1:], end='')")).stdout
+            address = (await sandbox.run(RAW + "print(address[1:], end='')")).stdout
             beside = asyncio.ensure_future(sandbox.run("import time; time.sleep(60)"))
             done = await sandbox.commands.run(["python3", "-c", probe, address])
             beside.cancel()
             await asyncio.gather(beside, return_exceptions=True)
             # The control: the same lines, said by the context.
-            own = await sandbox.run(_RAW + "hear(call('note', b'{\"x\": \"context\"}'))")
+            own = await sandbox.run(RAW + "hear(call('note', b'{\"x\": \"context\"}'))")
             assert (done.stdout, own.text) == ("0\n", "'noted'"), done
             assert called == ["context"]
 
@@ -131,7 +92,7 @@ def test_command_beside_the_program_cannot_call(arena: Arena) -> None:
 )
 def test_forged_arguments_get_a_typed_error(arena: Arena, body: str, kind: str) -> None:
     code = (
-        _RAW + f"said = hear(call('big', {body})); print(said['kind'])\nprint(len(tools.big('x')))"
+        RAW + f"said = hear(call('big', {body})); print(said['kind'])\nprint(len(tools.big('x')))"
     )
     execution = arena.run(code, tools=[big])
     assert execution.stdout.split()[-2:] == [kind, "250000"], execution
@@ -139,7 +100,7 @@ def test_forged_arguments_get_a_typed_error(arena: Arena, body: str, kind: str) 
 
 @pytest.mark.parametrize("name", ["", "no_such", "__class__", "../big", "x" * 64, "x" * 65])
 def test_tool_that_does_not_exist_gets_a_typed_error(arena: Arena, name: str) -> None:
-    code = _RAW + f"print(hear(call({name!r}, b'{{}}'))['kind'])"
+    code = RAW + f"print(hear(call({name!r}, b'{{}}'))['kind'])"
     assert arena.run(code, tools=[big]).stdout.endswith("unknown\n")
 
 
@@ -156,7 +117,7 @@ async def _cell(sandbox: AsyncSandbox, code: str) -> Execution:
 
 
 def test_oversize_frame_ends_its_context_and_the_session_goes_on(arena: Arena) -> None:
-    attack = _RAW + (
+    attack = RAW + (
         "import time\ntry: call('big', bytes(1 << 21))\n"
         "except OSError: pass\n"  # it hung up; the signal follows
         "time.sleep(60)"

@@ -5,11 +5,11 @@ Caller code finds the driver's pipe in its own command line, and says on it what
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 from arena import Arena, peak_kib
+from hostile_calls import big, hang
 
 from cellwall import Event, Execution, Tool, ToolBox, Verdict
 
@@ -28,14 +28,6 @@ function say(message) {
   fs.closeSync(fd);
 }
 """
-
-
-async def hang(x: str) -> None:
-    await asyncio.get_running_loop().create_future()
-
-
-async def big(x: str) -> str:
-    return "y" * 250_000
 
 
 def flood(tool: str, count: int = 10_000, size: int = 10_000) -> str:

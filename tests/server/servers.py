@@ -223,6 +223,15 @@ def new_sandbox(client: httpx.Client, **body: object) -> str:
     return str(answer.json()["id"])
 
 
+def run_cell(client: httpx.Client, sandbox: str, code: str, **body: object) -> dict[str, Any]:
+    """Run code in the sandbox at that path; return what it did."""
+    answer = client.post(
+        f"{sandbox}/execute", json={"code": code, **body}, headers={"Accept": "application/json"}
+    )
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
 def error_of(response: httpx.Response) -> dict[str, Any]:
     """Return the error object, checked for the one shape every error has."""
     body = response.json()

@@ -6,7 +6,7 @@ import threading
 
 import httpx
 import pytest
-from servers import ALICE, Server, error_of, new_sandbox
+from servers import ALICE, Server, error_of, new_sandbox, run_cell
 
 import cellwall
 from cellwall.languages import registry
@@ -30,14 +30,6 @@ def sandbox(client: httpx.Client) -> str:
     return f"/sandboxes/{new_sandbox(client)}"
 
 
-def run(client: httpx.Client, sandbox: str, code: str, **body: object) -> dict[str, object]:
-    answer = client.post(
-        f"{sandbox}/execute", json={"code": code, **body}, headers={"Accept": "application/json"}
-    )
-    assert answer.status_code == 200, answer.text
-    return dict(answer.json())
-
-
 def test_context_of_a_language_keeps_its_state_until_it_is_restarted(
     client: httpx.Client, sandbox: str
 ) -> None:
@@ -46,12 +38,12 @@ def test_context_of_a_language_keeps_its_state_until_it_is_restarted(
     assert {"name": "js", "language": "javascript"} in client.get(f"{sandbox}/contexts").json()[
         "contexts"
     ]
-    assert run(client, sandbox, "let x = 41; x + 1", context="js")["results"] == [
+    assert run_cell(client, sandbox, "let x = 41; x + 1", context="js")["results"] == [
         {"text/plain": "42"}
     ]
-    assert run(client, sandbox, "x", context="js")["results"] == [{"text/plain": "41"}]
+    assert run_cell(client, sandbox, "x", context="js")["results"] == [{"text/plain": "41"}]
     client.post(f"{sandbox}/contexts/js/restart").raise_for_status()
-    assert run(client, sandbox, "typeof x", context="js")["results"] == [
+    assert run_cell(client, sandbox, "typeof x", context="js")["results"] == [
         {"text/plain": "'undefined'"}
     ]
 
@@ -60,14 +52,14 @@ def test_interrupt_ends_a_cell_of_another_language_and_keeps_its_state(
     client: httpx.Client, sandbox: str
 ) -> None:
     client.post(f"{sandbox}/contexts", json={"name": "js", "language": "javascript"})
-    run(client, sandbox, "let x = 41", context="js")
+    run_cell(client, sandbox, "let x = 41", context="js")
     body = {"code": "console.log('on'); while (true) {}", "context": "js", "timeout": 60}
     with client.stream("POST", f"{sandbox}/execute", json=body) as answer:
         lines = answer.iter_lines()
         assert '"on' in next(lines)
         client.post(f"{sandbox}/contexts/js/interrupt").raise_for_status()
         assert '"verdict":"interrupted"' in list(lines)[-1]
-    assert run(client, sandbox, "x + 1", context="js")["results"] == [{"text/plain": "42"}]
+    assert run_cell(client, sandbox, "x + 1", context="js")["results"] == [{"text/plain": "42"}]
 
 
 def test_cell_of_the_wrong_language_is_a_conflict_with_a_remedy(
@@ -78,7 +70,7 @@ def test_cell_of_the_wrong_language_is_a_conflict_with_a_remedy(
     refused = client.post(f"{sandbox}/execute", json=body)
     assert refused.status_code == 409, refused.text
     assert "javascript" in error_of(refused)["message"] + error_of(refused)["remedy"]
-    assert run(client, sandbox, "1 + 1", context="js")["results"] == [{"text/plain": "2"}]
+    assert run_cell(client, sandbox, "1 + 1", context="js")["results"] == [{"text/plain": "2"}]
 
 
 @pytest.mark.parametrize("language", ["klingon", "go", "jupyter:nowhere"])

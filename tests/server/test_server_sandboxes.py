@@ -7,7 +7,7 @@ import time
 
 import httpx
 import pytest
-from servers import Server, error_of, lines_of, new_sandbox
+from servers import Server, error_of, lines_of, new_sandbox, run_cell
 
 OBJECT = {
     "id", "name", "status", "language", "template", "created_at", "expires_at", "isolation",
@@ -25,14 +25,6 @@ def sandbox(client: httpx.Client) -> str:
     return f"/sandboxes/{new_sandbox(client)}"
 
 
-def run(client: httpx.Client, sandbox: str, code: str, **body: object) -> dict[str, object]:
-    answer = client.post(
-        f"{sandbox}/execute", json={"code": code, **body}, headers={"Accept": "application/json"}
-    )
-    assert answer.status_code == 200, answer.text
-    return dict(answer.json())
-
-
 def test_sandbox_object_has_every_promised_key(client: httpx.Client) -> None:
     made = client.post("/sandboxes", json={"name": "n", "metadata": {"k": "v"}, "life_s": 60})
     assert made.status_code == 201
@@ -48,7 +40,7 @@ def test_state_is_kept_between_cells_and_streams_by_default(
 ) -> None:
     lines = lines_of(client.post(f"{sandbox}/execute", json={"code": "x = 41\nprint(x)"}))
     assert [line["type"] for line in lines] == ["stdout", "end"]
-    assert run(client, sandbox, "x + 1")["results"] == [{"text/plain": "42"}]
+    assert run_cell(client, sandbox, "x + 1")["results"] == [{"text/plain": "42"}]
 
 
 def test_deleting_is_idempotent_and_the_record_says_why(client: httpx.Client, sandbox: str) -> None:
@@ -95,19 +87,19 @@ def test_whole_life_ends_a_sandbox_and_says_so(client: httpx.Client) -> None:
 def test_contexts_are_apart_and_can_be_restarted(client: httpx.Client, sandbox: str) -> None:
     made = client.post(f"{sandbox}/contexts", json={"name": "other"})
     assert (made.status_code, made.json()) == (201, {"name": "other", "language": "python"})
-    run(client, sandbox, "x = 1", context="other")
-    assert run(client, sandbox, "x")["verdict"] == "exception"
+    run_cell(client, sandbox, "x = 1", context="other")
+    assert run_cell(client, sandbox, "x")["verdict"] == "exception"
     names = {each["name"] for each in client.get(f"{sandbox}/contexts").json()["contexts"]}
     assert names == {"main", "other"}
     client.post(f"{sandbox}/contexts/other/restart").raise_for_status()
-    assert run(client, sandbox, "x", context="other")["verdict"] == "exception"
+    assert run_cell(client, sandbox, "x", context="other")["verdict"] == "exception"
     client.delete(f"{sandbox}/contexts/other").raise_for_status()
     gone = client.delete(f"{sandbox}/contexts/other")
     assert (gone.status_code, error_of(gone)["code"]) == (404, "not_found")
 
 
 def test_interrupt_ends_a_cell_and_keeps_the_context(client: httpx.Client, sandbox: str) -> None:
-    run(client, sandbox, "x = 5")
+    run_cell(client, sandbox, "x = 5")
     code = "print('in', flush=True)\nwhile True: pass"
     with client.stream("POST", f"{sandbox}/execute", json={"code": code}) as answer:
         lines = answer.iter_lines()
@@ -115,7 +107,7 @@ def test_interrupt_ends_a_cell_and_keeps_the_context(client: httpx.Client, sandb
         client.post(f"{sandbox}/contexts/main/interrupt").raise_for_status()
         rest = list(lines)
     assert '"verdict":"interrupted"' in rest[-1]
-    assert run(client, sandbox, "x")["results"] == [{"text/plain": "5"}]
+    assert run_cell(client, sandbox, "x")["results"] == [{"text/plain": "5"}]
 
 
 def test_command_streams_and_is_remembered(client: httpx.Client, sandbox: str) -> None:
@@ -158,7 +150,7 @@ def test_unknown_program_is_not_found(client: httpx.Client, sandbox: str) -> Non
 
 
 def test_metrics_and_log_tell_of_its_own_life(client: httpx.Client, sandbox: str) -> None:
-    run(client, sandbox, "sum(range(10**6))")
+    run_cell(client, sandbox, "sum(range(10**6))")
     metrics = client.get(f"{sandbox}/metrics").json()
     assert metrics["executions"] == 1
     assert metrics["memory_peak_bytes"] > 0
@@ -178,12 +170,12 @@ def test_hundred_executes_at_once_on_one_session_queue(server: Server) -> None:
     """Q07: each runs once, one after the other; nothing is lost or mixed."""
     client = server.client()
     sandbox = f"/sandboxes/{new_sandbox(client)}"
-    run(client, sandbox, "seen = []")
+    run_cell(client, sandbox, "seen = []")
     answers: list[dict[str, object]] = []
 
     def work(number: int) -> None:
         mine = server.client()
-        answers.append(run(mine, sandbox, f"seen.append({number}); print({number})"))
+        answers.append(run_cell(mine, sandbox, f"seen.append({number}); print({number})"))
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(100)]
     for thread in threads:
@@ -191,7 +183,7 @@ def test_hundred_executes_at_once_on_one_session_queue(server: Server) -> None:
     for thread in threads:
         thread.join()
     assert sorted(int(str(a["stdout"])) for a in answers) == list(range(100))
-    length = run(client, sandbox, "len(seen) == len(set(seen)) == 100")
+    length = run_cell(client, sandbox, "len(seen) == len(set(seen)) == 100")
     assert length["results"] == [{"text/plain": "True"}]
 
 

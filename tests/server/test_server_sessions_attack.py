@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import Server, new_sandbox
+from servers import Server, new_sandbox, run_cell
 
 JSON = {"Accept": "application/json"}
 
@@ -24,12 +24,6 @@ def client(server: Server) -> httpx.Client:
 @pytest.fixture
 def sandbox(client: httpx.Client) -> str:
     return f"/sandboxes/{new_sandbox(client)}"
-
-
-def run(client: httpx.Client, sandbox: str, code: str, **body: object) -> dict[str, Any]:
-    answer = client.post(f"{sandbox}/execute", json={"code": code, **body}, headers=JSON)
-    assert answer.status_code == 200, answer.text
-    return dict(answer.json())
 
 
 @pytest.mark.parametrize(
@@ -45,22 +39,22 @@ def test_kernel_that_dies_is_replaced_and_says_so(
     client: httpx.Client, sandbox: str, code: str, verdicts: set[str]
 ) -> None:
     """Q01."""
-    run(client, sandbox, "x = 1")
-    answer = run(client, sandbox, "print('nonce-q01', flush=True)\n" + code)
+    run_cell(client, sandbox, "x = 1")
+    answer = run_cell(client, sandbox, "print('nonce-q01', flush=True)\n" + code)
     assert answer["stdout"] == "nonce-q01\n"
     assert answer["verdict"] in verdicts, answer
-    after = run(client, sandbox, "print('again')")
+    after = run_cell(client, sandbox, "print('again')")
     assert (after["verdict"], after["stdout"]) == ("ok", "again\n")
     assert any("new one" in note for note in after["notes"])
-    assert run(client, sandbox, "x")["exception"]["name"] == "NameError"
+    assert run_cell(client, sandbox, "x")["exception"]["name"] == "NameError"
 
 
 def test_blocking_in_c_ends_at_the_wall(client: httpx.Client, sandbox: str) -> None:
     """Q02: holds the lock for ever; the control is a cell that does not."""
-    assert run(client, sandbox, "print('fine')", timeout=5)["verdict"] == "ok"
+    assert run_cell(client, sandbox, "print('fine')", timeout=5)["verdict"] == "ok"
     code = "print('nonce-q02', flush=True)\nimport re\nre.match(r'(a+)+$', 'a' * 64 + 'b')"
     began = time.monotonic()
-    answer = run(client, sandbox, code, timeout=1)
+    answer = run_cell(client, sandbox, code, timeout=1)
     assert time.monotonic() - began < 8
     assert (answer["stdout"], answer["verdict"]) == ("nonce-q02\n", "wall_time")
 
@@ -78,7 +72,7 @@ def test_hooks_cannot_keep_a_sandbox_alive(client: httpx.Client, sandbox: str) -
         "threading.Thread(target=time.sleep, args=(1000,)).start()\n"
         "print('nonce-q04')\n"
     )
-    assert run(client, sandbox, code)["stdout"] == "nonce-q04\n"
+    assert run_cell(client, sandbox, code)["stdout"] == "nonce-q04\n"
     began = time.monotonic()
     client.delete(sandbox).raise_for_status()
     assert client.get(sandbox).json()["status"] == "stopped"
@@ -88,11 +82,13 @@ def test_hooks_cannot_keep_a_sandbox_alive(client: httpx.Client, sandbox: str) -
 def test_history_that_fills_memory_ends_with_that_verdict(client: httpx.Client) -> None:
     """Q05."""
     sandbox = f"/sandboxes/{new_sandbox(client, limits={'memory_mb': 96})}"
-    assert run(client, sandbox, "kept = []")["verdict"] == "ok"
+    assert run_cell(client, sandbox, "kept = []")["verdict"] == "ok"
     answer: dict[str, Any] = {"verdict": "ok"}
     for _ in range(50):
         if answer["verdict"] == "ok":
-            answer = run(client, sandbox, "kept.append(bytearray(b'x') * (8 * 2**20)); len(kept)")
+            answer = run_cell(
+                client, sandbox, "kept.append(bytearray(b'x') * (8 * 2**20)); len(kept)"
+            )
     assert answer["verdict"] in {"memory", "exception"}, answer
     if answer["verdict"] == "memory":
         assert client.get(sandbox).json()["status"] == "stopped"
@@ -101,21 +97,21 @@ def test_history_that_fills_memory_ends_with_that_verdict(client: httpx.Client) 
 def test_input_with_nobody_there_ends(client: httpx.Client, sandbox: str) -> None:
     """Q06: without stdin it is an end of file, not a wait."""
     began = time.monotonic()
-    answer = run(client, sandbox, "print('nonce-q06', flush=True)\ninput()", timeout=3)
+    answer = run_cell(client, sandbox, "print('nonce-q06', flush=True)\ninput()", timeout=3)
     assert answer["stdout"].startswith("nonce-q06\n")
     assert answer["verdict"] in {"exception", "wall_time"}
     assert time.monotonic() - began < 8
-    given = run(client, sandbox, "input()", stdin="typed\n")
+    given = run_cell(client, sandbox, "input()", stdin="typed\n")
     assert given["results"] == [{"text/plain": "'typed'"}]
 
 
 def test_neighbour_is_untouched_meanwhile(client: httpx.Client, sandbox: str) -> None:
     """W5: the same answer beside every one of them."""
     other = f"/sandboxes/{new_sandbox(client)}"
-    run(client, other, "y = 7")
+    run_cell(client, other, "y = 7")
     client.post(
         f"{sandbox}/execute",
         json={"code": "import os\nos.fork()\nos.abort()"},
         headers=JSON,
     )
-    assert run(client, other, "y")["results"] == [{"text/plain": "7"}]
+    assert run_cell(client, other, "y")["results"] == [{"text/plain": "7"}]

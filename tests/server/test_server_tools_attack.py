@@ -5,12 +5,12 @@ The witness is the server's process, read from /proc, and the file of its store.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hostile_calls import big, flood, hang
 from servers import ALICE, BOB, Server, running
 
 import cellwall
@@ -18,36 +18,6 @@ from cellwall import Event, Tool, ToolBox
 
 _MAY_GROW_BYTES = 16 * 1024 * 1024
 _PLANTED = "planted-argument-5a4b3c2d1e0f"
-
-_FLOOD = """
-import json, socket, struct
-address = __import__("tools")._line._link._address
-def call(tool, body):
-    head = json.dumps({"ev": "call", "tool": tool}).encode()
-    line = socket.socket(socket.AF_UNIX)
-    line.connect(address)
-    line.sendall(struct.pack(">II", len(head), len(body)) + head + body)
-    return line
-body = b'{"x": "' + b"x" * SIZE + b'"}'
-kept = []
-for n in range(COUNT):
-    kept.append(call("TOOL", body))
-    if len(kept) > 200: kept.pop(0).close()
-print("made", n + 1)
-"""
-
-
-def flood(tool: str, count: int, size: int) -> str:
-    code = _FLOOD.replace("TOOL", tool).replace("SIZE", str(size)).replace("COUNT", str(count))
-    return code
-
-
-async def hang(x: str) -> None:
-    await asyncio.get_running_loop().create_future()
-
-
-async def big(x: str) -> str:
-    return "y" * 250_000
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,8 @@ class ToolCalls:
         self._desk = offer.desk()
         self._tasks = Tasks()
         self._under_way: dict[int, asyncio.Task[None]] = {}
+        self._begun: set[int] = set()
+        """Also those whose answer never arrived: what waits is shown again on each connection."""
 
     async def serve(self) -> None:
         """Answer until the execution is over, over as many connections as it takes."""
@@ -72,7 +74,8 @@ class ToolCalls:
             task = self._under_way.get(number)
             if task is not None:
                 task.cancel()
-        elif number not in self._under_way:  # what waits is shown again on each connection
+        elif number not in self._begun:
+            self._begun.add(number)
             task = self._tasks.spawn(self._answer(value))
             self._under_way[number] = task
             task.add_done_callback(lambda _: self._under_way.pop(number, None))

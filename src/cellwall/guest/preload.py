@@ -23,7 +23,7 @@ import time
 from typing import TYPE_CHECKING
 
 # What json, pickle and friends load only when first used would be loaded again by every fork.
-from cellwall.guest import (  # noqa: F401
+from cellwall.guest import (  # noqa: F401 - loaded, not used
     context,
     init,
     kernel,

@@ -29,12 +29,7 @@ def open_for(path: str | Path, value: str) -> int:
     try:
         return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise HostUnsupported(
-            f"cgroup {os.path.basename(path)}",
-            f"write {value} to {path}: {error.strerror}",
-            remedy="run `cellwall doctor`; it names the missing cgroup controller",
-            errno=error.errno,
-        ) from error
+        raise _not_written(path, value, error) from error
 
 
 def write(path: str | Path, value: str) -> None:
@@ -43,14 +38,18 @@ def write(path: str | Path, value: str) -> None:
     try:
         os.write(fd, value.encode())
     except OSError as error:
-        raise HostUnsupported(
-            f"cgroup {os.path.basename(path)}",
-            f"write {value} to {path}: {error.strerror}",
-            remedy="run `cellwall doctor`",
-            errno=error.errno,
-        ) from error
+        raise _not_written(path, value, error) from error
     finally:
         os.close(fd)
+
+
+def _not_written(path: str | Path, value: str, error: OSError) -> HostUnsupported:
+    return HostUnsupported(
+        f"cgroup {os.path.basename(path)}",
+        f"write {value} to {path}: {error.strerror}",
+        remedy="run `cellwall doctor`; it names a missing cgroup controller",
+        errno=error.errno,
+    )
 
 
 def read(path: str) -> bytes:

@@ -144,8 +144,9 @@ async def lean_http(target: Target) -> AsyncIterator[tuple[Cell, Cell]]:
 
         async def route() -> Mapping[str, Any]:
             body = {"code": PLAIN}
-            found: Any = await client.ask("POST", f"/sandboxes/{sandbox}/execute", body)
-            return found  # type: ignore[no-any-return]
+            path = f"/sandboxes/{sandbox}/execute"
+            found: Mapping[str, Any] = await client.ask("POST", path, body)
+            return found
 
         yield cell, route
 
