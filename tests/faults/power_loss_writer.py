@@ -1,7 +1,7 @@
 """Runs under `strace`: a store that is opened, written by several at once, closed and opened again.
 
-Arguments: the database's path, and `FULL` or, for the control, `OFF`. What it was promised is
-written to the file `told` beside it, so that the record has it in the right place.
+Arguments: the database's path, `FULL` or, for the control, `OFF`, and `journal` or `plain`. What
+was promised is written to the file `told` beside it, so that the record has it in the right place.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from stores import chained, ended, execution
 
-from cellwall.store import sqlite_file
-from cellwall.store.changes import Accept, Started
+from cellwall.store import journal, sqlite_file
+from cellwall.store.changes import Accept, AppendAudit, Started
 from cellwall.store.store import Store
 
 
@@ -25,6 +27,30 @@ def told(handle: int, text: str) -> None:
 
 LOG_PAGES = 40
 """Of the log that is made at an open: few, because the disk fails after each call once."""
+
+
+BLOCKS = 24
+"""Of the journal: few, for the same reason."""
+
+
+def sealed(words: Sequence[Any]) -> Any:
+    """Make a record again that was in the journal."""
+    return chained(str(words[0]).encode()).make
+
+
+def said(text: str) -> AppendAudit:
+    """Return a record that may go through the journal."""
+    return AppendAudit(sealed([text]), (text,))
+
+
+async def at_once(store: Store, handle: int, number: int) -> None:
+    """Let one execution be accepted and run, and every other one end."""
+    row = execution(number, state="running", body=None, started_at=1.0)
+    await store.write(Accept(row), said(f"accept {number}"))
+    told(handle, f"running {number}")
+    if number % 2:
+        await store.write(ended(number), said(f"end {number}"))
+        told(handle, f"ended {number}")
 
 
 async def one(store: Store, handle: int, number: int) -> None:
@@ -48,11 +74,27 @@ async def main(path: Path, handle: int) -> None:
         await store.aclose()
 
 
+async def serving(path: Path, handle: int) -> None:
+    """Two lives of a server's store, with a journal; some of it waits for the database."""
+    for first in (1, 7):
+        store = await Store.open(f"sqlite:///{path}", sole=True, seal=sealed)
+        for number in range(first, first + 3):
+            await at_once(store, handle, number)
+        await one(store, handle, first + 3)
+        for number in range(first + 4, first + 6):
+            await at_once(store, handle, number)
+        await store.aclose()
+
+
 if __name__ == "__main__":
     sqlite_file._LOG_PAGES = LOG_PAGES
     sqlite_file._PRAGMAS = tuple(
         pragma.replace("synchronous=FULL", f"synchronous={sys.argv[2]}")
         for pragma in sqlite_file._PRAGMAS
     )
+    journal.BLOCKS = BLOCKS
+    if sys.argv[2] == "OFF":
+        setattr(os, "fdatasync", lambda _: None)  # noqa: B010 - typed as taking it by name
     file = Path(sys.argv[1])
-    asyncio.run(main(file, os.open(file.with_name("told"), os.O_CREAT | os.O_WRONLY, 0o600)))
+    life = serving if sys.argv[3] == "journal" else main
+    asyncio.run(life(file, os.open(file.with_name("told"), os.O_CREAT | os.O_WRONLY, 0o600)))

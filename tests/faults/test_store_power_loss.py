@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from power_loss import Call, Disk, record
-from power_loss_writer import LOG_PAGES
+from power_loss_writer import BLOCKS, LOG_PAGES, sealed
 from stores import opened
 
-from cellwall.store import sqlite_file
+from cellwall.store import journal, sqlite_file
 from cellwall.store.errors import StoreBroken
 from cellwall.store.rows import AuditRow
 from cellwall.store.store import Store
@@ -25,11 +25,11 @@ _ORDER = ["queued", "running", "ended"]
 Image = dict[str, bytes]
 
 
-def recorded(folder: Path, synchronous: str) -> list[Call]:
+def recorded(folder: Path, synchronous: str, way: str) -> list[Call]:
     state = folder / "state"
     state.mkdir()
     script = Path(__file__).with_name("power_loss_writer.py")
-    return record([str(script), f"{state}/cellwall.db", synchronous], state, folder / "trace")
+    return record([str(script), f"{state}/cellwall.db", synchronous, way], state, folder / "trace")
 
 
 def crashes(calls: list[Call], luck: random.Random) -> Iterator[tuple[int, Image, list[str]]]:
@@ -60,7 +60,7 @@ async def lost(image: Image, told: list[str], folder: Path) -> list[str]:
     """Put the image there, open it; return whose promises it does not keep."""
     lay_out(image, folder)
     promised = {number: state for state, number in map(str.split, told)}
-    async with opened(f"sqlite:///{folder}/cellwall.db") as store:
+    async with opened(f"sqlite:///{folder}/cellwall.db", sole=True, seal=sealed) as store:
         rows = await store.audit(0, 1000)
         check_chain(rows)
         records = {row.record for row in rows}
@@ -92,6 +92,7 @@ pytestmark = pytest.mark.timeout(300)  # hundreds of databases are opened, each 
 def folder(require: Require, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where it all happens: in memory if there is such a place, for the images are many."""
     monkeypatch.setattr(sqlite_file, "_LOG_PAGES", LOG_PAGES)
+    monkeypatch.setattr(journal, "BLOCKS", BLOCKS)
     require("strace", shutil.which("strace") is not None, "run: apt-get install strace")
     memory = Path("/dev/shm")
     made = tempfile.mkdtemp(prefix="cellwall-", dir=memory if memory.is_dir() else None)
@@ -99,9 +100,14 @@ def folder(require: Require, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def test_loss_of_power_at_any_moment_breaks_no_promise(folder: Path) -> None:
-    calls = recorded(folder, "FULL")
-    assert sum(call.name == "write" for call in calls) == 24
+@pytest.mark.parametrize(("way", "promises"), [("plain", 24), ("journal", 18)])
+def test_loss_of_power_at_any_moment_breaks_no_promise(
+    folder: Path, way: str, promises: int
+) -> None:
+    calls = recorded(folder, "FULL", way)
+    assert sum(call.name == "write" for call in calls) == promises
+    is_in_journal = [call.path.endswith("-ahead") for call in calls if call.name == "pwrite64"]
+    assert any(is_in_journal) == (way == "journal")
 
     async def run() -> int:
         count = 0
@@ -111,11 +117,12 @@ def test_loss_of_power_at_any_moment_breaks_no_promise(folder: Path) -> None:
             count += 1
         return count
 
-    assert asyncio.run(run()) > 200
+    assert asyncio.run(run()) > 120
 
 
-def test_control_without_syncing_promises_are_broken(folder: Path) -> None:
-    calls = recorded(folder, "OFF")
+@pytest.mark.parametrize("way", ["plain", "journal"])
+def test_control_without_syncing_promises_are_broken(folder: Path, way: str) -> None:
+    calls = recorded(folder, "OFF", way)
 
     async def run() -> bool:
         for _, image, told in crashes(calls, random.Random(7)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -34,6 +35,11 @@ class House:
     settings: dict[str, object] = field(default_factory=dict)
     flags: tuple[str, ...] = ("--port", "0")
     servers: list[Server] = field(default_factory=list)
+
+    @property
+    def database(self) -> Path:
+        """Where its records are."""
+        return self.folder / "state" / "server" / "cellwall.db"
 
     @property
     def full(self) -> Path:
@@ -83,6 +89,18 @@ def house(folder: Path, **settings: object) -> Iterator[House]:
         yield made
     finally:
         made.stop()
+
+
+def selected(database: Path, query: str) -> list[tuple[Any, ...]]:
+    """Return what SQL finds in the database of a server, which may run or be dead.
+
+    Closed at once, and by a connection that may not write: the last one that may folds the log in
+    when it goes, and the next server misses the log. Forgetting a connection does not close it, it
+    is part of a cycle with its cache of statements.
+    """
+    name = f"{database.as_uri()}?mode=ro"
+    with contextlib.closing(sqlite3.connect(name, uri=True)) as opened:
+        return opened.execute(query).fetchall()
 
 
 def _lines(path: Path) -> list[str]:

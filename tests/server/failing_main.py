@@ -69,6 +69,25 @@ def _wrap_store(kill: str, full: str, starts: str) -> None:
     Store.write = write  # type: ignore[method-assign]
 
 
+def _wrap_take(kill: str, full: str) -> None:
+    when, _, what = kill.partition(":")
+    full_kind, _, full_flag = full.partition(":")
+    real_take = Store.take
+
+    def take(self: Store, *changes: Any) -> bool:
+        kinds = [type(change).__name__ for change in changes]
+        if what in kinds and when == "before":
+            _kill()
+        if full_kind in kinds and _is_there(full_flag):
+            return False  # and `write`, which is asked next, says why
+        is_taken = real_take(self, *changes)
+        if is_taken and what in kinds and when == "after":
+            _kill()
+        return is_taken
+
+    Store.take = take  # type: ignore[method-assign]  # a fail point, from outside
+
+
 def _wrap_engine(kill: str, ledger: str) -> None:
     real_write, real_collect = oneshot._write_files, engine.Engine._collect
 
@@ -108,6 +127,7 @@ def _patched(run: Callable[[], Awaitable[None] | None]) -> None:
         os.environ.get("CELLWALL_TEST_FULL", ""),
         os.environ.get("CELLWALL_TEST_STARTS", ""),
     )
+    _wrap_take(kill, os.environ.get("CELLWALL_TEST_FULL", ""))
     _wrap_engine(kill, os.environ.get("CELLWALL_TEST_LEDGER", ""))
     run()
 

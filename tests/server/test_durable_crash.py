@@ -7,11 +7,21 @@ answer; the witness is the ledger, which the server writes outside every sandbox
 from __future__ import annotations
 
 import os
-import sqlite3
 from pathlib import Path
 
 import pytest
-from crashes import died, ended, events, house, posted, program, submitted, wait_until
+from crashes import (
+    House,
+    died,
+    ended,
+    events,
+    house,
+    posted,
+    program,
+    selected,
+    submitted,
+    wait_until,
+)
 from servers import BOB, new_sandbox
 
 pytestmark = pytest.mark.timeout(240)  # servers are started several times in one test
@@ -19,9 +29,9 @@ pytestmark = pytest.mark.timeout(240)  # servers are started several times in on
 KEYED = {"Idempotency-Key": "once"}
 
 
-def _rows(folder: Path) -> int:
-    with sqlite3.connect(folder / "state" / "server" / "cellwall.db") as database:
-        return int(database.execute("SELECT count(*) FROM executions").fetchone()[0])
+def _ids(made: House) -> list[str]:
+    """Every execution that the database has, in order of acceptance."""
+    return [row[0] for row in selected(made.database, "SELECT id FROM executions ORDER BY seq")]
 
 
 @pytest.mark.parametrize("is_background", [False, True])
@@ -31,7 +41,7 @@ def test_killed_before_acceptance_nothing_ran(tmp_path: Path, is_background: boo
         client = made.start(kill="before:Accept").client()
         died(client, {"code": program("a"), "background": is_background}, **KEYED)
         client = made.start().client()
-        assert (_rows(tmp_path), made.ledger) == (0, [])
+        assert (_ids(made), made.ledger) == ([], [])
         again = client.post("/execute", json={"code": program("a")}, headers=KEYED)
         assert (again.json()["stdout"], made.ledger) == ("a\n", ["a"])
         assert "idempotent-replay" not in again.headers
@@ -68,12 +78,13 @@ def test_queued_call_of_a_client_that_went_with_the_server_is_cancelled(tmp_path
         wait_until(lambda: made.ledger == ["long"])
         with server.connect() as sock:
             sock.sendall(posted("/execute", {"code": program("waits")}))
-            wait_until(lambda: _rows(tmp_path) == 2)
+            wait_until(lambda: len(_ids(made)) == 2)
             made.kill(server)
         client = made.start().client()
-        with sqlite3.connect(tmp_path / "state" / "server" / "cellwall.db") as database:
-            ids = [row[0] for row in database.execute("SELECT id FROM executions ORDER BY seq")]
-        assert [ended(client, each)["verdict"] for each in ids] == ["interrupted", "cancelled"]
+        assert [ended(client, each)["verdict"] for each in _ids(made)] == [
+            "interrupted",
+            "cancelled",
+        ]
         assert made.ledger == ["long"]
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
-from crashes import ended, events, house, program, submitted, wait_until
+from crashes import ended, events, house, program, selected, submitted, wait_until
 
 pytestmark = pytest.mark.timeout(240)  # servers are started several times in one test
 
@@ -93,16 +92,10 @@ def test_events_of_a_run_that_was_cut_short_are_kept_to_where_they_were_written(
         code = program("a", _LINES.format(count=2000) + "import time\ntime.sleep(60)")
         execution = submitted(client, code)
 
-        wait_until(lambda: _chunks(tmp_path) > 1)
+        wait_until(lambda: len(selected(made.database, "SELECT first_seq FROM events")) > 1)
         made.kill(server)
         found = events(made.start().client(), execution)
         assert (found[-1]["type"], found[-1]["verdict"]) == ("end", "interrupted")
         assert _numbers(found) == list(range(1, len(found) + 1))
         assert ("a\n" + _whole(2000)).startswith(_texts(found))
         assert _texts(found)
-
-
-def _chunks(folder: Path) -> int:
-    """Return how many pieces of events are on disk."""
-    with sqlite3.connect(folder / "state" / "server" / "cellwall.db") as database:
-        return int(database.execute("SELECT count(*) FROM events").fetchone()[0])

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from crashes import died, house, program, selected
 from servers import configuration, start
 
 from cellwall.engine.templates import state_dir
@@ -68,9 +69,23 @@ def test_backup_of_a_running_server_is_whole_and_comes_back(state: Path, tmp_pat
         assert client.get(f"/executions/{later['execution_id']}").status_code == 404
     again.stop()
     kept = state / "server" / "cellwall.db.before-1"
-    with sqlite3.connect(kept) as database:
-        found = database.execute("SELECT id FROM executions").fetchall()
-    assert (later["execution_id"],) in found
+    assert (later["execution_id"],) in selected(kept, "SELECT id FROM executions")
+
+
+def test_backup_after_a_kill_has_what_was_written_last(tmp_path: Path) -> None:
+    """What only the journal has until somebody opens the database."""
+    store = tmp_path / "state" / "server" / "cellwall.db"
+    with house(tmp_path) as made:
+        died(made.start(kill="after:Ended").client(), {"code": program("a")})
+        assert ended_in(store) == 0  # the control
+        done = cellwall(tmp_path / "state", "backup", str(tmp_path / "copy"))
+        assert done.returncode == 0, done.stderr
+        assert ended_in(tmp_path / "copy") == 1
+        made.start()  # the backup left everything as a server wants it
+
+
+def ended_in(database: Path) -> int:
+    return len(selected(database, "SELECT id FROM executions WHERE state = 'ended'"))
 
 
 @pytest.mark.parametrize("kind", ["text", "foreign", "damaged", "missing"])

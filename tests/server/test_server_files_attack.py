@@ -40,12 +40,9 @@ def client() -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
-def outside(tmp_path: Path) -> Path:
+def outside(open_folder: Path) -> Path:
     """A folder of the host, open to everybody: only the wall protects it."""
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_mode & 0o077 == 0:
-            folder.chmod(0o755)
-    made = tmp_path / "outside"
+    made = open_folder / "outside"
     made.mkdir()
     made.chmod(0o777)
     return made

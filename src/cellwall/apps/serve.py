@@ -30,7 +30,7 @@ from cellwall.apps.instruments import connect, facts_of
 from cellwall.apps.mcp.mount import Mount
 from cellwall.apps.metrics_listener import check_metrics_exposure, listening
 from cellwall.apps.state_lock import locked
-from cellwall.apps.store_place import store_url
+from cellwall.apps.store_place import open_store, store_url
 from cellwall.engine.engine import Engine
 from cellwall.engine.templates import TemplateStore, state_dir
 from cellwall.jail.delegation import step_aside
@@ -216,9 +216,7 @@ def config_of(settings: ServerSettings, app: Guard) -> uvicorn.Config:
 async def _store(url: str | None) -> Store | None:
     if url is None:
         return None
-    from cellwall.store.store import Store  # brings SQL, which takes a second
-
-    return await Store.open(url, sole=True)
+    return await open_store(url, sole=True)
 
 
 @contextlib.asynccontextmanager

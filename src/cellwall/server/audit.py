@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 from cellwall.engine.tasks import Tasks
 from cellwall.model.errors import CapacityError, CellwallError
 from cellwall.server.audit_anchor import Anchoring, target_of
-from cellwall.server.audit_chain import Entry, compact, digest_of, sealed
+from cellwall.server.audit_chain import Entry, appending, compact, digest_of
 from cellwall.server.audit_refusals import Refusals
 from cellwall.server.audit_retention import TRIM, details_of, due
 from cellwall.server.logs import logger
 from cellwall.server.watching import who_of
-from cellwall.store.changes import AppendAudit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from cellwall.server.sandboxes import SandboxRecord
     from cellwall.server.settings import ServerSettings
     from cellwall.server.watching import Watch
+    from cellwall.store.changes import AppendAudit
     from cellwall.store.store import Store
 
 _log = logger("cellwall.audit")
@@ -77,7 +77,7 @@ class Audit:
     def change(self, entry: Entry) -> AppendAudit:
         """Return what appends `entry`, to join the transaction of what it is about."""
         self._count("made")
-        return AppendAudit(sealed(self._clean(entry)))
+        return appending(self._clean(entry))
 
     async def before(self, entry: Entry) -> None:
         """Write `entry`; it is on disk when this returns.

@@ -13,11 +13,12 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from cellwall.server.times import rfc3339
+from cellwall.store.changes import AppendAudit
 from cellwall.store.rows import AuditRow
 
 VERSION = "cellwall-audit-1"
@@ -88,6 +89,16 @@ def sealed(entry: Entry) -> Callable[[int, bytes], AuditRow]:
         return AuditRow(seq, record, _hash(values, prev))
 
     return make
+
+
+def appending(entry: Entry) -> AppendAudit:
+    """Return what appends `entry`, also out of a journal."""
+    return AppendAudit(sealed(entry), tuple(entry))
+
+
+def sealed_again(words: Sequence[Any]) -> Callable[[int, bytes], AuditRow]:
+    """Return `sealed` of the entry that `appending` gave these words."""
+    return sealed(Entry(*words))
 
 
 def read(record: bytes) -> Read:

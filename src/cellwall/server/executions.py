@@ -115,7 +115,7 @@ class Executions:
         item.waiting = self._queue.ask(order.owner, order.cost, item.on_turn)
         self._queued[item.id] = item
         try:
-            await self._ledger.accept(item.id, order, is_started=False)
+            await self._ledger.accept(self._ledger.acceptance(item.id, order, is_started=False))
         except BaseException:
             del self._queued[item.id]
             item.leave()
@@ -183,9 +183,12 @@ class Executions:
 
     async def _perform(self, record: ExecutionRecord, order: Order, turn: Turn) -> None:
         is_started = turn.is_given
-        accepted = asyncio.ensure_future(
-            self._ledger.accept(record.id, order, is_started=is_started)
-        )
+        acceptance = self._ledger.acceptance(record.id, order, is_started=is_started)
+        if is_started and self._ledger.take(acceptance):
+            record.is_on_disk = True
+            await self._work(record, order, _nothing)
+            return
+        accepted = asyncio.ensure_future(self._ledger.accept(acceptance))
         written = [accepted]
         try:
             if not is_started:

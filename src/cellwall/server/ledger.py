@@ -118,19 +118,31 @@ class Ledger:
             return None
         return Overflow(execution_id, self.store, self._tasks, _MOST_BYTES)
 
-    async def accept(self, execution_id: str, order: Order, *, is_started: bool) -> None:
-        """Write that it was accepted, and with that that it is started if its turn is at once.
+    def acceptance(
+        self, execution_id: str, order: Order, *, is_started: bool
+    ) -> tuple[Change, ...]:
+        """Return what `accept` or `take` is to write: that it was accepted.
 
-        Raises `CapacityError` or another `CellwallError` if that cannot be; nothing is to run.
+        And that it is started, if its turn is at once.
         """
         if self.store is None:
-            return
+            return ()
         self._last_seq += 1
         row = _row(execution_id, order, self._last_seq, is_started=is_started)
         replay = () if order.replay is None else order.replay.changes(execution_id)
-        await self.store.write(
-            Accept(row), *replay, *self.recorder.accept(execution_id, order)
-        )  # fmt: skip
+        return (Accept(row), *replay, *self.recorder.accept(execution_id, order))
+
+    def take(self, acceptance: Sequence[Change]) -> bool:
+        """Write an acceptance without waiting; False if it has to be waited for, by `accept`."""
+        return self.store is None or self.store.take(*acceptance)
+
+    async def accept(self, acceptance: Sequence[Change]) -> None:
+        """Write an acceptance.
+
+        Raises `CapacityError` or another `CellwallError` if that cannot be; nothing is to run.
+        """
+        if self.store is not None:
+            await self.store.write(*acceptance)
 
     async def started(self, execution_id: str) -> None:
         """Write that its code is about to be handed over. Raises as `accept`."""

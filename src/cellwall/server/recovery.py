@@ -11,14 +11,14 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cellwall.server.audit_chain import sealed
+from cellwall.server.audit_chain import appending
 from cellwall.server.errors import failure
 from cellwall.server.execution_record import blank, complete, failed, interrupted
 from cellwall.server.lines import Line
 from cellwall.server.overflow import chunk_of
 from cellwall.server.recording import end_entry
 from cellwall.server.times import steady
-from cellwall.store.changes import AppendAudit, Change, Ended
+from cellwall.store.changes import Change, Ended
 from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ async def recover(state: State, store: Store) -> None:
         endings[leftover.row.id] = (leftover.row, change)
         row = leftover.row
         entry = end_entry(row.id, row.tenant, change.answer, row.request_id)
-        return (change, AppendAudit(sealed(entry)))
+        return (change, appending(entry))
 
     found = await store.recover(at, end)
     for row, change in endings.values():

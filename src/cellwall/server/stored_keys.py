@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import CellwallError, NotFound, UsageError
-from cellwall.server.audit_chain import Entry, compact, sealed
+from cellwall.server.audit_chain import Entry, appending, compact
 from cellwall.server.keys import KeyRecord, digest_of, new_key
 from cellwall.server.origin import ORIGIN
 from cellwall.server.redaction import Redactor
@@ -111,7 +111,7 @@ def _on_record(action: str, row: KeyRow) -> AppendAudit:
         object=f"key:{row.digest[:12]}",
         details=Redactor().clean(compact(facts)),
     )
-    return AppendAudit(sealed(entry))
+    return appending(entry)
 
 
 class StoredKeys:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from cellwall.model.errors import NotFound, UsageError
 from cellwall.store.errors import StoreBroken
+from cellwall.store.guard import journal_of, locked
+from cellwall.store.journal import is_held
 
 _PAGES = 1000
 """Copied at once; writers get their turn in between."""
@@ -37,6 +39,19 @@ def save(store: Path, target: Path) -> int:
     return target.stat().st_size
 
 
+def is_unfinished(store: Path) -> bool:
+    """Report whether a server was killed, so that its journal may have what the database lacks."""
+    if not store.is_file() or is_held(journal_of(store)):
+        return False
+    with (
+        contextlib.suppress(sqlite3.DatabaseError),
+        contextlib.closing(_opened(store, "ro")) as database,
+    ):
+        mark = database.execute("SELECT value FROM facts WHERE name = 'journal_mark'").fetchone()
+        return bool(mark == ("open",))
+    return False
+
+
 def restore(copy: Path, store: Path) -> Path | None:
     """Put `copy` in the place of `store`, which nobody may have open; return where that went.
 
@@ -52,6 +67,9 @@ def restore(copy: Path, store: Path) -> Path | None:
         _copy(copy, draft)
         _check(draft, copy)
         _start_what_waited(draft)
+        _forget_journal(draft)
+    with locked(store) as guard:
+        guard.note("closed")  # whatever it was before: the copy is whole in its one file
     return replaced
 
 
@@ -75,9 +93,12 @@ def _check(path: Path, origin: Path) -> None:
         )
 
 
-def _opened(path: Path) -> sqlite3.Connection:
-    # mode=rw: a file that is gone is an error, never a new empty database.
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=30)
+def _opened(path: Path, mode: str = "rw") -> sqlite3.Connection:
+    """Return a connection; a file that is gone is an error, never a new empty database.
+
+    With mode `ro` the write-ahead log is left as it is when the connection is closed.
+    """
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=30)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -134,10 +155,16 @@ def _keep(store: Path, aside: Path) -> None:
     """
     with contextlib.suppress(sqlite3.DatabaseError), contextlib.closing(_opened(store)) as database:
         database.execute("PRAGMA journal_mode=DELETE")
-    for suffix in ("-wal", "-shm"):
+    for suffix in ("-wal", "-shm", "-ahead"):
         with contextlib.suppress(FileNotFoundError):
             os.replace(f"{store}{suffix}", f"{aside}{suffix}")
     os.link(store, aside)
+
+
+def _forget_journal(path: Path) -> None:
+    """What a journal has was written for another database, even if it has the same key."""
+    with contextlib.closing(_opened(path)) as database, database:
+        database.execute("DELETE FROM facts WHERE name LIKE 'journal%'")
 
 
 def _start_what_waited(path: Path) -> None:

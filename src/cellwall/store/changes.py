@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from cellwall.store.rows import (
     AuditRow,
@@ -115,6 +116,8 @@ class AppendAudit:
     make: Callable[[int, bytes], AuditRow]
     """Called inside the transaction with the record's number and the hash of the one before it
     (32 zero bytes for the first); maybe more than once, so it must have no effect of its own."""
+    words: tuple[Any, ...] | None = None
+    """What `make` can be made from again after a crash, as JSON; None: it cannot."""
 
 
 Change = (

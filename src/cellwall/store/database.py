@@ -8,6 +8,7 @@ and a `write` that raises has left nothing behind.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from sqlalchemy import Connection
@@ -20,6 +21,10 @@ Work = Callable[[Connection], T]
 
 class Database(Protocol):
     """One database, open."""
+
+    @property
+    def journal(self) -> Path | None:
+        """Where a journal lies that makes writes durable sooner; None if it needs none."""
 
     async def write(self, work: Work[T]) -> T:
         """Run `work` in a transaction of its own, commit it, return what it returned.

@@ -103,6 +103,11 @@ class Guard:
         )
 
 
+def journal_of(path: Path) -> Path:
+    """Return where the journal of the database at `path` lies."""
+    return path.with_name(path.name + "-ahead")
+
+
 def _name_of(path: Path) -> str:
     return path.name + ".guard"
 

@@ -57,6 +57,11 @@ class PostgresDatabase:
         """The writing connection is one transaction's at a time."""
         self._is_closed = False
 
+    @property
+    def journal(self) -> None:
+        """See `Database.journal`: its server gathers commits itself."""
+        return None
+
     @classmethod
     async def open(cls, url: URL, *, sole: bool = False) -> PostgresDatabase:
         """Connect, check that commits are durable, bring the tables to the newest version.

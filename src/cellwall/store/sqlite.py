@@ -22,7 +22,7 @@ from cellwall.store.apply import apply
 from cellwall.store.changes import Change
 from cellwall.store.database import T, Work
 from cellwall.store.errors import StoreBusy
-from cellwall.store.guard import locked
+from cellwall.store.guard import journal_of, locked
 from cellwall.store.sqlite_file import claim_of, engine_of, prepare
 from cellwall.store.statements import Direct
 
@@ -81,6 +81,11 @@ class SqliteDatabase:
         self._writer = _Lane(writing, "write")
         self._reader = _Lane(engine_of(path, "BEGIN"), "read")
         self._is_closed = False
+
+    @property
+    def journal(self) -> Path:
+        """See `Database.journal`."""
+        return journal_of(self._path)
 
     @classmethod
     async def open(cls, path: Path, *, sole: bool = False) -> SqliteDatabase:

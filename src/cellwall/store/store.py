@@ -13,13 +13,16 @@ from dataclasses import dataclass
 from functools import partial
 
 from cellwall.store import queries, recovery, retention
+from cellwall.store.ahead import Ahead
 from cellwall.store.apply import KEYS_VERSION
 from cellwall.store.changes import Change
 from cellwall.store.database import Database, T, Work
 from cellwall.store.errors import StoreBroken
 from cellwall.store.failures import answer_to
+from cellwall.store.journal_form import Seal
 from cellwall.store.migration import SERVER_ID
 from cellwall.store.opening import open_database
+from cellwall.store.replay import catch_up, close_ahead, open_ahead
 from cellwall.store.rows import (
     AuditRow,
     EventChunk,
@@ -57,10 +60,13 @@ class StoreStatistics:
 class Store:
     """See the module. Lives on one event loop; made by `open`."""
 
-    def __init__(self, database: Database, *, wait_s: float, most_waiting: int) -> None:
+    def __init__(
+        self, database: Database, ahead: Ahead | None, *, wait_s: float, most_waiting: int
+    ) -> None:
         """Use `open`."""
         self._database = database
-        self._writer = Writer(database, wait_s, most_waiting)
+        self._ahead = ahead
+        self._writer = Writer(database, wait_s, most_waiting, ahead)
         self._writer.start()
         self.on_written: Callable[[float], None] | None = None
         """Told how many seconds each write took."""
@@ -71,6 +77,7 @@ class Store:
         url: str,
         *,
         sole: bool = False,
+        seal: Seal | None = None,
         wait_s: float = WAIT_S,
         most_waiting: int = MOST_WAITING,
     ) -> Store:
@@ -80,13 +87,31 @@ class Store:
         used: it never starts empty in the place of one that was there.
         `sole`: as the server, of which a database has one: `StoreConflict` if there is another.
         Two would end each other's executions as left behind. Commands open it beside the server.
+        `seal` makes audit records again that are in a journal; without it none is used or read.
         """
-        return cls(await open_database(url, sole=sole), wait_s=wait_s, most_waiting=most_waiting)
+        database = await open_database(url, sole=sole)
+        ahead = None
+        try:
+            if seal is not None and sole:
+                ahead = await open_ahead(database, seal)
+            elif seal is not None:
+                await catch_up(database, seal)
+        except BaseException as error:
+            await database.aclose()
+            if isinstance(error, Exception):
+                raise answer_to("open the journal", error) from error
+            raise
+        return cls(database, ahead, wait_s=wait_s, most_waiting=most_waiting)
 
     async def aclose(self) -> None:
         """Write what waits, then close; idempotent."""
         await self._writer.aclose()
-        await self._database.aclose()
+        ahead, self._ahead = self._ahead, None
+        try:
+            if ahead is not None:
+                await close_ahead(self._database, ahead)
+        finally:
+            await self._database.aclose()
 
     def statistics(self) -> StoreStatistics:
         """Return what it has done."""
@@ -114,8 +139,18 @@ class Store:
         if self.on_written is not None:
             self.on_written(time.perf_counter() - began_s)
 
-    async def _read(self, step: str, work: Work[T]) -> T:
+    def take(self, *changes: Change) -> bool:
+        """Do what `write` does without waiting, if that can be; else nothing has happened."""
+        began_s = time.perf_counter()
+        is_taken = self._writer.take(changes)
+        if is_taken and self.on_written is not None:
+            self.on_written(time.perf_counter() - began_s)
+        return is_taken
+
+    async def _read(self, step: str, work: Work[T], *, is_settled: bool = True) -> T:
         try:
+            if is_settled:
+                await self._writer.settle()
             return await self._database.read(work)
         except Exception as error:
             raise answer_to(step, error) from error
@@ -196,7 +231,9 @@ class Store:
 
     async def version(self) -> str:
         """Return a token that changes when a key does, whichever process did it."""
-        return await self._read("read the version", partial(queries.fact, name=KEYS_VERSION)) or ""
+        # Asked twice a second; keys are never in the journal.
+        work = partial(queries.fact, name=KEYS_VERSION)
+        return await self._read("read the version", work, is_settled=False) or ""
 
     async def replay(self, tenant: str, key: str) -> ReplayRow | None:
         """Return what an idempotency key was used for, or None."""

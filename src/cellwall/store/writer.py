@@ -4,14 +4,20 @@ Not the SQL (`apply`) and not the threads (`sqlite`). One task per store. The in
 that is told of an error has left nothing in the database, and one that fails does not take its
 neighbours along: they are tried again apart from it. A write that is under way is waited for,
 however slow the disk is; only waiting for a turn has a bound.
+
+Where there is a journal (`ahead`), what it takes is durable at once and goes into the database
+with the next transaction, or a moment later. It takes nothing while others wait for theirs, so
+that changes keep the order in which they were given.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from cellwall.store.ahead import Ahead
 from cellwall.store.changes import Accept, AppendEvents, Change, Ended
 from cellwall.store.database import Database
 from cellwall.store.errors import StoreBroken
@@ -21,6 +27,10 @@ from cellwall.surface.tasks import Tasks
 _BATCH_CHANGES = 512
 _BATCH_BYTES = 8 * 1024 * 1024
 """Of one transaction: bounds how long a small write waits behind big ones."""
+_AHEAD_S = 0.1
+"""Until what the journal took is in the database too, if nothing else is written."""
+_AHEAD_AGAIN_S = 1.0
+"""After an attempt at that failed."""
 _LOST_PAUSE_S = 0.25
 """Between attempts to reach a server that is gone; it refuses without making us wait."""
 
@@ -59,11 +69,16 @@ class Writer:
     wait_s: float
     """How long a write waits for its turn."""
     most_waiting: int
+    ahead: Ahead | None = None
     counts: Counts = field(default_factory=Counts)
     _waiting: deque[_Waiting] = field(default_factory=deque)
     _tasks: Tasks = field(default_factory=Tasks)
     _arrival: asyncio.Future[None] | None = None
     _is_closing: bool = False
+    _is_committing: bool = False
+    """A transaction with somebody's write in it is under way."""
+    _ahead_timer: asyncio.TimerHandle | None = None
+    _is_ahead_due: bool = False
 
     def start(self) -> None:
         """Begin to write; `aclose` ends it."""
@@ -82,6 +97,26 @@ class Writer:
         """
         if self._is_closing:
             raise StoreBroken("write: the store is closed", remedy="open it again")
+        if not self.take(changes):
+            await self._wait_written(changes)
+
+    def take(self, changes: tuple[Change, ...]) -> bool:
+        """Make the changes durable at once, if the journal may; else nothing has happened."""
+        if self.ahead is None or self._waiting or self._is_committing or self._is_closing:
+            return False
+        if not self.ahead.take(changes):
+            return False
+        self.counts.writes += 1
+        if self._ahead_timer is None:
+            self._arm_ahead(_AHEAD_S)
+        return True
+
+    async def settle(self) -> None:
+        """Return when the database has what the journal took until now; raises as `write`."""
+        if self.ahead is not None and self.ahead.is_due:
+            await self._wait_written(())
+
+    async def _wait_written(self, changes: tuple[Change, ...]) -> None:
         if len(self._waiting) >= self.most_waiting:
             self.counts.refused += 1
             raise busy(f"write: {len(self._waiting)} others wait", 0)
@@ -89,9 +124,20 @@ class Writer:
         item = _Waiting(changes, loop.create_future(), loop.time() + self.wait_s)
         self._arm(item)
         self._waiting.append(item)
+        self._wake()
+        await item.done
+
+    def _wake(self) -> None:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
-        await item.done
+
+    def _arm_ahead(self, wait_s: float) -> None:
+        self._ahead_timer = asyncio.get_running_loop().call_later(wait_s, self._on_ahead)
+
+    def _on_ahead(self) -> None:
+        self._ahead_timer = None
+        self._is_ahead_due = True
+        self._wake()
 
     def _arm(self, item: _Waiting) -> None:
         item.timer = asyncio.get_running_loop().call_at(item.until, self._give_up, item)
@@ -108,9 +154,10 @@ class Writer:
     async def _work(self) -> None:
         while True:
             batch = self._take()
-            if batch:
+            if batch or self._is_ahead_due:
                 await self._commit(batch)
             elif self._is_closing:
+                await self._last_commit()
                 return
             elif not self._waiting:
                 self._arrival = asyncio.get_running_loop().create_future()
@@ -132,11 +179,18 @@ class Writer:
 
     async def _commit(self, batch: list[_Waiting]) -> None:
         changes = [each for item in batch for each in item.changes]
+        first = () if self.ahead is None else self.ahead.begin()
+        self._is_ahead_due = False
+        self._is_committing = bool(batch)
         try:
-            await self.database.apply(changes)
+            await self.database.apply([*first, *changes])
         except Exception as error:  # noqa: BLE001 - whoever waits is told, whatever it is
-            await self._failed(batch, error)
+            self._end_ahead(first, is_applied=False)
+            await self._failed(batch, error, is_mixed=bool(first and batch))
             return
+        finally:
+            self._is_committing = False
+        self._end_ahead(first, is_applied=True)
         self.counts.writes += len(batch)
         self.counts.transactions += 1
         self.counts.largest = max(self.counts.largest, len(batch))
@@ -144,13 +198,29 @@ class Writer:
             if not item.done.done():
                 item.done.set_result(None)
 
-    async def _failed(self, batch: list[_Waiting], error: Exception) -> None:
+    def _end_ahead(self, first: Sequence[Change], *, is_applied: bool) -> None:
+        if self.ahead is None or not first:
+            return
+        self.ahead.end(is_applied=is_applied)
+        if self.ahead.is_due and self._ahead_timer is None:
+            self._arm_ahead(_AHEAD_S if is_applied else _AHEAD_AGAIN_S)
+
+    async def _last_commit(self) -> None:
+        """What cannot be written now is in the journal when the store is opened again."""
+        if self._ahead_timer is not None:
+            self._ahead_timer.cancel()
+        if self.ahead is not None and self.ahead.is_due:
+            await self._commit([])
+
+    async def _failed(self, batch: list[_Waiting], error: Exception, *, is_mixed: bool) -> None:
         kind = kind_of(error)
         if kind in ("busy", "lost"):
             self.counts.retried += 1
             self._again(batch)
             if kind == "lost":
                 await asyncio.sleep(_LOST_PAUSE_S)
+        elif is_mixed:
+            await self._commit_apart(batch, error)
         elif len(batch) == 1 or kind == "broken":
             for item in batch:
                 self._refuse(item, answer_to("write", error))
@@ -158,6 +228,16 @@ class Writer:
             self.counts.retried += 1
             for item in batch:
                 await self._commit([item])
+
+    async def _commit_apart(self, batch: list[_Waiting], error: Exception) -> None:
+        """First what the journal has, then the batch without it."""
+        self.counts.retried += 1
+        await self._commit([])
+        if self.ahead is None or not self.ahead.is_due:
+            await self._commit(batch)
+            return
+        for item in batch:
+            self._refuse(item, answer_to("write", error))
 
     def _again(self, batch: list[_Waiting]) -> None:
         now = asyncio.get_running_loop().time()
@@ -171,8 +251,7 @@ class Writer:
     async def aclose(self) -> None:
         """Write what waits, then stop; later writes are refused. Idempotent."""
         self._is_closing = True
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
+        self._wake()
         await self._tasks.wait_empty()
 
 

@@ -126,11 +126,11 @@ async def _rows(store: Store, after: int) -> AsyncIterator[AuditRow]:
 
 
 async def _checked(given: str | None, anchors: list[Anchor]) -> Report:
+    from cellwall.apps.store_place import open_store
     from cellwall.server.audit_check import Checker
-    from cellwall.store.store import Store
 
     checker = Checker(anchors, whole=True)
-    store = await Store.open(_url(given))
+    store = await open_store(_url(given))
     try:
         async for row in _rows(store, 0):
             checker.take(row)
@@ -140,9 +140,9 @@ async def _checked(given: str | None, anchors: list[Anchor]) -> Report:
 
 
 async def _latest(given: str | None, count: int) -> list[AuditRow]:
-    from cellwall.store.store import Store
+    from cellwall.apps.store_place import open_store
 
-    store = await Store.open(_url(given))
+    store = await open_store(_url(given))
     try:
         head = await store.audit_head()
         after = 0 if head is None else max(0, head.seq - count)
@@ -183,9 +183,9 @@ def _opened(path: Path) -> IO[str]:
 
 
 async def _export(given: str | None, after: int, to: Path | None) -> int:
-    from cellwall.store.store import Store
+    from cellwall.apps.store_place import open_store
 
-    store = await Store.open(_url(given))
+    store = await open_store(_url(given))
     try:
         return await _write(store, after, to)
     finally:
@@ -232,11 +232,11 @@ async def _rotate(given: str | None, folder: Path, last: AuditRow | None) -> tup
 
     Then the server may let go of it (`audit_retention_s`).
     """
+    from cellwall.apps.store_place import open_store
     from cellwall.server.audit_retention import EXPORTED
     from cellwall.store.changes import PutFact
-    from cellwall.store.store import Store
 
-    store = await Store.open(_url(given))
+    store = await open_store(_url(given))
     try:
         if last is not None:
             await _check_follows(store, last, folder)

@@ -6,6 +6,7 @@ by `main`. Invariant: a backup disturbs no running server; a restore refuses whi
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,9 +37,12 @@ def backup(
     Keys (their digests), executions, sandboxes and the audit. The copy is checked before it has
     its name, and readable for its owner only.
     """
-    from cellwall.store.backup import save
+    from cellwall.store.backup import is_unfinished, save
 
-    size = save(_store(config), file)
+    store = _store(config)
+    if is_unfinished(store):
+        asyncio.run(_catch_up(store))
+    size = save(store, file)
     typer.echo(f"{file}: {size / 2**20:.1f} MiB, checked")
 
 
@@ -60,6 +64,13 @@ def restore(
         replaced = take_back(file, store)
     kept = "" if replaced is None else f"; what was there is {replaced}"
     typer.echo(f"{store}: restored{kept}")
+
+
+async def _catch_up(store: Path) -> None:
+    """Let the database have what a server that was killed wrote last."""
+    from cellwall.apps.store_place import open_store
+
+    await (await open_store(f"sqlite:///{store}")).aclose()
 
 
 def _store(config: Path | None, environ: Mapping[str, str] | None = None) -> Path:

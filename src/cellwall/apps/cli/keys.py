@@ -119,9 +119,8 @@ def life(text: str) -> float:
 def _with_store(url: str | None, config: Path | None, work: Callable[[Store], Awaitable[T]]) -> T:
     check_server()
     from cellwall.apps.settings_loader import load
-    from cellwall.apps.store_place import store_url
+    from cellwall.apps.store_place import open_store, store_url
     from cellwall.engine.templates import state_dir
-    from cellwall.store.store import Store
 
     settings = load(config, {"store": url}).server
     where = store_url(settings, state_dir())
@@ -129,7 +128,7 @@ def _with_store(url: str | None, config: Path | None, work: Callable[[Store], Aw
         raise UsageError("keys: that server keeps nothing", remedy="name a store with --store")
 
     async def opened() -> T:
-        store = await Store.open(where)
+        store = await open_store(where)
         try:
             return await work(store)
         finally:

@@ -1,0 +1,96 @@
+"""What the journal has and the database does not have yet.
+
+Not the file (`journal`), not its records (`journal_form`), not when it goes into the database
+(`writer`). The invariants: what was taken is durable and is handed on in the order in which it
+was taken; nothing is taken that the rows in the database could refuse, because nobody would be
+there any more to be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cellwall.store.changes import Accept, Change, Ended, PutFact
+from cellwall.store.journal import Journal
+from cellwall.store.journal_form import encoded
+
+APPLIED = "journal_applied"
+"""The fact that says up to which record the database has everything."""
+_MOST_CHANGES = 4096
+
+
+class Ahead:
+    """See the module. Belongs to one `Writer`."""
+
+    def __init__(self, journal: Journal, applied: int) -> None:
+        """The database has everything up to record `applied`."""
+        self._journal = journal
+        self._applied = applied
+        self._last = applied
+        self._going = applied
+        self._pending: list[Change] = []
+        self._under_way: list[Change] = []
+        self._running: set[str] = set()
+        """Executions whose acceptance it took and whose end nobody has written."""
+        self._is_held = False
+        """The database could not be written: nothing more is promised before it can."""
+        self._is_broken = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the database lacks something."""
+        return self._last != self._applied
+
+    def take(self, changes: Sequence[Change]) -> bool:
+        """Make `changes` durable; False if that is for the database to do."""
+        is_open = not self._is_held and not self._is_broken
+        is_taken = is_open and self._may_take(changes) and self._append(changes)
+        for each in changes:
+            if isinstance(each, Ended):
+                self._running.discard(each.id)
+            elif isinstance(each, Accept) and is_taken:
+                self._running.add(each.row.id)
+        return is_taken
+
+    def _may_take(self, changes: Sequence[Change]) -> bool:
+        ends = [each.id for each in changes if isinstance(each, Ended)]
+        return self._running.issuperset(ends) and len(self._pending) < _MOST_CHANGES
+
+    def _append(self, changes: Sequence[Change]) -> bool:
+        content = encoded(changes)
+        if content is None:
+            return False
+        try:
+            if not self._journal.append(self._last + 1, content):
+                return False
+        except OSError:
+            # The record may be there: its number counts as used, and what is in it as applied
+            # with the next transaction, which is the one that its caller is sent to now.
+            self._is_broken = True
+            self._last += 1
+            return False
+        self._last += 1
+        self._pending += changes
+        return True
+
+    def begin(self) -> Sequence[Change]:
+        """Return what the next transaction has to begin with; `end` must follow."""
+        if not self.is_due:
+            return ()
+        self._under_way, self._pending = self._pending, []
+        self._going = self._last
+        return [*self._under_way, PutFact(APPLIED, str(self._going))]
+
+    def end(self, *, is_applied: bool) -> None:
+        """Tell whether the database has now what `begin` returned."""
+        self._is_held = not is_applied
+        if is_applied:
+            self._applied = self._going
+            self._journal.release(self._going)
+        else:
+            self._pending = self._under_way + self._pending
+        self._under_way = []
+
+    def close(self) -> None:
+        """Let go of the journal."""
+        self._journal.close()

@@ -1,0 +1,195 @@
+"""A small file in front of SQLite: one write and one sync make a record durable.
+
+Not what records mean (`ahead`) and not when they go into the database (`writer`). The file has its
+blocks from the beginning, so that a sync waits for nothing but the data; records go round in it,
+each on blocks of its own, so that a write that is torn harms no other. The invariants: `append`
+returns after the record survives a loss of power; `read` gives what was appended behind a number
+without a hole, or raises. A record is sealed with a key that only the database has: what programs
+print lies in here too, and must never pass for one.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import hmac
+import os
+import struct
+import time
+from collections import deque
+from pathlib import Path
+
+from cellwall.store.errors import StoreBroken
+from cellwall.store.guard import sync_folder
+
+BLOCK_BYTES = 4096
+"""Of a file system; also no less than any disk writes at once."""
+BLOCKS = 2048
+KEY_BYTES = 16
+_MOST_BLOCKS = 16
+"""Of one record; a larger one costs SQLite no more than us."""
+_SLOW_S = 0.005
+"""Of late, on average: a disk that takes longer keeps its caller's loop waiting too long."""
+_REST_S = 1.0
+_WEIGHT = 1 / 8
+"""Of the latest write in the average."""
+_MAGIC = b"cwj1"
+_SEAL_BYTES = 16
+_HEAD = struct.Struct(f">4sIQ{_SEAL_BYTES}s")
+"""Magic, length, number, seal (keyed BLAKE2b over length, number and content)."""
+
+
+class Journal:
+    """One journal, open and locked; nobody else has it."""
+
+    def __init__(self, path: Path, handle: int, key: bytes) -> None:
+        """Use `open`."""
+        self._path = path
+        self._handle = handle
+        self._key = key
+        self._next = 0
+        self._used = 0
+        self._held: deque[tuple[int, int]] = deque()
+        """Number and blocks of each record that is still needed, oldest first."""
+        self._rests_until = 0.0
+        self._usual_s = 0.0
+
+    @classmethod
+    def open(cls, path: Path, key: bytes, *, is_new: bool) -> Journal | None:
+        """Open the journal at `path`; None if another process has it.
+
+        Raises `StoreBroken` if it is not there, unless it `is_new`; `OSError`.
+        """
+        if is_new and not path.exists():
+            _make(path)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            raise StoreBroken(
+                f"open {path}: it is gone, and the database beside it was not closed, "
+                "so what was written last is lost",
+                remedy="put it back or restore a backup of the database",
+            ) from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            return None
+        return cls(path, handle, key)
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._handle)
+
+    # -- writing ---------------------------------------------------------------------------
+
+    def append(self, number: int, content: bytes) -> bool:
+        """Make a record durable; False if it has no place here now, and nothing was written.
+
+        Blocks for as long as the disk takes; while that is long nothing is taken. Numbers rise by
+        one. Raises `OSError`; the record may then be there or not.
+        """
+        blocks = -(-(_HEAD.size + len(content)) // BLOCK_BYTES)
+        is_round = self._next + blocks > BLOCKS
+        skipped = BLOCKS - self._next if is_round else 0
+        now = time.monotonic()
+        is_full = self._used + skipped + blocks > BLOCKS
+        if blocks > _MOST_BLOCKS or is_full or now < self._rests_until:
+            return False
+        at = 0 if is_round else self._next
+        seal = _seal(self._key, number, content)
+        head = _HEAD.pack(_MAGIC, len(content), number, seal)
+        record = head + content
+        if os.pwrite(self._handle, record, at * BLOCK_BYTES) != len(record):
+            raise OSError(errno.EIO, f"{self._path}: a record was written in part")
+        os.fdatasync(self._handle)
+        self._note(now, time.monotonic())
+        self._next = at + blocks
+        self._used += skipped + blocks
+        self._held.append((number, skipped + blocks))
+        return True
+
+    def _note(self, began_s: float, ended_s: float) -> None:
+        self._usual_s += _WEIGHT * (ended_s - began_s - self._usual_s)
+        if self._usual_s > _SLOW_S:
+            self._rests_until = ended_s + _REST_S
+            self._usual_s = _SLOW_S / 2
+
+    def release(self, number: int) -> None:
+        """Give the blocks of the records up to `number` to others: the database has them."""
+        while self._held and self._held[0][0] <= number:
+            self._used -= self._held.popleft()[1]
+
+    # -- reading ---------------------------------------------------------------------------
+
+    def read(self, after: int) -> list[tuple[int, bytes]]:
+        """Return number and content of every record behind number `after`, in order.
+
+        Raises `StoreBroken` if one is missing: only the last can have been torn, and that one
+        nobody was told of.
+        """
+        data = os.pread(self._handle, BLOCKS * BLOCK_BYTES, 0)
+        found = {}
+        for at in range(0, len(data), BLOCK_BYTES):
+            if data.startswith(_MAGIC, at) and (record := self._record(data, at, after)):
+                found[record[0]] = record[1]
+        numbers = sorted(found)
+        if numbers != list(range(after + 1, after + 1 + len(numbers))):
+            raise StoreBroken(
+                f"open {self._path}: records are missing between {after} and {numbers[-1]}",
+                remedy="restore a backup of the database; to go on without what it holds, "
+                "remove it and start the server with the backup",
+            )
+        return [(number, found[number]) for number in numbers]
+
+    def _record(self, data: bytes, at: int, after: int) -> tuple[int, bytes] | None:
+        _, length, number, seal = _HEAD.unpack_from(data, at)
+        if length > _MOST_BLOCKS * BLOCK_BYTES:
+            return None
+        begin = at + _HEAD.size
+        content = data[begin : begin + length]
+        if number <= after or len(content) != length:
+            return None
+        is_ours = hmac.compare_digest(seal, _seal(self._key, number, content))
+        return (number, content) if is_ours else None
+
+
+def is_held(path: Path) -> bool:
+    """Report whether a process has the journal at `path` open: a server that runs."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def _seal(key: bytes, number: int, content: bytes) -> bytes:
+    words = struct.pack(">IQ", len(content), number)
+    return hashlib.blake2b(words + content, key=key, digest_size=_SEAL_BYTES).digest()
+
+
+def _make(path: Path) -> None:
+    """Write every block once: a sync of blocks that were never written waits for the file system.
+
+    Raises `OSError`; then there is none.
+    """
+    fresh = path.with_name(path.name + ".new")
+    fresh.unlink(missing_ok=True)
+    handle = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    try:
+        block = bytes(BLOCK_BYTES * 64)
+        for at in range(0, BLOCKS * BLOCK_BYTES, len(block)):
+            os.pwrite(handle, block, at)
+        os.fsync(handle)
+        fresh.rename(path)
+    finally:
+        os.close(handle)
+        fresh.unlink(missing_ok=True)
+    sync_folder(path.parent)

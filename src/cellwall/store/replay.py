@@ -1,0 +1,125 @@
+"""A journal opened: what it has and the database beside it lacks goes into the database first.
+
+Called by `Store.open`. The invariant: nobody reads the database as a server, and no server writes
+to the journal, before the database has every record of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from cellwall.store import queries
+from cellwall.store.ahead import APPLIED, Ahead
+from cellwall.store.changes import Change, PutFact
+from cellwall.store.database import Database
+from cellwall.store.errors import StoreBusy
+from cellwall.store.journal import KEY_BYTES, Journal
+from cellwall.store.journal_form import Seal, decoded
+
+_KEY = "journal_key"
+_MARK = "journal_mark"
+"""`open` while a server may have records in it."""
+_AT_ONCE = 200
+_LOCK_S = 10.0
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the database says of its journal."""
+
+    key: str | None
+    applied: int
+    is_open: bool
+
+
+async def open_ahead(database: Database, seal: Seal) -> Ahead | None:
+    """Open the journal beside `database` for the server; None where there can be none.
+
+    Raises `StoreBroken` if it is lost or damaged, `StoreBusy` if somebody does not let it go.
+    """
+    path = database.journal
+    if path is None:
+        return None
+    known = await database.read(_known)
+    key = known.key or secrets.token_hex(KEY_BYTES)
+    try:
+        journal = await _locked(path, bytes.fromhex(key), is_new=not known.is_open)
+    except OSError:
+        if known.is_open:
+            raise
+        return None  # no room for it, say: SQLite's own log does as well, only slower
+    try:
+        await database.apply([PutFact(_KEY, key), PutFact(_MARK, "open")])
+        applied = await _replay(database, journal, known.applied, seal)
+    except BaseException:
+        journal.close()
+        raise
+    return Ahead(journal, applied)
+
+
+async def catch_up(database: Database, seal: Seal) -> None:
+    """Bring the database up to date beside which no server runs; raises as `open_ahead`."""
+    path = database.journal
+    if path is None or not path.exists():
+        return
+    known = await database.read(_known)
+    if not known.is_open or known.key is None:
+        return
+    journal = Journal.open(path, bytes.fromhex(known.key), is_new=False)
+    if journal is None:
+        return  # a server has it, and writes what is in it within a moment
+    try:
+        await _replay(database, journal, known.applied, seal)
+    finally:
+        journal.close()
+
+
+async def close_ahead(database: Database, ahead: Ahead) -> None:
+    """Note that the journal is not needed any more, if that is so, and let go of it."""
+    try:
+        if not ahead.is_due:
+            await database.apply([PutFact(_MARK, "closed")])
+    finally:
+        ahead.close()
+
+
+def _known(connection: Connection) -> _Known:
+    return _Known(
+        queries.fact(connection, _KEY),
+        int(queries.fact(connection, APPLIED) or 0),
+        queries.fact(connection, _MARK) == "open",
+    )
+
+
+async def _locked(path: Path, key: bytes, *, is_new: bool) -> Journal:
+    until = time.monotonic() + _LOCK_S
+    while (journal := await asyncio.to_thread(_open, path, key, is_new)) is None:
+        if time.monotonic() > until:
+            raise StoreBusy(
+                f"open {path}: another process has had it for {_LOCK_S:g} s",
+                retry_after_s=_LOCK_S,
+                remedy=f"see who it is with: fuser {path}",
+            )
+        await asyncio.sleep(_POLL_S)
+    return journal
+
+
+def _open(path: Path, key: bytes, is_new: bool) -> Journal | None:
+    return Journal.open(path, key, is_new=is_new)
+
+
+async def _replay(database: Database, journal: Journal, applied: int, seal: Seal) -> int:
+    records = await asyncio.to_thread(journal.read, applied)
+    for at in range(0, len(records), _AT_ONCE):
+        group = records[at : at + _AT_ONCE]
+        changes: list[Change] = [each for _, data in group for each in decoded(data, seal)]
+        applied = group[-1][0]
+        await database.apply([*changes, PutFact(APPLIED, str(applied))])
+    return applied
