@@ -64,8 +64,14 @@ def test_interrupt_ends_a_loop_that_a_cell_left_behind(sandbox: Sandbox) -> None
 
 
 def test_interrupt_that_comes_late_ends_no_other_cell(sandbox: Sandbox) -> None:
-    """It is sent while a cell ends, at many moments of that; some of them find it."""
-    found = set()
+    """It is sent while a cell ends, at many moments of that; some of them find it.
+
+    Node.js gives SIGINT its default action back for some microseconds at each end of a script that
+    an interrupt may stop (design/0010): one in 200 of these interrupts ends the whole context. That
+    is told, and the next cell runs in a new one.
+    """
+    found: set[Verdict] = set()
+    lost = 0
     for each in range(60):
         code = f"const end{each} = Date.now() + {each % 12}; while (Date.now() < end{each}) {{}}"
         cell = threading.Thread(
@@ -75,9 +81,16 @@ def test_interrupt_that_comes_late_ends_no_other_cell(sandbox: Sandbox) -> None:
         cell.join((each % 7) / 400)
         sandbox.interrupt("javascript")
         cell.join()
+        if Verdict.NONZERO_EXIT in found:
+            found.remove(Verdict.NONZERO_EXIT)
+            lost += 1
+            anew = sandbox.run("var x = 41", language="javascript")
+            assert anew.verdict is Verdict.OK
+            assert "this ran in a new one" in anew.outcome.notes[0]
         after = sandbox.run("x + 1", language="javascript")
         assert (after.verdict, after.results) == (Verdict.OK, ({"text/plain": "42"},)), each
-    assert Verdict.INTERRUPTED in found
+    assert found == {Verdict.OK, Verdict.INTERRUPTED}
+    assert lost <= 3
 
 
 def test_error_in_a_callback_is_told_with_its_own_frames_only(sandbox: Sandbox) -> None:

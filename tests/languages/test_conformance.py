@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance import BROKEN, CASES, ENDS, Witness, does, program, run_outside
+from conformance import BROKEN, CASES, ENDS, Witness, does, options, program, run_outside
 
 from cellwall.embedded import Runner
 from cellwall.engine.engine import Engine
@@ -115,9 +115,8 @@ def test_case(run: Run, language: Language, name: str) -> None:
     case = CASES[name]
     if not does(name, language):
         return
-    execution = run(
-        program(language), language, args=(name, *case.args), stdin=case.stdin, **case.options
-    )
+    given = options(name, language.name)
+    execution = run(program(language), language, args=(name, *case.args), stdin=case.stdin, **given)
     about = f"{execution.stderr[-2000:]} {execution.outcome.notes}"
     expected = ENDS.get((name, language.name), case.verdict)
     assert execution.verdict is expected, about

@@ -25,8 +25,7 @@ EVERY = pytest.mark.parametrize("language", LANGUAGES.values(), ids=lambda each:
 def test_hello_runs_by_its_name(language: Language, require: Require) -> None:
     require(language.name, is_installed(language), f"run: {language.install}")
     path = EXAMPLES / f"hello{language.extensions[0]}"
-    template = ["--template", "data"] if language.name == "sql" else []
-    done = CliRunner().invoke(app, ["run", *template, str(path)])
+    done = CliRunner().invoke(app, ["run", str(path)])
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("hello")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -26,9 +28,9 @@ def _sandboxes(require: Require) -> None:
     require("sandboxes", not works(), works())
 
 
-def piped(source: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def piped(source: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ARGV, input=source, capture_output=True, check=False, encoding="utf-8",
+        [*ARGV, *options], input=source, capture_output=True, check=False, encoding="utf-8",
         cwd=folder, env=ENVIRON, timeout=50,
     )  # fmt: skip
 
@@ -76,6 +78,31 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 def test_a_pipe_runs_inputs_in_one_session_without_prompts(tmp_path: Path) -> None:
     done = piped("x = 20\ndef f(n):\n    return n + 1\n\nf(x)\nprint('bye')", tmp_path)
     assert (done.stdout, done.stderr, done.returncode) == ("21\nbye\n", "", 0)
+
+
+def test_a_session_of_another_language(tmp_path: Path) -> None:
+    done = piped("x=20\n\nfor n in 1 2; do\necho $((x + n))\ndone\n", tmp_path, "-l", "sh")
+    assert (done.stdout, done.stderr, done.returncode) == ("21\n22\n", "", 0)
+
+
+def test_example_of_the_page_prints_what_it_should(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"<!-- runs: shell-bash -->\n```sh\n(.*?)```", page, re.DOTALL)
+    ours = f"{shlex.join(ARGV[:-3])} shell --isolation {LEVEL}"
+    command = block.replace("cellwall shell", ours)
+    assert command != block
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, check=False, encoding="utf-8",
+        cwd=tmp_path, env=ENVIRON, timeout=50,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr, done.returncode) == ("21\n", "", 0)
+
+
+def test_a_language_without_sessions_is_refused(tmp_path: Path) -> None:
+    done = piped("", tmp_path, "--language", "go")
+    assert (done.stdout, done.returncode) == ("", 125)
+    assert "go keeps no state" in done.stderr
+    assert "javascript" in done.stderr
 
 
 def test_a_pipe_ends_with_1_if_an_input_failed(tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from cellwall.apps.cli.shell import Collector
+from cellwall.apps.cli.inputs import Collector
 
 
-def fed(*lines: str) -> list[str | None]:
-    collector = Collector()
+def fed(*lines: str, language: str = "python") -> list[str | None]:
+    collector = Collector(language)
     return [collector.feed(line) for line in lines]
 
 
@@ -51,3 +51,23 @@ def test_what_is_left_at_the_end_is_run() -> None:
 
 def test_code_with_a_null_byte_is_left_to_the_inside() -> None:
     assert fed("x = '\0'") == ["x = '\0'"]
+
+
+@pytest.mark.parametrize("language", ["javascript", "typescript", "java", "r"])
+def test_input_of_a_language_with_brackets_ends_where_they_are_closed(language: str) -> None:
+    assert fed("x = 1", language=language) == ["x = 1"]
+    lines = ["f = g(function(n) {", "", "  n", "})"]
+    assert fed(*lines, language=language) == [None, None, None, "\n".join(lines)]
+    assert fed('print("((")', language=language) == ['print("((")']
+    assert fed("f(", "", "", language=language) == [None, None, "f(\n\n"]
+
+
+def test_input_of_sql_ends_with_a_semicolon_or_an_empty_line() -> None:
+    assert fed("SELECT 1", "FROM t;", language="sql") == [None, "SELECT 1\nFROM t;"]
+    assert fed("SELECT 1", "", language="sql") == [None, "SELECT 1\n"]
+
+
+@pytest.mark.parametrize("language", ["bash", "ruby", "jupyter:ir"])
+def test_input_of_a_language_of_words_ends_with_an_empty_line(language: str) -> None:
+    assert fed("for x in a b; do", "done", "", language=language)[:2] == [None, None]
+    assert fed("", language=language) == [None]

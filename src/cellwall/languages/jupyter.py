@@ -24,6 +24,7 @@ def find(name: str) -> Language | None:
         file_name="main",
         run=(),
         context=name,
+        template="data",
         version=("jupyter", "--version"),
         install=f"use the template 'data' and a machine with the kernelspec {matched[1]}",
     )

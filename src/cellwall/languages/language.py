@@ -56,6 +56,8 @@ class Language:
     """How to get all its tools on a Debian or Ubuntu host."""
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Environment its programs and its compiler need beyond the template's."""
+    template: str = "python"
+    """The template that has what it needs, where a caller at a terminal names none."""
     compile: tuple[str, ...] = ()
     """Argument vector of the compiler, which writes below `{build}`; empty: there is none."""
     options: tuple[str, ...] = ()

@@ -18,6 +18,7 @@ from cellwall.languages import (
     java,
     javascript,
     jupyter,
+    kotlin,
     lua,
     ocaml,
     octave,
@@ -41,7 +42,7 @@ __all__ = ["LANGUAGES", "Installed", "Language", "by_extension", "detect", "find
 
 _MODULES = (
     *(python, bash, javascript, typescript, r, sql, java, go, rust, c, cpp, php, ruby, perl, lua),
-    *(csharp, haskell, ocaml, prolog, fortran, octave, pascal, tcl, awk),
+    *(csharp, kotlin, haskell, ocaml, prolog, fortran, octave, pascal, tcl, awk),
 )
 
 

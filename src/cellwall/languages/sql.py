@@ -9,6 +9,7 @@ LANGUAGE = Language(
     file_name="main.sql",
     run=(),
     context="sql",
+    template="data",
     version=("python3", "-c", "print('DuckDB of the template')"),
     install="use the template 'data', or add duckdb to the packages of your own",
     hello="COPY (SELECT 'hello') TO '/dev/stdout' (HEADER false);\n",

@@ -13,7 +13,8 @@ const cases: Record<string, () => unknown> = {
   hog: () => { const held: Buffer[] = []; for (;;) held.push(Buffer.alloc(1 << 20, 1)); },
   bomb: () => {
     for (let i = 0; i < 1000; i++) {
-      spawn("sleep", ["60"]).on("error", () => process.exit(1));
+      const child = spawn("sleep", ["60"]).on("error", () => {});
+      if (child.pid === undefined) process.exit(1);
     }
   },
   flood: () => { for (let i = 0; i < 100000; i++) console.log("a line of output"); },

@@ -62,7 +62,10 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
             "--language", "-l", help="Language; default: the file's extension, or python."
         ),
     ] = None,
-    template: Annotated[str, typer.Option(help="What is installed and preloaded.")] = "python",
+    template: Annotated[
+        str | None,
+        typer.Option(help="What is installed and preloaded; default: python, data for SQL."),
+    ] = None,
     stdin: Annotated[
         str | None, typer.Option(metavar="FILE", help="The program's input, `-` for our own.")
     ] = None,
@@ -129,7 +132,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
         request = _request([file, *(args or [])] if file else [], code, language)
         request.place = place_of(artifacts, into)
         request.options.update(
-            template=template,
+            template=template or _template_of(request.language),
             stdin=_stdin(stdin),
             arguments=_pairs(arg, "--arg") or None,
             artifacts=artifacts,
@@ -143,7 +146,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
             compile_options=compile_option or (),
             compile_limits=_pairs(compile_limit, "--compile-limit") or None,
         )
-        built(template)
+        built(request.options["template"])
         status = _run_json(request) if as_json else _run_streaming(request)
     except CellwallError as error:
         if as_json:
@@ -184,6 +187,12 @@ def _language_of(path: Path) -> str:
             f"run: the extension of {path.name} names no language", remedy="give --language"
         )
     return found.name
+
+
+def _template_of(language: str) -> str:
+    from cellwall.languages.registry import find
+
+    return find(language).template
 
 
 def _stdin(name: str | None) -> bytes | None:

@@ -1,19 +1,16 @@
-"""`cellwall shell`: a Python session in one sandbox, at a terminal or from a pipe.
+"""`cellwall shell`: a session of one language in one sandbox, at a terminal or from a pipe.
 
 Not a terminal inside the sandbox: lines are read here, cells run there. Called by `main`.
-Invariant: this process compiles what was typed only to see whether it is complete; it never runs
-it.
+Invariant: what was typed never runs in this process; `inputs` only says when it is complete.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import codeop
 import signal
 import sys
 import threading
-import warnings
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
@@ -23,14 +20,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from cellwall.apps.cli.exit_status import explanation
+from cellwall.apps.cli.inputs import Collector
 from cellwall.apps.cli.terminal import Streams, complain
-from cellwall.model.errors import SandboxUnavailable
+from cellwall.model.errors import SandboxUnavailable, UsageError
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from cellwall.engine.engine import Engine
     from cellwall.engine.sandbox import AsyncSandbox
+    from cellwall.languages.language import Language
     from cellwall.model.execution import Event, Execution
 
 T = TypeVar("T")
@@ -38,11 +37,17 @@ T = TypeVar("T")
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("shell", short_help="Start a Python session in a sandbox.")(shell)
+    app.command("shell", short_help="Start a session in a sandbox.")(shell)
 
 
 def shell(
-    template: Annotated[str, typer.Option(help="What is installed and preloaded.")] = "python",
+    language: Annotated[
+        str, typer.Option("--language", "-l", help="What is spoken, of those with sessions.")
+    ] = "python",
+    template: Annotated[
+        str | None,
+        typer.Option(help="What is installed and preloaded; default: python, data for SQL."),
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Wall time of each input, in seconds.")] = 3600.0,
     memory: Annotated[int | None, typer.Option(help="Memory in MiB.")] = None,
     isolation: Annotated[
@@ -52,13 +57,15 @@ def shell(
         str | None, typer.Option(help="Instead of a level: untrusted, semi or trusted.")
     ] = None,
 ) -> None:
-    """Start a Python session in a sandbox; Ctrl-C interrupts, Ctrl-D ends.
+    """Start a session in a sandbox, of Python or another language; Ctrl-C interrupts, Ctrl-D ends.
 
     Images are saved in the current directory. From a pipe, inputs run without prompts and the
     status is 1 if one of them failed.
     """
     from cellwall.apps.cli.templates import built
 
+    spoken = _spoken(language)
+    template = template or spoken.template
     built(template)
     limits = {"memory_mb": memory, "idle_s": 86_400, "life_s": 86_400}
     options = {
@@ -68,50 +75,21 @@ def shell(
         "trust": trust,
     }
     with _background_loop() as loop:
-        raise typer.Exit(_Shell(loop, options, timeout).converse())
+        raise typer.Exit(_Shell(loop, options, timeout, spoken).converse())
 
 
-class Collector:
-    """Gathers lines until they are one complete input."""
+def _spoken(name: str) -> Language:
+    from cellwall.engine.contexts import speaking
+    from cellwall.languages.registry import find
 
-    def __init__(self) -> None:
-        """Start with nothing gathered."""
-        self._lines: list[str] = []
-
-    @property
-    def is_empty(self) -> bool:
-        """Report whether a new input begins."""
-        return not self._lines
-
-    def feed(self, line: str) -> str | None:
-        """Add a line; return the whole input once it is complete."""
-        self._lines.append(line)
-        source = "\n".join(self._lines)
-        if self._is_complete(source):
-            self._lines.clear()
-            return source if source.strip() else None
-        return None
-
-    def rest(self) -> str | None:
-        """Return what is left when no more lines will come."""
-        source = "\n".join(self._lines)
-        self._lines.clear()
-        return source if source.strip() else None
-
-    def clear(self) -> None:
-        """Forget what was gathered."""
-        self._lines.clear()
-
-    def _is_complete(self, source: str) -> bool:
-        if len(self._lines) == 1 and source.lstrip().startswith(("%", "!", "?")):
-            return True  # a magic, if the template has IPython
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", SyntaxWarning)
-                return codeop.compile_command(source, "<shell>", "single") is not None
-        except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError):
-            # Several statements at once are not "single"; what is wrong is reported from inside.
-            return True
+    language = find(name)
+    if language.context is None:
+        able = ", ".join(speaking())
+        raise UsageError(
+            f"shell: {language.name} keeps no state between inputs",
+            remedy=f"take one that does ({able}), or `cellwall run`",
+        )
+    return language
 
 
 @contextmanager
@@ -132,14 +110,20 @@ class _Shell:
     """One conversation."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, options: dict[str, Any], timeout: float
+        self,
+        loop: asyncio.AbstractEventLoop,
+        options: dict[str, Any],
+        timeout: float,
+        language: Language,
     ) -> None:
         """Nothing is started yet."""
         self._loop = loop
         self._options = options
         self._timeout = timeout
         self._streams = Streams()
-        self._collector = Collector()
+        self._language = language.name
+        self._context = "main" if language.name == "python" else language.name
+        self._collector = Collector(language.name)
         self._is_terminal = sys.stdin.isatty()
         self._has_failed = False
         self._is_prompting = False
@@ -169,8 +153,9 @@ class _Shell:
 
             isolation = self._sandbox.isolation
             complain(
-                f"template {self._options['template']}, runtime {isolation.runtime} "
-                f"(level {isolation.level.label}); Ctrl-C interrupts, Ctrl-D ends"
+                f"{self._language}, template {self._options['template']}, "
+                f"runtime {isolation.runtime} (level {isolation.level.label}); "
+                "Ctrl-C interrupts, Ctrl-D ends"
             )
 
     def _inputs(self) -> Iterator[str]:
@@ -204,7 +189,9 @@ class _Shell:
     def _run(self, source: str) -> None:
         try:
             execution = self._wait(
-                self._sandbox.run(source, timeout=self._timeout, on_event=self._show)
+                self._sandbox.run(
+                    source, language=self._language, timeout=self._timeout, on_event=self._show
+                )
             )
         except SandboxUnavailable as error:
             self._has_failed = True
@@ -259,7 +246,7 @@ class _Shell:
     def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
         if self._is_prompting:
             raise KeyboardInterrupt
-        asyncio.run_coroutine_threadsafe(self._sandbox.interrupt(), self._loop)
+        asyncio.run_coroutine_threadsafe(self._sandbox.interrupt(self._context), self._loop)
 
 
 async def _make_engine() -> Engine:
