@@ -53,7 +53,7 @@ soak: dev templates
 	PYTHONPATH=tests/server:tests/attack $(BIN)/python tests/soak
 
 bench: dev templates
-	$(BIN)/cellwall bench --write bench/RESULTS.md
+	PYTHONPATH=tests/unit $(BIN)/python bench/with_docker.py $(BIN)/cellwall bench --write bench/RESULTS.md
 
 environment:
 	@$(BOOTSTRAP)

@@ -122,6 +122,7 @@ _TABLES = {
     "routes": _routes,
     "contract": runtime_tables.contract,
     "corpus": runtime_tables.corpus,
+    "jail_only": runtime_tables.jail_only,
 }
 
 

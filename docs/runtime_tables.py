@@ -55,6 +55,24 @@ def corpus() -> str:
     return _table(tests, test_attack_corpus.DEVIATIONS, test_attack_corpus.runtimes_of)
 
 
+def jail_only() -> str:
+    """Return the tests of the jail that have no row in the corpus, by the reason."""
+    _see_tests()
+    import jail_only as only
+
+    by_reason: dict[str, list[str]] = {}
+    for name, why in {**only.MODULES, **only.TESTS}.items():
+        words = f"`{name}`" if name in only.MODULES else _words(name)
+        by_reason.setdefault(why, []).append(words)
+    rows = ["| Why | What runs in the jail only |", "|---|---|"]
+    rows += [f"| {why} | {'; '.join(names)} |" for why, names in by_reason.items()]
+    return "\n".join(rows)
+
+
+def _words(test: str) -> str:
+    return test.removeprefix("test_").replace("_", " ")
+
+
 def _check(columns: Mapping[str, Mapping[str, str]], tests: Iterable[str]) -> None:
     known = set(tests)
     for runtime, reasons in columns.items():
@@ -77,8 +95,7 @@ def _table(
             _cell(test, reasons, notes) if name in where else ""
             for name, reasons in columns.items()
         ]
-        words = test.removeprefix("test_").replace("_", " ")
-        rows.append(f"| {words} | " + " | ".join(cells) + " |")
+        rows.append(f"| {_words(test)} | " + " | ".join(cells) + " |")
     listed = [f"{number}. {note}" for number, note in enumerate(notes, 1)]
     return "\n".join([*rows, "", *listed])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +44,17 @@ def require_capability(capability: str, available: bool, reason: str) -> None:
 def require() -> Require:
     """`require(capability, available, reason)`: skip locally, fail in CI."""
     return require_capability
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder of the host that everybody may read: only a sandbox's wall protects it.
+
+    Not below `tmp_path`: each pytest that starts here shuts the folder above everybody's.
+    """
+    with tempfile.TemporaryDirectory(prefix="bait-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -19,6 +21,7 @@ import pytest
 from arena import Arena, descendants
 
 from cellwall import AsyncSandbox, Execution, Verdict
+from cellwall.engine.templates import state_dir
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 
@@ -31,6 +34,8 @@ ITS_OWN = {
     "E15": "families the inside's kernel implements; none leaves it",
     "E16": "the inside's own loopback device",
     "F02": "a 32-bit call into the inside's kernel",
+    "H02": "what the first process inside was started with; what that says, see below",
+    "H07": "directories of the inside's own /sys; what is in them, see below",
 }
 
 
@@ -53,22 +58,61 @@ def _host_view(sandbox: AsyncSandbox) -> set[tuple[str, str, str, str, str]]:
 
 
 def _tried(arena: Arena, probe: str) -> controls.Both:
-    with tempfile.TemporaryDirectory(prefix="bait-") as work:
+    with (
+        tempfile.TemporaryDirectory(prefix="bait-") as work,
+        socket.create_server(("127.0.0.1", 0)) as server,
+    ):
         Path(work).chmod(0o777)
         me = str(os.getpid())
+        common = {
+            "host_pid": me,
+            "hostname": os.uname().nodename,
+            "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            "port": f"0100007F:{server.getsockname()[1]:04X}",
+        }
         # As far as the pids of the inside's kernel go: a call of its takes 25 µs and more.
-        inside = {"work": "/tmp", "pid": "1", "host_pid": me, "pids": "65536"}
-        outside = {"work": work, "pid": me, "host_pid": me}
+        inside = {"work": "/tmp", "pid": "1", "pids": "65536", **common}
+        outside = {"work": work, "pid": me, **common}
         return controls.both(arena, probe, {"inside": inside, "outside": outside})
 
 
-@pytest.mark.parametrize("probe", ["probe_privilege", "probe_calls"])
+PROBES = ("probe_privilege", "probe_calls", "probe_views")
+
+
+@pytest.mark.parametrize("probe", PROBES)
 def test_what_is_reached_is_the_insides_own(gvisor_arena: Arena, probe: str) -> None:
     tried = _tried(gvisor_arena, probe)
     reached = {case for (case, _), each in tried.inside.items() if each.reached}
     denied = [key for key, each in tried.inside.items() if not each.reached]
     assert reached <= ITS_OWN.keys(), dict.fromkeys(reached - ITS_OWN.keys(), tried.inside)
     assert sum(tried.outside[key].reached for key in denied if key in tried.outside) > 20
+
+
+_LOOK = """
+import os
+for name in ("environ", "maps", "auxv"):
+    with open("/proc/1/" + name, "rb") as file: print(file.read())
+for name in ("block", "class/net", "firmware", "fs/cgroup", "module"):
+    for folder, folders, names in os.walk("/sys/" + name): print(folder, folders, names)
+print("all seen")
+"""
+
+
+def test_what_can_be_seen_is_nothing_of_the_hosts(
+    gvisor_arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H02 and H07: the first process's own, and /sys of the inside's kernel."""
+    monkeypatch.setenv("CELLWALL_CANARY", "canary-value")
+    said = gvisor_arena.run(_LOOK).stdout
+    assert "all seen" in said
+    assert "PATH=" in said
+    hosts = [*os.listdir("/sys/block"), *os.listdir("/sys/module")]
+    assert len(hosts) > 10
+    interfaces = {name for name in os.listdir("/sys/class/net") if name != "lo"}
+    seen = [f"'{name}'" for name in {*hosts, *interfaces} if f"'{name}'" in said]
+    assert seen == []
+    for word in ("canary", str(state_dir()), sys.prefix, os.uname().nodename):
+        assert word not in said
 
 
 _RISE = """

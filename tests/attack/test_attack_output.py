@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arena import Arena, compiled, peak_kib, unconfined
+from arena import Arena, compiled, fresh_peak_kib, peak_kib, unconfined
 
 from cellwall import CellwallError, UsageError, Verdict
 from cellwall.model.outcome import Truncated
@@ -29,7 +29,7 @@ _HOST_MAY_GROW_KIB = 8 * 1024
 
 
 def _growth_kib(work: Callable[[], Any]) -> tuple[Any, int]:
-    before = peak_kib()
+    before = fresh_peak_kib()
     return work(), peak_kib() - before
 
 

@@ -8,7 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from arena import Arena, peak_kib
+from arena import Arena, fresh_peak_kib, peak_kib
 
 from cellwall import AsyncSandbox, CapacityError, PortError
 from cellwall.engine.ports import MOST_CONNECTIONS
@@ -46,7 +46,7 @@ def beside_a_neighbour(arena: Arena, behaviour: str, attack: Attack) -> None:
             assert (await sandbox.run("6 * 7")).text == "42"
             assert sandbox.live.channel._stray == 0
 
-    before = peak_kib()
+    before = fresh_peak_kib()
     with arena.leaving_nothing():
         arena.do(both())
     assert peak_kib() - before <= _HOST_MAY_GROW_KIB

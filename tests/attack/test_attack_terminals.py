@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from arena import Arena, peak_kib
+from arena import Arena, fresh_peak_kib, peak_kib
 
 from cellwall import AsyncSandbox, Terminal, Verdict
 from cellwall.runtimes.channel import GuestChannel
@@ -29,7 +29,7 @@ def beside_a_neighbour(arena: Arena, attack: Attack) -> None:
             assert (await neighbour).stdout == "1\n"
             assert (await sandbox.run("6 * 7")).text == "42"
 
-    before = peak_kib()
+    before = fresh_peak_kib()
     with arena.leaving_nothing():
         arena.do(both())
     assert peak_kib() - before <= _HOST_MAY_GROW_KIB

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from arena import Arena, peak_kib
+from arena import Arena, fresh_peak_kib, peak_kib
 from hostile_calls import RAW, big, flood, hang
 
 from cellwall import AsyncSandbox, Event, Execution, Tool, ToolBox, Verdict
@@ -21,7 +21,7 @@ _HOST_MAY_GROW_KIB = 8 * 1024
 
 
 def grown_kib(work: Callable[[], object]) -> int:
-    before = peak_kib()
+    before = fresh_peak_kib()
     work()
     return peak_kib() - before
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from arena import Arena, peak_kib
+from arena import Arena, fresh_peak_kib, peak_kib
 from hostile_calls import big, hang
 
 from cellwall import Event, Execution, Tool, ToolBox, Verdict
@@ -46,7 +46,7 @@ def test_flood_of_calls_leaves_the_host_flat(arena: Arena, tool: str) -> None:
     box = ToolBox([hang, big])
     arena.run("tools.big('x')", tools=box)  # what checks arguments is imported from here on
     with arena.leaving_nothing():
-        before = peak_kib()
+        before = fresh_peak_kib()
         execution = arena.beside(
             flood(tool), "javascript", tools=box, timeout=50, on_event=events.append
         )
@@ -59,7 +59,7 @@ def test_flood_of_calls_leaves_the_host_flat(arena: Arena, tool: str) -> None:
 
 def test_control_flood_within_wide_bounds_is_seen_in_memory(arena: Arena) -> None:
     box = ToolBox([Tool(hang, max_bytes=1 << 20)], at_once=64)
-    before = peak_kib()
+    before = fresh_peak_kib()
     execution = arena.run(flood("hang", 64, 1_000_000), "javascript", tools=box, timeout=50)
     assert execution.stdout.endswith("made 64\n"), execution
     assert peak_kib() - before > 2 * _HOST_MAY_GROW_KIB

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from arena import Arena, peak_kib
+from arena import Arena, fresh_peak_kib, peak_kib
 
 from cellwall import AsyncSandbox, Verdict
 
@@ -44,7 +44,7 @@ def test_flood_of_changes_costs_the_host_a_window_and_is_told(arena: Arena) -> N
             assert (await sandbox.run("6 * 7")).text == "42"
             return kinds
 
-    before = peak_kib()
+    before = fresh_peak_kib()
     with arena.leaving_nothing():
         kinds = arena.do(attack())
     assert kinds[-1] == "overflow"

@@ -45,8 +45,9 @@ class TestDockerRunscRuntime(OnOneGround, RuntimeContract):
         "test_limit_leaves_no_process": _HIDDEN,
         "test_cancelled_call_leaves_no_process": _HIDDEN,
         "test_terminal_is_a_terminal": "gVisor sends no SIGWINCH and stops no job at ^Z",
-        "test_too_many_processes_are_contained": "refused by gVisor's kernel, which tells nobody "
-        "outside: contained, and the verdict is the program's own end",
+        "test_too_many_processes_are_contained": "refused by gVisor's kernel, and a daemon has "
+        "one set of trace points for all its containers: contained, and the verdict is the "
+        "program's own end",
         "test_terminal_passes_bytes_and_cuts_nothing": "gVisor's terminals are not transparent",
     }
 

@@ -121,6 +121,43 @@ async def _waiting_keeper(arena: Arena) -> int:
     return int(runtime._keepers._next.pid)
 
 
+@pytest.mark.usefixtures("gvisor_arena")
+def test_waiting_keeper_that_nobody_takes_is_let_go(tmp_path: Path) -> None:
+    """It has the idle life of the pool; the next start makes do without it."""
+    settings = EngineSettings(pool_min=0, pool_max=0, pool_idle_s=3600.0)
+    made = Arena(
+        lambda: Engine(tmp_path / "state", settings, templates=BareTemplates(tmp_path / "env")),
+        runtime="gvisor",
+        isolation="kernel",
+    )
+    try:
+        runtime: Any = made.do(made.engine.runtime("kernel", "gvisor"))
+        assert runtime.idle_s == settings.pool_idle_s
+        made.run("1")
+        pid = made.do(_waiting_keeper(made))
+        made.run("1")
+        assert made.do(_waiting_keeper(made)) != pid  # that one became a sandbox
+        pid = made.do(_left_alone(runtime._keepers))
+        assert not _is_alive(pid)
+        assert made.run("print(2)").stdout.endswith("2\n")
+    finally:
+        made.close()
+
+
+async def _left_alone(keepers: Any) -> int:
+    """Give the one that waits no more time than that; its pid, once it has gone."""
+    pid = int(keepers._next.pid)
+    assert _is_alive(pid)
+    keepers._idle_s = 0.05
+    keepers.make_ready_soon()
+    keepers.settle()
+    assert keepers._next.pid == pid
+    async with asyncio.timeout(_GONE_S):
+        while keepers._next is not None or keepers._leaving:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)
+    return pid
+
+
 _HOLD = """
 async def main():
     engine = bare(runtimes=("gvisor",))

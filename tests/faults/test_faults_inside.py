@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arena import LIMITS, Arena, peak_kib
+from arena import LIMITS, Arena, fresh_peak_kib, peak_kib
 
 from cellwall import AsyncSandbox, Engine, EngineSettings, Execution, Verdict
 from cellwall.runtimes import guest_bundle, jail_servers
@@ -170,7 +170,7 @@ def test_garbage_on_the_channel_ends_the_sandbox_and_costs_us_nothing(
             with monkeypatch.context() as patched:
                 patched.setattr(jail_servers, "build_bundle", build)
                 await (await engine.runtime()).warm(await engine.template("python"))
-            before_kib, began = peak_kib(), time.monotonic()
+            before_kib, began = fresh_peak_kib(), time.monotonic()
             ended = await engine.run("print('up')", timeout=20, limits=limits)
             return ended, time.monotonic() - began, peak_kib() - before_kib
         finally:

@@ -35,10 +35,14 @@ class Host:
         home: Path,
         contexts: tuple[str, ...] = (),
         run_context: Callable[[Link, Header], Any] | None = None,
+        *,
+        is_gone: bool = False,
         **config: object,
     ) -> None:
-        """Fork init and wait for `ready`."""
+        """Fork init and wait for `ready`, unless the host `is_gone` from the beginning."""
         ours, theirs = socket.socketpair()
+        if is_gone:
+            ours.close()
         self.home = home
         self.pid = os.fork()
         if self.pid == 0:
@@ -53,10 +57,12 @@ class Host:
                 os._exit(99)
         theirs.close()
         self.socket = ours
-        self.socket.settimeout(DEADLINE_S)
         self._decoder = Decoder(64 * 1024, 1024 * 1024)
         self._frames: list[Frame] = []
         self._last_id = 0
+        if is_gone:
+            return
+        self.socket.settimeout(DEADLINE_S)
         try:
             self.ready = self.next()[0]
         except BaseException:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import docker_daemon
 import pytest
 
-from cellwall.apps.bench import bare
+from cellwall.apps.bench import bare, containers
 from cellwall.apps.bench.endurance import left_behind
 from cellwall.apps.bench.figures import BY_KEY, TARGETS, Figure, p95, ratio_of_medians, verdict_on
 from cellwall.apps.bench.machine import describe
 from cellwall.apps.bench.processes import descendants, holdings, pss_bytes
 from cellwall.apps.bench.report import Result, as_json, markdown
+from cellwall.apps.bench.runner import QUICK, Bench
 from cellwall.jail import hierarchies, owner
 from cellwall.jail.engine_groups import EngineGroups, most_spare_directories
 from cellwall.model.limits import Limits
@@ -143,6 +147,41 @@ def test_cgroups_of_this_process_are_counted_by_kind(tmp_path: Path, require: Re
     assert holdings(tmp_path) == before
 
 
+def test_docker_without_a_daemon_is_not_measured_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody")
+    monkeypatch.setenv("CELLWALL_STATE_DIR", str(tmp_path))
+    key = "docker_no_pool"
+    bench = Bench(QUICK, "namespace", {})
+    figure = asyncio.run(bench._row(key, 0, lambda engine: containers.fresh(engine, key, 1)))
+    assert verdict_on(figure) == "not measured"
+    assert "nobody does not answer" in figure.detail
+
+
+@pytest.mark.root
+def test_bench_has_a_daemon_of_its_own_that_is_gone_with_it(
+    require: Require, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require("a container engine", not docker_daemon.missing(), docker_daemon.missing())
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/socket")
+    script = Path(__file__).parents[2] / "bench" / "with_docker.py"
+    asked = ["docker", "info", "--format", "{{.DockerRootDir}} {{.ServerVersion}}"]
+    done = subprocess.run(
+        [sys.executable, str(script), *asked],
+        env={**os.environ, "PYTHONPATH": str(Path(docker_daemon.__file__).parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    folder, version = done.stdout.split()
+    assert (done.returncode, version != "") == (0, True), done.stderr
+    assert "cellwall-dockerd-" in folder
+    assert not Path(folder).parent.exists()
+    processes = subprocess.check_output(["ps", "-eo", "args"], text=True)
+    assert str(Path(folder).parent) not in processes
+
+
 def test_built_templates_are_no_litter(tmp_path: Path) -> None:
     before = holdings(tmp_path)
     (tmp_path / "templates" / "abc").mkdir(parents=True)
@@ -151,8 +190,7 @@ def test_built_templates_are_no_litter(tmp_path: Path) -> None:
 
 
 def result(*figures: Figure) -> Result:
-    return Result(describe(), "2026-01-01 00:00", 61.0, True, "namespace", figures,
-                  {"skipped": "not given"})  # fmt: skip
+    return Result(describe(), "2026-01-01 00:00", 61.0, True, "namespace", figures)
 
 
 def test_results_show_misses_and_gaps_beside_successes() -> None:
@@ -166,7 +204,6 @@ def test_results_show_misses_and_gaps_beside_successes() -> None:
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert [row.split(" | ")[4] for row in rows[2:]] == ["aim", "missed", "not measured"]
     assert "a \\| b" in rows[-1]
-    assert "HumanEval: skipped" in text
 
 
 def test_results_as_json_carry_bar_and_machine() -> None:

@@ -53,6 +53,17 @@ def _open_polls(pid: int) -> int:
     return count(pid) - count(os.getpid())
 
 
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_host_that_is_gone_is_nothing_to_complain_about(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], is_gone: bool
+) -> None:
+    host = Host(tmp_path, ("main",), _real_context, is_gone=is_gone, purpose="program")
+    if not is_gone:  # the control: this is worth a word
+        host.socket.sendall(b"\xff" * 64)
+    assert os.WEXITSTATUS(host.hang_up()) == (0 if is_gone else 70)
+    assert bool(capfd.readouterr().err) != is_gone
+
+
 def test_the_usual_program_needs_no_event_loop(host: Host) -> None:
     streams, done = _output(host, _begin(host, "os.write(1, b'out'); os.write(2, b'err')"))
     assert streams == {"stdout": b"out", "stderr": b"err"}

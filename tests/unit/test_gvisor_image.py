@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,37 @@ def test_other_preload_is_another_image(image: gvisor_image.Image) -> None:
     state = image.start.parent.parent
     other = gvisor_image.build_image(state, built(("heapq",)), bundle, str(bundle))
     assert other.start != image.start
+
+
+def test_changed_standard_library_is_another_image(tmp_path: Path) -> None:
+    """Its code is in there. One that was put in its place, and an edit that keeps size and time."""
+    source = tmp_path / "lib/python3.11/sub/module.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("one")
+    interpreter = tmp_path / "bin/python3.11"
+    interpreter.parent.mkdir()
+    interpreter.write_bytes(b"\x7fELF")
+    bundle, names = tmp_path / "bundle.pyz", set[str]()
+
+    def name() -> str:
+        return gvisor_image._name(built(python=str(interpreter)), bundle)
+
+    for change in (
+        lambda: source.write_text("two"),
+        lambda: interpreter.write_bytes(b"another"),
+        (tmp_path / "lib/python3.11/more.py").touch,
+    ):
+        names.add(name())
+        kept = source.stat()
+        change()
+        os.utime(source, ns=(kept.st_atime_ns, kept.st_mtime_ns))
+        while source.stat().st_ctime_ns == kept.st_ctime_ns:  # some kernels' clocks are coarse
+            os.utime(source, ns=(kept.st_atime_ns, kept.st_mtime_ns))
+    names.add(name())
+    assert len(names) == 4
+    (tmp_path / "lib/python3.11/site-packages").mkdir()
+    (tmp_path / "lib/python3.11/site-packages/other.py").touch()
+    assert name() in names
 
 
 def test_interpreter_that_fails_is_named(tmp_path: Path) -> None:

@@ -87,6 +87,11 @@ class Live:
         self.ended_because = self.ended_because or reason
         self.runtime_sandbox.kill()
 
+    def explain(self, reason: str) -> None:
+        """Put the cause in the place of what was seen of it first: that the channel has ended."""
+        if self.ended_because == str(self.channel.lost):
+            self.ended_because = reason
+
     def stop_all(self, reason: str) -> None:
         """Kill it on its owner's wish: what runs in it ends as cancelled."""
         for recorder in list(self.running):

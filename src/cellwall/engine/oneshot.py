@@ -199,7 +199,7 @@ def explain(refusal: GuestRefused, work: Plan) -> Exception:
 
 def missing(language: Language, why: str) -> HostUnsupported:
     """Return the refusal of a language whose tools a sandbox does not show."""
-    remedy = f"install it: {language.install}"
+    remedy = f"install it: {language.install}" if language.run else language.install
     if language.run and is_installed(language):
         remedy = f"add {language.name!r} to the languages of the template"
     return HostUnsupported(language.name, f"run {language.name}: {why}", remedy=remedy)

@@ -246,7 +246,10 @@ class AsyncSandbox:
     def _after(self, outcome: Outcome) -> None:
         self.live.touch()
         if outcome.verdict in _DEADLY:
-            self._end(f"a program in it ended with verdict {outcome.verdict.value}")
+            reason = f"a program in it ended with verdict {outcome.verdict.value}"
+            if outcome.verdict is Verdict.MEMORY:
+                self.live.explain(reason)
+            self._end(reason)
 
     async def _run_file(
         self,

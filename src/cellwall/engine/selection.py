@@ -15,6 +15,7 @@ from cellwall.engine import levels
 from cellwall.engine.levels import Asked
 from cellwall.model.errors import HostUnsupported, UsageError
 from cellwall.runtimes import registry
+from cellwall.runtimes.base import KeepsReady
 
 if TYPE_CHECKING:
     from cellwall.engine.levels import Demand
@@ -120,7 +121,9 @@ class Runtimes:
                 remedy=f"allowed runtimes: {', '.join(self.allowed())} (CELLWALL_RUNTIMES)",
             )
         if name not in self._made:
-            self._made[name] = registry.create(name, self._state_dir)
+            made = self._made[name] = registry.create(name, self._state_dir)
+            if isinstance(made, KeepsReady):
+                made.idle_s = self._settings.pool_idle_s
         return self._made[name]
 
     async def _probe(self, runtime: Runtime) -> list[Finding]:

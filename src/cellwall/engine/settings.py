@@ -55,7 +55,8 @@ class EngineSettings:
     pool_max: int = 16
     """Most parked sandboxes per template; between the two, recent concurrency decides."""
     pool_idle_s: float = 600.0
-    """Seconds without a claim after which a template's parked sandboxes are given up."""
+    """Seconds without a claim after which a template's parked sandboxes are given up, and without a
+    start after which what a runtime has ready for the next one is."""
     limits: Limits = field(default_factory=Limits)
     """Limits of a request that names none; parked sandboxes are started with these."""
     collect_bytes: int = 64 * 1024 * 1024

@@ -322,8 +322,8 @@ def main(
         if begun is None:
             _settle()
         _made(run_context).run(channel_fd, config, begun)
-    except HostGone:
-        code = _EXIT_HOST_GONE
+    except (HostGone, BrokenPipeError, ConnectionResetError):
+        code = _EXIT_HOST_GONE  # also in the short way of a first program, which has no channel
     except FrameError as error:
         _complain(f"cellwall init: channel: {error}\n")
     except OSError as error:

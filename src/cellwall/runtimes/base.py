@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from cellwall.model.errors import HostUnsupported
 
@@ -169,3 +169,11 @@ class Runtime(Protocol):
 
     async def aclose(self) -> None:
         """Destroy every sandbox and helper process of this runtime; idempotent."""
+
+
+@runtime_checkable
+class KeepsReady(Protocol):
+    """A runtime that has something ready for the next start, besides the pool's sandboxes."""
+
+    idle_s: float
+    """Seconds without a start after which it lets go of that; set before anything is started."""

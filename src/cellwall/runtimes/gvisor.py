@@ -108,6 +108,8 @@ class GvisorRuntime:
 
     name = "gvisor"
     level = IsolationLevel.KERNEL
+    idle_s = 600.0
+    """See `base.KeepsReady`; the engine sets it."""
 
     def __init__(self, state_dir: Path) -> None:
         """Touch nothing yet."""
@@ -150,7 +152,7 @@ class GvisorRuntime:
 
     @cached_property
     def _keepers(self) -> Keepers:
-        return Keepers(self._launcher, self._place)
+        return Keepers(self._launcher, self._place, self.idle_s)
 
     async def probe(self) -> list[Finding]:
         """Say which `runsc` there is, on which platform it runs, and what is missing."""

@@ -87,8 +87,11 @@ class Keeper:
         return socket.socket(fileno=self._channel.detach())
 
     def on_end(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when it has ended."""
-        self._on_end.append(callback)
+        """Call `callback` when it has ended; now, if it has."""
+        if self._ended.done():
+            callback()
+        else:
+            self._on_end.append(callback)
 
     def kill(self) -> None:
         """Let go of the leash: the keeper kills the pid namespace. Idempotent."""
@@ -153,16 +156,19 @@ class Keeper:
 class Keepers:
     """Keepers for one runtime, one of them ready for whoever comes next."""
 
-    def __init__(self, bundle: Path, place: str) -> None:
-        """Start none."""
+    def __init__(self, bundle: Path, place: str, idle_s: float) -> None:
+        """Start none; one that nobody takes for `idle_s` seconds is ended."""
         self._bundle = bundle
         self._place = place
+        self._idle_s = idle_s
         self._next: Keeper | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._leaving: set[Keeper] = set()
 
     def take(self) -> Keeper:
         """Return a keeper that has not begun. HostUnsupported."""
-        found, self._next = self._next, None
+        found = self._pop()
         if found is not None and not found.has_ended:
             return found
         if found is not None:
@@ -182,26 +188,46 @@ class Keepers:
 
     def _make_ready(self) -> None:
         self._timer = None
-        if self._next is None:
-            with contextlib.suppress(HostUnsupported):  # who needs it will meet that
-                self._next = Keeper(self._bundle, self._place)
+        ready = self._pop()
+        with contextlib.suppress(HostUnsupported):  # who needs it will meet that
+            self._next = ready or Keeper(self._bundle, self._place)
+            self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._let_go)
+
+    def _pop(self) -> Keeper | None:
+        """Take the one that is ready, if there is one, with its clock stopped."""
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        found, self._next = self._next, None
+        return found
+
+    def _let_go(self) -> None:
+        """End the one that is ready; its own end tells when it is gone."""
+        found = self._pop()
+        if found is not None:
+            self._leaving.add(found)
+            found.on_end(lambda: self._on_gone(found))
+            found.kill()
+
+    def _on_gone(self, keeper: Keeper) -> None:
+        keeper.close()
+        self._leaving.discard(keeper)
 
     async def aclose(self) -> None:
         """End the one that nobody took."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        found, self._next = self._next, None
-        if found is not None:
-            found.kill()
-            await found.wait_ended()
-            found.close()
+        self._let_go()
+        await asyncio.gather(*(each.wait_ended() for each in self._leaving))
 
     def abandon(self) -> None:
         """In a forked child: close descriptors, end nothing."""
-        if self._next is not None:
-            self._next.abandon()
-            self._next = None
+        for each in (self._next, *self._leaving):
+            if each is not None:
+                each.abandon()
+        self._next = None
+        self._leaving.clear()
 
 
 def _start(

@@ -404,7 +404,12 @@ class JailRuntime:
         self._watchdog = None
 
     async def wait_settled(self) -> None:
-        """Wait until its fork-servers have all of their workers; for whoever counts processes."""
+        """Wait until its fork-servers have all of their workers; for whoever counts processes.
+
+        Before that for what was begun and is wanted by nobody any more.
+        """
+        while self._under_way:
+            await asyncio.wait(self._under_way)
         if "_servers" in vars(self):
             await self._servers.wait_whole()
 

@@ -76,6 +76,10 @@ TARGETS: tuple[Target, ...] = (
            "x", 0.1, 0.05),
     Target("kernel_cold", "gVisor, the same without a pool, p50", "x", 1.3, 1.0),
     Target("kernel_context", "gVisor, next execution in a live context, p50", "ms", 15, 5),
+    Target("docker_parked", "Docker, fresh sandbox, `print(1)`, parked, against `docker run`, p50",
+           "x", 0.1, 0.05),
+    Target("docker_no_pool", "Docker, the same without a pool, p50", "x", 1.3, 1.0),
+    Target("docker_cell", "Docker, next execution in a live context, p50", "ms", 5, 2.5),
     Target("fresh_javascript", "fresh sandbox, `console.log(1)`, parked, against `node -e`, p50",
            "x", 0.25, 0.2),
     Target("pss_javascript", "memory (PSS) that a context adds: JavaScript", "MiB", 60, 40),
@@ -92,6 +96,8 @@ TARGETS: tuple[Target, ...] = (
     Target("compiled_go", "the same: Go", "x", 0.05, 0.03),
     Target("programs", "classic programs in every language, batch over HTTP, none compiled before",
            "/s", 1.5, 3, higher_is_better=True),
+    Target("humaneval", "the 164 programs of HumanEval, Python, batch over HTTP",
+           "/s", 15, 30, higher_is_better=True),
     Target("flood", "growth of our memory while a program writes 10 GB", "MiB", 8, 8),
 )  # fmt: skip
 

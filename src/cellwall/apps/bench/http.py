@@ -61,7 +61,11 @@ async def live_context(key: str, samples: int) -> Figure:
 
 
 async def durable(key: str, samples: int, *, is_cell: bool) -> Figure:
-    """Measure what the store costs an execution: a server with it and one without, in turns."""
+    """Measure what the store costs an execution: a server with it and one without, in turns.
+
+    A program begins once both have their pool full again: what one of them still starts would be
+    counted against the other.
+    """
     times: tuple[list[float], list[float]] = ([], [])
     async with (
         serving() as kept,
@@ -74,7 +78,8 @@ async def durable(key: str, samples: int, *, is_cell: bool) -> Figure:
         for number in range(samples + 5):
             for client, path, took in zip(clients, paths, times, strict=True):
                 if not is_cell:
-                    await _wait_parked(client)
+                    for each in clients:
+                        await _wait_parked(each)
                 begun = time.perf_counter()
                 _checked(await client.ask("POST", path, {"code": PLAIN}))
                 if number >= 5:

@@ -6,6 +6,7 @@ that a noisy neighbour hits both; "parked" samples begin only once the pool is f
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 PLAIN = "print(1)"
 WITH_PACKAGES = "import numpy, pandas; print(1)"
+_BETWEEN_S = 60.0
 
 
 class BenchError(Exception):
@@ -81,6 +83,53 @@ async def live_context(engine: Engine, options: dict[str, Any], samples: int) ->
         return await _interleaved(engine, "live_context", sample, samples)
     finally:
         await sandbox.close()
+
+
+async def against(
+    engine: Engine,
+    key: str,
+    choice: dict[str, Any],
+    samples: int,
+    plain: Callable[[], float],
+    name: str,
+) -> Figure:
+    """Measure a program in a fresh sandbox against `plain`, the tool called `name`.
+
+    Both by the seconds to the first output: what comes after it, such as a container's removal, is
+    nobody's wait.
+    """
+    ours: list[float] = []
+    floor: list[float] = []
+    for _ in range(samples + 1):
+        await asyncio.wait_for(wait_parked(engine), _BETWEEN_S)
+        ours.append(await _first_output(engine, choice))
+        await asyncio.wait_for(wait_parked(engine), _BETWEEN_S)
+        floor.append(await asyncio.to_thread(plain))
+    del ours[0], floor[0]  # page caches, and with a pool the first one finds nothing parked
+    return Figure(
+        key,
+        ratio_of_medians(ours, floor),
+        f"{p50(ours) * 1e3:.0f} ms p50, {p95(ours) * 1e3:.0f} ms p95; "
+        f"`{name}` = {p50(floor) * 1e3:.0f} ms; {samples} samples",
+    )
+
+
+async def _first_output(engine: Engine, choice: dict[str, Any]) -> float:
+    seen: list[float] = []
+    begun = time.perf_counter()
+    checked(await engine.run(PLAIN, on_event=lambda _: seen.append(time.perf_counter()), **choice))
+    return seen[0] - begun
+
+
+async def next_cell(engine: Engine, key: str, choice: dict[str, Any], samples: int) -> Figure:
+    """Measure the next execution in a context that is already there, in milliseconds."""
+    async with await engine.create_sandbox(**choice) as sandbox:
+        took: list[float] = []
+        for _ in range(samples + 3):
+            begun = time.perf_counter()
+            checked(await sandbox.run(PLAIN))
+            took.append((time.perf_counter() - begun) * 1e3)
+    return Figure(key, p50(took[3:]), f"{p95(took[3:]):.1f} ms p95; {samples} samples")
 
 
 async def _interleaved(

@@ -7,6 +7,8 @@ the row.
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import secrets
 import time
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 COMPILED = ("java", "cpp", "rust", "go")
 """Languages whose compile cache has a row; `//` begins a comment in all of them."""
 PROGRAMS = "CELLWALL_BENCH_PROGRAMS"
+HUMANEVAL = "CELLWALL_BENCH_HUMANEVAL"
 _CONCURRENCY = 4
 _TIMEOUT_S = 60.0
 
@@ -86,15 +89,7 @@ async def batch(key: str, most_folders: int) -> Figure:
     items, expected = programs(folder, most_folders)
     if not items:
         return Figure(key, None, f"no programs; set {PROGRAMS} to a copy of examples/programs")
-    rates = []
-    async with serving(environ={"CELLWALL_WARM": "python"}) as target:
-        for _ in range(2):
-            async with Client(target, {"Accept": "application/x-ndjson"}) as client:
-                begun = time.perf_counter()
-                body = {"executions": items, "concurrency": _CONCURRENCY}
-                lines = await client.ask_lines("POST", "/executions/batch", body)
-                rates.append(len(items) / (time.perf_counter() - begun))
-            _check(lines, expected)
+    rates = await _rates(items, expected, times=2)
     languages = len({item["language"] for item in items})
     return Figure(
         key,
@@ -103,6 +98,46 @@ async def batch(key: str, most_folders: int) -> Figure:
         f"{rates[1]:.1f}/s once compiled",
         {"first_per_s": rates[0], "cached_per_s": rates[1]},
     )
+
+
+async def humaneval(key: str) -> Figure:
+    """Measure HumanEval's solutions and tests per second, if the operator says where they are."""
+    path = os.environ.get(HUMANEVAL)
+    if not path:
+        return Figure(key, None, f"set {HUMANEVAL} to HumanEval.jsonl.gz to run it")
+    items = problems(Path(path))
+    [rate] = await _rates(items, [""] * len(items), times=1)
+    detail = f"{len(items)} of {len(items)} ended as they should, {_CONCURRENCY} at a time"
+    return Figure(key, rate, detail, {"programs": len(items), "per_s": rate})
+
+
+def problems(path: Path) -> list[dict[str, Any]]:
+    """Return one order for each problem of the file: its solution, then its test."""
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        found = [json.loads(line) for line in lines]
+    return [
+        {
+            "code": f"{each['prompt']}{each['canonical_solution']}{each['test']}\n"
+            f"check({each['entry_point']})\n",
+            "language": "python",
+            "timeout": _TIMEOUT_S,
+        }
+        for each in found
+    ]
+
+
+async def _rates(items: list[dict[str, Any]], expected: list[str], *, times: int) -> list[float]:
+    """Send the batch `times` times to one new server; raise `BenchError` if an answer is wrong."""
+    rates = []
+    async with serving(environ={"CELLWALL_WARM": "python"}) as target:
+        for _ in range(times):
+            async with Client(target, {"Accept": "application/x-ndjson"}) as client:
+                begun = time.perf_counter()
+                body = {"executions": items, "concurrency": _CONCURRENCY}
+                lines = await client.ask_lines("POST", "/executions/batch", body)
+                rates.append(len(items) / (time.perf_counter() - begun))
+            _check(lines, expected)
+    return rates
 
 
 def programs(folder: Path, most_folders: int) -> tuple[list[dict[str, Any]], list[str]]:

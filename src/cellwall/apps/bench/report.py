@@ -24,7 +24,6 @@ class Result:
     is_quick: bool
     isolation: str
     figures: Sequence[Figure]
-    humaneval: Mapping[str, Any]
 
 
 def as_json(result: Result) -> dict[str, Any]:
@@ -39,7 +38,6 @@ def as_json(result: Result) -> dict[str, Any]:
             {**asdict(BY_KEY[figure.key]), **asdict(figure), "reached": verdict_on(figure)}
             for figure in result.figures
         ],
-        "humaneval": dict(result.humaneval),
     }
 
 
@@ -92,8 +90,7 @@ def markdown(result: Result) -> str:
     """Return the text of `bench/RESULTS.md`."""
     lines = [_HEAD, _machine(result), "", _line(COLUMNS), _line("---" for _ in COLUMNS)]
     lines += [_line(row(figure)) for figure in result.figures]
-    lines += ["", _humaneval(result.humaneval), ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, ""])
 
 
 def _line(cells: Iterable[str]) -> str:
@@ -111,13 +108,4 @@ def _machine(result: Result) -> str:
         f"{facts['memory_mib'] / 1024:.0f} GiB, {facts['system']}, kernel {facts['kernel']}, "
         f"cgroup {facts['cgroup']}, user {facts['user']}, load {facts['load_1min']} at the start; "
         f"Python {facts['python']}; isolation {result.isolation}."
-    )
-
-
-def _humaneval(got: Mapping[str, Any]) -> str:
-    if "skipped" in got:
-        return f"HumanEval: skipped; {got['skipped']}."
-    return (
-        f"HumanEval: {got['passed']} of {got['programs']} programs ended as they should, "
-        f"{got['per_second']}/s."
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.bench import (
     bare,
+    containers,
     endurance,
     http,
     kernel,
@@ -137,7 +138,10 @@ class Bench:
         n = max(10, n // 10)
         yield "kernel_parked", _PARK, lambda e: kernel.fresh(e, "kernel_parked", n)
         yield "kernel_cold", 0, lambda e: kernel.fresh(e, "kernel_cold", n)
-        yield "kernel_context", 0, lambda e: kernel.live_context(e, "kernel_context", n)
+        yield "kernel_context", 0, _next_cell("kernel_context", kernel.CHOICE, n)
+        yield "docker_parked", _PARK, lambda e: containers.fresh(e, "docker_parked", n)
+        yield "docker_no_pool", 0, lambda e: containers.fresh(e, "docker_no_pool", n)
+        yield "docker_cell", 0, _next_cell("docker_cell", containers.CHOICE, n)
         yield from self._language_rows(python, data, n)
         yield "flood", 0, lambda e: endurance.flood(e, python, effort.flood_gb)
 
@@ -151,6 +155,7 @@ class Bench:
         for name in programs.COMPILED:
             yield f"compiled_{name}", _PARK, _compiled(name, python, samples)
         yield "programs", 0, lambda _: programs.batch("programs", self.effort.programs)
+        yield "humaneval", 0, lambda _: programs.humaneval("humaneval")
 
     def _http_rows(self) -> Iterator[tuple[str, int, Measure]]:
         """Yield the rows whose server is a process of its own; the engine here stays unused."""
@@ -178,7 +183,6 @@ class Bench:
                 continue
             progress(what[key])
             figures.append(await self._row(key, pool, measure))
-        progress("HumanEval")
         return Result(
             machine=machine,
             begun=begun.strftime("%Y-%m-%d %H:%M"),
@@ -186,7 +190,6 @@ class Bench:
             is_quick=self.effort is not FULL,
             isolation=self.isolation,
             figures=figures,
-            humaneval=await self._humaneval(),
         )
 
     async def _row(self, key: str, pool: int, measure: Measure) -> Figure:
@@ -197,10 +200,6 @@ class Bench:
             return Figure(key, None, _shortened(error))
         except ExceptionGroup as group:
             return Figure(key, None, _shortened(group.exceptions[0]))
-
-    async def _humaneval(self) -> dict[str, Any]:
-        async with open_engine(pool=16) as engine:
-            return await throughput.humaneval(engine, self._options("python"))
 
 
 def _shortened(error: Exception) -> str:
@@ -226,6 +225,10 @@ def _durable(key: str, n: int, *, is_cell: bool) -> Measure:
 
 def _tool_call(key: str, n: int, *, is_http: bool) -> Measure:
     return lambda _: mcp.tool_call(key, n, is_http=is_http)
+
+
+def _next_cell(key: str, choice: dict[str, Any], n: int) -> Measure:
+    return lambda engine: latency.next_cell(engine, key, choice, n)
 
 
 def _sustained(

@@ -7,9 +7,6 @@ alternating stretches; only runs whose answer was right count.
 from __future__ import annotations
 
 import asyncio
-import gzip
-import json
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
 
 CALLERS = 8
 STRETCHES = 3
-HUMANEVAL = "CELLWALL_BENCH_HUMANEVAL"
 
 
 async def sustained(
@@ -69,36 +65,3 @@ async def _per_second(
         for _ in range(CALLERS):
             group.create_task(call())
     return done / (time.perf_counter() - begun)
-
-
-async def humaneval(engine: Engine, options: dict[str, Any]) -> dict[str, Any]:
-    """Run every program of HumanEval once, if the operator says where it is."""
-    path = os.environ.get(HUMANEVAL)
-    if not path:
-        return {"skipped": f"set {HUMANEVAL} to HumanEval.jsonl.gz to run it"}
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        problems = [json.loads(line) for line in lines]
-    gate = asyncio.Semaphore(CALLERS)
-    wrong: list[str] = []
-
-    async def solve(problem: dict[str, str]) -> None:
-        program = (
-            problem["prompt"] + problem["canonical_solution"] + problem["test"]
-            + f"\ncheck({problem['entry_point']})\n"
-        )  # fmt: skip
-        async with gate:
-            execution = await engine.run(program, **options)
-        if not execution.ok:
-            wrong.append(f"{problem['task_id']}: {execution.verdict.value}")
-
-    begun = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        for problem in problems:
-            group.create_task(solve(problem))
-    took = time.perf_counter() - begun
-    return {
-        "programs": len(problems),
-        "passed": len(problems) - len(wrong),
-        "per_second": round(len(problems) / took, 1),
-        "wrong": sorted(wrong),
-    }
