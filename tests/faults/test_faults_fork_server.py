@@ -7,12 +7,14 @@ No start fails for it: nothing of the caller's was handed over, so it is tried a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +179,55 @@ def test_fork_servers_killed_while_they_start_are_made_again_three_times(
     else:
         assert isinstance(ended, SandboxBroken)
         assert "start the fork-server" in str(ended)
+
+
+@pytest.mark.parametrize("looking", ["_find_workers", "spawn"])
+def test_one_that_ends_while_it_is_looked_at_is_made_again(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch, looking: str
+) -> None:
+    """What we read of it in /proc is not there any more: no error of the caller's, nor of ours."""
+    seen: list[BaseException] = []
+
+    def end(first: int, looked_at: int) -> None:
+        os.kill(_parent(first), signal.SIGKILL)  # boot, and with it the rest
+        while Path(f"/proc/{looked_at}").exists():
+            time.sleep(0.001)
+
+    real_find, real_arrive = supervisor.ForkServer._find_workers, Worker.arrive
+
+    def find_workers(server: supervisor.ForkServer, count: int) -> None:
+        if looking == "_find_workers" and not seen:
+            end(server.pid, server.pid)
+        with _noting(seen):
+            real_find(server, count)
+
+    def arrive(worker: Worker) -> None:
+        if looking == "spawn" and not seen and worker.berth is not None:
+            end(_parent(worker.pid), worker.pid)
+        with _noting(seen):
+            real_arrive(worker)
+
+    async def attack() -> None:
+        engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
+        monkeypatch.setattr(supervisor.ForkServer, "_find_workers", find_workers)
+        monkeypatch.setattr(Worker, "arrive", arrive)
+        try:
+            assert (await engine.run("print('fine')")).stdout == "fine\n"
+        finally:
+            await engine.aclose()
+
+    with arena.leaving_nothing():
+        asyncio.run(attack())
+    assert [type(each) for each in seen] == [FileNotFoundError]
+
+
+@contextlib.contextmanager
+def _noting(seen: list[BaseException]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        seen.append(error)
+        raise
 
 
 def test_template_that_always_loses_its_fork_server_is_given_up(

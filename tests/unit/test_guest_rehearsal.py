@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -109,3 +110,25 @@ def test_prepared_streams_know_a_pipe_from_a_file(tmp_path: Path) -> None:
         return b"".join(body for header, body in events if header["ev"] == "stdout").decode()
 
     assert answer(run) == "False 1\n"
+
+
+@pytest.mark.parametrize(("number", "wanted"), [(signal.SIGKILL, True), (signal.SIGABRT, False)])
+def test_a_rehearsal_whose_context_is_killed_says_that_somebody_did_it(
+    number: int, wanted: bool
+) -> None:
+    """Else the host would be told to lack something, and would be refused from then on."""
+
+    def ended(*_: Any) -> None:
+        os.kill(os.getpid(), number)
+
+    def is_others() -> bool:
+        context.prepare()
+        try:
+            rehearsal.rehearse(lambda: init.Init(ended))
+        except ProcessLookupError as error:
+            return error.errno == errno.ESRCH
+        except RuntimeError:
+            return False
+        raise AssertionError("it was not noticed")
+
+    assert answer(is_others) == wanted

@@ -10,6 +10,7 @@ kills it: init never tries to understand a context that broke the protocol.
 from __future__ import annotations
 
 import _socket
+import errno
 import os
 import signal
 from collections.abc import Callable
@@ -467,6 +468,8 @@ class Contexts:
         message = f"context {context.name!r}: ended by {how} before it was ready"
         if last_words:
             message += f"; it said: {last_words}"
+        if context.birth is None and end.signal == signal.SIGKILL:
+            raise ProcessLookupError(errno.ESRCH, message)  # somebody else's doing, not ours
         if context.birth is None:
             raise RuntimeError(message)
         code = "not_found" if end.exit_code == kernel.EXIT_MISSING else "internal"

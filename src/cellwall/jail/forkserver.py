@@ -17,6 +17,7 @@ sandbox made from it. The steps, letter = process:
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import gc
 import importlib
@@ -274,8 +275,11 @@ def _spawn(
         _write_maps(pid, int(request["uid"]))
         os.write(wait_w, b"!")
     except OSError as error:
+        # The files of one that somebody killed are root's: that is no lack of the host's.
+        is_dead = bool(select.select([pidfd], [], [], 0)[0])
         os.kill(pid, signal.SIGKILL)
-        fds.send_message(control, {"error": f"id map: {error}", "errno": error.errno})
+        number = errno.ESRCH if is_dead else error.errno
+        fds.send_message(control, {"error": f"id map: {error}", "errno": number})
     else:
         _go_through(entrances)  # a worker that cannot ends, and the sandbox with its channel
         fds.send_message(control, {"pid": pid}, [pidfd])

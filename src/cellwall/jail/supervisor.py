@@ -275,6 +275,8 @@ class ForkServer:
         if not received:
             ours.close()
             number = message.get("errno")
+            if number in _OTHERS_ENDED:
+                raise SandboxBroken(f"clone a sandbox: it was killed ({message.get('error')})")
             raise shortage(number, "clone a sandbox", message.get("error")) or HostUnsupported(
                 "namespaces",
                 f"clone a sandbox: {message.get('error')}",

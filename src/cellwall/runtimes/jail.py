@@ -210,12 +210,17 @@ class JailRuntime:
                 entry = await self._servers.get(spec.template)
                 entry.live += 1
                 return await self._build(entry, spec, hardness)
-            except BaseException as error:
+            except BaseException as caught:
+                error: BaseException = caught
+                if isinstance(caught, OSError):  # a process ended while we looked at it in /proc
+                    error = _explained(caught, f"start sandbox {spec.sandbox_id}")
                 if entry is not None:
                     entry.live -= 1
                 if not tries_left or not _is_of_the_fork_server(error, entry):
                     self._failed += 1
-                    raise
+                    if error is caught:
+                        raise
+                    raise error from caught
                 self._retried += 1
         raise AssertionError("the last try returns or raises")
 
