@@ -163,6 +163,17 @@ def test_many_starts_and_ends_in_one_transaction(store_url: str) -> None:
     with_store(store_url, work)
 
 
+def test_answer_whose_line_is_known_is_written_as_that_line(store_url: str) -> None:
+    async def work(store: Store) -> None:
+        await store.write(Accept(execution(1)))
+        await store.write(Ended("ex1", 9.0, {"n": float("inf")}, line='{"n":null,"t":"\\u00fc"}'))
+        row = await store.execution("ex1")
+        assert row is not None
+        assert row.answer == {"n": None, "t": "ü"}
+
+    with_store(store_url, work)
+
+
 def test_events_are_read_from_where_a_reader_was(store_url: str) -> None:
     async def work(store: Store) -> None:
         await store.write(Accept(execution(1)), AppendEvents(chunk(1, 1, 3)))

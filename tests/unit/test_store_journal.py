@@ -104,6 +104,7 @@ EVERY_KIND: list[tuple[Change, ...]] = [
     (Ended("ex1", 200.0, {"verdict": "ok", "stdout": "ünï\n"}, (chunk(1, 1, 3),)), audit("end 1")),
     (running(2), audit("accept 2")),
     (EndSandbox("s1", 7.0, "deleted"),),
+    (Ended("ex2", 201.0, {"n": float("nan")}, (chunk(2, 1, 2),), '{"n":null}'), audit("end 2")),
 ]
 
 
@@ -115,7 +116,8 @@ def test_every_kind_of_change_makes_the_rows_it_makes_without_a_journal(tmp_path
             await plain.write(*changes)
         wanted = await everything(plain, ["ex1", "ex2"])
         await plain.aclose()
-        assert wanted["audit"] == [b"accept 1", b"made", b"end 1", b"accept 2"]
+        assert wanted["audit"] == [b"accept 1", b"made", b"end 1", b"accept 2", b"end 2"]
+        assert wanted["executions"][1].answer == {"n": None}
         without = await Store.open(url_of(folder))
         assert (await everything(without, ["ex1", "ex2"]))["executions"] == [None, None]
         await without.aclose()

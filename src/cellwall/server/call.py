@@ -229,7 +229,13 @@ class Call:
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """Send one JSON object."""
-        await self.answer_bytes(one_line(value).encode(), JSON_TYPE, status, headers)
+        await self.answer_line(one_line(value), status, headers)
+
+    async def answer_line(
+        self, line: str, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Send one JSON object that `one_line` has encoded."""
+        await self.answer_bytes(line.encode(), JSON_TYPE, status, headers)
 
     async def refuse(
         self, value: Mapping[str, Any], status: int, headers: Mapping[str, str]

@@ -14,7 +14,7 @@ from cellwall.model.errors import Interrupted
 from cellwall.server.times import rfc3339
 from cellwall.server.tracked import Tracked
 from cellwall.server.turns import Turn
-from cellwall.wire.answer import answer
+from cellwall.wire.answer import answer, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,11 +57,13 @@ class ExecutionRecord(Tracked):
         """Whether its acceptance is."""
         self.is_left = False
         """Whether what is on disk of it is for the next server."""
+        self.text = ""
+        """What it was as one line of JSON when its end was written; told once, then forgotten."""
 
     @property
     def cost_bytes(self) -> int:
         """What keeping it costs, roughly."""
-        cost = 2048 + self.spool.kept_bytes
+        cost = 2048 + self.spool.kept_bytes + len(self.text)
         if self.execution is not None:
             cost += len(self.execution.stdout) + len(self.execution.stderr)
             cost += sum(map(len, self.execution.files.values()))
@@ -110,6 +112,11 @@ class ExecutionRecord(Tracked):
         status = "running" if self.has_begun else "queued"
         value = {**blank(self.id, self.asked), "status": status}
         return complete(value, self.asked, self.started_at)
+
+    def as_line(self) -> str:
+        """Return `as_json` as one line of strict JSON."""
+        text, self.text = self.text, ""
+        return text if text and self.ended.done() else one_line(self.as_json())
 
     def final(self) -> dict[str, Any]:
         """Return what it will be once its end may be told."""

@@ -22,7 +22,7 @@ from cellwall.server.times import steady
 from cellwall.store.changes import Accept, Change, DropReplay, Ended, Started
 from cellwall.store.errors import StoreConflict, StoreFull
 from cellwall.store.rows import ExecutionRow
-from cellwall.wire.answer import event_line, finite, one_line
+from cellwall.wire.answer import event_line, one_line
 
 if TYPE_CHECKING:
     from cellwall.engine.tasks import Tasks
@@ -36,6 +36,8 @@ _AGAIN_S = 1.0
 _MOST_BYTES = 15 * 1024 * 1024
 """Events of one execution written while it runs; with what memory keeps it is 16 MiB at most."""
 _MOST_UNWRITTEN = 1000
+_TOLD_BYTES = 16 * 1024
+"""Of an answer that is kept as it was written until it is told; a larger one is made again."""
 _UNWRITTEN_BYTES = 256 * 1024 * 1024
 _NOT_WRITTEN = (
     "this end is not on disk yet, the store could not write: it is lost if the server ends "
@@ -172,9 +174,11 @@ class Ledger:
         store = self.store
         if store is None:
             return
-        value = finite(record.final())
+        value = record.final()
+        text = one_line(value)
+        record.text = text if len(text) <= _TOLD_BYTES else ""
         chunks = await _chunks(record)
-        changes: list[Change] = [Ended(record.id, record.ended_at or steady(), value, chunks)]
+        changes: list[Change] = [Ended(record.id, record.ended_at or steady(), value, chunks, text)]
         changes += self.recorder.ended(record, value)
         if is_forgettable and record.replay is not None:
             changes.append(DropReplay(record.owner, record.replay.key))
@@ -184,6 +188,7 @@ class Ledger:
             raise
         except CellwallError:
             record.notes.append(_NOT_WRITTEN)
+            record.text = ""
             self._unwritten[record.id] = (record, tuple(changes))
             self._unwritten_bytes += record.cost_bytes
             if self._writing is None:

@@ -135,7 +135,11 @@ def _started(plan: _Plan, it: change.Started) -> None:
 
 
 def _ended(plan: _Plan, it: change.Ended) -> None:
-    values = {"an_id": it.id, "at": it.at, "an_answer": it.answer}
+    values = {
+        "an_id": it.id,
+        "at": it.at,
+        "an_answer": schema.Encoded(it.line) if it.line else it.answer,
+    }
     plan.add("end", _Run(_END, [values], "it has ended before, or there is none of that id"))
     for chunk in it.chunks:
         _chunk(plan, chunk)

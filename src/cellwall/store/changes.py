@@ -46,6 +46,8 @@ class Ended:
     at: float
     answer: Json
     chunks: tuple[EventChunk, ...] = ()
+    line: str = ""
+    """The answer as strict JSON in ASCII, from who has it already; the store writes that down."""
 
 
 @dataclass(frozen=True, slots=True)

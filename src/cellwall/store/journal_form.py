@@ -24,6 +24,7 @@ from cellwall.store.changes import (
 )
 from cellwall.store.rows import AuditRow, EventChunk, ExecutionRow, ReplayRow, SandboxRow
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 _OF_EXECUTION = attrgetter(*(field.name for field in fields(ExecutionRow)))
 _OF_SANDBOX = attrgetter(*(field.name for field in fields(SandboxRow)))
 Seal = Callable[[Sequence[Any]], Callable[[int, bytes], AuditRow]]
@@ -32,13 +33,13 @@ Seal = Callable[[Sequence[Any]], Callable[[int, bytes], AuditRow]]
 
 def encoded(changes: Sequence[Change]) -> bytes | None:
     """Return the record of `changes`; None if one of them is of a kind that belongs elsewhere."""
-    words = []
+    parts = []
     for each in changes:
         writer = _WRITERS.get(type(each))
         if writer is None or (said := writer(each)) is None:
             return None
-        words.append(said)
-    return json.dumps(words, separators=(",", ":")).encode("ascii")
+        parts.append(said if isinstance(said, str) else _encode(said))
+    return f"[{','.join(parts)}]".encode("ascii")
 
 
 def decoded(record: bytes, seal: Seal) -> list[Change]:
@@ -55,9 +56,11 @@ def _accept(it: Accept) -> list[Any] | None:
     )
 
 
-def _ended(it: Ended) -> list[Any]:
+def _ended(it: Ended) -> list[Any] | str:
     chunks = [[c.first_seq, c.last_seq, c.lines.decode()] for c in it.chunks]
-    return ["end", it.id, it.at, it.answer, chunks]
+    if not it.line:
+        return ["end", it.id, it.at, it.answer, chunks]
+    return f'["end",{_encode(it.id)},{_encode(it.at)},{it.line},{_encode(chunks)}]'
 
 
 def _read_end(rest: list[Any], _: Seal) -> Ended:
@@ -80,7 +83,7 @@ def _read_keep(rest: list[Any], _: Seal) -> KeepReplay:
     return KeepReplay(ReplayRow(tenant, key, bytes.fromhex(digest), *others))
 
 
-_WRITERS: dict[type, Callable[[Any], list[Any] | None]] = {
+_WRITERS: dict[type, Callable[[Any], list[Any] | str | None]] = {
     Accept: _accept,
     Ended: _ended,
     AppendAudit: _audit,

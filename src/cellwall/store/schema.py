@@ -31,6 +31,12 @@ VERSION = "v0001"
 """The Alembic revision that `tables` show."""
 
 
+class Encoded(str):
+    """The text of an object, as `JsonText` would write it."""
+
+    __slots__ = ()
+
+
 class JsonText(TypeDecorator[Json]):
     """Strict JSON in ASCII: neither NUL nor a lone surrogate reaches the database as a byte."""
 
@@ -39,7 +45,9 @@ class JsonText(TypeDecorator[Json]):
 
     def process_bind_param(self, value: object, dialect: Dialect) -> str | None:
         """Raise `ValueError` for NaN and the infinities."""
-        return None if value is None else _encode(value)
+        if value is None or isinstance(value, Encoded):
+            return value
+        return _encode(value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Json | None:
         """Return what was given."""

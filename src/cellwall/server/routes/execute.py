@@ -120,7 +120,7 @@ async def give(
         raise_early(record)
         if form == "json":
             raise_failure(record)
-            await call.answer(record.as_json(), headers=headers)
+            await call.answer_line(record.as_line(), headers=headers)
         else:
             await send_spool(call, record.spool, form, 0, headers)
     except ClientGone:
