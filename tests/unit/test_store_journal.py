@@ -267,7 +267,7 @@ def test_refused_change_does_not_take_along_what_the_journal_has(tmp_path: Path)
 
 @pytest.mark.parametrize("call", ["fdatasync", "pwrite"])
 def test_failing_journal_is_left_for_the_database(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
 ) -> None:
     """A sync that fails leaves the whole record there, a disk that is full a part of it."""
     real_pwrite = os.pwrite
@@ -278,6 +278,7 @@ def test_failing_journal_is_left_for_the_database(
     async def run() -> None:
         store = await served(tmp_path / "live")
         assert store.take(running(1), audit("1"))
+        assert not store.statistics().is_journal_broken
 
         def failing(_handle: int) -> None:
             raise OSError(5, "Input/output error")
@@ -287,6 +288,9 @@ def test_failing_journal_is_left_for_the_database(
             assert not store.take(ended(1), audit("2"))
         await store.write(ended(1), audit("2"))
         assert not store.take(audit("3"))
+        assert store.statistics().is_journal_broken
+        assert [each.name for each in caplog.records] == ["cellwall.store"]
+        assert "journal: " in caplog.text
         shutil.copytree(tmp_path / "live", tmp_path / "after")
         await store.aclose()
         again = await served(tmp_path / "after")

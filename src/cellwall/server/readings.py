@@ -57,6 +57,8 @@ def server_readings(state: State) -> Callable[[], Iterator[Metric]]:
             yield total("store_writes", "Writes to the store.", now.writes)
             yield total("store_transactions", "Transactions they shared.", now.transactions)
             yield total("store_refused", "Writes that failed.", now.refused)
+            is_broken = float(now.is_journal_broken)
+            yield gauge("store_journal_broken", "1 once the journal has failed.", is_broken)
             unwritten = state.ledger.unwritten
             yield gauge("ends_unwritten", "Ends that wait for the store.", unwritten)
 

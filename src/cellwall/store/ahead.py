@@ -8,6 +8,7 @@ there any more to be told.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from cellwall.store.changes import Accept, Change, Ended, PutFact
@@ -17,6 +18,7 @@ from cellwall.store.journal_form import encoded
 APPLIED = "journal_applied"
 """The fact that says up to which record the database has everything."""
 _MOST_CHANGES = 4096
+_log = logging.getLogger("cellwall.store")
 
 
 class Ahead:
@@ -41,6 +43,11 @@ class Ahead:
         """Whether the database lacks something."""
         return self._last != self._applied
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether it failed; it takes nothing any more."""
+        return self._is_broken
+
     def take(self, changes: Sequence[Change]) -> bool:
         """Make `changes` durable; False if that is for the database to do."""
         is_open = not self._is_held and not self._is_broken
@@ -63,7 +70,12 @@ class Ahead:
         try:
             if not self._journal.append(self._last + 1, content):
                 return False
-        except OSError:
+        except OSError as error:
+            _log.error(
+                "journal: %s; until the next start every write goes to the database, which takes "
+                "longer; look after its disk",
+                error,
+            )
             # The record may be there: its number counts as used, and what is in it as applied
             # with the next transaction, which is the one that its caller is sent to now.
             self._is_broken = True

@@ -55,6 +55,8 @@ class StoreStatistics:
     """Writes that were told of an error."""
     retried: int
     """Transactions that failed and were tried again, apart or later."""
+    is_journal_broken: bool
+    """The journal failed; writes go to the database until the store is opened again."""
 
 
 class Store:
@@ -123,6 +125,7 @@ class Store:
             counts.largest,
             counts.refused,
             counts.retried,
+            self._ahead is not None and self._ahead.is_broken,
         )
 
     async def write(self, *changes: Change) -> None:
