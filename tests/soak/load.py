@@ -25,6 +25,7 @@ from programs import ATTACKS, BENIGN, Program
 _AFTERMATH_S = 3.0
 """What ended this long after a fault may have ended by it."""
 _EXCUSED = frozenset({"sandbox_error", "cancelled", "signalled", "error sandbox_broken"})
+_ANEW = "this ran in a new one, without its state"
 
 
 def _verdict(answer: dict[str, Any]) -> str:
@@ -33,6 +34,11 @@ def _verdict(answer: dict[str, Any]) -> str:
     if "verdict" not in answer and isinstance(error, dict):
         return f"error {error.get('code')}"
     return str(answer.get("verdict"))
+
+
+def _is_anew(answer: dict[str, Any]) -> bool:
+    """Whether it says that its context had ended, and the variables of its session with it."""
+    return any(_ANEW in note for note in answer.get("notes") or ())
 
 
 class Gate:
@@ -113,7 +119,7 @@ class Load:
         )
         if is_right:
             self.done[program.name] += 1
-        elif verdict in _EXCUSED and self._was_disturbed(began_s):
+        elif self._was_disturbed(began_s) and (verdict in _EXCUSED or _is_anew(answer)):
             self.done["ended by a fault of ours"] += 1
         else:
             notes = answer.get("notes") or answer.get("usage")
