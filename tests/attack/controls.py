@@ -141,9 +141,10 @@ def both(
     setting: Mapping[str, Mapping[str, str]],
     fds: tuple[int, ...] = (),
     env: Mapping[str, str] | None = None,
+    limits: Mapping[str, int] | None = None,
 ) -> Both:
     """Run a probe file in a sandbox and in every place; `setting` by place, `inside` for ours."""
-    execution = arena.run(source(name, setting["inside"]), timeout=30)
+    execution = arena.run(source(name, setting["inside"]), timeout=30, limits=dict(limits or {}))
     assert execution.exit_code == 0, (execution.outcome, execution.stderr)
     outside: dict[tuple[str, str], Tried] = {}
     for place in PLACES:
