@@ -21,9 +21,12 @@ async def receive(sock, timeout_s):
     return await real(sock, timeout_s)
 
 async def main():
+    global heard
     engine = bare()
     supervisor.receive = receive
-    await asyncio.gather(engine.run("print(1)"), return_exceptions=True)
+    for _ in range(int(arguments[1])):
+        heard = 0
+        await asyncio.gather(engine.run("print(1)"), return_exceptions=True)
     say("heard", heard)
     supervisor.receive = real
     say("again", await tried(engine.run("print(2)")))
@@ -33,9 +36,14 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("messages", [0, 1])
-def test_fork_server_that_is_given_up_while_it_starts_is_silent(messages: int) -> None:
-    said = embedded(_GIVE_UP, str(messages))
+@pytest.mark.parametrize(("messages", "times"), [(0, 12), (1, 4)])
+def test_fork_server_that_is_given_up_while_it_starts_is_silent(messages: int, times: int) -> None:
+    """And gone: `embedded` waits for the last process that has its stderr.
+
+    Several times: boot ends on its first word, and only in some of them before its child has asked
+    the kernel to die with it.
+    """
+    said = embedded(_GIVE_UP, str(messages), str(times))
     assert said["heard"] == messages
     assert said["again"] == {"stdout": "2\n"}
     assert said["stderr"] == ""

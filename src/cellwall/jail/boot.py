@@ -62,8 +62,10 @@ def main(arguments: List[str]) -> None:
         answers, answered = os.pipe()
         pid = os.fork()
         if pid == 0:
+            # Ours only: if boot is gone before its death can be a signal, its pipes are at an end.
+            fds.close_all([asks, answered])
             _first(config, control, kept, (asked, answers))
-        os.close(asked)
+        fds.close_all([asked, answers])
         fds.send_message(control, {"event": "forked", "pid": pid})
         step = "boot: write the id maps of the fork-server"
         if os.read(asks, 1) == b"?":
