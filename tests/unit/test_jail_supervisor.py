@@ -253,6 +253,33 @@ def test_a_child_that_died_early_is_told_with_its_own_cause(tmp_path: Path) -> N
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("number", "wanted"), [(errno.ESRCH, SandboxBroken), (errno.EPERM, HostUnsupported)]
+)
+def test_a_clone_that_somebody_killed_is_no_lack_of_the_hosts(
+    tmp_path: Path, number: int, wanted: type[Exception]
+) -> None:
+    guest = tmp_path / "guest.py"
+    answer = 'ready.send(b\'{{"error": "id map: no", "errno": {}}}\')'
+    refuses = _HANDS_BACK.replace("ready.sendmsg([b'{{\"pid\": 1}}'], [rights])", answer)
+    assert answer in refuses
+    guest.write_text(_SAY.format(refuses.format("[]", number)), encoding="utf-8")
+
+    async def scenario() -> None:
+        server = supervisor.ForkServer(_settings(guest), facts.collect())
+        await server.start()
+        worker = await server.take_worker("program")
+        shape = plan.Shape(1, 64, 64, 100, 10, 8, 64)
+        try:
+            with pytest.raises(wanted, match="id map: no"):
+                await server.spawn(worker, shape=shape, uid=0, guest={}, start="fork")
+            assert server.is_usable
+        finally:
+            await server.aclose()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("after", ["told", "silent", "killed"])
 def test_sessions_that_cannot_be_had_are_refused_with_the_reason(
     tmp_path: Path, after: str

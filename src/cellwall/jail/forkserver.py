@@ -277,7 +277,8 @@ def _spawn(
     except OSError as error:
         # The files of one that somebody killed are root's: that is no lack of the host's.
         is_dead = bool(select.select([pidfd], [], [], 0)[0])
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # its pid may be another's: see `_serve`
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         number = errno.ESRCH if is_dead else error.errno
         fds.send_message(control, {"error": f"id map: {error}", "errno": number})
     else:
