@@ -300,6 +300,31 @@ def test_failing_journal_is_left_for_the_database(
     asyncio.run(run())
 
 
+def test_journal_that_cannot_be_made_is_told_and_missed_by_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The control is the next start, when nothing is in the way of its making."""
+
+    async def run() -> list[bool]:
+        taken = []
+        for number in (1, 2):
+            store = await served(tmp_path)
+            taken.append(store.take(running(number), audit("1")))
+            if not taken[-1]:
+                await store.write(running(number), audit("1"))
+                in_the_way.rmdir()
+            found = await store.execution(f"ex{number}")
+            assert found is not None
+            await store.aclose()
+        return taken
+
+    in_the_way = tmp_path / "cellwall.db-ahead.new"
+    in_the_way.mkdir()
+    assert asyncio.run(run()) == [False, True]
+    assert [each.name for each in caplog.records] == ["cellwall.store"]
+    assert "every write takes longer" in caplog.text
+
+
 # -- the file -----------------------------------------------------------------------------------
 
 

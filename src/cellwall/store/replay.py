@@ -7,6 +7,7 @@ to the journal, before the database has every record of it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ _MARK = "journal_mark"
 _AT_ONCE = 200
 _LOCK_S = 10.0
 _POLL_S = 0.02
+_log = logging.getLogger("cellwall.store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,14 @@ async def open_ahead(database: Database, seal: Seal) -> Ahead | None:
     key = known.key or secrets.token_hex(KEY_BYTES)
     try:
         journal = await _locked(path, bytes.fromhex(key), is_new=not known.is_open)
-    except OSError:
+    except OSError as error:
         if known.is_open:
             raise
-        return None  # no room for it, say: SQLite's own log does as well, only slower
+        # No room for it, say: SQLite's own log keeps as much, only slower.
+        _log.warning(
+            "journal: %s; without it every write takes longer, until the next start", error
+        )
+        return None
     try:
         await database.apply([PutFact(_KEY, key), PutFact(_MARK, "open")])
         applied = await _replay(database, journal, known.applied, seal)
