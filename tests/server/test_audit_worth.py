@@ -25,6 +25,9 @@ from cellwall.server.watching import Watch
 from cellwall.store.store import Store
 
 pytestmark = pytest.mark.timeout(180)  # servers and commands, each of which starts an interpreter
+_NOTICED_S = 2.0
+"""The journal takes writes until the database has refused one, a tenth of a second later; a fast
+machine does some hundreds until then."""
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
@@ -176,6 +179,7 @@ def test_without_a_record_nothing_happens_in_either_store(
         client.put(path, params=name, content=b"before").raise_for_status()
         copy.sql("ALTER TABLE audit RENAME TO audit_away")
         done, allowed, is_refused = b"before", 0, False
+        until = time.monotonic() + _NOTICED_S
         while not is_refused:  # what is on disk in the journal may still have its effect
             content = b"%d" % allowed
             if request_of == "write":
@@ -185,7 +189,7 @@ def test_without_a_record_nothing_happens_in_either_store(
             is_refused = answer.status_code >= 500
             if not is_refused:
                 done, allowed = content, allowed + 1
-            assert allowed < 100
+            assert time.monotonic() < until
         copy.sql("ALTER TABLE audit_away RENAME TO audit")
         if request_of == "write":
             assert client.get(path, params=name).content == done
@@ -194,7 +198,7 @@ def test_without_a_record_nothing_happens_in_either_store(
         server.stop()
     assert copy.cellwall("verify").returncode == 0
     action = "file.write" if request_of == "write" else "execution.accept"
-    found = copy.cellwall("tail", "--json", "-n", 1000).stdout.count(f'"action":"{action}"')
+    found = copy.cellwall("tail", "--json", "-n", 10_000).stdout.count(f'"action":"{action}"')
     assert found >= allowed
 
 

@@ -289,6 +289,8 @@ def test_sessions_that_cannot_be_had_are_refused_with_the_reason(
     number = errno.EPIPE if after == "killed" else errno.EINVAL
     failed = {"event": "failed", "step": "preload IPython", "error": "no", "errno": number}
     said = "pass" if after == "silent" else f"control.send({json.dumps(failed)!r}.encode())"
+    if after == "told":
+        said += "\ncontrol.recv(1)"  # it lives until the host closes its end
     guest.write_text(_SAY.format(_PROGRAMS_ONLY.format(said)), encoding="utf-8")
     wanted = "without a word" if after == "silent" else "preload IPython: no"
 
