@@ -15,8 +15,8 @@ import io
 import os
 import sys
 
+from cellwall.guest import leaving, sources
 from cellwall.guest import program as one_shot
-from cellwall.guest import sources
 from cellwall.guest.afterimport import after_import
 from cellwall.guest.display import DEFAULT_DISPLAY_BYTES, Display
 from cellwall.guest.figures import Figures
@@ -96,6 +96,7 @@ class _Context:
         """The caller's, while we note interrupts ourselves."""
         self._is_deaf = False
         self._is_interrupted = False
+        self._is_end_foreseen = False
         sys.stdin = sys.__stdin__ = _input()  # type: ignore[misc, assignment]
         sys.stdout = sys.__stdout__ = _output(1, "<stdout>")  # type: ignore[misc, assignment]
         sys.stderr = sys.__stderr__ = _output(2, "<stderr>")  # type: ignore[misc, assignment]
@@ -105,6 +106,7 @@ class _Context:
     def begin(self, link: Link, config: dict[str, Any]) -> None:
         """Be this process's context, and nobody else's."""
         self._link = link
+        self._is_end_foreseen = bool(config.get("is_end_foreseen"))
         self._language = str(config.get("language", "python"))
         self._outbox.open(link)
         self._display.limit_bytes = int(config.get("display_bytes") or DEFAULT_DISPLAY_BYTES)
@@ -133,9 +135,8 @@ class _Context:
                     from cellwall.guest import sql
 
                     sql.run_program(program, self._outbox, self._display, self._raise_interrupt)
-                one_shot.run(
-                    program, self._outbox, self._display, self._figures, self._raise_interrupt
-                )
+                before, after = self._raise_interrupt, self._announce_end
+                one_shot.run(program, self._outbox, self._display, self._figures, before, after)
             self._run_cell(header, source.decode("utf-8", "replace"))
             if is_streamed:
                 _drop_stdin()
@@ -180,6 +181,10 @@ class _Context:
         if self._is_interrupted:
             self._is_interrupted = False
             _signal.raise_signal(_SIGINT)
+
+    def _announce_end(self) -> None:
+        if self._is_end_foreseen:
+            leaving.announce()
 
     def _run_cell(self, header: dict[str, Any], source: str) -> None:
         if self._notebook is None:

@@ -16,7 +16,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from cellwall.guest import birth, calls, kernel, processes
+from cellwall.guest import birth, calls, drivers, kernel, processes
 from cellwall.guest.channel import Channel
 from cellwall.guest.execution import Execution
 from cellwall.guest.first import Stretch, serve
@@ -165,6 +165,8 @@ class Contexts:
     def run_first(self, channel_fd: int, wakeup_fd: int) -> Stretch:
         """Serve the first program of a sandbox before there is an event loop."""
         stretch = Stretch(*self._fork("main", self.language))
+        stretch.may_be_foreseen = bool(self._config.get("is_end_foreseen"))
+        stretch.has_interpreter = drivers.find(self.language) is not None
         serve(stretch, channel_fd, wakeup_fd, self._exchange.fileno())
         return stretch
 

@@ -13,6 +13,7 @@ import os
 import select
 import sys
 
+from cellwall.guest import leaving
 from cellwall.guest.frames import LENGTHS, encode, parse_header
 
 TYPE_CHECKING = False
@@ -51,6 +52,10 @@ class Stretch:
         """What the host did not take at once."""
         self.end: tuple[int, Any] | None = None
         """Wait status and rusage of the context."""
+        self.may_be_foreseen = False
+        """Its end counts as soon as it is certain; then it may not have been waited for."""
+        self.has_interpreter = False
+        """Another process than the context's runs the program, its only child."""
         self.is_done = False
         """The host knows how it ended."""
 
@@ -129,15 +134,14 @@ def _follow(stretch: Stretch, channel: int, wakeup: int, listener: int) -> None:
         patience.register(fd, _READABLE)
     for fd in (stretch.stdout, stretch.stderr):
         poller.register(fd, _READABLE)
-    is_quiet = False
-    while stretch.end is None or not is_quiet:
-        is_quiet = True
-        # After its end: what it printed last is still in the pipes.
+    is_quiet = is_over = False
+    while not (is_over and is_quiet):
+        # Once more after its end: what it printed last is still in the pipes.
+        is_over, is_quiet = stretch.end is not None, True
         for fd, events in poller.poll(None if stretch.end is None else 0):
             if fd == wakeup:
-                if _has_last_words(stretch, listener):
+                if not _hear_the_end(stretch, wakeup, listener):
                     return
-                _reap(stretch, wakeup)
             elif not events & _READABLE:
                 poller.unregister(fd)  # nobody has the other end any more
             elif fd in (channel, listener) or not _pass_on(stretch, fd, channel):
@@ -148,7 +152,7 @@ def _follow(stretch: Stretch, channel: int, wakeup: int, listener: int) -> None:
             # A thousand lines need not be a thousand frames: let some gather.
             patience.poll(_GATHER_MS)
     _tell_end(stretch, channel)
-    patience.poll()  # as a rule for ever: the host kills us
+    _stay(stretch, wakeup, patience)
 
 
 def _pass_on(stretch: Stretch, fd: int, channel: int) -> bool:
@@ -176,6 +180,23 @@ def _send(stretch: Stretch, channel: int, header: bytes, body: bytes) -> bool:
     return sent == len(frame)
 
 
+def _stay(stretch: Stretch, wakeup: int, others: select.poll) -> None:
+    """As a rule for ever: the host kills us."""
+    if stretch.may_be_foreseen:
+        others.unregister(wakeup)  # what was told may still be to come
+        leaving.step_back()
+    others.poll()
+
+
+def _hear_the_end(stretch: Stretch, wakeup: int, listener: int) -> bool:
+    """Somebody has ended, or is about to; False if that takes more than can be done here."""
+    if _has_last_words(stretch, listener):
+        return False
+    if not _reap(stretch, wakeup) and stretch.may_be_foreseen and stretch.end is None:
+        _look_ahead(stretch, listener)
+    return True
+
+
 def _has_last_words(stretch: Stretch, listener: int) -> bool:
     """Report whether the context has ended, and called before it did.
 
@@ -189,18 +210,35 @@ def _has_last_words(stretch: Stretch, listener: int) -> bool:
     return bool(calls.poll(0))
 
 
-def _reap(stretch: Stretch, wakeup: int) -> None:
-    """Take in every child that ended: the context, and orphans that became ours."""
+def _reap(stretch: Stretch, wakeup: int) -> bool:
+    """Take in every child that ended: the context, and orphans that became ours.
+
+    False if it was none: then somebody announces an end.
+    """
     os.read(wakeup, 4096)
+    has_reaped = False
     while True:
         try:
             pid, status, usage = os.wait4(-1, os.WNOHANG)
         except ChildProcessError:
-            return
+            return True
         if not pid:
-            return
-        if pid == stretch.pid:
+            return has_reaped
+        has_reaped = True
+        if pid == stretch.pid and stretch.end is None:
             stretch.end = (status, usage)
+
+
+def _look_ahead(stretch: Stretch, listener: int) -> None:
+    """Take the context's end for certain as soon as it is, unless it has called before."""
+    pid = leaving.only_child(stretch.pid) if stretch.has_interpreter else stretch.pid
+    status = None if pid is None else leaving.foreseen(pid)
+    if pid is None or status is None:
+        return
+    calls = select.poll()
+    calls.register(listener, _READABLE)
+    if not calls.poll(0):
+        stretch.end = (status, leaving.Usage(stretch.pid))
 
 
 def _tell_end(stretch: Stretch, channel: int) -> None:

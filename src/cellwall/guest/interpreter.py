@@ -20,6 +20,7 @@ import select
 from signal import SIGCHLD
 from typing import TYPE_CHECKING, Any
 
+from cellwall.guest import leaving
 from cellwall.guest.commands import SIGNALS_TO_RESET, find_program
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 _SIGCHLD = int(SIGCHLD)
 _READ_BYTES = 64 * 1024
+_LEAVING_S = 0.0002
+"""Between two looks at one that leaves: its own part of that takes about a millisecond."""
 _MOST_MESSAGE_BYTES = 16 * 1024 * 1024
 """One line of an interpreter: a bundle of pictures, which `Display` then cuts to what it may be."""
 
@@ -105,6 +108,10 @@ class Interpreter:
             self._tools_fd = self._keep(tools) if tools else -1
             words.append(self.path(self._tools_fd) if tools else "-")
         os.write(self._requests_w, "\t".join(words).encode() + b"\n")
+
+    def is_leaving(self) -> bool:
+        """It says that it leaves: wait a moment for the kernel to say so, too."""
+        return leaving.foreseen(self.pid, self._wakeup_r, _LEAVING_S) is not None
 
     def forget(self) -> None:
         """The request is done: let go of its source."""

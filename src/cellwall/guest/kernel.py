@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from signal import SIG_DFL, SIGINT, SIGKILL
 from typing import TYPE_CHECKING
 
-from cellwall.guest import drivers, sql, tracebacks
+from cellwall.guest import drivers, leaving, sql, tracebacks
 from cellwall.guest.commands import DEFAULT_PATH, find_program
 from cellwall.guest.display import DEFAULT_DISPLAY_BYTES, Display
 from cellwall.guest.first import IDLE
@@ -99,6 +99,7 @@ class Kernel:
         self._display = Display(
             self._outbox, int(config.get("display_bytes") or DEFAULT_DISPLAY_BYTES)
         )
+        self._is_end_foreseen = bool(config.get("is_end_foreseen"))
         self._interpreter: Interpreter | None = None
         self._relay: Relay | None = None
         self._is_interrupted = False
@@ -245,6 +246,11 @@ class Kernel:
             self._outbox.post({"ev": "error"}, encode_value(fields).body)
         elif event == "call" and self._relay is not None:
             self._relay.begin(message)
+        elif event == "leaving":
+            # What has been said before has been passed on by now.
+            is_silent = not self._is_raised and not self._display.cut_bytes
+            if self._is_end_foreseen and is_silent and self.interpreter.is_leaving():
+                leaving.announce()
         elif event == "value":
             self._outbox.post(*encode_value(message.get("value")))
         else:

@@ -67,8 +67,9 @@ def run(
     display: Display,
     figures: Figures,
     before: Callable[[], None],
+    after: Callable[[], None],
 ) -> NoReturn:
-    """Run the program, `before` first, and end this process with its exit code."""
+    """Run the program, `before` first and `after` last, and end this process with its code."""
     ending = Ending(True, 1)
     try:
         module = prepare_main(program)
@@ -78,6 +79,8 @@ def run(
         if ending.is_raised or display.cut_bytes:  # else the exit says it all
             end = {"ev": "end", "raised": ending.is_raised, "exit_code": code}
             outbox.post({**end, "display_cut": display.cut_bytes})
+        if outbox.is_ours:
+            after()
     finally:
         # Even an interrupt or a lack of memory in our own lines must not start a traceback here.
         os._exit(1 if ending.exit_code is None else ending.exit_code)

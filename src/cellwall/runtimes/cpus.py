@@ -31,6 +31,11 @@ class Cpus:
         load.update(chosen)
         return frozenset(chosen)
 
+    def others(self, taken: frozenset[int]) -> frozenset[int]:
+        """As many others as `taken` has; empty if there are not as many."""
+        rest = sorted(os.sched_getaffinity(0) - taken, key=lambda cpu: self._load[cpu])
+        return frozenset(rest[: len(taken)]) if len(rest) >= len(taken) else frozenset()
+
     def give_back(self, cpus: frozenset[int]) -> None:
         """Undo one `take`."""
         self._load.subtract(cpus)

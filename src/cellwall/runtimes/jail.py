@@ -327,6 +327,8 @@ class JailRuntime:
             "contexts": list(spec.contexts),
             "language": spec.language,
             "purpose": spec.purpose,
+            # Where only a process's end says how much memory it had, that has to be waited for.
+            "is_end_foreseen": spec.purpose == "program" and "memory" in self.layout.hard,
         }
         return await entry.server.spawn(
             worker, shape=self._shape(spec.limits), uid=index, guest=guest, start=spec.start

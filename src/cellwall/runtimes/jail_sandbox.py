@@ -163,9 +163,15 @@ class JailSandbox:
         self._runtime.cpus.give_back(self._cpus)
         pids = self._made.pids
         self._cpus = self._runtime.cpus.take(count, posture.last_cpu(pids[-1]))
-        for pid in pids if self._cpus else ():
+        if not self._cpus:
+            return
+        beside = self._cpus
+        if self._spec.purpose == "program":
+            # What passes on a program's output, and waits for its end, does it meanwhile.
+            beside = self._runtime.cpus.others(self._cpus) or self._cpus
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):  # its channel tells whoever has it
-                os.sched_setaffinity(pid, self._cpus)
+                os.sched_setaffinity(pid, self._cpus if pid == pids[-1] else beside)
 
     @property
     def fresh(self) -> KernelReadings:

@@ -351,6 +351,7 @@ function leaveSoon(isFatal) {
   const value = function (name, ...rest) {
     const answer = Reflect.apply(emit, this, [name, ...rest]);
     if (name === 'exit' && this === process && process._exiting && !isFatal()) {
+      try { say({ ev: 'leaving' }); } catch { /* it is seen when it has left */ }
       Reflect.apply(reallyExit, process, [process.exitCode ?? 0]);
     }
     return answer;

@@ -1,0 +1,138 @@
+"""The end of a process as soon as it is certain: before the kernel has taken its memory apart.
+
+wait(2) tells a parent only after that, which takes 0.5 ms of a warm Python, 1.7 ms of one with
+pandas, 2 ms of Node.js: the longest part of many a program. So a process that is about to leave
+says so (`announce`), and its parent asks the kernel (`status_of`).
+
+SECURITY: the announcement is a signal that anybody inside may send, and it is believed by nobody.
+What ends a program is the kernel's word that every thread of it is on its way out, and its exit
+code is the kernel's as well. Used where one program has a sandbox of its own, which ends with it.
+"""
+
+from __future__ import annotations
+
+# The C module under `signal`: the wrapper turns numbers into enum members, a page each.
+import _signal  # type: ignore[import-not-found]
+import os
+import select
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PF_EXITING = 4
+"""Of `flags` in proc_pid_stat(5); include/linux/sched.h. Set for good when a thread leaves."""
+_FLAGS, _THREADS, _SIZE, _EXIT_CODE = 6, 17, 20, 49
+"""Of the fields behind the name: flags, num_threads, vsize and exit_code of proc_pid_stat(5)."""
+_TRIES = 20
+_kill: Callable[[int, int], None] = os.kill
+_SIGCHLD: int = _signal.SIGCHLD
+
+
+class Usage:
+    """What is known of a process that has not been waited for; names as in `struct_rusage`."""
+
+    __slots__ = ("ru_maxrss", "ru_stime", "ru_utime")
+
+    def __init__(self, pid: int) -> None:
+        """Its processor time, in seconds; its memory is told by the cgroup alone."""
+        self.ru_stime = 0.0
+        self.ru_maxrss = 0
+        try:
+            # CPUCLOCK_SCHED of the whole process, clock_getcpuclockid(3).
+            self.ru_utime = time.clock_gettime((~pid << 3) | 2)
+        except OSError:
+            self.ru_utime = 0.0
+
+
+def announce() -> None:
+    """Tell the parent that nothing is left to do here but to leave."""
+    # It has a handler for this one, so nothing is opened for it, and pid 1 hears it, too.
+    _kill(os.getppid(), _SIGCHLD)
+
+
+def step_back() -> None:
+    """Let whoever was told of the end go on first, when this process is killed for it.
+
+    Its death takes a millisecond; a process of the policy SCHED_BATCH interrupts nobody when it
+    wakes up, sched(7).
+    """
+    try:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    except OSError:
+        return
+
+
+def only_child(pid: int) -> int | None:
+    """The one child of a process; None if it has another number of them."""
+    try:
+        fd = os.open(f"/proc/{pid}/task/{pid}/children", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        children = os.read(fd, 4096).split()
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return int(children[0]) if len(children) == 1 else None
+
+
+def foreseen(pid: int, wakeup_fd: int = -1, wait_s: float = 0.0) -> int | None:
+    """The wait status of a child that announced its end, None if that takes longer.
+
+    With a `wakeup_fd` each of some tries waits `wait_s` seconds for the one before, or until that
+    is readable.
+    """
+    for _ in range(_TRIES):
+        status = status_of(pid)
+        if status is not None:
+            return status
+        if wakeup_fd < 0:
+            os.sched_yield()
+        elif select.select([wakeup_fd], [], [], wait_s)[0]:
+            return None
+    return None
+
+
+def status_of(pid: int) -> int | None:
+    """The wait status of a process that will run no more code of its own; None if it may.
+
+    Without its memory (`vsize` is 0) the first thread is past the point where the kernel noted
+    its exit code, and then that may be read by whoever has the same user, dumpable or not.
+    """
+    fields = _stat(b"/proc/%d/stat" % pid)
+    if fields is None or not int(fields[_FLAGS]) & _PF_EXITING or fields[_SIZE] != b"0":
+        return None
+    if fields[_THREADS] != b"1" and not _are_all_leaving(pid):
+        return None
+    return int(fields[_EXIT_CODE])
+
+
+def _are_all_leaving(pid: int) -> bool:
+    # One that has not left could make another; none that has left comes back.
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return False
+    for thread in threads:
+        fields = _stat(b"/proc/%d/task/%d/stat" % (pid, int(thread)))
+        if fields is not None and not int(fields[_FLAGS]) & _PF_EXITING:
+            return False
+    return True
+
+
+def _stat(path: bytes) -> list[bytes] | None:
+    """The fields behind the name, which may hold anything; None if it is gone."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fields = os.read(fd, 4096).rpartition(b")")[2].split()
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return fields if len(fields) > _EXIT_CODE else None

@@ -1,0 +1,180 @@
+"""An end that is seen before it can be waited for: the kernel's word, and nobody else's."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from cellwall.guest import leaving
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_SYS_EXIT = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
+
+
+@contextmanager
+def _child(work: Callable[[], object]) -> Iterator[int]:
+    """A forked process that does `work`; killed and waited for in the end."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(70)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _wait_dead(pid: int) -> None:
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
+@pytest.mark.parametrize("code", [0, 1, 7, 255])
+def test_status_of_one_that_has_left_is_what_wait_says(code: int) -> None:
+    with _child(lambda: os._exit(code)) as pid:
+        _wait_dead(pid)
+        assert leaving.status_of(pid) == code << 8
+
+
+def test_status_of_one_that_was_killed_names_the_signal() -> None:
+    with _child(signal.pause) as pid:
+        os.kill(pid, signal.SIGKILL)
+        _wait_dead(pid)
+        status = leaving.status_of(pid)
+    assert status is not None
+    assert os.WTERMSIG(status) == signal.SIGKILL
+
+
+def test_status_of_one_that_nobody_may_look_into_is_told() -> None:
+    """A process that is not dumpable hides its exit code while it lives, and no longer."""
+
+    def leave() -> None:
+        _LIBC.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+        os._exit(9)
+
+    with _child(leave) as pid:
+        _wait_dead(pid)
+        assert leaving.status_of(pid) == 9 << 8
+
+
+def test_one_that_lives_has_no_status() -> None:
+    with _child(signal.pause) as pid:
+        assert leaving.foreseen(pid) is None
+
+
+def test_one_that_is_nowhere_has_no_status() -> None:
+    with _child(lambda: os._exit(3)) as pid:
+        pass
+    assert leaving.status_of(pid) is None
+
+
+def test_first_thread_that_leaves_alone_ends_nothing() -> None:
+    """Its program goes on in another thread: the flag of the first one is no end."""
+    told, tell = os.pipe()
+
+    def leave_alone() -> None:
+        def stay() -> None:
+            threading.main_thread()
+            os.write(tell, b"x")
+            signal.pause()
+
+        threading.Thread(target=stay, daemon=True).start()
+        _LIBC.syscall(_SYS_EXIT, 0)
+
+    with _child(leave_alone) as pid:
+        os.read(told, 1)
+        _wait_zombie(pid)
+        fields = leaving._stat(b"/proc/%d/stat" % pid)
+        assert fields is not None
+        assert int(fields[leaving._FLAGS]) & leaving._PF_EXITING, "the probe did not run"
+        assert fields[leaving._SIZE] == b"0"
+        assert leaving.status_of(pid) is None
+    os.close(told)
+    os.close(tell)
+
+
+def _wait_zombie(pid: int) -> None:
+    for _ in range(100_000):
+        fields = leaving._stat(b"/proc/%d/stat" % pid)
+        if fields is not None and fields[0] == b"Z":
+            return
+        os.sched_yield()
+    raise AssertionError("its first thread did not leave")
+
+
+def test_waiting_stops_when_its_parent_hears_of_it() -> None:
+    readable, writable = os.pipe()
+    os.write(writable, b"x")
+    with _child(signal.pause) as pid:
+        assert leaving.foreseen(pid, readable, 60.0) is None
+    os.close(readable)
+    os.close(writable)
+
+
+def test_announcement_reaches_the_parent_and_nobody_needs_a_descriptor() -> None:
+    readable, writable = os.pipe()
+    os.set_blocking(writable, False)
+    before = signal.signal(signal.SIGCHLD, lambda *_: None)
+    wakeup = signal.set_wakeup_fd(writable)
+    try:
+
+        def announce_and_stay() -> None:
+            leaving.announce()
+            signal.pause()
+
+        with _child(announce_and_stay):
+            assert select.select([readable], [], [], 20)[0]
+            assert os.read(readable, 1) == bytes([signal.SIGCHLD])
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        signal.signal(signal.SIGCHLD, before)
+        os.close(readable)
+        os.close(writable)
+
+
+def test_only_child_is_one_or_none() -> None:
+    ready, tell = os.pipe()
+
+    def have_children(count: int) -> None:
+        for _ in range(count):
+            if os.fork() == 0:
+                signal.pause()
+        os.write(tell, b"x")
+        signal.pause()
+
+    for count in (0, 1, 2):
+        with _child(lambda count=count: have_children(count)) as pid:  # type: ignore[misc]
+            os.read(ready, 1)
+            found = leaving.only_child(pid)
+            children = _children(pid)
+            assert found == (children[0] if count == 1 else None)
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+    os.close(ready)
+    os.close(tell)
+
+
+def _children(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+        return [int(word) for word in file.read().split()]
+
+
+def test_usage_is_that_of_the_whole_process() -> None:
+    def burn() -> None:
+        while True:
+            pass
+
+    with _child(burn) as pid:
+        while leaving.Usage(pid).ru_utime == 0.0:
+            os.sched_yield()
+    assert leaving.Usage(pid).ru_utime == 0.0, sys.version
