@@ -27,6 +27,7 @@ MODULES: Mapping[str, str] = {
     "`test_faults_gvisor` and `test_faults_whole_tree`",
     "test_attack_javascript": "the wall is the same for every language; `test_conformance` has "
     "JavaScript on each",
+    "test_attack_leaving": "an end is foreseen in a jail only; elsewhere it is waited for",
     "test_attack_mutation": "guards of the jail left out one by one; `test_gvisor_parts` and "
     "`test_attack_docker` compare what a guard is on theirs",
     "test_attack_neighbour": "two jails on one kernel's clock; the others have the same cgroups",
