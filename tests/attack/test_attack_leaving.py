@@ -60,13 +60,22 @@ def test_announcement_of_an_end_that_does_not_come_ends_nothing(arena: Arena, co
 _LIE = """
 const fs = require('fs');
 const { spawnSync } = require('child_process');
-const parent = `/proc/${process.ppid}/fd`;
-const lie = `for (const fd of require('fs').readdirSync('${parent}')) {
-  try { require('fs').appendFileSync('${parent}/' + fd, '{"ev":"leaving"}\\\\n'); } catch {}
-}`;
+const lie = `
+  const fs = require('fs');
+  const folder = '/proc/${process.ppid}/fd/';
+  let told = 0;
+  for (const fd of fs.readdirSync(folder)) {
+    try {
+      if (Number(fd) < 3 || !fs.statSync(folder + fd).isFIFO()) continue;
+      fs.writeFileSync(folder + fd, JSON.stringify({ ev: 'WORD' }) + String.fromCharCode(10));
+      told++;
+    } catch {}
+  }
+  console.log(told);
+`;
 const child = spawnSync(process.execPath, ['-e', lie]);
 for (let n = 0; n < 2000; n++) process.kill(1, 'SIGCHLD');
-console.log('after', child.status);
+console.log('after', child.stdout.toString());
 process.exitCode = 6;
 """
 
@@ -74,9 +83,18 @@ process.exitCode = 6;
 @pytest.mark.node
 def test_interpreter_that_is_said_to_leave_goes_on(arena: Arena) -> None:
     with arena.leaving_nothing():
-        ended = arena.run(_LIE, language="javascript", timeout=20)
+        ended = arena.run(_LIE.replace("WORD", "leaving"), language="javascript", timeout=20)
     assert (ended.verdict, ended.exit_code) == (Verdict.NONZERO_EXIT, 6), ended
-    assert "after 0" in ended.stdout
+    assert int(ended.stdout.split("after")[1]) >= 2  # both ends of two pipes are there
+
+
+@pytest.mark.node
+def test_what_is_said_in_the_name_of_an_interpreter_is_heard(arena: Arena) -> None:
+    """The control: the same lie with a word that is none ends the context, so it gets there."""
+    with arena.leaving_nothing():
+        ended = arena.run(_LIE.replace("WORD", "nonsense"), language="javascript", timeout=20)
+    assert ended.exit_code == 70, ended
+    assert "broke the protocol" in ended.stderr
 
 
 _LARGE = """

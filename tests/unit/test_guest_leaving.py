@@ -6,14 +6,15 @@ import ctypes
 import os
 import select
 import signal
-import sys
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
-from cellwall.guest import leaving
+from cellwall.guest import first, leaving, processes
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _SYS_EXIT = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
@@ -84,7 +85,6 @@ def test_first_thread_that_leaves_alone_ends_nothing() -> None:
 
     def leave_alone() -> None:
         def stay() -> None:
-            threading.main_thread()
             os.write(tell, b"x")
             signal.pause()
 
@@ -94,9 +94,8 @@ def test_first_thread_that_leaves_alone_ends_nothing() -> None:
     with _child(leave_alone) as pid:
         os.read(told, 1)
         _wait_zombie(pid)
-        fields = leaving._stat(b"/proc/%d/stat" % pid)
-        assert fields is not None
-        assert int(fields[leaving._FLAGS]) & leaving._PF_EXITING, "the probe did not run"
+        fields = processes.read_stat(pid)
+        assert leaving._is_exiting(fields), "the probe did not run"
         assert fields[leaving._SIZE] == b"0"
         assert leaving.status_of(pid) is None
     os.close(told)
@@ -105,8 +104,7 @@ def test_first_thread_that_leaves_alone_ends_nothing() -> None:
 
 def _wait_zombie(pid: int) -> None:
     for _ in range(100_000):
-        fields = leaving._stat(b"/proc/%d/stat" % pid)
-        if fields is not None and fields[0] == b"Z":
+        if processes.read_stat(pid)[0] == b"Z":
             return
         os.sched_yield()
     raise AssertionError("its first thread did not leave")
@@ -153,7 +151,7 @@ def test_only_child_is_one_or_none() -> None:
         signal.pause()
 
     for count in (0, 1, 2):
-        with _child(lambda count=count: have_children(count)) as pid:  # type: ignore[misc]
+        with _child(partial(have_children, count)) as pid:
             os.read(ready, 1)
             found = leaving.only_child(pid)
             children = _children(pid)
@@ -177,4 +175,43 @@ def test_usage_is_that_of_the_whole_process() -> None:
     with _child(burn) as pid:
         while leaving.Usage(pid).ru_utime == 0.0:
             os.sched_yield()
-    assert leaving.Usage(pid).ru_utime == 0.0, sys.version
+    assert leaving.Usage(pid).ru_utime == 0.0  # waited for: nothing is known of it any more
+
+
+def _looked_ahead(pid: int, listener: socket.socket) -> first.Stretch:
+    """What init knows of a context after somebody announced its end."""
+    stretch = first.Stretch(pid, -1, -1, -1)
+    stretch.may_be_foreseen = True
+    first._look_ahead(stretch, listener.fileno())
+    return stretch
+
+
+def _listener() -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind("")  # a free abstract name, unix(7)
+    listener.listen()
+    return listener
+
+
+def test_announced_end_that_the_kernel_does_not_know_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Control: one who believed the announcement would tell an end of a program that goes on."""
+    with _listener() as listener, _child(signal.pause) as pid:
+        assert _looked_ahead(pid, listener).end is None
+        monkeypatch.setattr(leaving, "status_of", lambda _: 0)
+        end = _looked_ahead(pid, listener).end
+        assert end is not None
+        assert end[0] == 0
+
+
+def test_end_is_not_told_before_what_the_program_said_last() -> None:
+    """A call that nobody has taken yet is heard first; control: without it the end is told."""
+    with _listener() as listener, _child(lambda: os._exit(5)) as pid:
+        _wait_dead(pid)
+        end = _looked_ahead(pid, listener).end
+        assert end is not None
+        assert end[0] == 5 << 8
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.connect(listener.getsockname())
+            assert _looked_ahead(pid, listener).end is None

@@ -191,6 +191,7 @@ class Kernel:
             "filename": filename,
             "argv": [str(word) for word in header.get("argv") or ()],
             "arguments": header.get("arguments"),
+            "says_leaving": self._is_end_foreseen,
         }
         body = encode_value(options).body
         told = self._offer(header)

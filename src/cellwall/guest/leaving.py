@@ -11,11 +11,10 @@ code is the kernel's as well. Used where one program has a sandbox of its own, w
 
 from __future__ import annotations
 
-# The C module under `signal`: the wrapper turns numbers into enum members, a page each.
-import _signal  # type: ignore[import-not-found]
 import os
 import select
-import time
+
+from cellwall.guest import processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,10 +23,10 @@ if TYPE_CHECKING:
 _PF_EXITING = 4
 """Of `flags` in proc_pid_stat(5); include/linux/sched.h. Set for good when a thread leaves."""
 _FLAGS, _THREADS, _SIZE, _EXIT_CODE = 6, 17, 20, 49
-"""Of the fields behind the name: flags, num_threads, vsize and exit_code of proc_pid_stat(5)."""
+"""Of what `processes.read_stat` gives: flags, num_threads, vsize and exit_code."""
 _TRIES = 20
 _kill: Callable[[int, int], None] = os.kill
-_SIGCHLD: int = _signal.SIGCHLD
+"""As it was before caller code could put another in its place."""
 
 
 class Usage:
@@ -37,19 +36,15 @@ class Usage:
 
     def __init__(self, pid: int) -> None:
         """Its processor time, in seconds; its memory is told by the cgroup alone."""
+        self.ru_utime = processes.processor_ns(pid) / 1e9
         self.ru_stime = 0.0
         self.ru_maxrss = 0
-        try:
-            # CPUCLOCK_SCHED of the whole process, clock_getcpuclockid(3).
-            self.ru_utime = time.clock_gettime((~pid << 3) | 2)
-        except OSError:
-            self.ru_utime = 0.0
 
 
 def announce() -> None:
     """Tell the parent that nothing is left to do here but to leave."""
     # It has a handler for this one, so nothing is opened for it, and pid 1 hears it, too.
-    _kill(os.getppid(), _SIGCHLD)
+    _kill(os.getppid(), processes.SIGCHLD)
 
 
 def step_back() -> None:
@@ -61,21 +56,12 @@ def step_back() -> None:
     try:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     except OSError:
-        return
+        return  # it costs that millisecond
 
 
 def only_child(pid: int) -> int | None:
     """The one child of a process; None if it has another number of them."""
-    try:
-        fd = os.open(f"/proc/{pid}/task/{pid}/children", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        children = os.read(fd, 4096).split()
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
+    children = processes.read_proc(pid, f"task/{pid}/children").split()
     return int(children[0]) if len(children) == 1 else None
 
 
@@ -102,8 +88,8 @@ def status_of(pid: int) -> int | None:
     Without its memory (`vsize` is 0) the first thread is past the point where the kernel noted
     its exit code, and then that may be read by whoever has the same user, dumpable or not.
     """
-    fields = _stat(b"/proc/%d/stat" % pid)
-    if fields is None or not int(fields[_FLAGS]) & _PF_EXITING or fields[_SIZE] != b"0":
+    fields = processes.read_stat(pid)
+    if len(fields) <= _EXIT_CODE or not _is_exiting(fields) or fields[_SIZE] != b"0":
         return None
     if fields[_THREADS] != b"1" and not _are_all_leaving(pid):
         return None
@@ -116,23 +102,9 @@ def _are_all_leaving(pid: int) -> bool:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return False
-    for thread in threads:
-        fields = _stat(b"/proc/%d/task/%d/stat" % (pid, int(thread)))
-        if fields is not None and not int(fields[_FLAGS]) & _PF_EXITING:
-            return False
-    return True
+    found = [processes.read_stat(pid, f"task/{thread}/stat") for thread in threads]
+    return all(_is_exiting(fields) for fields in found if fields)  # no fields: it is gone
 
 
-def _stat(path: bytes) -> list[bytes] | None:
-    """The fields behind the name, which may hold anything; None if it is gone."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fields = os.read(fd, 4096).rpartition(b")")[2].split()
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-    return fields if len(fields) > _EXIT_CODE else None
+def _is_exiting(fields: list[bytes]) -> bool:
+    return bool(int(fields[_FLAGS]) & _PF_EXITING)

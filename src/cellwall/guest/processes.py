@@ -23,17 +23,17 @@ _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 _TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK")
 
 _SIGINT: int = _signal.SIGINT
-_SIGCHLD: int = _signal.SIGCHLD
+SIGCHLD: int = _signal.SIGCHLD
 _SIGKILL: int = _signal.SIGKILL
 _DEFAULT_IN_CHILDREN: tuple[int, ...] = (
-    _SIGCHLD,
+    SIGCHLD,
     _signal.SIGTERM,
     _signal.SIGHUP,
     _signal.SIGQUIT,
     _signal.SIGUSR1,
     _signal.SIGUSR2,
 )
-_IGNORED_BY_INIT = (_SIGINT, *(number for number in _DEFAULT_IN_CHILDREN if number != _SIGCHLD))
+_IGNORED_BY_INIT = (_SIGINT, *(number for number in _DEFAULT_IN_CHILDREN if number != SIGCHLD))
 
 
 class Exit:
@@ -78,7 +78,6 @@ class LivingUsage:
     def __init__(self, pid: int, previous: LivingUsage | None = None) -> None:
         """Counting starts now; what `previous` read at its end need not be read again."""
         self._pid = pid
-        self._clock = (~pid << 3) | 2  # CPUCLOCK_SCHED of the whole process, clock_getcpuclockid(3)
         self._total_us = self._read_total_us()
         self._system_us: int = self._read_stat()[0] if previous is None else previous._system_us
 
@@ -96,20 +95,34 @@ class LivingUsage:
         }
 
     def _read_total_us(self) -> int:
-        try:
-            return time.clock_gettime_ns(self._clock) // 1000
-        except OSError:
-            return 0
+        return processor_ns(self._pid) // 1000
 
     def _read_stat(self) -> tuple[int, int]:
-        # The second field is a name that may hold anything, so count from its closing bracket.
-        fields = _read_proc(self._pid, "stat").rpartition(b")")[2].split()
+        fields = read_stat(self._pid)
         if len(fields) <= 21:
             return 0, 0
         return int(fields[12]) * _TICK_US, int(fields[21]) * _PAGE_KIB  # proc(5): stime, rss
 
 
-def _read_proc(pid: int, name: str) -> bytes:
+def processor_ns(pid: int) -> int:
+    """Processor time of a whole process, dead or alive; 0 once it has been waited for."""
+    try:
+        # CPUCLOCK_SCHED of the whole process, clock_getcpuclockid(3).
+        return time.clock_gettime_ns((~pid << 3) | 2)
+    except OSError:
+        return 0
+
+
+def read_stat(pid: int, name: str = "stat") -> list[bytes]:
+    """The fields of proc_pid_stat(5) from the third on; none if the process is gone.
+
+    The second is a name that may hold anything, so they count from its closing bracket.
+    """
+    return read_proc(pid, name).rpartition(b")")[2].split()
+
+
+def read_proc(pid: int, name: str) -> bytes:
+    """A short file of a process's directory in /proc; nothing if it cannot be read."""
     try:
         fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -171,7 +184,7 @@ def _do_nothing(_number: int, _frame: object) -> None:
 
 def wake_on_child(wakeup_fd: int) -> None:
     """Have a byte written to `wakeup_fd` whenever a child ends."""
-    _signal.signal(_SIGCHLD, _do_nothing)
+    _signal.signal(SIGCHLD, _do_nothing)
     _signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
 
 
@@ -251,7 +264,7 @@ def _session_members(leader: int) -> list[int]:
     members = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
         if name.isdigit():
-            fields = _read_proc(int(name), "stat").rpartition(b")")[2].split(None, 4)
+            fields = read_stat(int(name))
             if len(fields) > 3 and int(fields[3]) == leader:  # proc(5): session
                 members.append(int(name))
     return members

@@ -336,7 +336,7 @@ function program(file, options) {
       traceback: isError ? String(error.stack) : util.inspect(error),
     });
   });
-  leaveSoon(() => isFatal);
+  leaveSoon(() => isFatal, options.says_leaving);
   // `-e` gives these back when the driver itself is done.
   const own = ['require', 'module', 'exports', '__filename', '__dirname'];
   process.nextTick(() => own.forEach((name) => delete globalThis[name]));
@@ -346,12 +346,16 @@ function program(file, options) {
 // Node.js takes its heap apart before a program's own end, which costs as much as running a small
 // one; `process.exit()` does not, and this is how both end. What was not caught is reported by
 // Node.js after `exit` was emitted, so such a program ends the long way.
-function leaveSoon(isFatal) {
+function leaveSoon(isFatal, saysLeaving) {
   const { emit, reallyExit } = process;
   const value = function (name, ...rest) {
     const answer = Reflect.apply(emit, this, [name, ...rest]);
     if (name === 'exit' && this === process && process._exiting && !isFatal()) {
-      try { say({ ev: 'leaving' }); } catch { /* it is seen when it has left */ }
+      try {
+        if (saysLeaving) say({ ev: 'leaving' });
+      } catch {
+        // It is seen when it has left.
+      }
       Reflect.apply(reallyExit, process, [process.exitCode ?? 0]);
     }
     return answer;
