@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
+import time
 from pathlib import Path
 
 import pytest
@@ -146,6 +148,51 @@ def test_room_for_descriptors_is_kept(tmp_path: Path, used: int, is_full: bool) 
             Room(0, Files(tmp_path)).check()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def is_refused(room: Room) -> bool:
+    try:
+        room.check()
+    except CapacityError:
+        return True
+    return False
+
+
+def test_room_is_read_again_before_it_can_be_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However quick they come: no time passes here between the first and the refused one."""
+    folder = tmp_path / "self/fd"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(time, "monotonic", lambda: 1.0)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (280, 280))
+    room = Room(0, Files(tmp_path))
+    opened = 0
+    while not is_refused(room):
+        for _ in range(4):
+            (folder / str(opened)).touch()
+            opened += 1
+        assert opened < 280
+    assert 280 - 96 < opened <= 280 - 96 + 4
+
+
+def test_plenty_of_room_is_not_read_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = 0
+
+    def listed(_: object) -> list[str]:
+        nonlocal readings
+        readings += 1
+        return []
+
+    monkeypatch.setattr(time, "monotonic", lambda: 1.0)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (20_000, 20_000))
+    monkeypatch.setattr(os, "listdir", listed)
+    room = Room(0, Files(tmp_path))
+    for _ in range(1000):
+        room.check()
+    assert readings == 1
 
 
 @pytest.mark.parametrize(("running", "is_full"), [(1000, False), (32_700, True)])

@@ -1,9 +1,10 @@
 """Is there anything left on this host for one more? Asked before anything is accepted.
 
 Not a reservation (`admission`): what is really free, as the second wall behind the promises. What
-must not happen is that the host or the server itself runs dry. The invariant: asking is cheap (one
-reading per quarter of a second, however many ask), and without an answer of the kernel nothing is
-refused.
+must not happen is that the host or the server itself runs dry. The invariants: asking is cheap (a
+reading holds for a quarter of a second, or until as many were let in as could have used up what
+was to spare); the quicker starts are, the more often is read; and without an answer of the kernel
+nothing is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from cellwall.model.errors import CapacityError
 
 _FRESH_S = 0.25
 _LEAST_DESCRIPTORS = 96
-"""For connections, the store and what is under way; a sandbox takes three."""
+"""For connections, the store, and a pool that fills again behind those that were let in."""
+_DESCRIPTORS_EACH = 4
+"""A sandbox takes three, its client's connection one."""
 _LEAST_PROCESSES = 256
 _LEAST_SHARE = 0.1
 """Of the processes there may be, where that is less."""
@@ -33,12 +36,16 @@ class Room:
         self._files = files or Files()
         self._read_at = -1.0
         self._lacks: str | None = None
+        self._to_let_in = 0
+        """How many more may pass on what was read; one that is refused uses up nothing."""
 
     def check(self) -> None:
         """Raise `CapacityError` when the host has too little left."""
         now = time.monotonic()
-        if now - self._read_at > _FRESH_S:
+        is_used_up = self._lacks is None and self._to_let_in <= 0
+        if is_used_up or now - self._read_at > _FRESH_S:
             self._read_at, self._lacks = now, self._read()
+        self._to_let_in -= 1
         if self._lacks is not None:
             raise CapacityError(
                 f"{self._lacks} left for another sandbox",
@@ -49,7 +56,9 @@ class Room:
     def _read(self) -> str | None:
         if self._memory_mb() < self._least_free_mb:
             return "memory: the host has too little"
-        if self._descriptors() < _LEAST_DESCRIPTORS:
+        spare = self._descriptors() - _LEAST_DESCRIPTORS
+        self._to_let_in = spare // _DESCRIPTORS_EACH + 1
+        if spare < 0:
             return "descriptors: the server has too few"
         if is_out_of_processes(self._files):
             return "processes: the host has too few"
