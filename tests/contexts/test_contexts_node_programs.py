@@ -6,6 +6,7 @@ waiting node begins a program from its queue.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -71,3 +72,19 @@ def test_stack_shows_no_frame_of_ours() -> None:
     assert "[eval" not in ours.stderr
     assert ours.error is not None
     assert "[eval" not in ours.error.traceback
+
+
+def test_all_threads_are_on_the_cpus_that_the_program_is_given(require: Require) -> None:
+    """Node.js has several before it is pinned; one that is elsewhere disturbs who waits for it."""
+    language = registry.find("javascript")
+    require("javascript", is_installed(language), f"run: {language.install}")
+    require("two CPUs", len(os.sched_getaffinity(0)) > 1, "give this machine another one")
+    code = """
+const fs = require('fs');
+const threads = fs.readdirSync('/proc/self/task');
+const cpus = threads.map((each) => /^Cpus_allowed_list:\\s*(.*)$/m.exec(
+  fs.readFileSync(`/proc/self/task/${each}/status`, 'utf8'))[1]);
+console.log(threads.length > 3, new Set(cpus).size, cpus[0].length);
+"""
+    execution = cellwall.run(code, language="javascript", limits={"cpus": 1}, runtime="jail")
+    assert execution.stdout == "true 1 1\n", execution

@@ -170,8 +170,10 @@ class JailSandbox:
             # What passes on a program's output, and waits for its end, does it meanwhile.
             beside = self._runtime.cpus.others(self._cpus) or self._cpus
         for pid in pids:
-            with contextlib.suppress(ProcessLookupError):  # its channel tells whoever has it
-                os.sched_setaffinity(pid, self._cpus if pid == pids[-1] else beside)
+            cpus = self._cpus if pid == pids[-1] else beside
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                for thread in posture.threads(pid):  # an interpreter has several before it runs
+                    os.sched_setaffinity(thread, cpus)
 
     @property
     def fresh(self) -> KernelReadings:

@@ -2,12 +2,12 @@
 // Started by `interpreter.py` with the paths of two pipes. No pipe is open while caller code runs.
 (function () {
 'use strict';
+const { require } = globalThis; // taken away from there later on
 const fs = require('fs');
 const Module = require('module');
 const path = require('path');
 const util = require('util');
 const vm = require('vm');
-const load = require;
 
 const [requests, answers, flavour] = process.argv.slice(1);
 const real = {
@@ -90,6 +90,7 @@ function prepareCells() {
   const hidden = new Map();
   const own = Module.createRequire(path.join(process.cwd(), 'cell.js'));
   process.argv = [process.execPath];
+  forgetEnding();
   // What was printed before something is shown, or before the end, must be out by then.
   for (const stream of [process.stdout, process.stderr]) stream._handle?.setBlocking?.(true);
   const define = (name, value) =>
@@ -97,7 +98,6 @@ function prepareCells() {
   define('require', own);
   define('display', display);
   define('__import', (what) => import(what));
-  for (const name of ['module', 'exports', '__filename', '__dirname']) delete globalThis[name];
   // The one way to get at a value that the inspector names by id only.
   define('__slot', function (value) { hidden.set('value', value); });
   session.post('Runtime.evaluate', { expression: '__slot' }, (_e, found) => {
@@ -325,34 +325,36 @@ function program(file, options) {
   process.argv = [process.execPath, path.resolve(file), ...options.argv];
   process.execArgv = [];
   delete process._eval;
-  let isFatal = false;
-  process.on('uncaughtExceptionMonitor', (error) => {
-    isFatal = true;
-    const isError = util.types.isNativeError(error);
-    say({
-      ev: 'error',
-      name: isError ? String(error.name) : 'Error',
-      value: isError ? String(error.message) : util.inspect(error),
-      traceback: isError ? String(error.stack) : util.inspect(error),
-    });
-  });
-  leaveSoon(() => isFatal, options.says_leaving);
-  // `-e` gives these back when the driver itself is done.
-  const own = ['require', 'module', 'exports', '__filename', '__dirname'];
-  process.nextTick(() => own.forEach((name) => delete globalThis[name]));
+  ending.isAwaited = true;
+  ending.saysLeaving = options.says_leaving;
   process.nextTick(Module.runMain); // called by nobody of ours, so that no stack shows us
+}
+
+// How a program ends. `isAwaited` from when there is one. Prepared before, because nobody waits then.
+const ending = { isAwaited: false, isFatal: false, saysLeaving: false };
+
+function tellWhatWasNotCaught(error) {
+  ending.isFatal = true;
+  const isError = util.types.isNativeError(error);
+  say({
+    ev: 'error',
+    name: isError ? String(error.name) : 'Error',
+    value: isError ? String(error.message) : util.inspect(error),
+    traceback: isError ? String(error.stack) : util.inspect(error),
+  });
 }
 
 // Node.js takes its heap apart before a program's own end, which costs as much as running a small
 // one; `process.exit()` does not, and this is how both end. What was not caught is reported by
 // Node.js after `exit` was emitted, so such a program ends the long way.
-function leaveSoon(isFatal, saysLeaving) {
+function prepareEnding() {
   const { emit, reallyExit } = process;
   const value = function (name, ...rest) {
     const answer = Reflect.apply(emit, this, [name, ...rest]);
-    if (name === 'exit' && this === process && process._exiting && !isFatal()) {
+    const isEnd = name === 'exit' && this === process && process._exiting;
+    if (isEnd && ending.isAwaited && !ending.isFatal) {
       try {
-        if (saysLeaving) say({ ev: 'leaving' });
+        if (ending.saysLeaving) say({ ev: 'leaving' });
       } catch {
         // It is seen when it has left.
       }
@@ -361,18 +363,29 @@ function leaveSoon(isFatal, saysLeaving) {
     return answer;
   };
   Object.defineProperty(process, 'emit', { value, writable: true, configurable: true });
+  process.on('uncaughtExceptionMonitor', tellWhatWasNotCaught);
 }
 
-// What every program needs, loaded and compiled once before there is one: its two streams, what
-// prints, what finds and compiles a module. Nothing is printed, and nothing is kept.
+function forgetEnding() {
+  delete process.emit;
+  process.off('uncaughtExceptionMonitor', tellWhatWasNotCaught);
+}
+
+// What every program needs, loaded and compiled once before there is one: how it is asked for, its
+// two streams, what prints, what finds and compiles a module and runs it. Nothing is printed, and
+// nothing is kept.
 function rehearse() {
+  lineOf('/proc/self/comm').split('\t');
+  serve(['rehearsal', '/dev/null', '-', '0', '-']);
   const { Writable } = require('stream');
   const sink = new Writable({ write(_data, _encoding, done) { done(); } });
   new console.Console(sink).log('%s', 1, [{ a: 1 }]);
   process.stdout.write('');
   process.stderr.write('');
   try { require('/nowhere/none.js'); } catch { /* finding nothing is what it is for */ }
-  Module._extensions['.js'](new Module('/dev/null'), '/dev/null');
+  Module.runMain('/dev/null');
+  delete process.mainModule;
+  delete Module._cache['/dev/null'];
 }
 
 // After a cell that was interrupted. A signal that found no script may be in Node.js's own pipe: two
@@ -429,12 +442,16 @@ function offerTools(place) {
     return;
   }
   const told = JSON.parse(fs.readFileSync(place, 'utf8'));
-  toolbox ??= new Function('require', `return (\n${told.code}\n)`)(load)(say);
+  toolbox ??= new Function('require', `return (\n${told.code}\n)`)(require)(say);
   toolbox.install(told);
 }
 
 async function serve([kind, source, stdin, isDisplayed, tools]) {
   offerTools(tools);
+  if (kind === 'rehearsal') {
+    fs.readFileSync(source, 'utf8');
+    return;
+  }
   if (kind === 'program') {
     const options = JSON.parse(fs.readFileSync(source, 'utf8'));
     if (stdin !== '-') takeStdin(stdin);
@@ -449,8 +466,9 @@ async function serve([kind, source, stdin, isDisplayed, tools]) {
   next();
 }
 
-function first() {
-  const fd = real.open(requests, 'r');
+// The first one may ask for a program, and then nothing else may be under way: it is waited for here.
+function lineOf(place) {
+  const fd = real.open(place, 'r');
   const room = Buffer.alloc(4096);
   let text = '';
   while (!text.endsWith('\n')) {
@@ -459,7 +477,7 @@ function first() {
     text += room.toString('utf8', 0, size);
   }
   real.close(fd);
-  serve(text.slice(0, -1).split('\t'));
+  return text.slice(0, -1);
 }
 
 if (flavour === 'typescript') {
@@ -471,6 +489,13 @@ if (flavour === 'typescript') {
   }
 }
 rehearse();
-say({ ev: 'ready' });
-first();
+prepareEnding();
+// `-e` gives these back when the driver itself is done; what it did by then is not to be waited for.
+setImmediate(() => {
+  for (const name of ['require', 'module', 'exports', '__filename', '__dirname']) {
+    delete globalThis[name];
+  }
+  say({ ev: 'ready' });
+  serve(lineOf(requests).split('\t'));
+});
 })();
