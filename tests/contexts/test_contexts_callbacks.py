@@ -1,7 +1,11 @@
-"""An endless loop in a callback of JavaScript's is ended by an interrupt, and the state stays."""
+"""Timers of JavaScript's in a session: they come, in order; an interrupt ends a loop in them.
+
+The control for what they do is Node.js itself, without a session.
+"""
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Iterator
 
@@ -23,6 +27,24 @@ _LOOPS = {
     "again and again": f"setInterval(() => {{ {_LOOP} }}, 5); await new Promise(() => {{}});",
     "a promise": f"Promise.resolve().then(() => {{ {_LOOP} }}); await new Promise(() => {{}});",
 }
+_SLEEP = "const sleep = (ms) => new Promise((done) => setTimeout(done, ms));\n"
+_TIMERS = {
+    "one after another": _SLEEP + "for (let i = 0; i < 4; i++) { await sleep(5); console.log(i); }",
+    "of all lengths": _SLEEP
+    + "let n = 0; for (let i = 0; i < 40; i++) { await sleep(i % 7); n++; }"
+    " console.log(n);",
+    "again and again": "await new Promise((done) => { let n = 0; const all = setInterval(() => {"
+    " console.log(n); if (++n === 4) { clearInterval(all); done(); } }, 5); });",
+    "set by a tick": "await new Promise((done) => setTimeout(() => process.nextTick(() => {"
+    " console.log('tick'); setTimeout(done, 5); }), 5)); console.log('done');",
+    "taken away by a promise": _SLEEP + "await sleep(5); const gone = setTimeout(() => "
+    "console.log('never'), 5); clearTimeout(gone); await sleep(10); console.log('later');",
+    "due while others run": _SLEEP + "const all = [1, 2, 3].map((ms) => sleep(ms).then(() => {"
+    " const until = Date.now() + 8; while (Date.now() < until); console.log(ms);"
+    " return sleep(ms); })); await Promise.all(all); console.log('all');",
+    "immediates between": _SLEEP + "for (let i = 0; i < 3; i++) { await new Promise(setImmediate);"
+    " await sleep(3); console.log(i); }",
+}
 
 
 @pytest.fixture
@@ -32,6 +54,23 @@ def sandbox(require: Require) -> Iterator[Sandbox]:
     with Sandbox(limits={"wall_s": 60, "cpu_s": 200}) as made:
         made.run("let x = 41;", language="javascript")
         yield made
+
+
+@pytest.mark.parametrize("language", ["javascript", "typescript"])
+@pytest.mark.parametrize("code", _TIMERS.values(), ids=list(_TIMERS))
+def test_timers_come_as_under_a_node_of_its_own(
+    sandbox: Sandbox, require: Require, code: str, language: str
+) -> None:
+    """Twice: what one cell leaves of them is no matter to the next."""
+    require(language, is_installed(registry.find(language)), "apt-get install node-typescript")
+    bare = subprocess.run(
+        ["node", "--input-type=module", "-e", code], capture_output=True, text=True, check=True
+    )
+    assert bare.stdout
+    for _ in range(2):
+        cell = f"await (async () => {{ {code} }})();"
+        execution = sandbox.run(cell, language=language, timeout=20)
+        assert (execution.verdict, execution.stdout) == (Verdict.OK, bare.stdout), execution
 
 
 @pytest.mark.parametrize("code", _LOOPS.values(), ids=list(_LOOPS))

@@ -14,6 +14,7 @@ const real = {
   write: fs.writeSync, open: fs.openSync, close: fs.closeSync, read: fs.readSync, stat: fs.stat,
 };
 const MOST_LATE_MS = 20;
+const MOST_TURNS = 10; // of timers, before Node.js looks at everything else once more
 let interrupt = null;
 let session = null;
 let slots = null;
@@ -120,18 +121,30 @@ function guardTimers() {
   try {
     process.emitWarning = () => {}; // a cell's stderr is no place to say what this is not for
     const { internalBinding } = require('internal/test/binding');
-    const { getTimerCallbacks } = require('internal/timers');
+    const timers = require('internal/timers');
     const { clearAsyncIdStack } = require('internal/async_hooks');
-    const { processImmediate, processTimers } = getTimerCallbacks(() => process._tickCallback());
-    const guarded = (callback) => (now) => {
+    const { setupTimers, getLibuvNow } = internalBinding('timers');
+    const { processImmediate, processTimers } = timers.getTimerCallbacks(() => process._tickCallback());
+    // When the next one is due is what Node.js goes by from then on. What waited for one of them may
+    // have set another, so that is asked at the very end.
+    const processThem = (now) => {
+      for (let turn = 0; turn < MOST_TURNS && isDue(now); turn++) {
+        processTimers(now);
+        process._tickCallback();
+        now = getLibuvNow();
+      }
+      return processTimers(now);
+    };
+    const isDue = (now) => timers.timerListQueue.peek()?.expiry <= now;
+    const processThose = () => { processImmediate(); process._tickCallback(); };
+    const guarded = (work, bare) => (now) => {
       let answer;
-      const work = () => { answer = callback(now); process._tickCallback(); };
-      if (interruptible(work)) return answer;
+      if (interruptible(() => { answer = work(now); })) return answer;
       clearAsyncIdStack(); // what ended in the middle has left its own there
       if (interrupt) interrupt(); else real.write(2, 'interrupted\n');
-      return callback(now);
+      return bare(now);
     };
-    internalBinding('timers').setupTimers(guarded(processImmediate), guarded(processTimers));
+    setupTimers(guarded(processThose, processImmediate), guarded(processThem, processTimers));
   } catch {
     // Another Node.js: an interrupt ends what a cell does itself, as before.
   } finally {
