@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -209,7 +210,7 @@ def test_wall_limit_ends_the_cell_and_keeps_the_state(
     spoken: Spoken, run: Callable[..., Execution]
 ) -> None:
     run(spoken.keep)
-    execution = run(spoken.loop, timeout=1)
+    execution = run(spoken.loop, timeout=3)  # TypeScript takes one of them where all is busy
     assert (execution.verdict, execution.stdout) == (Verdict.WALL_TIME, "on\n")
     assert run(spoken.kept).verdict is Verdict.OK
 
@@ -319,6 +320,46 @@ def test_sql_needs_a_template_that_has_it(sandboxes: Callable[[str], Sandbox]) -
 def test_unknown_kernel_is_refused_by_name(sandboxes: Callable[[str], Sandbox]) -> None:
     with pytest.raises(UsageError, match="'nowhere' is missing"):
         sandboxes("data").run("1", language="jupyter:nowhere")
+
+
+_LATE_KERNEL = """
+import json, sys, time
+import zmq
+from jupyter_client.session import Session
+
+with open(sys.argv[1]) as file:
+    told = json.load(file)
+session = Session(key=told["key"].encode(), signature_scheme=told["signature_scheme"])
+context = zmq.Context()
+shell, published = context.socket(zmq.ROUTER), context.socket(zmq.PUB)
+shell.bind(f"ipc://{told['ip']}-{told['shell_port']}")
+is_late = True
+while True:
+    who, request = session.recv(shell, mode=0)
+    session.send(published, "status", {"execution_state": "busy"}, request)
+    if request["msg_type"] == "execute_request":
+        session.send(published, "stream", {"name": "stdout", "text": "heard"}, request)
+    kind = request["msg_type"].replace("_request", "_reply")
+    session.send(shell, kind, {"status": "ok"}, request, who)
+    session.send(published, "status", {"execution_state": "idle"}, request)
+    if is_late:
+        time.sleep(0.5)
+        published.bind(f"ipc://{told['ip']}-{told['iopub_port']}")
+        is_late = False
+"""
+
+
+def test_kernel_is_ready_when_what_it_publishes_is_heard(
+    sandboxes: Callable[[str], Sandbox],
+) -> None:
+    """It answers at once, and opens the other connection later: else a cell would wait for ever."""
+    sandbox = sandboxes("data")
+    spec = {"argv": ["python3", "late.py", "{connection_file}"], "display_name": "", "language": ""}
+    sandbox.files.write("late.py", _LATE_KERNEL)
+    sandbox.files.mkdir(".local/share/jupyter/kernels/late", parents=True)
+    sandbox.files.write(".local/share/jupyter/kernels/late/kernel.json", json.dumps(spec))
+    execution = sandbox.run("1", language="jupyter:late", timeout=20)
+    assert (execution.verdict, execution.stdout) == (Verdict.OK, "heard"), execution
 
 
 def test_data_frames_of_a_python_context_are_tables(

@@ -25,6 +25,10 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 _PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
 _PATIENCE_MS = 1000
+_PUBLISHED_MS = 100
+"""Within that time of an answer comes what is published about it."""
+_MOST_ASKED = 50
+"""A kernel that publishes nothing about such a question is taken at its word then."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _WITHOUT_TCP = """\
 # libzmq gives up on the whole process when it asks for network interfaces and there is no netlink.
@@ -128,18 +132,26 @@ class Driver:
         for channel in (self._client.iopub_channel, self._client.stdin_channel):
             self._poller.register(channel.socket, 1)
         self._poller.register(self._wakeup_r, 1)
-        asked = self._client.kernel_info()
-        while not self._heard(asked):
+        while not self._heard(self._client.shell_channel, self._client.kernel_info()):
             self._check_alive()
-        # What else it said while it started concerns nobody.
-        while self._client.iopub_channel.socket.poll(0):
-            self._client.iopub_channel.get_msg(timeout=0)
+        # That it answers is not enough: what it publishes comes on a connection of its own, which
+        # may be made later, and until then is lost. So it is asked until that comes as well.
+        for _ in range(_MOST_ASKED):
+            asked = self._client.kernel_info()
+            self._heard(self._client.shell_channel, asked)
+            if self._heard(self._client.iopub_channel, asked, _PUBLISHED_MS):
+                break
+            self._check_alive()
 
-    def _heard(self, asked: str) -> bool:
-        if not self._client.shell_channel.socket.poll(_PATIENCE_MS):
-            return False
-        reply = self._client.shell_channel.get_msg(timeout=0)
-        return bool(reply["parent_header"].get("msg_id") == asked)
+    @staticmethod
+    def _heard(channel: Any, asked: str, patience_ms: int = _PATIENCE_MS) -> bool:  # noqa: ANN401
+        """Whether the last word about `asked` comes; what it said before concerns nobody."""
+        while channel.socket.poll(patience_ms):
+            message = channel.get_msg(timeout=0)
+            is_last = message["content"].get("execution_state", "idle") == "idle"
+            if is_last and message["parent_header"].get("msg_id") == asked:
+                return True
+        return False
 
     def _check_alive(self) -> None:
         with contextlib.suppress(BlockingIOError):
