@@ -28,8 +28,9 @@ public class Driver {
     private final String requests;
     private final String answers;
     private final JShell shell;
-    private volatile boolean isRunning;
     private volatile boolean isInterrupted;
+    private int count;
+    private boolean isRunning;
 
     private Driver(String requests, String answers) {
         this.requests = requests;
@@ -54,19 +55,40 @@ public class Driver {
     }
 
     private void interrupt() {
-        if (!isRunning) {
-            return;
-        }
-        isInterrupted = true;
+        int meant = note();
         // Between two snippets there is nothing to stop yet.
-        while (isRunning) {
-            shell.stop();
+        while (stop(meant)) {
             try {
                 Thread.sleep(20);
             } catch (InterruptedException error) {
                 return;
             }
         }
+    }
+
+    // Which cell it is meant for.
+    private synchronized int note() {
+        isInterrupted = isRunning;
+        return count;
+    }
+
+    // The next cell may have begun since: what was meant for this one must not end it.
+    private synchronized boolean stop(int meant) {
+        if (!isRunning || count != meant) {
+            return false;
+        }
+        shell.stop();
+        return true;
+    }
+
+    private synchronized void begin() {
+        isInterrupted = false;
+        isRunning = true;
+        count++;
+    }
+
+    private synchronized void end() {
+        isRunning = false;
     }
 
     private void serve() throws IOException {
@@ -87,14 +109,13 @@ public class Driver {
     }
 
     private void cell(String source, boolean isDisplayed) throws IOException {
-        isInterrupted = false;
-        isRunning = true;
+        begin();
         say("\"ev\":\"running\"");
         boolean raised;
         try {
             raised = run(source, isDisplayed);
         } finally {
-            isRunning = false;
+            end();
         }
         OUT.flush();
         ERR.flush();
