@@ -7,6 +7,7 @@ over, where a server waits for the disk. What dies later is an outcome; see `tes
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
@@ -17,9 +18,13 @@ from pathlib import Path
 import pytest
 from arena import Arena
 
+from cellwall.engine import oneshot
+from cellwall.engine.execution import Attempt, BeforeCode, OnEvent, Work
+from cellwall.engine.live import Live
 from cellwall.engine.requests import Request
 from cellwall.jail import posture
-from cellwall.model.errors import SandboxBroken
+from cellwall.model.errors import CapacityError, SandboxBroken
+from cellwall.model.outcome import Verdict
 from cellwall.runtimes.jail_sandbox import JailSandbox
 
 pytestmark = pytest.mark.attack
@@ -85,6 +90,66 @@ def test_program_whose_sandboxes_always_die_is_given_up_by_name(arena: Arena, wh
         with pytest.raises(SandboxBroken, match="before the program began"):
             await arena.engine.execute(Request("print('ran')"), before_code=kill)
         assert len(killed) == 3
+
+    with arena.leaving_nothing():
+        arena.do(attack())
+
+
+async def _begin_at_once(
+    live: Live, work: Work, on_event: OnEvent | None, before_code: BeforeCode
+) -> Attempt:
+    """As the engine begins what is held, with the guard off."""
+    attempt = Attempt(live, work, on_event, is_held=True)
+    attempt.go()
+    await before_code()
+    return attempt
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+@pytest.mark.parametrize(
+    ("language", "code"), [("python", "print('ran')"), ("javascript", "console.log('ran')")]
+)
+def test_nothing_of_a_program_runs_before_it_may(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch, language: str, code: str, is_guarded: bool
+) -> None:
+    """The guest has it and has got everything ready. The control: with the guard off it runs."""
+    if not is_guarded:
+        monkeypatch.setattr(oneshot, "_begin_held", _begin_at_once)
+
+    async def attack() -> None:
+        said = asyncio.Event()
+        has_run: list[bool] = []
+
+        async def wait() -> None:
+            (live,) = arena.engine._under_way
+            assert live.running  # it has been handed over
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(said.wait(), 0.5)
+            has_run.append(said.is_set())
+
+        ran = await arena.engine.execute(
+            Request(code, language), on_event=lambda _: said.set(), before_code=wait
+        )
+        assert has_run == [not is_guarded]
+        assert (ran.stdout, ran.verdict) == ("ran\n", Verdict.OK)
+        assert not is_guarded or ran.outcome.usage.wall_s < 0.5  # its clock began when it did
+
+    with arena.leaving_nothing():
+        arena.do(attack())
+
+
+def test_program_that_may_not_run_never_does(arena: Arena) -> None:
+    said: list[object] = []
+
+    async def attack() -> None:
+        async def refuse() -> None:
+            raise CapacityError("no place on the disk", retry_after_s=1, remedy="wait")
+
+        with pytest.raises(CapacityError):
+            await arena.engine.execute(
+                Request("print('ran')"), on_event=said.append, before_code=refuse
+            )
+        assert not said
 
     with arena.leaving_nothing():
         arena.do(attack())

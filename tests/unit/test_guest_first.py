@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from guest_host import Host, is_alive, wait_until
 
 from cellwall.guest import context
 from cellwall.guest.link import Link
+from cellwall.jail import posture
 
 
 def _real_context(link: Link, config: dict[str, Any]) -> None:
@@ -78,6 +81,63 @@ def test_afterwards_everything_else_still_works(host: Host) -> None:
     host.send("context_create", context="second")
     assert host.next()[0]["name"] == "second"
     assert _open_polls(host.pid) == 1
+
+
+_GO = struct.pack(">II", len(b'{"op":"go"}'), 0) + b'{"op":"go"}'
+_TOUCH = "open('ran', 'w').close(); os.write(1, b'out')"
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_what_is_held_begins_with_the_hosts_word(host: Host, tmp_path: Path, is_held: bool) -> None:
+    """The control, which is not held, has begun long before the other is let go."""
+    number = _begin(host, _TOUCH, held=is_held)
+    begun = time.monotonic()
+    while not (has_run := next(tmp_path.rglob("ran"), None)) and time.monotonic() - begun < 0.5:
+        time.sleep(0.01)
+    assert (has_run is None) is is_held
+    if is_held:
+        host.socket.sendall(_GO)
+    streams, done = _output(host, number)
+    assert (streams["stdout"], done["exit_code"]) == (b"out", 0)
+    assert next(tmp_path.rglob("ran"), None)
+
+
+def test_word_that_is_there_already_is_enough(host: Host) -> None:
+    """Init was slow: it finds both in its socket."""
+    os.kill(host.pid, signal.SIGSTOP)
+    number = _begin(host, _TOUCH, held=True)
+    host.socket.sendall(_GO)
+    os.kill(host.pid, signal.SIGCONT)
+    streams, done = _output(host, number)
+    assert (streams["stdout"], done["exit_code"]) == (b"out", 0)
+
+
+@pytest.mark.parametrize("word", [b"", b'\0\0\0\x0b\0\0\0\0{"op":"no"}', _GO[:-1]])
+def test_any_other_word_is_the_end(host: Host, tmp_path: Path, word: bytes) -> None:
+    """Nothing has run then. An empty one: the host is gone."""
+    _begin(host, _TOUCH, held=True)
+    host.socket.sendall(word)
+    assert os.WEXITSTATUS(host.hang_up()) == 1
+    assert not list(tmp_path.rglob("ran"))
+
+
+def test_program_whose_process_died_while_it_was_held_has_not_begun(host: Host) -> None:
+    number = _begin(host, _TOUCH, held=True)
+    (pid,) = posture.children(host.pid)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(pid), "it is dead")
+    host.socket.sendall(_GO)
+    header, _ = host.wait_for("fail", number)
+    assert header["code"] == "no_context"
+
+
+def test_only_the_first_program_can_be_held(host: Host, tmp_path: Path) -> None:
+    number = _begin(host, f"{_TOUCH}; {'#' * 200_000}", held=True)  # too large for the short way
+    assert host.wait_for("fail", number)[0]["code"] == "unsupported"
+    _output(host, _begin(host, "pass"))
+    number = _begin(host, "pass", held=True)
+    assert host.wait_for("fail", number)[0]["code"] == "unsupported"
+    assert not list(tmp_path.rglob("ran"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

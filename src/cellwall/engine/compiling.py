@@ -99,7 +99,7 @@ class Compiler:
     ) -> Compiled | Execution:
         started_at = time.time()
         try:
-            attempt = await begin(live, compile_stage(plan), None)
+            attempt = await begin(live, compile_stage(plan), None, None)
             stages.begin(attempt)
             outcome = staged(await attempt.wait(), plan.language)
         except GuestRefused as refusal:

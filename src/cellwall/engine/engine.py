@@ -12,13 +12,14 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cellwall.engine import bringing_back
 from cellwall.engine.compile_cache import CompileCache
 from cellwall.engine.compiling import Compiled, Compiler, Job, Place
-from cellwall.engine.execution import OnEvent, OnStart, finish
+from cellwall.engine.execution import BeforeCode, OnEvent, OnStart, finish
 from cellwall.engine.exhaustion import instead_of
 from cellwall.engine.levels import NO_FLOOR, Asked, Floor
 from cellwall.engine.oneshot import NotBegun, Stage, begin, explain, run_stage
@@ -47,9 +48,6 @@ if TYPE_CHECKING:
 Done = TypeVar("Done")
 _TRIES = 3
 """Of one program, each in a sandbox of its own, if the one before ended before it began."""
-
-BeforeCode = Callable[[], Awaitable[None]]
-"""Awaited when a sandbox is there and nothing of the caller is in it yet."""
 
 
 class Templates(Protocol):
@@ -187,8 +185,8 @@ class Engine:
     ) -> Execution:
         """Do one request; the sandbox is destroyed after the answer.
 
-        `before_code` is awaited between the claim of a sandbox and the first byte of the caller
-        that goes into it; what it raises ends the request, and nothing has run. It is awaited
+        `before_code` is awaited between the claim of a sandbox and the first line of the caller's
+        that runs in it; what it raises ends the request, and nothing has run. It is awaited
         again for another sandbox, if that one ended before the program began.
         """
         with self._calling():
@@ -218,7 +216,11 @@ class Engine:
             compile_spec = replace(spec, limits=work.compile_limits, env={})
 
             async def in_sandbox(job: Job) -> Compiled | Execution:
-                return await self._anew(runtime, compile_spec, watch, job)
+                async def begun(live: Live) -> Compiled | Execution:
+                    await self._before_code(watch)
+                    return await job(live)
+
+                return await self._anew(runtime, compile_spec, watch, begun)
 
             made = await self._compiler.compiled(work, place, in_sandbox, stages)
             if isinstance(made, Execution):
@@ -263,8 +265,6 @@ class Engine:
         self._under_way.add(live)
         try:
             live.trust = watch.trust
-            if watch.before_code is not None:
-                await watch.before_code()
             self._check_open()  # it may have been closed while we waited for the sandbox
             return await job(live)
         finally:
@@ -272,12 +272,18 @@ class Engine:
             live.kill("its one program has ended")
             self._pool.release(live, runtime)
 
+    async def _before_code(self, watch: _Watch) -> None:
+        if watch.before_code is not None:
+            await watch.before_code()
+            self._check_open()
+
     async def _run_in(
         self, live: Live, work: Plan, program: Stage, watch: _Watch, stages: Stages
     ) -> Execution:
         started_at = time.time()
         try:
-            attempt = await begin(live, program, watch.on_event)
+            before = None if watch.before_code is None else partial(self._before_code, watch)
+            attempt = await begin(live, program, watch.on_event, before)
             self._runs += 1
             stages.begin(attempt)
             outcome = await attempt.wait()

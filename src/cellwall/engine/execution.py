@@ -43,6 +43,8 @@ _GRACE_S = 1.0
 _STDIN_STEP_BYTES = 1024 * 1024
 
 OnEvent = callbacks.OnEvent
+BeforeCode = Callable[[], Awaitable[None]]
+"""Awaited once there is a sandbox; what it raises ends the request, and nothing has run."""
 OnStart = Callable[["Handle"], None]
 """Called once, when the code has been handed over."""
 
@@ -303,17 +305,28 @@ class Attempt:
     """One piece of work under way in a live sandbox."""
 
     def __init__(
-        self, live: Live, work: Work, on_event: OnEvent | None, recorder: Recorder | None = None
+        self,
+        live: Live,
+        work: Work,
+        on_event: OnEvent | None,
+        recorder: Recorder | None = None,
+        *,
+        is_held: bool = False,
     ) -> None:
-        """Hand the work over; the clocks start now. `recorder` is for work of another kind."""
+        """Hand the work over; the clocks start now. `recorder` is for work of another kind.
+
+        What `is_held` begins with `go`, or is given up.
+        """
         self.live = live
         self.work = work
         self.recorder = recorder or Recorder(work.limits, on_event)
         self._before: KernelReadings = live.readings_before()
         self._began_s = time.perf_counter()
+        self._deadlines: Deadlines | None = None
         channel = live.channel
+        fields = {**work.fields, "held": True} if is_held else work.fields
         self.recorder.number = channel.open(
-            work.op, self.recorder, self.recorder.expected, work.fields, work.body
+            work.op, self.recorder, self.recorder.expected, fields, work.body
         )
         self.recorder.context = work.fields.get("context")
         if work.tools is not None:
@@ -321,13 +334,28 @@ class Attempt:
         # Later: we may be in the middle of a read, and a limit reads first.
         self.recorder.on_refused = partial(asyncio.get_running_loop().call_soon, self.cancel)
         live.running.add(self.recorder)
-        self._deadlines = Deadlines(
-            work.limits, live.read_cpu_s, self._before.cpu_s, self._on_breach
-        )
         self._grace: asyncio.TimerHandle | None = None
         self._is_paused = False
+        if not is_held:
+            self._start_clocks()
         if work.stdin is not None:
             self._feed(work.stdin)
+
+    def _start_clocks(self) -> None:
+        self._deadlines = Deadlines(
+            self.work.limits, self.live.read_cpu_s, self._before.cpu_s, self._on_breach
+        )
+
+    def go(self) -> None:
+        """Let begin what is held; the clocks start now."""
+        self._began_s = time.perf_counter()
+        self._start_clocks()
+        self.live.channel.go()
+
+    def give_up(self) -> None:
+        """Forget what is held; its sandbox is for the caller to destroy."""
+        self.live.channel.forget(self.recorder.number)
+        self.live.running.discard(self.recorder)
 
     def _feed(self, data: bytes) -> None:
         number, channel = self.recorder.number, self.live.channel
@@ -378,7 +406,8 @@ class Attempt:
             await self._cancelled()
             raise
         finally:
-            self._deadlines.stop()
+            if self._deadlines is not None:
+                self._deadlines.stop()
             if self._grace is not None:
                 self._grace.cancel()
             self.resume()

@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 from cellwall.engine import bringing_back
 from cellwall.engine.execution import Attempt, Work
 from cellwall.engine.files import file_error
+from cellwall.engine.verdicts import Cause
 from cellwall.languages import callers, mistakes
 from cellwall.languages.language import BUILD, CALLER
 from cellwall.languages.tools import is_installed
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.model.outcome import Outcome, Verdict
-from cellwall.runtimes.channel import ChannelLost, GuestRefused
+from cellwall.runtimes.channel import MOST_HELD_BYTES, ChannelLost, GuestRefused
 
 if TYPE_CHECKING:
-    from cellwall.engine.execution import OnEvent
+    from cellwall.engine.execution import BeforeCode, OnEvent
     from cellwall.engine.live import Live
     from cellwall.engine.requests import Plan
     from cellwall.languages.language import Language
@@ -56,13 +57,54 @@ class Stage:
     work: Work
 
 
-async def begin(live: Live, stage: Stage, on_event: OnEvent | None) -> Attempt:
-    """Write its files and hand the program over. Raises `NotBegun`, `GuestRefused`."""
+async def begin(
+    live: Live, stage: Stage, on_event: OnEvent | None, before_code: BeforeCode | None
+) -> Attempt:
+    """Write its files and hand the program over. Raises `NotBegun`, `GuestRefused`.
+
+    `before_code` is awaited before the first of them. Where the guest can hold a program, it gets
+    everything ready meanwhile.
+    """
     try:
+        if before_code is not None and _may_be_held(live, stage):
+            return await _begin_held(live, stage.work, on_event, before_code)
+        if before_code is not None:
+            await before_code()
         await _write_files(live, stage)
         return Attempt(live, stage.work, on_event)
     except ChannelLost as error:
         raise NotBegun(error.message) from error
+
+
+def _may_be_held(live: Live, stage: Stage) -> bool:
+    work = stage.work
+    return (
+        live.channel.may_hold
+        and work.op == "execute"
+        and work.stdin is None
+        and work.tools is None
+        and not stage.files
+        and not stage.directories
+        and len(work.body) <= MOST_HELD_BYTES // 2
+        # What JSON makes of a character is six bytes at most.
+        and len(repr(work.fields)) <= MOST_HELD_BYTES // 2 // 8
+    )
+
+
+async def _begin_held(
+    live: Live, work: Work, on_event: OnEvent | None, before_code: BeforeCode
+) -> Attempt:
+    attempt = Attempt(live, work, on_event, is_held=True)
+    try:
+        await before_code()
+        live.channel.poll()
+        if attempt.recorder.cause in (Cause.LOST, Cause.HOSTILE):
+            raise NotBegun(attempt.recorder.detail)
+    except BaseException:
+        attempt.give_up()
+        raise
+    attempt.go()
+    return attempt
 
 
 async def _write_files(live: Live, stage: Stage) -> None:

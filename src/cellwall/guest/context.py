@@ -131,11 +131,13 @@ class _Context:
             _install_tools(header.get("tools"), self._link)
             if header.get("mode") != "cell":
                 program = one_shot.Program(header, source)
+                is_held = bool(header.get("held"))
+                before = self._wait_to_go_on if is_held else self._raise_interrupt
+                after = self._announce_end
                 if self._language == "sql":
                     from cellwall.guest import sql
 
-                    sql.run_program(program, self._outbox, self._display, self._raise_interrupt)
-                before, after = self._raise_interrupt, self._announce_end
+                    sql.run_program(program, self._outbox, self._display, before)
                 one_shot.run(program, self._outbox, self._display, self._figures, before, after)
             self._run_cell(header, source.decode("utf-8", "replace"))
             if is_streamed:
@@ -156,9 +158,17 @@ class _Context:
                 self._forget_interrupt()
                 self._link.say(IDLE)
                 header, source, descriptors = self._link.receive()
-        finally:
+        except BaseException:
+            self._link.close()
+            raise
+        if not header.get("held"):
             self._link.close()
         return header, source, descriptors
+
+    def _wait_to_go_on(self) -> None:
+        """Have only the host's word to wait for, and then nothing of ours open."""
+        self._link.wait_to_go_on()
+        self._raise_interrupt()
 
     def _deafen(self) -> None:
         """From now on an interrupt is only noted."""

@@ -255,6 +255,8 @@ class Contexts:
 
     def execute(self, request: Request) -> None:
         """Hand an idle context something to run."""
+        if request.flag("held", default=False):
+            raise Refusal("unsupported", "execute: only a sandbox's first program can be held")
         context = self._find(request.text("context"))
         if context.state == "ending":
             raise Refusal("no_context", f"context {context.name!r}: its process has ended")

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 PROTOCOL = 1
 IDLE = encode({"ev": "idle"})
+GO = encode({"op": "go"})
+"""Begin with what was held; the only thing that is said to a sandbox that holds something."""
 _READ_BYTES = 64 * 1024
 _READABLE = select.POLLIN
 _GATHER_MS = 1
@@ -91,23 +93,30 @@ def serve(
     os.write(channel, _USUAL_READY)
     stretch.is_ready = True
     meanwhile()
-    _start(stretch, os.read(channel, _READ_BYTES))
+    _start(stretch, channel, os.read(channel, _READ_BYTES))
     if stretch.header is not None:
         os.set_blocking(channel, False)
         _follow(stretch, channel, wakeup, listener)
 
 
-def _start(stretch: Stretch, data: bytes) -> None:
-    """Pass on a request that is all there and asks for no more than is done here."""
+def _start(stretch: Stretch, channel: int, data: bytes) -> None:
+    """Pass on a request that is all there and asks for no more than is done here.
+
+    The program of one that is `held` begins when the host says so; all else is done before.
+    """
     stretch.unread = data
     if len(data) < LENGTHS.size:
         return
     header_length, body_length = LENGTHS.unpack_from(data)
-    if len(data) != LENGTHS.size + header_length + body_length:
+    size = LENGTHS.size + header_length + body_length
+    request, rest = data[:size], data[size:]
+    if len(request) != size:
         return
     header = parse_header(data[LENGTHS.size : LENGTHS.size + header_length])
+    is_held = bool(header.get("held"))
     if (
-        header.get("op") != "execute"
+        (rest and not is_held)
+        or header.get("op") != "execute"
         or header.get("mode") != "program"
         or header.get("context") != "main"
         or header.get("stdin") != "none"
@@ -117,13 +126,24 @@ def _start(stretch: Stretch, data: bytes) -> None:
         return
     try:
         # The context reads of it what concerns it.
-        os.write(stretch.line, data)
+        os.write(stretch.line, request)
+        if is_held:
+            _hold(stretch, channel, rest)
     except OSError:
-        return  # it is gone; the machinery finds out how
+        # It is gone; the machinery finds out how. The host has said that it may begin.
+        stretch.unread = encode({**header, "held": False}, data[size - body_length : size])
+        return
     os.close(stretch.line)
     stretch.line = -1
     stretch.unread = b""
     stretch.header = header
+
+
+def _hold(stretch: Stretch, channel: int, heard: bytes) -> None:
+    """Wait for the host's word, and pass it on."""
+    if (heard or os.read(channel, _READ_BYTES)) != GO:
+        os._exit(1)  # the host is gone, or it is no host
+    os.write(stretch.line, GO)
 
 
 def _follow(stretch: Stretch, channel: int, wakeup: int, listener: int) -> None:

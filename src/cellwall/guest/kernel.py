@@ -157,10 +157,14 @@ class Kernel:
                         break
                 header, source, descriptors = self._link.receive()
                 if header.get("op") != "idle":
-                    return header, source, descriptors
+                    break
                 self._is_interrupted, self._is_late = False, True
-        finally:
+        except BaseException:
             self._link.close()
+            raise
+        if not header.get("held"):
+            self._link.close()
+        return header, source, descriptors
 
     def _hear_late(self, message: dict[str, Any]) -> None:
         """Something that a cell left behind shows something: there is no cell it belongs to."""
@@ -195,6 +199,8 @@ class Kernel:
         }
         body = encode_value(options).body
         told = self._offer(header)
+        if header.get("held"):
+            self._link.wait_to_go_on()
         self.interpreter.ask("program", body, stdin_fd, bool(header.get("display")), told)
         if self._is_interrupted:
             os.kill(self.interpreter.pid, SIGINT)

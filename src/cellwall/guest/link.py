@@ -109,6 +109,16 @@ class Link:
         view = memoryview(payload)
         return parse_header(view[:header_length]), bytes(view[header_length:]), descriptors
 
+    def wait_to_go_on(self) -> None:
+        """Return, hung up, once the host says that what is held may begin; else nothing does."""
+        header: Header = {}
+        try:
+            header, _body, _descriptors = self.receive()
+        finally:
+            self.close()
+            if header.get("op") != "go":
+                os._exit(1)
+
     def _read(self, size: int, descriptors: list[int]) -> bytearray:
         if self._socket is None:
             raise LinkClosed("link: receive before connect")

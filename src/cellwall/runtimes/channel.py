@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 HEADER_CAP_BYTES = 64 * 1024
 BODY_CAP_BYTES = 1024 * 1024
 SEND_BODY_CAP_BYTES = 32 * 1024 * 1024
+MOST_HELD_BYTES = 16 * 1024
+"""Of a request that is held: it arrives in one piece, so that init need not gather."""
 _RECEIVE_BYTES = 256 * 1024
 _WRITE_HIGH_BYTES = 1024 * 1024
 _STRAY_FRAMES_CAP = 10_000
@@ -290,13 +292,19 @@ class GuestChannel:
         sock: Stream,
         *,
         on_violation: Callable[[str], None] | None = None,
+        may_hold: bool = False,
     ) -> None:
-        """Own `sock` from now on; `on_violation` must kill the sandbox."""
+        """Own `sock` from now on; `on_violation` must kill the sandbox.
+
+        `may_hold`: its first program may be sent as `held` and begins with `go`, if all of it is
+        no more than `MOST_HELD_BYTES`.
+        """
         sock.setblocking(False)
         self._sock = sock
         self._fd = sock.fileno()
         self._loop = asyncio.get_running_loop()
         self._on_violation = on_violation
+        self.may_hold = may_hold
         self._in = bytearray()
         self._out = Backlog()
         self._room: list[asyncio.Future[None]] = []
@@ -358,6 +366,10 @@ class GuestChannel:
         self._listeners[number] = (listener, expected)
         self.send({**fields, "op": op, "id": number}, body)
         return number
+
+    def go(self) -> None:
+        """Let begin what is held; nothing else may be sent before."""
+        self.send({"op": "go"})
 
     def forget(self, number: int) -> None:
         """Drop what else comes for request `number`."""

@@ -6,8 +6,12 @@ quota has and sandboxes spread over all of them.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections import Counter
+
+_current_cpu = ctypes.CDLL(None).sched_getcpu
+"""sched_getcpu(3): no system call."""
 
 
 class Cpus:
@@ -35,6 +39,11 @@ class Cpus:
         """As many others as `taken` has; empty if there are not as many."""
         rest = sorted(os.sched_getaffinity(0) - taken, key=lambda cpu: self._load[cpu])
         return frozenset(rest[: len(taken)]) if len(rest) >= len(taken) else frozenset()
+
+    @staticmethod
+    def elsewhere() -> frozenset[int]:
+        """Every CPU but the one that this thread is on now; empty if there is no other."""
+        return frozenset(os.sched_getaffinity(0) - {_current_cpu()})
 
     def give_back(self, cpus: frozenset[int]) -> None:
         """Undo one `take`."""

@@ -343,7 +343,11 @@ class JailRuntime:
         """
         child, groups = born.child, born.groups
         await hear(child, b"L")
-        channel = GuestChannel(child.channel, on_violation=lambda _: child.kill())
+        channel = GuestChannel(
+            child.channel,
+            on_violation=lambda _: child.kill(),
+            may_hold=spec.purpose == "program",
+        )
         work_fd = -1
         try:
             lockdown, digest = self._decided(self._shape(spec.limits))

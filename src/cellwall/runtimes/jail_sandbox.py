@@ -74,6 +74,8 @@ class JailSandbox:
         self._made = made
         self._limits = spec.limits
         self._cpus: frozenset[int] = frozenset()
+        self._is_apart = False
+        """Init is on other CPUs than the program, so that both go on at once."""
         self._watch = made.child.watch()
         self._closing: asyncio.Task[None] | None = None
         self.soft_kills = 0
@@ -169,6 +171,7 @@ class JailSandbox:
         if self._spec.purpose == "program":
             # What passes on a program's output, and waits for its end, does it meanwhile.
             beside = self._runtime.cpus.others(self._cpus) or self._cpus
+            self._is_apart = beside is not self._cpus
         for pid in pids:
             cpus = self._cpus if pid == pids[-1] else beside
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -231,8 +234,18 @@ class JailSandbox:
 
     def kill(self) -> None:
         """Kill init by its pidfd; the kernel kills the pid namespace."""
+        self._clear_our_cpu()
         self._made.child.kill()
         self._made.groups.kill()
+
+    def _clear_our_cpu(self) -> None:
+        """Have init die elsewhere: it takes a millisecond, and we are about to tell the end here.
+
+        While its channel is open it is there, and the pid its own.
+        """
+        if self._is_apart and self._made.channel.is_open and not self._watch.done():
+            with contextlib.suppress(OSError, ValueError):
+                os.sched_setaffinity(self._made.pids[0], self._runtime.cpus.elsewhere())
 
     async def wait_ended(self) -> None:
         """Return when init is gone, which the kernel delays until all others are."""

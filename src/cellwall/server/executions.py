@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,18 +22,20 @@ from cellwall.model.errors import CellwallError
 from cellwall.model.ids import new_id
 from cellwall.server.errors import stopping
 from cellwall.server.execution_record import ExecutionRecord, KeptExecution
+from cellwall.server.ledger import Acceptance
 from cellwall.server.times import steady
 from cellwall.server.turns import Queued, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from cellwall.engine.engine import BeforeCode
+    from cellwall.engine.execution import BeforeCode
     from cellwall.engine.queue import FairQueue, Place
     from cellwall.engine.tasks import Tasks
     from cellwall.server.ledger import Ledger
     from cellwall.server.orders import Order
     from cellwall.server.settings import ServerSettings
+    from cellwall.store.changes import Change
     from cellwall.store.rows import ExecutionRow
 
     OnEnded = Callable[[str, Mapping[str, Any], Callable[[], Mapping[str, Any]]], None]
@@ -183,23 +185,34 @@ class Executions:
 
     async def _perform(self, record: ExecutionRecord, order: Order, turn: Turn) -> None:
         is_started = turn.is_given
-        acceptance = self._ledger.acceptance(record.id, order, is_started=is_started)
-        if is_started and self._ledger.take(acceptance):
-            record.is_on_disk = True
-            await self._work(record, order, _nothing)
+        changes = self._ledger.acceptance(record.id, order, is_started=is_started)
+        if is_started:
+            await self._accept_and_work(record, order, changes)
             return
-        accepted = asyncio.ensure_future(self._ledger.accept(acceptance))
+        accepted = asyncio.ensure_future(self._ledger.accept(changes))
         written = [accepted]
         try:
-            if not is_started:
-                await asyncio.shield(accepted)
-                await turn.wait()
-                written.append(asyncio.ensure_future(self._ledger.started(record.id)))
+            await asyncio.shield(accepted)
+            await turn.wait()
+            written.append(asyncio.ensure_future(self._ledger.started(record.id)))
             await self._work(record, order, partial(_passed, written[-1]))
         finally:
             # Whatever ended it: what is on its way to the disk decides what is found there.
             await asyncio.wait(written)
             record.is_on_disk = accepted.exception() is None and written[-1].exception() is None
+
+    async def _accept_and_work(
+        self, record: ExecutionRecord, order: Order, changes: Sequence[Change]
+    ) -> None:
+        if self._ledger.store is None:
+            await self._work(record, order, None)
+            return
+        acceptance = Acceptance(self._ledger.store, changes)
+        try:
+            await self._work(record, order, acceptance.write)
+        finally:
+            # Also of one that was refused a sandbox: its end is to be found.
+            record.is_on_disk = await acceptance.settled()
 
     async def _resume(self, record: ExecutionRecord) -> None:
         """Do one that is on disk alone."""
@@ -215,7 +228,7 @@ class Executions:
             mine.set_result(None)
         record.tools = order.tools
         await started
-        await self._work(record, order, _nothing)
+        await self._work(record, order, None)
 
     async def _read(self, record: ExecutionRecord) -> Order:
         row, body = await self._ledger.find(record.id), await self._ledger.body(record.id)
@@ -224,7 +237,9 @@ class Executions:
         record.asked, record.request_id = row.asked, row.request_id
         return self._revive(row, body)
 
-    async def _work(self, record: ExecutionRecord, order: Order, before_code: BeforeCode) -> None:
+    async def _work(
+        self, record: ExecutionRecord, order: Order, before_code: BeforeCode | None
+    ) -> None:
         execution = await order.work(record.on_event, record.on_start, before_code)
         record.execution = replace(execution, id=record.id)
         self._queue.tenants.spend_output(record.owner, execution.kept_bytes)
@@ -347,7 +362,3 @@ async def _wait_some(records: list[ExecutionRecord], timeout_s: float) -> None:
 async def _passed(written: asyncio.Future[None]) -> None:
     """Return when it is on disk; whoever is cancelled meanwhile does not stop the writing."""
     await asyncio.shield(written)
-
-
-async def _nothing() -> None:
-    """Nothing is left to be done before the code."""

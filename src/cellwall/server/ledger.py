@@ -77,6 +77,39 @@ class _NoRecorder:
         return ()
 
 
+class Acceptance:
+    """That one was accepted, and is started: on its way to the disk once, whoever waits for it."""
+
+    def __init__(self, store: Store, changes: Sequence[Change]) -> None:
+        """Nothing is written yet."""
+        self._store = store
+        self._changes = changes
+        self._is_written = False
+        self._writing: asyncio.Future[None] | None = None
+
+    async def write(self) -> None:
+        """Return when it is on disk, without waiting if that can be.
+
+        Raises `CapacityError` or another `CellwallError` if it cannot be; nothing is to run.
+        """
+        if self._is_written:
+            return
+        if self._writing is None:
+            if self._store.take(*self._changes):
+                self._is_written = True
+                return
+            self._writing = asyncio.ensure_future(self._store.write(*self._changes))
+        await asyncio.shield(self._writing)
+
+    async def settled(self) -> bool:
+        """Report whether it is on disk; what is on its way there decides. Written if it was not."""
+        try:
+            await self.write()
+        except CellwallError:
+            return False
+        return True
+
+
 class Ledger:
     """See the module."""
 
@@ -123,7 +156,7 @@ class Ledger:
     def acceptance(
         self, execution_id: str, order: Order, *, is_started: bool
     ) -> tuple[Change, ...]:
-        """Return what `accept` or `take` is to write: that it was accepted.
+        """Return what `accept` is to write, or an `Acceptance`: that it was accepted.
 
         And that it is started, if its turn is at once.
         """
@@ -133,10 +166,6 @@ class Ledger:
         row = _row(execution_id, order, self._last_seq, is_started=is_started)
         replay = () if order.replay is None else order.replay.changes(execution_id)
         return (Accept(row), *replay, *self.recorder.accept(execution_id, order))
-
-    def take(self, acceptance: Sequence[Change]) -> bool:
-        """Write an acceptance without waiting; False if it has to be waited for, by `accept`."""
-        return self.store is None or self.store.take(*acceptance)
 
     async def accept(self, acceptance: Sequence[Change]) -> None:
         """Write an acceptance.

@@ -21,8 +21,8 @@ from cellwall.server.schemas import ExecuteBody
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cellwall.engine.engine import BeforeCode, Engine
-    from cellwall.engine.execution import OnEvent, OnStart
+    from cellwall.engine.engine import Engine
+    from cellwall.engine.execution import BeforeCode, OnEvent, OnStart
     from cellwall.engine.levels import Floor
     from cellwall.model.execution import Execution
     from cellwall.server.settings import ServerSettings
@@ -76,7 +76,9 @@ def order(
     engine.check_place(request.place)
     plan(request, limits)  # what can never work is refused here, before it is written down
 
-    async def work(on_event: OnEvent, on_start: OnStart, before_code: BeforeCode) -> Execution:
+    async def work(
+        on_event: OnEvent, on_start: OnStart, before_code: BeforeCode | None
+    ) -> Execution:
         return await engine.execute(request, on_event, on_start, before_code)
 
     return Order(caller.owner, caller.request_id, shown, work, cost=cost, tools=tools)

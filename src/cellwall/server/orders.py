@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cellwall.engine.admission import Cost
-    from cellwall.engine.engine import BeforeCode
-    from cellwall.engine.execution import OnEvent, OnStart
+    from cellwall.engine.execution import BeforeCode, OnEvent, OnStart
     from cellwall.model.execution import Execution
     from cellwall.server.idempotency import Use
     from cellwall.server.remote_tools import RemoteTools
 
-    Work = Callable[[OnEvent, OnStart, BeforeCode], Awaitable[Execution]]
+    Work = Callable[[OnEvent, OnStart, BeforeCode | None], Awaitable[Execution]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Order:
     """What is shown while there is no answer (template, language, sandbox_id, clipped, scan), and
     what its body does not say: `is_streamed`, `key_id`."""
     work: Work
-    """Does it: calls `before_code` when a sandbox is there, and only then hands the code over."""
+    """Does it: awaits `before_code`, if any, when a sandbox is there and before its code runs."""
     on_disconnect: str = "cancel"
     cost: Cost | None = None
     """What it takes of the machine; None for a cell, whose sandbox has its place already."""

@@ -23,8 +23,7 @@ from cellwall.server.schemas import CellBody, ListQuery, SandboxBody, SandboxCha
 from cellwall.server.streams import MEDIA, chosen
 
 if TYPE_CHECKING:
-    from cellwall.engine.engine import BeforeCode
-    from cellwall.engine.execution import OnEvent, OnStart
+    from cellwall.engine.execution import BeforeCode, OnEvent, OnStart
     from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.languages.language import Language
     from cellwall.model.execution import Execution
@@ -196,8 +195,11 @@ def _order(call: Call, body: CellBody, use: Use | None, *, is_streamed: bool) ->
     output_kb = state.settings.stream_output_kb if is_streamed else None
     tools = _tools(body, registry.find(language), state.settings)
 
-    async def work(on_event: OnEvent, on_start: OnStart, before_code: BeforeCode) -> Execution:
-        await before_code()
+    async def work(
+        on_event: OnEvent, on_start: OnStart, before_code: BeforeCode | None
+    ) -> Execution:
+        if before_code is not None:
+            await before_code()
         execution = await live.run(
             source,
             language,
