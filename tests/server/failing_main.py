@@ -8,7 +8,9 @@ for comes from the environment:
                        when the engine collects artifacts and when it hands code over.
 `CELLWALL_TEST_FULL`   `Accept:/path`: while that file exists, such writes find a full disk.
 `CELLWALL_TEST_LEDGER` a file that gets one line for each program that code is handed over for,
-                       before the first byte of it goes into a sandbox: `NUMBER of the program`.
+                       before the first byte of it goes into a sandbox, or before it is let go
+                       where it was held (that nothing of it runs by then, `test_faults_handover`
+                       shows): `NUMBER of the program`.
 `CELLWALL_TEST_CLOCK`  a file with the seconds by which the wall clock is off, if it exists.
 `CELLWALL_TEST_STARTS` a file that gets the id of each execution when its start is durable.
 """
@@ -25,6 +27,7 @@ from typing import Any
 
 from cellwall.apps.cli.main import main
 from cellwall.engine import engine, oneshot
+from cellwall.engine.execution import Attempt
 from cellwall.store.errors import StoreFull
 from cellwall.store.store import Store
 
@@ -90,14 +93,22 @@ def _wrap_take(kill: str, full: str) -> None:
 
 def _wrap_engine(kill: str, ledger: str) -> None:
     real_write, real_collect = oneshot._write_files, engine.Engine._collect
+    real_go = Attempt.go
 
-    async def write_files(live: Any, stage: Any) -> None:
-        found = _NONCE.search(stage.work.body)
+    def note(body: bytes) -> None:
+        found = _NONCE.search(body)
         if ledger and found is not None:
             _append(ledger, found[1].decode())
         if kill == "at:code" and found is not None:
             _kill()
+
+    async def write_files(live: Any, stage: Any) -> None:
+        note(stage.work.body)
         await real_write(live, stage)
+
+    def go(self: Attempt) -> None:
+        note(self.work.body)
+        real_go(self)
 
     async def collect(self: engine.Engine, live: Any, work: Any) -> Any:
         found = await real_collect(self, live, work)
@@ -106,6 +117,7 @@ def _wrap_engine(kill: str, ledger: str) -> None:
         return found
 
     oneshot._write_files = write_files
+    Attempt.go = go  # type: ignore[method-assign]
     engine.Engine._collect = collect  # type: ignore[method-assign]
 
 
