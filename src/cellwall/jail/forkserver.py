@@ -45,6 +45,8 @@ _NAMESPACES = (
 
 
 _CONTROL_FD = 64
+_DYING_S = 1.0
+"""So long a process may need for its end."""
 
 
 class Dirty(Exception):
@@ -275,8 +277,9 @@ def _spawn(
         _write_maps(pid, int(request["uid"]))
         os.write(wait_w, b"!")
     except OSError as error:
-        # The files of one that somebody killed are root's: that is no lack of the host's.
-        is_dead = bool(select.select([pidfd], [], [], 0)[0])
+        # The files of one that somebody killed are root's: that is no lack of the host's. They are
+        # from when it let go of its memory, a moment before its pidfd says that it is dead.
+        is_dead = bool(select.select([pidfd], [], [], _DYING_S)[0])
         with contextlib.suppress(ProcessLookupError):  # its pid may be another's: see `_serve`
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         number = errno.ESRCH if is_dead else error.errno

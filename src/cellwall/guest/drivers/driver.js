@@ -121,10 +121,13 @@ function guardTimers() {
   try {
     process.emitWarning = () => {}; // a cell's stderr is no place to say what this is not for
     const { internalBinding } = require('internal/test/binding');
-    const timers = require('internal/timers');
+    const { getTimerCallbacks, timerListQueue } = require('internal/timers');
     const { clearAsyncIdStack } = require('internal/async_hooks');
     const { setupTimers, getLibuvNow } = internalBinding('timers');
-    const { processImmediate, processTimers } = timers.getTimerCallbacks(() => process._tickCallback());
+    const { processImmediate, processTimers } = getTimerCallbacks(() => process._tickCallback());
+    const isDue = (now) => timerListQueue.peek()?.expiry <= now;
+    isDue(getLibuvNow()); // or this is another Node.js, too
+
     // When the next one is due is what Node.js goes by from then on. What waited for one of them may
     // have set another, so that is asked at the very end.
     const processThem = (now) => {
@@ -135,7 +138,6 @@ function guardTimers() {
       }
       return processTimers(now);
     };
-    const isDue = (now) => timers.timerListQueue.peek()?.expiry <= now;
     const processThose = () => { processImmediate(); process._tickCallback(); };
     const guarded = (work, bare) => (now) => {
       let answer;
