@@ -117,7 +117,7 @@ def _wrap_engine(kill: str, ledger: str) -> None:
         return found
 
     oneshot._write_files = write_files
-    Attempt.go = go  # type: ignore[method-assign]
+    Attempt.go = go  # type: ignore[method-assign]  # a fail point, from outside
     engine.Engine._collect = collect  # type: ignore[method-assign]
 
 

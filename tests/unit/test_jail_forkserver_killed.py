@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -48,7 +47,6 @@ def test_files_of_one_that_is_dying_are_no_lack_of_the_hosts(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel, other = socket.socketpair()
     worker = cast("Any", SimpleNamespace(cloner=_Cloner()))
-    begun = time.monotonic()
     forkserver._spawn(
         worker,
         theirs,
@@ -58,7 +56,6 @@ def test_files_of_one_that_is_dying_are_no_lack_of_the_hosts(
     )
     answer, _ = fds.receive_message(ours)
     assert answer["errno"] == number
-    assert time.monotonic() - begun < 4
     assert os.waitpid(children[0], 0)[1] == signal.SIGKILL  # either way it is gone
     for each in (ours, theirs, other):
         each.close()

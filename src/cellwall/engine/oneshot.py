@@ -86,8 +86,8 @@ def _may_be_held(live: Live, stage: Stage) -> bool:
         and not stage.files
         and not stage.directories
         and len(work.body) <= MOST_HELD_BYTES // 2
-        # What JSON makes of a character is six bytes at most.
-        and len(repr(work.fields)) <= MOST_HELD_BYTES // 2 // 8
+        # What JSON makes of a character is twelve bytes at most.
+        and len(repr(work.fields)) <= MOST_HELD_BYTES // 2 // 12
     )
 
 
@@ -103,7 +103,8 @@ async def _begin_held(
     except BaseException:
         attempt.give_up()
         raise
-    attempt.go()
+    if not attempt.recorder.is_ended:  # it may have been refused, or its owner has gone
+        attempt.go()
     return attempt
 
 

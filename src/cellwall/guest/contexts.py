@@ -255,11 +255,11 @@ class Contexts:
 
     def execute(self, request: Request) -> None:
         """Hand an idle context something to run."""
-        if request.flag("held", default=False):
-            raise Refusal("unsupported", "execute: only a sandbox's first program can be held")
         context = self._find(request.text("context"))
         if context.state == "ending":
             raise Refusal("no_context", f"context {context.name!r}: its process has ended")
+        if request.flag("held", default=False):
+            raise Refusal("unsupported", "execute: only a sandbox's first program can be held")
         if context.state != "idle" or context.idle_line is None:
             raise Refusal("busy", f"context {context.name!r}: is {context.state}; wait for `done`")
         task: Header = {

@@ -124,13 +124,14 @@ def _start(stretch: Stretch, channel: int, data: bytes) -> None:
         or type(header.get("output_bytes")) is not int
     ):
         return
-    try:
-        # The context reads of it what concerns it.
-        os.write(stretch.line, request)
-        if is_held:
-            _hold(stretch, channel, rest)
-    except OSError:
-        # It is gone; the machinery finds out how. The host has said that it may begin.
+    # The context reads of it what concerns it.
+    is_there = _has_passed_on(stretch.line, request)
+    if is_held:
+        if (rest or os.read(channel, _READ_BYTES)) != GO:
+            os._exit(1)  # the host is gone, or it is no host
+        is_there = is_there and _has_passed_on(stretch.line, GO)
+    if not is_there:
+        # The machinery finds out how it ended; the host has said by now that it may begin.
         stretch.unread = encode({**header, "held": False}, data[size - body_length : size])
         return
     os.close(stretch.line)
@@ -139,11 +140,13 @@ def _start(stretch: Stretch, channel: int, data: bytes) -> None:
     stretch.header = header
 
 
-def _hold(stretch: Stretch, channel: int, heard: bytes) -> None:
-    """Wait for the host's word, and pass it on."""
-    if (heard or os.read(channel, _READ_BYTES)) != GO:
-        os._exit(1)  # the host is gone, or it is no host
-    os.write(stretch.line, GO)
+def _has_passed_on(line: int, data: bytes) -> bool:
+    """Write it; False if the context is gone."""
+    try:
+        os.write(line, data)
+    except OSError:
+        return False
+    return True
 
 
 def _follow(stretch: Stretch, channel: int, wakeup: int, listener: int) -> None:

@@ -244,7 +244,7 @@ class JailSandbox:
         While its channel is open it is there, and the pid its own.
         """
         if self._is_apart and self._made.channel.is_open and not self._watch.done():
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError):
                 os.sched_setaffinity(self._made.pids[0], self._runtime.cpus.elsewhere())
 
     async def wait_ended(self) -> None:

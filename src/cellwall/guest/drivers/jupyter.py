@@ -144,7 +144,11 @@ class Driver:
             self._check_alive()
 
     @staticmethod
-    def _heard(channel: Any, asked: str, patience_ms: int = _PATIENCE_MS) -> bool:  # noqa: ANN401
+    def _heard(
+        channel: Any,  # noqa: ANN401  a class of the template's jupyter_client
+        asked: str,
+        patience_ms: int = _PATIENCE_MS,
+    ) -> bool:
         """Whether the last word about `asked` comes; what it said before concerns nobody."""
         while channel.socket.poll(patience_ms):
             message = channel.get_msg(timeout=0)
