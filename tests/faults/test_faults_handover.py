@@ -23,9 +23,12 @@ from cellwall.engine.execution import Attempt, BeforeCode, OnEvent, Work
 from cellwall.engine.live import Live
 from cellwall.engine.requests import Request
 from cellwall.jail import posture
+from cellwall.jail.spawned import Spawned
 from cellwall.model.errors import CapacityError, SandboxBroken
 from cellwall.model.outcome import Verdict
+from cellwall.runtimes.cpus import Cpus
 from cellwall.runtimes.jail_sandbox import JailSandbox
+from conftest import Require
 
 pytestmark = pytest.mark.attack
 
@@ -189,3 +192,30 @@ def test_cell_whose_context_died_unnoticed_runs_once_in_a_new_one(
 
     with arena.leaving_nothing():
         arena.do(attack())
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_init_may_die_where_the_host_wants_it(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch, require: Require, which: int
+) -> None:
+    """Each of two CPUs in turn: init is pinned to one of them until then."""
+    allowed = sorted(os.sched_getaffinity(0))
+    require("two CPUs", len(allowed) > 1, "give this machine another one")
+    there = frozenset({allowed[which]})
+    found: list[set[int]] = []
+    real = Spawned.kill
+
+    def kill(self: Spawned) -> None:
+        if not found:
+            found.append(os.sched_getaffinity(self.pid))
+        real(self)
+
+    async def attack() -> None:
+        monkeypatch.setattr(Cpus, "elsewhere", staticmethod(lambda: there))
+        monkeypatch.setattr(Spawned, "kill", kill)
+        assert (await arena.engine.execute(Request("print('ran')"))).stdout == "ran\n"
+        monkeypatch.undo()
+
+    with arena.leaving_nothing():
+        arena.do(attack())
+    assert found == [set(there)]

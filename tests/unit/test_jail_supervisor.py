@@ -6,9 +6,11 @@ import asyncio
 import errno
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -314,16 +316,25 @@ def test_sessions_that_cannot_be_had_are_refused_with_the_reason(
     asyncio.run(scenario())
 
 
+def _wait_gone(pid: int) -> None:
+    """Until its parent has waited for it."""
+    while Path(f"/proc/{pid}").exists():
+        time.sleep(0.001)
+
+
 def test_fork_server_that_is_gone_before_it_goes_on_refuses_sessions(tmp_path: Path) -> None:
     guest = tmp_path / "guest.py"
-    says = _PROGRAMS_ONLY.replace("control.recv(100)\n{}\n", "control.close()\n")
-    guest.write_text(_SAY.format(says.format()), encoding="utf-8")
+    guest.write_text(_SAY.format(_PROGRAMS_ONLY.format("pass")), encoding="utf-8")
 
     async def scenario() -> None:
         server = supervisor.ForkServer(_settings(guest), facts.collect())
         await server.start()
+        os.kill(server.pid, signal.SIGKILL)  # it waits to be told to go on
         while server.is_usable:  # noqa: ASYNC110 - the kernel tells of it to who asks
             await asyncio.sleep(0.01)
+        await asyncio.to_thread(_wait_gone, server.pid)
+        with pytest.raises(SandboxBroken, match="it has ended"):  # as if that were just now
+            server._find_workers(1)
         told = await asyncio.gather(
             server.take_worker("session"), server.complete(60), return_exceptions=True
         )

@@ -199,7 +199,10 @@ class ForkServer:
 
     def _find_workers(self, count: int) -> None:
         """Know the first `count` workers: the kernel lists them in the order of their forks."""
-        pids = posture.children(self.pid)
+        try:
+            pids = posture.children(self.pid)
+        except (FileNotFoundError, ProcessLookupError) as error:
+            raise SandboxBroken("fork-server: it has ended under its own start") from error
         if len(pids) != count:
             raise SandboxBroken(f"fork-server: it has {len(pids)} processes instead of {count}")
         purposes = [each for each, number in self.settings.workers.items() for _ in range(number)]
