@@ -181,9 +181,12 @@ def test_fork_servers_killed_while_they_start_are_made_again_three_times(
         assert "start the fork-server" in str(ended)
 
 
-@pytest.mark.parametrize("looking", ["_find_workers", "spawn"])
+@pytest.mark.parametrize(
+    ("looking", "seen_there"),
+    [("_find_workers", SandboxBroken), ("spawn", FileNotFoundError)],
+)
 def test_one_that_ends_while_it_is_looked_at_is_made_again(
-    arena: Arena, monkeypatch: pytest.MonkeyPatch, looking: str
+    arena: Arena, monkeypatch: pytest.MonkeyPatch, looking: str, seen_there: type[Exception]
 ) -> None:
     """What we read of it in /proc is not there any more: no error of the caller's, nor of ours."""
     seen: list[BaseException] = []
@@ -218,7 +221,8 @@ def test_one_that_ends_while_it_is_looked_at_is_made_again(
 
     with arena.leaving_nothing():
         asyncio.run(attack())
-    assert [type(each) for each in seen] == [FileNotFoundError]
+    assert [type(each) for each in seen] == [seen_there]
+    assert isinstance(seen[0].__cause__ or seen[0], FileNotFoundError)  # it was looked at too late
 
 
 @contextlib.contextmanager
