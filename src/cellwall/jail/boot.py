@@ -207,8 +207,8 @@ def _exec_forkserver(config: Dict[str, Any], control: socket.socket, kept: List[
         os.dup2(devnull, fd)
     os.close(devnull)
     read_end = fds.as_document(json.dumps(config["forkserver"]))
-    words = [config["python"], "-I", plan.GUEST_PATH, "forkserver", str(read_end)]
-    words += [str(fd) for fd in inherited]
+    words = [config["python"], "-I", plan.GUEST_PATH, "forkserver", str(config["arenas"])]
+    words += [str(fd) for fd in (read_end, *inherited)]
     os.execve(config["python"], words, config["environment"])  # noqa: S606
 
 

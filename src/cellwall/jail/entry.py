@@ -19,7 +19,7 @@ def main() -> None:
         from cellwall.jail.linux import memory
 
         # First of all: what is imported next, and what every fork touches, lies together.
-        arenas = memory.Arenas(memory.USUAL_ARENAS)
+        arenas = memory.Arenas(int(arguments.pop(0)))
         from cellwall.jail import forkserver
 
         forkserver.main(arguments, arenas)

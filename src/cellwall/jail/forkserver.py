@@ -30,7 +30,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Set, Tuple
 
 from cellwall.jail import apply, fds, inside, lockdown, plan
 from cellwall.jail.boot import read_config
-from cellwall.jail.linux import memory, process
+from cellwall.jail.linux import huge_pages, memory, process
 from cellwall.jail.linux.libc import Prepared
 
 _NAMESPACES = (
@@ -68,7 +68,10 @@ class Worker(NamedTuple):
     last_capability: int
     guest_main: Callable[[int, Dict[str, Any]], Any]
     exec_python: str
+    forker: process.Cloner
+    """Makes workers, without the fork hooks of libraries."""
     cloner: process.Cloner
+    """Makes sandboxes."""
     environment: Dict[str, str]
     """Of a sandbox for which the host names no other; this process has it already."""
 
@@ -97,7 +100,7 @@ def main(arguments: List[str], arenas: memory.Arenas) -> None:
     _tell(control, {"event": "programs", "preload": report})
     _wait_to_go_on(control, lifeline)
     with _told(control, config) as preloading:
-        arenas = memory.Arenas(memory.USUAL_ARENAS)
+        arenas = memory.Arenas(memory.SESSION_ARENAS)
         guest.warm_sessions()
         arenas.give_back()
         _fork_workers(config, worker, worker_fds[programs:], ours)
@@ -156,15 +159,19 @@ def _fork_workers(
     importlib.import_module(config["guest_reseed"]).collect()
     _refuse_dirt(ours)
     gc.collect()
+    gc.freeze()
+    huge_pages.collapse_anonymous()
+    huge_pages.collapse_interpreter()
+    # Last: whatever is freed after it is a hole in a huge page.
     memory.Fillers()
     gc.freeze()
-    memory.collapse_anonymous()
     for fd in worker_fds:
-        if os.fork() == 0:
+        if worker.forker.clone() == 0:
             try:
                 _serve(worker, fd)
             finally:
                 os._exit(1)
+        os.close(worker.forker.pidfd)
 
 
 def _worker(config: Dict[str, Any]) -> Worker:
@@ -177,6 +184,7 @@ def _worker(config: Dict[str, Any]) -> Worker:
         program=bytes.fromhex(config["seccomp"]),
         guest_main=getattr(importlib.import_module(module), name),
         exec_python=config["python"],
+        forker=process.Cloner(0, exit_signal=signal.SIGCHLD),
         cloner=process.Cloner(_NAMESPACES, exit_signal=signal.SIGCHLD),
         environment=config["environment"],
     )

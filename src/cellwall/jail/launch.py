@@ -18,6 +18,10 @@ from typing import Any, NamedTuple
 
 from cellwall.jail import fds, plan
 
+_ARENAS, _BARE_ARENAS = 48, 16
+"""Of CPython's heap (1 MiB each), mapped ahead for a template with packages and for one without;
+more than `data` and `python` fill. Those left over are given back."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -102,6 +106,7 @@ def _config(settings: Settings, host: plan.HostFacts) -> dict[str, Any]:
         "uid_base": settings.uid_base,
         "uid_count": settings.uid_count,
         "environment": {**settings.environment, **settings.preload_environment},
+        "arenas": _ARENAS if settings.preload else _BARE_ARENAS,
         "forkserver": {
             "facts": facts,
             "preload": list(settings.preload),

@@ -1,23 +1,21 @@
-"""A compact warm heap with huge pages under it, so that forking it copies few page-table entries.
+"""A compact warm heap: what forks write to lies together, and the rest may have huge pages.
 
-Measured on the reference machine: fork and exit of a process with 100 MiB of small pages costs
-7.3 ms, with huge pages 0.7 ms. A small page costs every fork 0.2 µs, to copy and to let go, also
-when it is empty. No policy; called by the fork-server before its first forks.
+A huge page falls apart into 512 small ones when a fork writes one byte into it, and the process
+that it was forked from does the same when it goes on. No policy; called by the fork-server.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 from functools import partial
-from typing import Callable, List, Tuple
+from typing import Callable, List
 
+from cellwall.jail.linux import huge_pages
 from cellwall.jail.linux.libc import LIBC
 
-_MADV_COLLAPSE = 25
-"""madvise(2), Linux 6.1: gather present pages into huge ones now, whatever sysfs says but never."""
-_HUGE = 2 * 1024 * 1024
-USUAL_ARENAS = 24
-"""More than most templates fill."""
+SESSION_ARENAS = 24
+"""More than what only sessions need fills."""
 
 
 class Arenas:
@@ -29,8 +27,18 @@ class Arenas:
 
     def __init__(self, count: int) -> None:
         """Map `count` of them; one small object in each keeps it from being given back."""
-        blocks = [bytes(_BLOCK_PAYLOAD) for _ in range(count * _BLOCKS_PER_ARENA)]
-        self._kept = blocks[::_BLOCKS_PER_ARENA]
+        # As long as it will be: a list that grows is mapped again and again in between.
+        blocks: List[bytes] = [b""] * (count * _BLOCKS_PER_ARENA)
+        _align_next_mapping()
+        for number in range(len(blocks)):
+            blocks[number] = bytes(_BLOCK_PAYLOAD)
+        # The same in each: CPython fills the fullest first, and what it leaves lies together.
+        last = id(blocks[-1])
+        start = next(each.start for each in huge_pages.mappings() if each.start <= last < each.end)
+        self._kept = list({(id(block) - start) // _ARENA: block for block in blocks}.values())
+        # Rehearsals fork, too, and most of this is empty then.
+        del blocks
+        huge_pages.collapse_anonymous()
 
     def give_back(self) -> None:
         """Unmap those that nobody came to use, and what malloc holds without using it."""
@@ -38,10 +46,21 @@ class Arenas:
         LIBC.malloc_trim(ctypes.c_size_t(0))
 
 
+_ARENA = 1024 * 1024
 _BLOCK_PAYLOAD = 512 - 33
 """The largest `bytes` that CPython's own allocator takes: 512 bytes with its header."""
-_BLOCKS_PER_ARENA = 1024 * 1024 // 512
+_BLOCKS_PER_ARENA = _ARENA // 512
 _CHUNKS = tuple(2**exponent for exponent in range(20, 3, -1))
+
+
+def _align_next_mapping() -> None:
+    """Have the next mappings end where a huge page may; what it takes is addresses, not memory."""
+    arguments = ctypes.c_int(0), ctypes.c_int(0x22), -1, ctypes.c_long(0)
+    probe = LIBC.mmap(None, ctypes.c_size_t(_ARENA), *arguments)
+    LIBC.munmap(ctypes.c_void_p(probe), ctypes.c_size_t(_ARENA))
+    excess = (probe + _ARENA) % huge_pages.BYTES
+    if excess:
+        LIBC.mmap(None, ctypes.c_size_t(excess), *arguments)
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -63,26 +82,36 @@ class Fillers:
 
     What a fork allocates lands in whatever hole is next, all over the heap: a page copied for
     each, and a huge page split for most. Behind the fillers it gets fresh pages next to each
-    other. They live as long as the process.
+    other. They live as long as the process, and so does whatever was needed to make them: freed,
+    it was a hole again.
     """
 
     def __init__(self) -> None:
         """Fill CPython's pools first: its arenas are not malloc's, but what holds fillers is."""
         self._objects: List[object] = []
-        known = _anonymous()
+        self._known = [
+            (each.start, each.end)
+            for each in huge_pages.mappings()
+            if each.permissions == "rw-p" and not each.path
+        ]
+        self._makers = _one_of_each_size()
+        # What CPython keeps for its next tuples, lists, dicts and floats is holes, too. A full
+        # collection lets go of it, but for the one slice that it keeps.
+        gc.collect()
+        self._slice = slice(None)
         # The largest first: whole pools, until a new arena is mapped. Then the others, which get
         # their next pool from there.
-        for make in reversed(_one_of_each_size()):
-            self._fill(make, known)
+        for make in reversed(self._makers):
+            self._fill(make)
         if _MALLINFO is not None:
             self._fill_malloc(_MALLINFO())
         _fillers.append(self)
 
-    def _fill(self, make: Callable[[], object], known: List[Tuple[int, int]]) -> None:
+    def _fill(self, make: Callable[[], object]) -> None:
         while True:
             thing = make()
             self._objects.append(thing)
-            if not any(first <= id(thing) < end for first, end in known):
+            if not any(first <= id(thing) < end for first, end in self._known):
                 return
 
     def _fill_malloc(self, found: _Mallinfo2) -> None:
@@ -103,37 +132,3 @@ def _one_of_each_size() -> List[Callable[[], object]]:
     """Makers of objects for each of CPython's size classes: 16, 32, … 512 bytes."""
     small: List[Callable[[], object]] = [object, lambda: float("0.5")]
     return small + [partial(bytes, size - 33) for size in range(48, 513, 16)]
-
-
-def _anonymous() -> List[Tuple[int, int]]:
-    """Where anonymous memory is mapped: every arena there is."""
-    found = []
-    for fields in _mappings():
-        if fields[1] == "rw-p" and len(fields) < 6:
-            start, _, end = fields[0].partition("-")
-            found.append((int(start, 16), int(end, 16)))
-    return found
-
-
-def _mappings() -> List[List[str]]:
-    with open("/proc/self/maps", encoding="ascii", errors="replace") as file:
-        return [line.split() for line in file.read().splitlines()]
-
-
-def collapse_anonymous() -> int:
-    """Collapse every whole 2 MiB of private, writable, anonymous memory; returns how many.
-
-    A refusal (older kernel, no memory for it) costs speed only, so it is counted and not raised.
-    """
-    collapsed = 0
-    for fields in _mappings():
-        is_anonymous = len(fields) < 6 or fields[5] == "[heap]"
-        if fields[1] != "rw-p" or not is_anonymous:
-            continue
-        start, end = (int(word, 16) for word in fields[0].split("-"))
-        low, high = -(-start // _HUGE) * _HUGE, end // _HUGE * _HUGE
-        for address in range(low, high, _HUGE):
-            arguments = (ctypes.c_void_p(address), ctypes.c_size_t(_HUGE))
-            if LIBC.madvise(*arguments, ctypes.c_int(_MADV_COLLAPSE)) == 0:
-                collapsed += 1
-    return collapsed

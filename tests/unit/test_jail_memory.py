@@ -1,0 +1,200 @@
+"""The fork-server's heap and huge pages, each in an interpreter of its own: they stay for ever."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+_HAS_COLLAPSE = tuple(int(word) for word in platform.release().split(".")[:2]) >= (6, 1)
+_SHARED = """
+    import gc, json, sys
+    from cellwall.jail.linux import huge_pages, memory
+
+    def huge(start, end):
+        "Bytes of huge pages in the mappings that begin there."
+        found, is_ours = 0, False
+        for line in open("/proc/self/smaps"):
+            first = line.split()[0]
+            if "-" in first:
+                is_ours = start <= int(first.split("-")[0], 16) < end
+            elif is_ours and first == "AnonHugePages:":
+                found += int(line.split()[1]) * 1024
+        return found
+
+    def anonymous():
+        return [each for each in huge_pages.mappings()
+                if each.permissions == "rw-p" and not each.path]
+
+    def mapped(address):
+        return next(each for each in huge_pages.mappings() if each.start <= address < each.end)
+
+"""
+
+
+def _run(code: str) -> str:
+    """What a fresh interpreter prints that runs `code`."""
+    program = textwrap.dedent(_SHARED) + textwrap.dedent(code)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def _needs_collapse() -> None:
+    """Skip where the kernel has no MADV_COLLAPSE; the functions do nothing there."""
+    if not _HAS_COLLAPSE:
+        pytest.skip(f"Linux {platform.release()} has no MADV_COLLAPSE (6.1)")
+
+
+def test_arenas_lie_side_by_side_up_to_where_a_huge_page_may_end() -> None:
+    """Forty of them are one mapping: nothing was mapped in between."""
+    out = _run("""
+        arenas = memory.Arenas(40)
+        where = mapped(id(arenas._kept[-1]))
+        print(where.end - where.start >= 40 * 2**20, where.end % huge_pages.BYTES)
+        print(len(arenas._kept) >= 40)
+        arenas.give_back()
+        print(mapped(id(huge_pages)) is not None)
+    """)
+    assert out == "True 0\nTrue\nTrue\n"
+
+
+def test_arenas_that_nobody_used_are_given_back() -> None:
+    """And those that were used lie together, but for the one that was begun when they were made."""
+    out = _run("""
+        arenas = memory.Arenas(40)
+        used = [str(number) for number in range(150_000)]
+        arenas.give_back()
+        places = [each for each in anonymous() if each.end - each.start > 2**20]
+        print(sum(each.end - each.start for each in places) < 25 * 2**20)
+        print(max(sum(each.start <= id(one) < each.end for one in used) for each in places))
+    """)
+    has_given_back, together = out.split()
+    assert has_given_back == "True"
+    assert int(together) > 110_000
+
+
+_KINDS = {
+    "dict": "{}",
+    "list": "[number]",
+    "tuple": "(number, number)",
+    "float": "number * 1.5",
+    "str": "'a%d' % number",
+    "bytes": "bytes(number)",
+}
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("is_filled", [True, False])
+def test_what_is_made_behind_fillers_is_not_where_the_holes_were(
+    kind: str, *, is_filled: bool
+) -> None:
+    """The control: without them it is, in part at least."""
+    out = _run(f"""
+        def make():
+            return [{_KINDS[kind]} for number in range(1, 300)]
+        arenas = memory.Arenas(8)
+        holes = [make() for _ in range(40)]
+        del holes[::2]
+        arenas.give_back()
+        known = anonymous()
+        if {is_filled}:
+            memory.Fillers()
+        made = make()
+        print(sum(any(each.start <= id(one) < each.end for each in known) for one in made))
+    """)
+    # The list of them all, or an int that a comprehension needs, may have taken one of a size.
+    assert (int(out) <= 3) == is_filled
+
+
+def test_what_malloc_gives_behind_fillers_is_at_the_top_of_its_heap() -> None:
+    """A block that is too large for CPython's allocator and too small for a mapping of its own."""
+    out = _run("""
+        blocks = [bytes(2000) for _ in range(1000)]
+        del blocks[::2]
+        top = max(id(block) for block in blocks)
+        before = sum(id(bytes(2000)) < top for _ in range(1))
+        memory.Fillers()
+        made = [bytes(2000) for _ in range(50)]
+        print(before, sum(id(block) < top for block in made))
+    """)
+    assert out == "1 0\n"
+
+
+def test_anonymous_memory_is_collapsed() -> None:
+    """Whole stretches of 2 MiB, whatever the host's default for huge pages is."""
+    _needs_collapse()
+    out = _run("""
+        real, huge_pages._collapse = huge_pages._collapse, lambda address: False
+        arenas = memory.Arenas(16)
+        where = mapped(id(arenas._kept[-1]))
+        print(huge(where.start, where.end))
+        huge_pages._collapse = real
+        print(huge_pages.collapse_anonymous() >= 7, huge(where.start, where.end) >= 14 * 2**20)
+    """)
+    before, *after = out.split()
+    assert after == ["True", "True"]
+    usual = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="ascii")
+    assert before == "0" or "[always]" in usual
+
+
+def test_the_interpreter_runs_from_huge_pages_that_nobody_can_write_to() -> None:
+    """Byte for byte what it was, and it still works: garbage, exceptions, a fork, json, numbers."""
+    _needs_collapse()
+    out = _run("""
+        import ctypes, hashlib, os
+        start, end = huge_pages._interpreter()
+        loop = ctypes.cast(ctypes.pythonapi.PyEval_EvalFrameEx, ctypes.c_void_p).value
+        whole = huge_pages._whole(start, end)
+        def digest():
+            return hashlib.sha256(ctypes.string_at(start, end - start)).hexdigest()
+        before, path = digest(), mapped(loop).path
+        moved = huge_pages.collapse_interpreter()
+        print("python" in path, moved == len(whole), digest() == before)
+        for address in whole:
+            print(mapped(address).permissions, mapped(address).path, huge(address, address + 1) > 0)
+        print(json.loads(json.dumps({"a": [1.5, None]})), gc.collect() >= 0, sum(range(10**6)))
+        try:
+            1 / 0
+        except ZeroDivisionError as error:
+            print(error, flush=True)
+        if os.fork() == 0:
+            print("forked", flush=True)
+            os._exit(0)
+        os.wait()
+    """)
+    first, *places, works, error, forked = out.splitlines()
+    assert first == "True True True"
+    assert set(places) == {"r-xp  True"}
+    assert (works, error, forked) == (
+        "{'a': [1.5, None]} True 499999500000",
+        "division by zero",
+        "forked",
+    )
+
+
+def test_where_nothing_can_be_collapsed_all_stays_as_it_is() -> None:
+    """An older kernel: no error, no page moved, no mapping left over."""
+    out = _run("""
+        import ctypes
+        huge_pages._MADV_COLLAPSE = ctypes.c_int(1000)
+        arenas = memory.Arenas(4)
+        huge_pages.collapse_interpreter()
+        before = huge_pages.mappings()
+        print(huge_pages.collapse_anonymous(), huge_pages.collapse_interpreter())
+        print(len(huge_pages.mappings()) == len(before))
+    """)
+    assert out == "0 0\nTrue\n"
