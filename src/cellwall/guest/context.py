@@ -15,7 +15,7 @@ import io
 import os
 import sys
 
-from cellwall.guest import leaving, sources
+from cellwall.guest import ahead, leaving, sources
 from cellwall.guest import program as one_shot
 from cellwall.guest.afterimport import after_import
 from cellwall.guest.display import DEFAULT_DISPLAY_BYTES, Display
@@ -97,6 +97,8 @@ class _Context:
         self._is_deaf = False
         self._is_interrupted = False
         self._is_end_foreseen = False
+        self._is_program = False
+        """One, and then it ends: the usual run is known."""
         sys.stdin = sys.__stdin__ = _input()  # type: ignore[misc, assignment]
         sys.stdout = sys.__stdout__ = _output(1, "<stdout>")  # type: ignore[misc, assignment]
         sys.stderr = sys.__stderr__ = _output(2, "<stderr>")  # type: ignore[misc, assignment]
@@ -107,6 +109,7 @@ class _Context:
         """Be this process's context, and nobody else's."""
         self._link = link
         self._is_end_foreseen = bool(config.get("is_end_foreseen"))
+        self._is_program = config.get("purpose") == "program"
         self._language = str(config.get("language", "python"))
         self._outbox.open(link)
         self._display.limit_bytes = int(config.get("display_bytes") or DEFAULT_DISPLAY_BYTES)
@@ -152,6 +155,8 @@ class _Context:
         """
         self._deafen()
         self._link.say(IDLE)
+        if self._is_program:
+            ahead.while_waiting(self._link.fileno(), ahead.CONTEXT)
         try:
             header, source, descriptors = self._link.receive()
             while header.get("op") == "idle":

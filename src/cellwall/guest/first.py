@@ -13,7 +13,7 @@ import os
 import select
 import sys
 
-from cellwall.guest import leaving
+from cellwall.guest import ahead, leaving
 from cellwall.guest.frames import LENGTHS, encode, parse_header
 
 TYPE_CHECKING = False
@@ -93,6 +93,7 @@ def serve(
     os.write(channel, _USUAL_READY)
     stretch.is_ready = True
     meanwhile()
+    ahead.while_waiting(channel, ahead.INIT)
     _start(stretch, channel, os.read(channel, _READ_BYTES))
     if stretch.header is not None:
         os.set_blocking(channel, False)

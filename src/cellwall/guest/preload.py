@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 # What json, pickle and friends load only when first used would be loaded again by every fork.
 from cellwall.guest import (  # noqa: F401 - loaded, not used
+    ahead,
     context,
     init,
     kernel,
@@ -116,6 +117,11 @@ def _rehearse() -> None:
     rehearsal.rehearse_link()
     rehearsal.rehearse(lambda: init.Init(context.main))
     rehearsal.rehearse_first(lambda: init.Init(context.main))
+
+
+def learn() -> None:
+    """Find out what a first program writes to, once the heap is as forks will see it."""
+    ahead.learn(lambda: rehearsal.rehearse_first(lambda: init.Init(context.main), rounds=1))
 
 
 def warm_sessions(*, is_rehearsed: bool = True) -> None:

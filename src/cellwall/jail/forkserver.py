@@ -94,7 +94,7 @@ def main(arguments: List[str], arenas: memory.Arenas) -> None:
             list(config["preload"]), config["environment"], config["preload_environment"]
         )
         arenas.give_back()
-        _fork_workers(config, worker, worker_fds[:programs], ours)
+        _fork_workers(config, worker, worker_fds[:programs], ours, guest.learn)
     if preloading.has_failed:
         os._exit(1)
     _tell(control, {"event": "programs", "preload": report})
@@ -103,7 +103,7 @@ def main(arguments: List[str], arenas: memory.Arenas) -> None:
         arenas = memory.Arenas(memory.SESSION_ARENAS)
         guest.warm_sessions()
         arenas.give_back()
-        _fork_workers(config, worker, worker_fds[programs:], ours)
+        _fork_workers(config, worker, worker_fds[programs:], ours, _nothing)
     fds.close_all(worker_fds)
     if not preloading.has_failed:
         _tell(control, {"event": "ready"})
@@ -151,8 +151,16 @@ def _tell(control: socket.socket, message: Dict[str, Any]) -> None:
         os._exit(0)  # given up while it started; nobody is left to tell
 
 
+def _nothing() -> None:
+    """Nothing is known of what a session does first."""
+
+
 def _fork_workers(
-    config: Dict[str, Any], worker: Worker, worker_fds: List[int], ours: Set[int]
+    config: Dict[str, Any],
+    worker: Worker,
+    worker_fds: List[int],
+    ours: Set[int],
+    learn: Callable[[], None],
 ) -> None:
     """Freeze what has been warmed up to now and fork the workers that are to have it."""
     # What was seeded before the fork is found now; every context gives it a seed of its own.
@@ -164,6 +172,7 @@ def _fork_workers(
     huge_pages.collapse_interpreter()
     # Last: whatever is freed after it is a hole in a huge page.
     memory.Fillers()
+    learn()
     gc.freeze()
     for fd in worker_fds:
         if worker.forker.clone() == 0:
