@@ -96,7 +96,17 @@ def _end() -> NoReturn:
     raise AssertionError
 
 
-@pytest.mark.parametrize("broken", [_raise, _end, lambda: None])
+def _tell_half() -> None:
+    """The context is killed in the middle of its word, and init goes on."""
+    pid = native.fork()
+    if not pid:
+        ahead.written = lambda: b"x" * 20
+        os._exit(0)
+    os.waitpid(pid, 0)
+    ahead.written = lambda: b""
+
+
+@pytest.mark.parametrize("broken", [_raise, _end, _tell_half, lambda: None])
 def test_run_that_does_not_work_teaches_nothing(broken: Callable[[], None]) -> None:
     """Not even the half of it: the fork-server goes on without."""
 
