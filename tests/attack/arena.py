@@ -108,10 +108,23 @@ def _state_files() -> list[Path]:
     return [path for path in found if path.name != "guest" and path.suffix != ".pyz"]
 
 
-def _descriptors() -> int:
-    """Without idle connections to a container engine, which its client keeps for later."""
+def _descriptors(counted: Callable[[str], bool]) -> int:
+    """Without those into cgroups that do not count, which are open while they are kept.
+
+    And without idle connections to a container engine, which its client keeps for later.
+    """
     daemon = os.environ.get("DOCKER_HOST", "").removeprefix("unix://")
-    return sum(not daemon or _peer(int(fd)) != daemon for fd in os.listdir("/proc/self/fd"))
+    groups = {path for path in control_groups(os.getpid()) if not counted(path)}
+    return sum(
+        _folder(fd) not in groups and (not daemon or _peer(int(fd)) != daemon)
+        for fd in os.listdir("/proc/self/fd")
+    )
+
+
+def _folder(fd: str) -> str:
+    with contextlib.suppress(OSError):  # the listing's own
+        return os.path.dirname(os.readlink(f"/proc/self/fd/{fd}"))
+    return ""
 
 
 def _peer(fd: int) -> object:
@@ -142,7 +155,7 @@ class Traces:
             len(descendants(os.getpid())),
             len([path for path in control_groups(os.getpid()) if counted(path)]),
             len(_own_mounts()),
-            _descriptors(),
+            _descriptors(counted),
             len(_state_files()),
             containers(),
         )
