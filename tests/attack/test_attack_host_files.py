@@ -99,6 +99,8 @@ def tried(arena: Arena, bait: Bait) -> controls.Both:
             {"inside": inside, "outside": outside},
             fds=(held,),
             env={"HOME": str(bait.home)},
+            # Not what this is about: with gVisor's own memory it came up to 128 MiB now and then.
+            limits={"memory_mb": 256},
         )
     finally:
         os.close(held)
