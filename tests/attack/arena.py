@@ -109,21 +109,28 @@ def _state_files() -> list[Path]:
 
 
 def _descriptors(counted: Callable[[str], bool]) -> int:
-    """Without those into cgroups that do not count, which are open while they are kept.
+    """Without idle connections to a container engine, which its client keeps for later.
 
-    And without idle connections to a container engine, which its client keeps for later.
+    Where empty cgroups do not count, nor does the one descriptor by which each is entered: whether
+    a set is prepared for the next sandbox at this moment is a matter of time.
     """
     daemon = os.environ.get("DOCKER_HOST", "").removeprefix("unix://")
-    groups = {path for path in control_groups(os.getpid()) if not counted(path)}
-    return sum(
-        _folder(fd) not in groups and (not daemon or _peer(int(fd)) != daemon)
-        for fd in os.listdir("/proc/self/fd")
-    )
+    groups = set[str]()
+    if counted is not is_left:
+        groups = {path for path in control_groups(os.getpid()) if not counted(path)}
+    entrances, others = set[str](), 0
+    for fd in os.listdir("/proc/self/fd"):
+        target = _target(fd)
+        if os.path.dirname(target) in groups and target not in entrances:
+            entrances.add(target)
+        else:
+            others += not daemon or _peer(int(fd)) != daemon
+    return others
 
 
-def _folder(fd: str) -> str:
+def _target(fd: str) -> str:
     with contextlib.suppress(OSError):  # the listing's own
-        return os.path.dirname(os.readlink(f"/proc/self/fd/{fd}"))
+        return os.readlink(f"/proc/self/fd/{fd}")
     return ""
 
 

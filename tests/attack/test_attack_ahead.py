@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from arena import Arena
 from mutations import Drop, dropping
 
 from cellwall import Engine, EngineSettings
+from cellwall.jail import posture
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 
@@ -35,26 +37,22 @@ def drop(arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Drop:
     return dropping(tmp_path, monkeypatch)
 
 
-def _children(pid: int) -> list[int]:
-    try:
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:
-        return []
-
-
-def _waits_for_a_request(context: int) -> bool:
-    """Nothing else is left for it to do: it is past the poll that ends what is copied ahead."""
-    return Path(f"/proc/{context}/wchan").read_text().startswith("unix_stream")
-
-
 def _parked(server: int) -> list[int]:
-    return [
-        context
-        for worker in _children(server)
-        for init in _children(worker)
-        for context in _children(init)
-        if _waits_for_a_request(context)
-    ]
+    """Contexts that wait for a request and have nothing else to do: all is copied ahead."""
+    found = []
+    for worker in posture.children(server):
+        for init in _children(worker):
+            for context in _children(init):
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ends
+                    if Path(f"/proc/{context}/wchan").read_text().startswith("unix_stream"):
+                        found += [context]
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        return posture.children(pid)
+    return []
 
 
 def _faults(pid: int) -> int:
@@ -76,7 +74,7 @@ def _faults_of_a_parked_program() -> int:
         try:
             await engine.run("print('so that one is parked')")
             runtime = await engine.runtime()
-            (entry,) = runtime._servers.entries  # type: ignore[attr-defined]
+            (entry,) = runtime._servers.entries  # type: ignore[attr-defined]  # the jail's
             await _until(lambda: bool(_parked(entry.server.pid)), "nothing was parked")
             (parked,) = _parked(entry.server.pid)
             before = _faults(parked)

@@ -78,7 +78,7 @@ def learn(run: Callable[[], None]) -> None:
 
 
 def _hear(listener: _socket.socket) -> bytes:
-    fd, _address = listener._accept()  # type: ignore[attr-defined]
+    fd, _address = listener._accept()  # type: ignore[attr-defined]  # typeshed: of `socket` only
     with open(fd, "rb") as file:
         return file.read()
 
@@ -88,11 +88,13 @@ def _be_watched(run: Callable[[], None], address: bytes) -> NoReturn:
     leave = os._exit
 
     def tell_and_leave(code: int) -> NoReturn:
-        _tell(address, CONTEXT)
-        leave(code)
+        try:
+            _tell(address, CONTEXT)
+        finally:
+            leave(code)
 
     try:
-        os._exit = tell_and_leave  # type: ignore[assignment]
+        os._exit = tell_and_leave  # type: ignore[assignment]  # in this fork
         run()
         _tell(address, INIT)
     finally:

@@ -77,7 +77,7 @@ class Worker(NamedTuple):
 
 
 def main(arguments: List[str], arenas: memory.Arenas) -> None:
-    """`forkserver CONFIG_FD CONTROL_FD LIFELINE_FD WORKER_FD…`; never returns."""
+    """`CONFIG_FD CONTROL_FD LIFELINE_FD WORKER_FD…`, and the arenas made first; never returns."""
     config = read_config(int(arguments[0]))
     control = socket.socket(fileno=int(arguments[1]))
     lifeline, *worker_fds = (int(word) for word in arguments[2:])
@@ -170,9 +170,9 @@ def _fork_workers(
     gc.freeze()
     huge_pages.collapse_anonymous()
     huge_pages.collapse_interpreter()
-    # Last: whatever is freed after it is a hole in a huge page.
+    # After whatever frees what was there before: that is a hole, and most lie in huge pages.
     memory.Fillers()
-    learn()
+    learn()  # in a fork of what the workers' forks will be like
     gc.freeze()
     for fd in worker_fds:
         if worker.forker.clone() == 0:

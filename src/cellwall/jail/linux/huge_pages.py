@@ -96,6 +96,9 @@ def _move(address: int) -> bool:
     if spare == _FAILED:
         return False
     copy = -(-spare // BYTES) * BYTES
+    # Its edges first, and nothing once it has moved: where it was, an arena may lie by then.
+    _unmap(spare, copy - spare)
+    _unmap(copy + BYTES, spare + BYTES - copy)
     ctypes.memmove(copy, address, BYTES)
     place = ctypes.c_void_p(copy)
     is_moved = (
@@ -103,5 +106,11 @@ def _move(address: int) -> bool:
         and LIBC.mprotect(place, _SIZE, _READ_EXECUTE) == 0
         and LIBC.mremap(place, _SIZE, _SIZE, _MAY_MOVE_TO, ctypes.c_void_p(address)) == address
     )
-    LIBC.munmap(ctypes.c_void_p(spare), ctypes.c_size_t(2 * BYTES))
+    if not is_moved:
+        _unmap(copy, BYTES)
     return is_moved
+
+
+def _unmap(address: int, length: int) -> None:
+    if length:
+        LIBC.munmap(ctypes.c_void_p(address), ctypes.c_size_t(length))

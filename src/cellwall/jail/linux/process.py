@@ -80,7 +80,7 @@ def _tid_address() -> int:
 
 
 class Cloner:
-    """clone3(2) into new namespaces, again and again with arguments that are made once.
+    """clone3(2), into new namespaces or none, again and again with arguments made once.
 
     Why not os.fork + unshare: one call creates the process inside its pid namespace, with a pidfd.
     Only for single-threaded processes. CPython's fork hooks do not run: with one thread, which
