@@ -9,7 +9,7 @@ and not raised. No policy; called by the fork-server before its first forks.
 from __future__ import annotations
 
 import ctypes
-from typing import List, NamedTuple, Tuple
+from typing import List, NamedTuple, Optional, Tuple
 
 from cellwall.jail.linux.libc import LIBC
 
@@ -17,12 +17,26 @@ BYTES = 2 * 1024 * 1024
 _SIZE = ctypes.c_size_t(BYTES)
 _MADV_COLLAPSE = ctypes.c_int(25)
 """madvise(2), Linux 6.1: gather present pages into huge ones now, whatever sysfs says but never."""
-_READ_WRITE, _READ_EXECUTE = ctypes.c_int(1 | 2), ctypes.c_int(1 | 4)
+_NONE, _READ_WRITE, _READ_EXECUTE = ctypes.c_int(0), ctypes.c_int(1 | 2), ctypes.c_int(1 | 4)
 _PRIVATE_ANONYMOUS = ctypes.c_int(0x02 | 0x20)
 _MAY_MOVE_TO = ctypes.c_int(1 | 2)
 """MREMAP_MAYMOVE | MREMAP_FIXED, mremap(2)."""
 _FAILED = ctypes.c_void_p(-1).value
 LIBC.mmap.restype = LIBC.mremap.restype = ctypes.c_void_p
+
+
+def map_anonymous(length: int, protection: ctypes.c_int = _NONE) -> Optional[int]:
+    """Map private memory of nobody's; its address, None if the kernel refuses. mmap(2)."""
+    address: Optional[int] = LIBC.mmap(
+        None, ctypes.c_size_t(length), protection, _PRIVATE_ANONYMOUS, -1, ctypes.c_long(0)
+    )
+    return None if address == _FAILED else address
+
+
+def unmap(address: int, length: int) -> None:
+    """Give it back, if it is any. munmap(2)."""
+    if length:
+        LIBC.munmap(ctypes.c_void_p(address), ctypes.c_size_t(length))
 
 
 class Mapping(NamedTuple):
@@ -90,15 +104,13 @@ def _interpreter() -> Tuple[int, int]:
 
 def _move(address: int) -> bool:
     """Put a copy in the place of the 2 MiB at `address`, which are only read and run."""
-    spare = LIBC.mmap(
-        None, ctypes.c_size_t(2 * BYTES), _READ_WRITE, _PRIVATE_ANONYMOUS, -1, ctypes.c_long(0)
-    )
-    if spare == _FAILED:
+    spare = map_anonymous(2 * BYTES, _READ_WRITE)
+    if spare is None:
         return False
     copy = -(-spare // BYTES) * BYTES
     # Its edges first, and nothing once it has moved: where it was, an arena may lie by then.
-    _unmap(spare, copy - spare)
-    _unmap(copy + BYTES, spare + BYTES - copy)
+    unmap(spare, copy - spare)
+    unmap(copy + BYTES, spare + BYTES - copy)
     ctypes.memmove(copy, address, BYTES)
     place = ctypes.c_void_p(copy)
     is_moved = (
@@ -107,10 +119,5 @@ def _move(address: int) -> bool:
         and LIBC.mremap(place, _SIZE, _SIZE, _MAY_MOVE_TO, ctypes.c_void_p(address)) == address
     )
     if not is_moved:
-        _unmap(copy, BYTES)
+        unmap(copy, BYTES)
     return is_moved
-
-
-def _unmap(address: int, length: int) -> None:
-    if length:
-        LIBC.munmap(ctypes.c_void_p(address), ctypes.c_size_t(length))

@@ -55,12 +55,13 @@ _CHUNKS = tuple(2**exponent for exponent in range(20, 3, -1))
 
 def _align_next_mapping() -> None:
     """Have the next mappings end where a huge page may; what it takes is addresses, not memory."""
-    arguments = ctypes.c_int(0), ctypes.c_int(0x22), -1, ctypes.c_long(0)
-    probe = LIBC.mmap(None, ctypes.c_size_t(_ARENA), *arguments)
-    LIBC.munmap(ctypes.c_void_p(probe), ctypes.c_size_t(_ARENA))
+    probe = huge_pages.map_anonymous(_ARENA)
+    if probe is None:
+        return
+    huge_pages.unmap(probe, _ARENA)
     excess = (probe + _ARENA) % huge_pages.BYTES
     if excess:
-        LIBC.mmap(None, ctypes.c_size_t(excess), *arguments)
+        huge_pages.map_anonymous(excess)
 
 
 class _Mallinfo2(ctypes.Structure):
