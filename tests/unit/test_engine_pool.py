@@ -133,6 +133,24 @@ def test_claim_that_no_parked_one_fits_starts_its_own() -> None:
     play(body)
 
 
+def test_what_was_released_is_dead_at_once_and_removed_behind_the_answer() -> None:
+    """And a pool that is closed before has removed it as well."""
+
+    async def body(scene: Scene) -> None:
+        live = await scene.claim()
+        sandbox = cast("StandInSandbox", live.runtime_sandbox)
+        scene.release(live)
+        assert sandbox.killed
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not sandbox.closed
+        assert scene.pool.statistics().destroying == 1
+        await scene.pool.aclose()
+        assert sandbox.closed
+
+    play(body)
+
+
 def test_every_sandbox_is_used_once_and_destroyed() -> None:
     async def body(scene: Scene) -> None:
         seen = []

@@ -146,6 +146,34 @@ def test_pages_are_copied_unless_a_request_is_there(*, is_parked: bool) -> None:
     assert is_unchanged
 
 
+def test_a_request_ends_the_copying() -> None:
+    """It comes while the first range is being copied; the second stays shared."""
+
+    def copied() -> list[int]:
+        memory = _Shared()
+        ahead.pages[ahead.INIT] = ahead._RANGE.pack(memory.address, _PAGE) + ahead._RANGE.pack(
+            memory.address + 7 * _PAGE, _PAGE
+        )
+        result_r, result_w = os.pipe()
+        request_r, request_w = os.pipe()
+        populate = native.populate
+
+        def child() -> None:
+            def ask_and_populate(address: int, length: int) -> bool:
+                os.write(request_w, b"request")
+                return populate(address, length)
+
+            native.populate = ask_and_populate
+            ahead.while_waiting(request_r, ahead.INIT)
+            os.write(result_w, json.dumps(memory.found(ahead.written())).encode())
+
+        _in_fork(child)
+        result: list[int] = json.loads(os.read(result_r, 65536))
+        return result
+
+    assert answer(copied) == [0]
+
+
 def test_pages_that_are_not_mapped_are_passed_over() -> None:
     """A library that was there when the run was watched, and is not here: no error, no signal."""
 

@@ -33,8 +33,8 @@ _SHRINK_AFTER_S = 10.0
 """A burst's size is remembered this long."""
 _REFILL_PAUSE_S = 0.02
 """After a claim; shortened when its sandbox is released."""
-_ANSWER_PAUSE_S = 0.001
-"""After a release: the answer goes out first."""
+_ANSWER_PAUSE_S = 0.003
+"""After a release: the answer goes out first, and where it is kept it has to be on disk before."""
 _MOST_DESTRUCTIONS = 64
 """Destructions pending at once; claims wait above it, so that cleaning keeps up."""
 
@@ -214,7 +214,7 @@ class Pool:
     def bury(self, sandbox: RuntimeSandbox) -> None:
         """Kill now, clean up in the background."""
         sandbox.kill()
-        self._destructions.spawn(sandbox.aclose())
+        self._destructions.spawn(_remove(sandbox))
 
     async def wait_buried(self) -> None:
         """Return when every destruction under way has ended."""
@@ -370,3 +370,10 @@ class Pool:
             while shelf.parked:
                 self.bury(shelf.parked.popleft().sandbox)
         await self._destructions.wait_empty()
+
+
+async def _remove(sandbox: RuntimeSandbox) -> None:
+    try:
+        await asyncio.sleep(_ANSWER_PAUSE_S)
+    finally:
+        await sandbox.aclose()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
-_MOMENT_MS = 2
+_MOMENT_MS = 10
 """A sandbox that was not parked has its request by then."""
 _RANGE = struct.Struct("=QQ")
 """Address and length, in bytes."""
@@ -39,16 +39,21 @@ INIT, CONTEXT = range(2)
 
 
 def while_waiting(fd: int, whose: int) -> None:
-    """Copy the pages of INIT or CONTEXT unless `fd` becomes readable within a moment."""
+    """Copy the pages of INIT or CONTEXT a moment from now, until `fd` becomes readable."""
     if not pages[whose]:
         return
     from cellwall.guest import native  # loaded where pages are known
 
     poller = select.poll()
     poller.register(fd, _READABLE)
-    if not poller.poll(_MOMENT_MS):
-        for address, length in _RANGE.iter_unpack(pages[whose]):
-            native.populate(address, length)
+    wait_ms = _MOMENT_MS
+    for address, length in _RANGE.iter_unpack(pages[whose]):
+        if poller.poll(wait_ms):
+            return
+        native.populate(address, length)
+        # It is a millisecond in all, and somebody else's run may wait for this CPU.
+        os.sched_yield()
+        wait_ms = 0
 
 
 def learn(run: Callable[[], None]) -> None:
