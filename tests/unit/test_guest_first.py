@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import select
 import signal
 import struct
 import time
@@ -134,6 +135,22 @@ def test_program_whose_process_died_while_it_was_held_has_not_begun(
     host.socket.sendall(_GO)
     header, _ = host.wait_for("fail", number)
     assert header["code"] == "no_context"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [("'a' is 1", '"is" with a literal'), ("def", "SyntaxError: invalid syntax")],
+)
+def test_what_its_compiler_says_of_a_held_program_comes_with_its_output(
+    host: Host, source: str, said: str
+) -> None:
+    """It is compiled while it is held; the host hears of it what it hears without that."""
+    number = _begin(host, source, held=True)
+    assert select.select([host.socket], [], [], 0.3)[0] == []
+    host.socket.sendall(_GO)
+    *events, _done = host.events(number)
+    printed = b"".join(body for header, body in events if header["ev"] == "stderr").decode()
+    assert said in printed
 
 
 def test_only_the_first_program_can_be_held(host: Host, tmp_path: Path) -> None:

@@ -349,8 +349,8 @@ class Attempt:
     def go(self) -> None:
         """Let begin what is held; the clocks start now."""
         self._began_s = time.perf_counter()
-        self._start_clocks()
         self.live.channel.go()
+        self._start_clocks()
 
     def give_up(self) -> None:
         """Forget what is held; its sandbox is for the caller to destroy."""

@@ -114,13 +114,20 @@ def execute(
     display: Display,
     before: Callable[[], None],
 ) -> Ending:
-    """Run the code and, if asked to, its `main`; report what came of it."""
+    """Run the code and, if asked to, its `main`; report what came of it.
+
+    All that needs no line of it to run is done ahead of `before`, which may take its time.
+    """
     namespace = module.__dict__
     # The builtin, not a module variable: a program's own `display` must win.
     vars(builtins)["display"] = lambda *things: _show_all(display, things)
     try:
-        before()
-        shown = _execute_source(program, namespace)
+        try:
+            body, tail = _compiled(program)
+        finally:
+            before()
+        exec(body, namespace)  # noqa: S102  running the caller's code is what this is for
+        shown = None if tail is None else eval(tail, namespace)  # noqa: S307  likewise
         if shown is not None:
             bundle, metadata = bundle_of(shown)
             display.publish(bundle, metadata, "result")
@@ -132,22 +139,18 @@ def execute(
     return Ending(False, 0)
 
 
-def _execute_source(program: Program, namespace: dict[str, Any]) -> object:
-    """Run it; the value of a last expression if that is to be shown."""
+def _compiled(program: Program) -> tuple[CodeType, CodeType | None]:
+    """Its code, and apart from it a last expression whose value is to be shown."""
     # dont_inherit: our own __future__ imports are not the caller's.
     if not program.is_displayed:
-        exec(compile(program.source, program.filename, "exec", 0, True), namespace)  # noqa: S102
-        return None
+        return compile(program.source, program.filename, "exec", 0, True), None
     tree: Any = compile(program.source, program.filename, "exec", _ast.PyCF_ONLY_AST, True)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
     body: CodeType = compile(tree, program.filename, "exec", 0, True)
     if not isinstance(last, _ast.Expr):
-        exec(body, namespace)  # noqa: S102  running the caller's code is what this is for
-        return None
+        return body, None
     flags = body.co_flags & FUTURE_FLAGS
-    tail = compile(_ast.Expression(last.value), program.filename, "eval", flags, True)
-    exec(body, namespace)  # noqa: S102  likewise
-    return eval(tail, namespace)  # noqa: S307  likewise
+    return body, compile(_ast.Expression(last.value), program.filename, "eval", flags, True)
 
 
 def _report_value(program: Program, namespace: dict[str, Any], outbox: Outbox) -> None:

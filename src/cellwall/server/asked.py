@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.requests import Request
@@ -79,6 +80,11 @@ def compile_limits(body: ExecuteBody, defaults: Limits, most: Limits) -> Limits:
     """Return the limits of the compile stage, none above the operator's ceiling."""
     wanted = {} if body.compile_limits is None else body.compile_limits.model_dump()
     chosen = defaults.with_changes({k: v for k, v in wanted.items() if v is not None})
+    return _below(chosen, most)
+
+
+@lru_cache(maxsize=256)
+def _below(chosen: Limits, most: Limits) -> Limits:
     ceilings = {f.name: min(getattr(chosen, f.name), getattr(most, f.name)) for f in fields(most)}
     return chosen.with_changes(ceilings)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from cellwall.server.ledger import Ledger
     from cellwall.server.orders import Order
     from cellwall.server.settings import ServerSettings
-    from cellwall.store.changes import Change
     from cellwall.store.rows import ExecutionRow
 
     OnEnded = Callable[[str, Mapping[str, Any], Callable[[], Mapping[str, Any]]], None]
@@ -184,11 +183,10 @@ class Executions:
         await self._finish(record)
 
     async def _perform(self, record: ExecutionRecord, order: Order, turn: Turn) -> None:
-        is_started = turn.is_given
-        changes = self._ledger.acceptance(record.id, order, is_started=is_started)
-        if is_started:
-            await self._accept_and_work(record, order, changes)
+        if turn.is_given:
+            await self._accept_and_work(record, order)
             return
+        changes = self._ledger.acceptance(record.id, order, is_started=False)
         accepted = asyncio.ensure_future(self._ledger.accept(changes))
         written = [accepted]
         try:
@@ -201,12 +199,12 @@ class Executions:
             await asyncio.wait(written)
             record.is_on_disk = accepted.exception() is None and written[-1].exception() is None
 
-    async def _accept_and_work(
-        self, record: ExecutionRecord, order: Order, changes: Sequence[Change]
-    ) -> None:
+    async def _accept_and_work(self, record: ExecutionRecord, order: Order) -> None:
         if self._ledger.store is None:
             await self._work(record, order, None)
             return
+        # Made when it is to be written: the guest has its program by then, and gets ready.
+        changes = partial(self._ledger.acceptance, record.id, order, is_started=True)
         acceptance = Acceptance(self._ledger.store, changes)
         try:
             await self._work(record, order, acceptance.write)

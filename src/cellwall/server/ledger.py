@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cellwall.model.errors import CapacityError, CellwallError
@@ -80,8 +80,8 @@ class _NoRecorder:
 class Acceptance:
     """That one was accepted, and is started: on its way to the disk once, whoever waits for it."""
 
-    def __init__(self, store: Store, changes: Sequence[Change]) -> None:
-        """Nothing is written yet."""
+    def __init__(self, store: Store, changes: Callable[[], Sequence[Change]]) -> None:
+        """Nothing is written yet; `changes` is called when something is to be."""
         self._store = store
         self._changes = changes
         self._is_written = False
@@ -95,10 +95,11 @@ class Acceptance:
         if self._is_written:
             return
         if self._writing is None:
-            if self._store.take(*self._changes):
+            changes = self._changes()
+            if self._store.take(*changes):
                 self._is_written = True
                 return
-            self._writing = asyncio.ensure_future(self._store.write(*self._changes))
+            self._writing = asyncio.ensure_future(self._store.write(*changes))
         await asyncio.shield(self._writing)
 
     async def settled(self) -> bool:

@@ -191,15 +191,18 @@ def error_envelope(error: BaseException, request_id: str) -> dict[str, Any]:
     return {"error": {"code": code, "message": message, "remedy": remedy, "request_id": request_id}}
 
 
+_strict = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
 def one_line(value: Mapping[str, Any]) -> str:
     """Encode `value` as one line of strict JSON.
 
     A program's result may hold NaN or infinities, which JSON does not have; they become null.
     """
     try:
-        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+        return _strict(value)
     except ValueError:
-        return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
+        return _strict(_finite(value))
 
 
 def finite(value: dict[str, Any]) -> dict[str, Any]:
