@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.levels import NO_FLOOR, Asked, Floor
@@ -153,6 +154,7 @@ def usual_limits(language: Language, defaults: Limits) -> Limits:
     return defaults.with_changes(wanted)
 
 
+@lru_cache(maxsize=256)
 def compile_defaults(defaults: Limits) -> Limits:
     """Return the limits of a compile stage that names none.
 

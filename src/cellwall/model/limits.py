@@ -88,7 +88,8 @@ class Limits:
                 f"limits: unknown name {unknown[0]!r}",
                 remedy=f"known names: {', '.join(_BOUNDS)}",
             )
-        return replace(self, **{k: v for k, v in changes.items() if v is not None})
+        named = {k: v for k, v in changes.items() if v is not None}
+        return replace(self, **named) if named else self
 
     @property
     def memory_bytes(self) -> int:
