@@ -310,11 +310,12 @@ class JailRuntime:
             entry.server.give_back(worker)
 
     async def _move(self, entry: Entry, worker: Worker) -> None:
-        moving = self._begin(self._groups.move_on(worker))
-        self._moving.add(moving)
-        moving.add_done_callback(self._moving.discard)
         try:
-            await asyncio.shield(moving)  # the thread that does it goes on in any case
+            if not self._groups.move_at_once(worker):
+                moving = self._begin(self._groups.move_on(worker))
+                self._moving.add(moving)
+                moving.add_done_callback(self._moving.discard)
+                await asyncio.shield(moving)  # the thread that does it goes on in any case
         except Exception as error:
             entry.server.lose(f"a worker could not be moved: {error}")
             raise

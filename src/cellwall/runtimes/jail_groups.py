@@ -1,14 +1,18 @@
-"""The cgroup work of one jail runtime, on a thread of its own because the kernel makes it wait.
+"""The cgroup work of one jail runtime: on the loop while the kernel is quick, else on a thread.
 
 Called by `jail`. Not which files are written (`jail.cgroups`). Each hop to a thread and back costs
-as much as the work itself, so what ended sandboxes left is removed along with the next move; when
-nothing moves, soon after.
+as much as the work itself, so where workers move themselves, and nothing in the kernel waits for a
+grace period, their directories are made in between; and what ended sandboxes left is removed along
+with the next move; when nothing moves, soon after. The invariant: a kernel that makes us wait, as
+another program that moves processes may, holds up the loop once in a while and not for long.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
@@ -25,6 +29,15 @@ _QUARANTINE_FIRST_S = 1.0
 _QUARANTINE_MOST_S = 60.0
 _LINGER_S = 0.005
 """How long an ended sandbox's directories wait for a move to go along with."""
+_SLOW_S = 0.002
+"""Of late, on average: from there on a thread is cheaper for those who wait for the loop."""
+_REST_S = 1.0
+_WEIGHT = 1 / 8
+"""Of the latest move in the average."""
+
+
+_Tell = Callable[[Callable[[], None]], object]
+"""Has the loop call something."""
 
 
 class _Ended(NamedTuple):
@@ -45,6 +58,7 @@ class GroupKeeper:
         self._quarantine: list[cgroups.Groups] = []
         self._retry: asyncio.TimerHandle | None = None
         self._pause_s = _QUARANTINE_FIRST_S
+        self._usual_s = self._rests_until = 0.0
         barrier = threading.Barrier(_THREADS + 1)
         for _ in range(_THREADS):
             # Now: later, with no process left to be had, what has ended could not be removed.
@@ -61,9 +75,26 @@ class GroupKeeper:
         """Whether `move_on` only prepares the way."""
         return self._groups.layout.lets_move_itself
 
+    def move_at_once(self, worker: Worker) -> bool:
+        """Do as `move_on` does, if the kernel does it without waiting; False if it may not."""
+        began = time.monotonic()
+        if not self.workers_move_themselves or began < self._rests_until:
+            return False
+        try:
+            self._work(asyncio.get_running_loop().call_soon, worker, self._take_ended())
+        finally:
+            self._note(time.monotonic() - began)
+        return True
+
     async def move_on(self, worker: Worker) -> None:
         """Put a worker into the directories of a sandbox to come, or open them for it."""
         await asyncio.wrap_future(self._submit(worker))
+
+    def _note(self, took_s: float) -> None:
+        self._usual_s += _WEIGHT * (took_s - self._usual_s)
+        if self._usual_s > _SLOW_S:
+            self._usual_s = _SLOW_S / 2
+            self._rests_until = time.monotonic() + _REST_S
 
     async def make(self, limits: Limits) -> cgroups.Groups:
         """Make directories with `limits` in them, for a sandbox that moves itself there."""
@@ -130,29 +161,27 @@ class GroupKeeper:
         return ended.removed
 
     def _submit(self, worker: Worker | None) -> Future[None]:
+        tell = asyncio.get_running_loop().call_soon_threadsafe
+        return self._threads.submit(self._work, tell, worker, self._take_ended())
+
+    def _take_ended(self) -> list[_Ended]:
         ended, self._ended = self._ended, []
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        loop = asyncio.get_running_loop()
-        return self._threads.submit(self._work, loop, worker, ended)
+        return ended
 
-    def _work(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        worker: Worker | None,
-        ended: list[_Ended],
-    ) -> None:
-        """On a thread: the move, for which somebody waits, then the removals."""
+    def _work(self, tell: _Tell, worker: Worker | None, ended: list[_Ended]) -> None:
+        """The move, for which somebody waits, then the removals."""
         try:
             if worker is not None:
-                self._move(loop, worker)
+                self._move(tell, worker)
         finally:
             results = [not self._groups.take_back(each.groups) for each in ended]
             if ended:
-                loop.call_soon_threadsafe(partial(_answer, ended, results))
+                tell(partial(_answer, ended, results))
 
-    def _move(self, loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
+    def _move(self, tell: _Tell, worker: Worker) -> None:
         groups = self._groups.create(Limits(), guests=1)  # room for the worker itself
         try:
             if self.workers_move_themselves:
@@ -161,7 +190,7 @@ class GroupKeeper:
                 worker.move(groups)
         except BaseException:
             if groups.remove():  # it is in some of them, until its fork-server is ended
-                loop.call_soon_threadsafe(self._isolate, groups)
+                tell(partial(self._isolate, groups))
             raise
 
 

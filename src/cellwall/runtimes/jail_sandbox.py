@@ -172,10 +172,12 @@ class JailSandbox:
             # What passes on a program's output, and waits for its end, does it meanwhile.
             beside = self._runtime.cpus.others(self._cpus) or self._cpus
             self._is_apart = beside is not self._cpus
+        is_forked = self._spec.language == "python" and self._spec.start == "fork"
         for pid in pids:
             cpus = self._cpus if pid == pids[-1] else beside
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                for thread in posture.threads(pid):  # an interpreter has several before it runs
+                # A fork has one; an interpreter of another language several before it runs.
+                for thread in (pid,) if is_forked else posture.threads(pid):
                     os.sched_setaffinity(thread, cpus)
 
     @property
