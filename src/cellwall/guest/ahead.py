@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _MOMENT_MS = 10
 """A sandbox that was not parked has its request by then."""
+_STRETCH = 8
+"""Ranges that are copied at once."""
 _RANGE = struct.Struct("=QQ")
 """Address and length, in bytes."""
 _MOST_RANGES = 4096
@@ -46,14 +48,15 @@ def while_waiting(fd: int, whose: int) -> None:
 
     poller = select.poll()
     poller.register(fd, _READABLE)
-    wait_ms = _MOMENT_MS
-    for address, length in _RANGE.iter_unpack(pages[whose]):
-        if poller.poll(wait_ms):
-            return
+    if poller.poll(_MOMENT_MS):
+        return
+    for number, (address, length) in enumerate(_RANGE.iter_unpack(pages[whose])):
+        if number % _STRETCH == 0:
+            # It is a millisecond in all, and somebody else's run may want this CPU.
+            os.sched_yield()
+            if poller.poll(0):
+                return
         native.populate(address, length)
-        # It is a millisecond in all, and somebody else's run may wait for this CPU.
-        os.sched_yield()
-        wait_ms = 0
 
 
 def learn(run: Callable[[], None]) -> None:
