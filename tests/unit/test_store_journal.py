@@ -154,6 +154,37 @@ def test_readers_of_the_same_store_see_what_was_taken(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_what_comes_all_the_time_waits_until_it_rests_but_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database is not asked between two that come right behind each other."""
+    monkeypatch.setattr(writer, "_AHEAD_S", 60.0)
+    monkeypatch.setattr(writer, "_AHEAD_MOST_S", 300.0)
+
+    async def run() -> None:
+        store = await served(tmp_path)
+        assert store.take(running(1), audit("accept"))
+        it, now = store._writer, asyncio.get_running_loop().time()
+        for first, latest, left in (
+            (now - 100, now - 20, 40),  # it does not rest yet
+            (now - 290, now, 10),  # the first of it has waited for long
+            (now - 60, now - 60, 0),
+            (now - 300, now, 0),
+        ):
+            assert it._ahead_timer is not None
+            it._ahead_timer.cancel()
+            it._first_ahead, it._last_ahead, it._is_ahead_due = first, latest, False
+            it._on_ahead()
+            assert it._is_ahead_due == (not left)
+            if left:
+                assert it._ahead_timer.when() - now == pytest.approx(left, abs=5)
+            else:
+                it._arm_ahead(60)
+        await store.aclose()
+
+    asyncio.run(run())
+
+
 def test_many_taken_changes_go_into_few_transactions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,9 @@ _BATCH_CHANGES = 512
 _BATCH_BYTES = 8 * 1024 * 1024
 """Of one transaction: bounds how long a small write waits behind big ones."""
 _AHEAD_S = 0.1
-"""Until what the journal took is in the database too, if nothing else is written."""
+"""Until what the journal took is in the database too, if nothing else is written…"""
+_AHEAD_MOST_S = 0.5
+"""…or since the first of it, if more comes all the time."""
 _AHEAD_AGAIN_S = 1.0
 """After an attempt at that failed."""
 _LOST_PAUSE_S = 0.25
@@ -79,6 +81,9 @@ class Writer:
     """A transaction with somebody's write in it is under way."""
     _ahead_timer: asyncio.TimerHandle | None = None
     _is_ahead_due: bool = False
+    _first_ahead: float = 0.0
+    """When the journal took what the database lacks, on the loop's clock; and the latest of it."""
+    _last_ahead: float = 0.0
 
     def start(self) -> None:
         """Begin to write; `aclose` ends it."""
@@ -107,7 +112,9 @@ class Writer:
         if not self.ahead.take(changes):
             return False
         self.counts.writes += 1
+        self._last_ahead = asyncio.get_running_loop().time()
         if self._ahead_timer is None:
+            self._first_ahead = self._last_ahead
             self._arm_ahead(_AHEAD_S)
         return True
 
@@ -136,6 +143,11 @@ class Writer:
 
     def _on_ahead(self) -> None:
         self._ahead_timer = None
+        until = min(self._last_ahead + _AHEAD_S, self._first_ahead + _AHEAD_MOST_S)
+        left_s = until - asyncio.get_running_loop().time()
+        if left_s > 0 and not self._is_closing:
+            self._arm_ahead(left_s)
+            return
         self._is_ahead_due = True
         self._wake()
 
@@ -203,6 +215,7 @@ class Writer:
             return
         self.ahead.end(is_applied=is_applied)
         if self.ahead.is_due and self._ahead_timer is None:
+            self._first_ahead = self._last_ahead
             self._arm_ahead(_AHEAD_S if is_applied else _AHEAD_AGAIN_S)
 
     async def _last_commit(self) -> None:
