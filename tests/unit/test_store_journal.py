@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from stores import chunk, ended, execution, replay, sandbox
 
-from cellwall.store import journal, writer
+from cellwall.store import ahead, journal, writer
 from cellwall.store.backup import restore, save
 from cellwall.store.changes import (
     Accept,
@@ -165,12 +165,14 @@ def test_what_comes_all_the_time_waits_until_it_rests_but_not_for_ever(
         store = await served(tmp_path)
         assert store.take(running(1), audit("accept"))
         it, now = store._writer, asyncio.get_running_loop().time()
-        for first, latest, left in (
-            (now - 100, now - 20, 40),  # it does not rest yet
-            (now - 290, now, 10),  # the first of it has waited for long
-            (now - 60, now - 60, 0),
-            (now - 300, now, 0),
+        for first, latest, much, left in (
+            (now - 100, now - 20, 3, 40),  # it does not rest yet
+            (now - 290, now, 3, 10),  # the first of it has waited for long
+            (now - 60, now - 60, 3, 0),
+            (now - 300, now, 3, 0),
+            (now - 100, now - 20, 2, 0),  # and two are as many as memory should keep
         ):
+            monkeypatch.setattr(ahead, "_MUCH", much)
             assert it._ahead_timer is not None
             it._ahead_timer.cancel()
             it._first_ahead, it._last_ahead, it._is_ahead_due = first, latest, False

@@ -18,6 +18,8 @@ from cellwall.store.journal_form import encoded
 APPLIED = "journal_applied"
 """The fact that says up to which record the database has everything."""
 _MOST_CHANGES = 4096
+_MUCH = 256
+"""Changes that need not wait for a rest any more: each is some KiB of memory."""
 _log = logging.getLogger("cellwall.store")
 
 
@@ -42,6 +44,11 @@ class Ahead:
     def is_due(self) -> bool:
         """Whether the database lacks something."""
         return self._last != self._applied
+
+    @property
+    def is_much(self) -> bool:
+        """Whether what the database lacks is better there than here."""
+        return len(self._pending) >= _MUCH
 
     @property
     def is_broken(self) -> bool:

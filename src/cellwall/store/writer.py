@@ -145,7 +145,8 @@ class Writer:
         self._ahead_timer = None
         until = min(self._last_ahead + _AHEAD_S, self._first_ahead + _AHEAD_MOST_S)
         left_s = until - asyncio.get_running_loop().time()
-        if left_s > 0 and not self._is_closing:
+        is_much = self.ahead is not None and self.ahead.is_much
+        if left_s > 0 and not is_much and not self._is_closing:
             self._arm_ahead(left_s)
             return
         self._is_ahead_due = True
