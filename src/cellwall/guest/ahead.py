@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _MOMENT_MS = 10
-"""A sandbox that was not parked has its request by then."""
+"""A sandbox that was not parked has its request by then; and where one was parked because another
+was used, whoever used that has the answer."""
 _STRETCH = 8
 """Ranges that are copied at once."""
 _RANGE = struct.Struct("=QQ")

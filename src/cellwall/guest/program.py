@@ -125,7 +125,7 @@ def execute(
         try:
             body, tail = _compiled(program)
         finally:
-            before()
+            before()  # what cannot be compiled is told afterwards, too
         exec(body, namespace)  # noqa: S102  running the caller's code is what this is for
         shown = None if tail is None else eval(tail, namespace)  # noqa: S307  likewise
         if shown is not None:

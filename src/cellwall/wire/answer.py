@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _LIMITS = tuple(field.name for field in fields(Limits))
 _TIMEOUTS = frozenset({Verdict.WALL_TIME, Verdict.CPU_TIME})
+_strict = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def status_of(verdict: Verdict) -> str:
@@ -191,9 +192,6 @@ def error_envelope(error: BaseException, request_id: str) -> dict[str, Any]:
     return {"error": {"code": code, "message": message, "remedy": remedy, "request_id": request_id}}
 
 
-_strict = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-
-
 def one_line(value: Mapping[str, Any]) -> str:
     """Encode `value` as one line of strict JSON.
 
@@ -208,7 +206,7 @@ def one_line(value: Mapping[str, Any]) -> str:
 def finite(value: dict[str, Any]) -> dict[str, Any]:
     """Return `value` with null for every number that JSON does not have."""
     try:
-        json.dumps(value, allow_nan=False)  # the encoder looks ten times as fast as we do
+        _strict(value)  # the encoder looks ten times as fast as we do
     except ValueError:
         return {key: _finite(item) for key, item in value.items()}
     return value

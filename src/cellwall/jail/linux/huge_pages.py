@@ -3,7 +3,8 @@
 Measured on the reference machine: fork and exit of a process with 100 MiB of small pages costs
 7.3 ms, with huge pages 0.7 ms. A small page costs every fork 0.2 µs, to copy and to let go, also
 when it is empty. A refusal (older kernel, no memory for it) costs speed only, so it is counted
-and not raised. No policy; called by the fork-server before its first forks.
+and not raised. No policy; called by the fork-server before its first forks, and by a server for its
+own memory once it is up.
 """
 
 from __future__ import annotations
