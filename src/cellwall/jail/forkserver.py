@@ -30,7 +30,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Set, Tuple
 
 from cellwall.jail import apply, fds, inside, lockdown, plan
 from cellwall.jail.boot import read_config
-from cellwall.jail.linux import huge_pages, memory, process
+from cellwall.jail.linux import huge_pages, libraries, memory, process
 from cellwall.jail.linux.libc import Prepared
 
 _NAMESPACES = (
@@ -168,6 +168,8 @@ def _fork_workers(
     _refuse_dirt(ours)
     gc.collect()
     gc.freeze()
+    libraries.share_relocated()
+    libraries.join_constants()
     huge_pages.collapse_anonymous()
     huge_pages.collapse_interpreter()
     # After whatever frees what was there before: that is a hole, and most lie in huge pages.

@@ -47,6 +47,8 @@ class Mapping(NamedTuple):
     end: int
     permissions: str
     path: str
+    offset: int
+    """Of its start in the file."""
 
 
 def mappings() -> List[Mapping]:
@@ -56,7 +58,8 @@ def mappings() -> List[Mapping]:
         for line in file.read().splitlines():
             words = line.split(None, 5)
             start, end = (int(word, 16) for word in words[0].split("-"))
-            found.append(Mapping(start, end, words[1], words[5] if len(words) == 6 else ""))
+            path = words[5] if len(words) == 6 else ""
+            found.append(Mapping(start, end, words[1], path, int(words[2], 16)))
     return found
 
 

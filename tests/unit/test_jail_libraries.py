@@ -1,0 +1,172 @@
+"""How a fork-server's libraries are mapped, each case in an interpreter of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+from conftest import Require
+
+_SHARED = """
+    import _bz2, _decimal, _json, ctypes, hashlib, os, sys
+    from cellwall.jail.linux import huge_pages, libraries
+
+    def of_files(*permissions):
+        return [each for each in huge_pages.mappings()
+                if each.path.startswith("/") and each.permissions in permissions]
+
+    def content(mapping):
+        return ctypes.string_at(mapping.start, mapping.end - mapping.start)
+
+    def shared():
+        return [each for each in huge_pages.mappings() if "memfd:relocated" in each.path]
+
+    def data_of(module):
+        "What can be written of an extension module's file, before it is replaced."
+        return next(each for each in of_files("rw-p") if each.path == module.__file__)
+
+    def works():
+        return str(_decimal.Decimal("1.10") + 1), _json.encode_basestring("a"), _bz2.BZ2Compressor()
+
+"""
+
+
+def _run(code: str) -> str:
+    """What a fresh interpreter prints that runs `code`."""
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(_SHARED) + textwrap.dedent(code)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_a_library_is_read_and_run_in_one_mapping() -> None:
+    """Of an extension module three are left, of five; before, its constants were two of them."""
+    out = _run("""
+        def kinds():
+            return [each.permissions for each in huge_pages.mappings()
+                    if each.path == _decimal.__file__]
+        before = kinds()
+        spared = libraries.join_constants()
+        print(before, kinds(), spared >= 2 * 3)
+        works()
+    """)
+    assert out == "['r--p', 'r-xp', 'r--p', 'r--p', 'rw-p'] ['r-xp', 'r--p', 'rw-p'] True\n"
+
+
+def test_nothing_that_can_be_run_can_be_written() -> None:
+    """Constants become executable, and no byte of them or of code changes."""
+    out = _run("""
+        code = {each.start: content(each) for each in of_files("r-xp")}
+        libraries.share_relocated()
+        libraries.join_constants()
+        joined = of_files("r-xp")
+        print([each for each in huge_pages.mappings() if {"w", "x"} <= set(each.permissions)])
+        for start, text in code.items():
+            home = next(each for each in joined if each.start <= start < each.end)
+            assert content(home)[start - home.start:][:len(text)] == text
+    """)
+    assert out == "[]\n"
+
+
+def test_what_the_loader_made_read_only_stays_the_same_and_is_nobodys_own() -> None:
+    """To the byte; and no page of it is this process's alone, of which there were some before."""
+    out = _run("""
+        def own():
+            with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+                return [each for each in of_files("r--p")
+                        if libraries._has_own_pages(pagemap.fileno(), each)]
+        before = own()
+        texts = [content(each) for each in before]
+        found = libraries.share_relocated()
+        texts_now = [ctypes.string_at(each.start, each.end - each.start) for each in before]
+        print(len(before) > 5, found >= len(before), own(), texts == texts_now)
+        works()
+    """)
+    assert out == "True True [] True\n"
+
+
+def test_data_of_extensions_is_written_to_by_each_for_itself() -> None:
+    """A fork's write is its own: neither its parent nor who is forked afterwards sees it."""
+    out = _run("""
+        data = data_of(_decimal)
+        kept = content(data)
+        libraries.share_relocated()
+        place = next(each for each in shared() if each.start == data.start)
+        print(place.permissions, content(place) == kept)
+        if not os.fork():
+            ctypes.memset(data.start, 0x5a, 64)
+            os._exit(ctypes.string_at(data.start, 64) == b"Z" * 64)
+        print(os.waitstatus_to_exitcode(os.wait()[1]), content(place) == kept)
+        if not os.fork():
+            os._exit(content(place) == kept)
+        print(os.waitstatus_to_exitcode(os.wait()[1]))
+        works()
+    """)
+    assert out == "rw-p True\n1 True\n1\n"
+
+
+def test_what_changes_meanwhile_is_left_where_it_is() -> None:
+    """The interpreter's data, libc's and that of what calls them are their files' still."""
+    out = _run("""
+        import _ctypes
+        ours = [each for each in of_files("rw-p")
+                if os.path.realpath(each.path) == os.path.realpath(sys.executable)
+                or "libc.so" in each.path or each.path == _ctypes.__file__]
+        found = libraries.share_relocated()
+        print(len(ours) >= 3, found > 0, all(each in huge_pages.mappings() for each in ours))
+    """)
+    assert out == "True True True\n"
+
+
+def test_nobody_can_write_to_the_file(require: Require) -> None:
+    """Not even root, who finds it through the mappings of a process; nor is it left open."""
+    require("root", os.geteuid() == 0, "run the tests as root")
+    out = _run("""
+        libraries.share_relocated()
+        print([name for name in os.listdir("/proc/self/fd") if int(name) > 3])
+        place = shared()[0]
+        fd = os.open(f"/proc/self/map_files/{place.start:x}-{place.end:x}", os.O_RDWR)
+        for write in (lambda: os.pwrite(fd, b"x", 0), lambda: os.ftruncate(fd, 0)):
+            try:
+                write()
+            except PermissionError:
+                print("refused")
+    """)
+    assert out == "[]\nrefused\nrefused\n"
+
+
+def test_the_second_time_there_is_nothing_left_to_do() -> None:
+    """What was replaced is not replaced again; forks of forks would never be done."""
+    out = _run("""
+        libraries.share_relocated(), libraries.join_constants()
+        print(libraries.share_relocated(), libraries.join_constants())
+        import _lzma
+        print(libraries.share_relocated() > 0, libraries.join_constants() > 0)
+    """)
+    assert out == "0 0\nTrue True\n"
+
+
+def test_a_mapping_that_is_lost_is_told() -> None:
+    """Going on would be a crash at some later time."""
+    out = _run("""
+        real = libraries.LIBC.mmap
+        class Refusing:
+            pwrite = libraries.LIBC.pwrite
+            def mmap(self, *arguments):
+                ctypes.set_errno(12)
+                return -1
+        libraries.LIBC = Refusing()
+        try:
+            libraries.share_relocated()
+        except OSError as error:
+            print(error.errno, "mmap over /" in error.step)
+    """)
+    assert out == "12 True\n"
