@@ -14,11 +14,12 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from arena import Arena
 
-from cellwall.engine import oneshot
+from cellwall.engine import engine, oneshot
 from cellwall.engine.execution import Attempt, BeforeCode, OnEvent, Work
 from cellwall.engine.live import Live
 from cellwall.engine.requests import Request
@@ -26,6 +27,7 @@ from cellwall.jail import posture
 from cellwall.jail.spawned import Spawned
 from cellwall.model.errors import CapacityError, SandboxBroken
 from cellwall.model.outcome import Verdict
+from cellwall.runtimes.channel import GuestChannel
 from cellwall.runtimes.cpus import Cpus
 from cellwall.runtimes.jail_sandbox import JailSandbox
 from conftest import Require
@@ -33,6 +35,9 @@ from conftest import Require
 pytestmark = pytest.mark.attack
 
 _HELD_S = 0.5
+_TIMES = 2
+_MOST_RUNS = 50
+"""As long as a sandbox is ready sooner than we look at it."""
 _PROGRAMS = {
     "init": ("print('ran')", {}),
     "context": ("print('ran')", {}),
@@ -50,6 +55,13 @@ def _wait_stopped(pid: int) -> None:
         time.sleep(0.001)
 
 
+async def _kill(pid: int) -> None:
+    gone = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    await asyncio.to_thread(select.select, [gone], [], [], 10)
+    os.close(gone)
+
+
 def _killer(arena: Arena, who: str, times: int, killed: list[int]) -> Callable[[], Awaitable[None]]:
     """Return a `before_code` that kills the first sandboxes that are claimed."""
 
@@ -60,10 +72,7 @@ def _killer(arena: Arena, who: str, times: int, killed: list[int]) -> Callable[[
         sandbox = live.runtime_sandbox
         assert isinstance(sandbox, JailSandbox)
         pid = sandbox.pid if who.startswith("init") else posture.children(sandbox.pid)[0]
-        gone = os.pidfd_open(pid)
-        os.kill(pid, signal.SIGKILL)
-        await asyncio.to_thread(select.select, [gone], [], [], 10)
-        os.close(gone)
+        await _kill(pid)
         killed.append(pid)
 
     return kill
@@ -82,6 +91,50 @@ def test_program_whose_sandbox_died_before_it_runs_once_in_another(arena: Arena,
 
     with arena.leaving_nothing():
         arena.do(attack())
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_program_in_a_sandbox_that_dies_before_it_is_ready_runs_once_in_another(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch, which: int
+) -> None:
+    """It has been given the program by then. Both are stopped first: it cannot become ready."""
+    killed: list[int] = []
+    expect = GuestChannel.expect_ready
+
+    def expect_stopped(self: GuestChannel, timeout_s: float) -> None:
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+            _wait_stopped(pid)
+        self.poll()
+        expect(self, timeout_s)
+
+    async def begin_and_kill(live: Live, *others: Any) -> Attempt:
+        attempt = await oneshot.begin(live, *others)
+        if live.channel.is_unready and len(killed) < _TIMES:
+            killed.append(stopped[which])
+            await _kill(stopped[which])
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        return attempt
+
+    def descendants(pid: int) -> list[int]:
+        found = real_descendants(pid)
+        stopped[:] = [pid, *found]
+        return found
+
+    stopped: list[int] = []
+    real_descendants = posture.descendants
+    monkeypatch.setattr(posture, "descendants", descendants)
+    monkeypatch.setattr(GuestChannel, "expect_ready", expect_stopped)
+    monkeypatch.setattr(engine, "begin", begin_and_kill)
+    with arena.leaving_nothing():
+        for _ in range(_MOST_RUNS):
+            ran = arena.do(arena.engine.execute(Request("print('ran')")))
+            assert (ran.stdout, ran.verdict) == ("ran\n", Verdict.OK)
+            if len(killed) == _TIMES:
+                break
+    assert len(set(killed)) == _TIMES
 
 
 @pytest.mark.parametrize("who", ["init", "context"])
@@ -176,13 +229,10 @@ def test_cell_whose_context_died_unnoticed_runs_once_in_a_new_one(
             made = sandbox.live.runtime_sandbox
             assert isinstance(made, JailSandbox)
             (pid,) = posture.children(made.pid)
-            gone = os.pidfd_open(pid)
             if is_init_late:
                 os.kill(made.pid, signal.SIGSTOP)
                 await asyncio.to_thread(_wait_stopped, made.pid)
-            os.kill(pid, signal.SIGKILL)
-            await asyncio.to_thread(select.select, [gone], [], [], 10)
-            os.close(gone)
+            await _kill(pid)
             # It goes on when the cell is in its socket.
             ran = await sandbox.run(
                 "print('ran')", on_start=lambda _: os.kill(made.pid, signal.SIGCONT)

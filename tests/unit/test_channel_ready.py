@@ -40,3 +40,56 @@ def test_silence_has_an_end() -> None:
             await pair.channel.wait_ready(0.01)
 
     with_pair(body)
+
+
+def test_a_guest_that_is_asked_early_has_begun_nothing_before_it_is_ready() -> None:
+    async def body(pair: Pair) -> None:
+        pair.channel.expect_ready(20)
+        assert pair.channel.is_unready
+        pair.say(READY)
+        pair.channel.poll()
+        assert not pair.channel.is_unready
+
+    with_pair(body)
+
+
+def test_a_guest_that_ended_before_it_was_ready_stays_unready() -> None:
+    async def body(pair: Pair) -> None:
+        pair.channel.expect_ready(20)
+        pair.guest.close()
+        pair.channel.poll()
+        assert pair.channel.is_unready
+        assert not pair.channel.is_open
+
+    with_pair(body)
+
+
+def test_a_guest_that_has_been_ready_need_not_be_expected() -> None:
+    async def body(pair: Pair) -> None:
+        pair.say(READY)
+        await pair.channel.wait_ready(5)
+        pair.channel.expect_ready(0)
+        await asyncio.sleep(0.01)
+        assert pair.channel.is_open
+
+    with_pair(body)
+
+
+@pytest.mark.parametrize("said", [b"", READY])
+def test_silence_of_a_guest_that_was_asked_early_has_an_end(said: bytes) -> None:
+    """Its word counts also when it has come and nobody has read it yet."""
+
+    async def body(pair: Pair) -> None:
+        ended = asyncio.Event()
+        pair.channel.on_end(ended.set)
+        pair.channel.pause()
+        pair.say(said)
+        pair.channel.expect_ready(0.01)
+        if said:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(ended.wait(), 0.1)
+        else:
+            await asyncio.wait_for(ended.wait(), 20)
+            assert "no ready event within 0.01 s" in str(pair.channel.lost)
+
+    with_pair(body)

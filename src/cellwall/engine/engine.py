@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from cellwall.engine import bringing_back
 from cellwall.engine.compile_cache import CompileCache
 from cellwall.engine.compiling import Compiled, Compiler, Job, Place
-from cellwall.engine.execution import BeforeCode, OnEvent, OnStart, finish
+from cellwall.engine.execution import BeforeCode, NotBegun, OnEvent, OnStart, finish
 from cellwall.engine.exhaustion import instead_of
 from cellwall.engine.levels import NO_FLOOR, Asked, Floor
-from cellwall.engine.oneshot import NotBegun, Stage, begin, explain, run_stage
+from cellwall.engine.oneshot import Stage, begin, explain, run_stage
 from cellwall.engine.pool import Pool, PoolStatistics
 from cellwall.engine.requests import Plan, Request, check_env, check_limits, check_start, plan
 from cellwall.engine.sandbox import AsyncSandbox

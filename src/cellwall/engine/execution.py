@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cellwall.engine.deadlines import Deadlines
 from cellwall.engine.tools import Calls
 from cellwall.engine.verdicts import Cause, Evidence, classify
+from cellwall.model.errors import SandboxBroken
 from cellwall.model.execution import Event, EventKind, Execution, ExecutionError
 from cellwall.model.ids import new_id
 from cellwall.model.outcome import Outcome, Truncated, Usage
@@ -47,6 +48,16 @@ BeforeCode = Callable[[], Awaitable[None]]
 """Awaited once there is a sandbox; what it raises ends the request, and nothing has run."""
 OnStart = Callable[["Handle"], None]
 """Called once, when the code has been handed over."""
+
+
+class NotBegun(SandboxBroken):
+    """The sandbox ended between its claim and the program."""
+
+    def __init__(self, why: str) -> None:
+        """`why` is what is known of its end."""
+        super().__init__(
+            f"run: the sandbox ended before the program began ({why})", remedy="try again"
+        )
 
 
 class Handle(Protocol):
@@ -399,7 +410,10 @@ class Attempt:
             self.live.channel.resume()
 
     async def wait(self) -> Outcome:
-        """Return the outcome; on cancellation stop the program first."""
+        """Return the outcome; on cancellation stop the program first.
+
+        Raises `NotBegun` if the sandbox ended before it was ready for the work.
+        """
         try:
             await self.recorder.waiter
         except asyncio.CancelledError:
@@ -415,6 +429,8 @@ class Attempt:
             self.live.running.discard(self.recorder)
         if self.recorder.calls is not None:
             await self.recorder.calls.wait_ended()
+        if self.recorder.cause is Cause.LOST and self.live.channel.is_unready:
+            raise NotBegun(self.recorder.detail)
         if self.recorder.refused is not None:
             raise self.recorder.refused
         if self.recorder.refused_by_caller is not None:

@@ -1,8 +1,8 @@
 """One program in a fresh sandbox: what is asked of the guest, and whether it has begun.
 
 Called by `engine`, which claims the sandbox and destroys it. The invariant: `NotBegun` says that
-nothing of the caller's has run, so that it may be tried in another sandbox; once code was handed
-over to a guest that did not refuse it, its end is an outcome, whatever it is.
+nothing of the caller's has run, so that it may be tried in another sandbox; once a guest that was
+ready has been given code and did not refuse it, its end is an outcome, whatever it is.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine import bringing_back
-from cellwall.engine.execution import Attempt, Work
+from cellwall.engine.execution import Attempt, NotBegun, Work
 from cellwall.engine.files import file_error
 from cellwall.engine.verdicts import Cause
 from cellwall.languages import callers, mistakes
 from cellwall.languages.language import BUILD, CALLER
 from cellwall.languages.tools import is_installed
-from cellwall.model.errors import HostUnsupported, SandboxBroken
+from cellwall.model.errors import HostUnsupported
 from cellwall.model.outcome import Outcome, Verdict
 from cellwall.runtimes.channel import MOST_HELD_BYTES, ChannelLost, GuestRefused
 
@@ -35,16 +35,6 @@ RESULT = f"{CALLER}/result.json"
 _EXECUTABLE = 0o755
 _TEXT_RESULTS = frozenset({"bash"})
 """Languages whose values are text: what they return is JSON if it reads as that."""
-
-
-class NotBegun(SandboxBroken):
-    """The sandbox ended between its claim and the program."""
-
-    def __init__(self, why: str) -> None:
-        """`why` is what is known of its end."""
-        super().__init__(
-            f"run: the sandbox ended before the program began ({why})", remedy="try again"
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,9 +162,10 @@ class Contexts:
         if self._exchange.are_named:
             self._exchange.drain()
 
-    def run_first(self, channel_fd: int, wakeup_fd: int) -> Stretch:
+    def run_first(self, channel_fd: int, wakeup_fd: int, born: Callable[[], None]) -> Stretch:
         """Serve the first program of a sandbox before there is an event loop."""
         stretch = Stretch(*self._fork("main", self.language))
+        born()
         stretch.may_be_foreseen = bool(self._config.get("is_end_foreseen"))
         stretch.has_interpreter = drivers.find(self.language) is not None
         serve(stretch, channel_fd, wakeup_fd, self._exchange.fileno())

@@ -72,7 +72,7 @@ USUAL_CONTEXTS = ["main"]
 _USUAL_READY = encode(ready(USUAL_CONTEXTS))
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Nothing is left to do before the first request."""
 
 
@@ -81,7 +81,7 @@ def serve(
     channel: int,
     wakeup: int,
     listener: int,
-    meanwhile: Callable[[], None] = _nothing,
+    meanwhile: Callable[[], None] = nothing,
 ) -> None:
     """Go as far as the usual case goes; what it was, `stretch` says.
 

@@ -25,7 +25,7 @@ from cellwall.guest.channel import Channel, HostGone
 from cellwall.guest.commands import Command, Commands
 from cellwall.guest.contexts import ContextJob, Contexts
 from cellwall.guest.files import Files
-from cellwall.guest.first import USUAL_CONTEXTS, ready
+from cellwall.guest.first import USUAL_CONTEXTS, nothing, ready
 from cellwall.guest.frames import FrameError, Header
 from cellwall.guest.link import Link
 from cellwall.guest.loop import READ, Loop
@@ -101,10 +101,16 @@ class Init:
             "shutdown": self._shutdown,
         }
 
-    def run(self, channel_fd: int, config: dict[str, Any], begun: Begun | None = None) -> None:
+    def run(
+        self,
+        channel_fd: int,
+        config: dict[str, Any],
+        begun: Begun | None = None,
+        born: Callable[[], None] = nothing,
+    ) -> None:
         """Own `channel_fd`, fork the named contexts and serve until the host is gone.
 
-        `begun` is what `lean` did of that already.
+        `begun` is what `lean` did of that already; `born` is called when they have been forked.
         """
         self._config.update(config)
         self._wakeup_r = processes.await_children() if begun is None else begun.wakeup_fd
@@ -112,7 +118,7 @@ class Init:
         names = config.get("contexts", ())
         stretch = None if begun is None else begun.stretch
         if stretch is None and self._contexts.may_run_first and list(names) == USUAL_CONTEXTS:
-            stretch = self._contexts.run_first(channel_fd, self._wakeup_r)
+            stretch = self._contexts.run_first(channel_fd, self._wakeup_r, born)
         self._loop.open()
         self._channel.open(channel_fd, self._loop, config.get("out_fd", -1))
         self._loop.watch(self._wakeup_r, READ, self._on_child)
@@ -123,12 +129,13 @@ class Init:
             self._channel.take_over(stretch.unread, stretch.unsent)
         else:
             self._create(names)
+            born()
+            if not self._awaited:
+                self._announce()
         self._loop.run()
 
     def _create(self, names: Sequence[str]) -> None:
         self._awaited += [name for name in names if self._contexts.begin(name)]
-        if not self._awaited:
-            self._announce()
 
     def _on_context_ready(self, name: str) -> None:
         if name in self._awaited:
@@ -312,16 +319,18 @@ def main(
     config: dict[str, Any],
     run_context: Callable[[Link, dict[str, Any]], Any] | None = None,
     begun: Begun | None = None,
+    born: Callable[[], None] = nothing,
 ) -> NoReturn:
     """Be init on `channel_fd` until the host is gone; `run_context` replaces the Python context.
 
-    `begun` is what `lean` did of that already.
+    `begun` is what `lean` did of that already; `born` is called when the contexts that are there
+    from the start have been forked.
     """
     code = _EXIT_BROKEN
     try:
         if begun is None:
             _settle()
-        _made(run_context).run(channel_fd, config, begun)
+        _made(run_context).run(channel_fd, config, begun, born)
     except (HostGone, BrokenPipeError, ConnectionResetError):
         code = _EXIT_HOST_GONE  # also in the short way of a first program, which has no channel
     except FrameError as error:

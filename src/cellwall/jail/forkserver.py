@@ -66,7 +66,7 @@ class Worker(NamedTuple):
     facts: plan.HostFacts
     program: bytes
     last_capability: int
-    guest_main: Callable[[int, Dict[str, Any]], Any]
+    guest_main: Callable[..., Any]
     exec_python: str
     forker: process.Cloner
     """Makes workers, without the fork hooks of libraries."""

@@ -1,14 +1,16 @@
 """Stage C: from a fresh clone to a locked-down init, then the guest.
 
-Called by `forkserver` in the child; never returns to it. Between the clone and the last line here
-only our own bytes are read: one from the worker. SECURITY: whoever moves a call below `"L"` gives
-caller code a weaker jail. The steps:
+Called by `forkserver` in the child; never returns to it. Between the clone and the last line of
+`_lock` only our own bytes are read: one from the worker. SECURITY: whoever moves a call behind it
+gives caller code a weaker jail. The steps:
 
     5d.1  close every descriptor but the channel     5d.5  lock down (`lockdown`, in its order)
-    5d.2  wait until the worker has written our ids   5d.6  say "L"; the host reads our posture
-    5d.3  become the user; private mounts             5d.7  start the guest; the host sends it
-    5d.4  own cgroup namespace: the worker was in             nothing before it has compared
-          our cgroups when it cloned us
+    5d.2  wait until the worker has written our ids   5d.6  start the guest; it forks the contexts
+    5d.3  become the user; private mounts             5d.7  say "L"; the host reads our posture and
+    5d.4  own cgroup namespace: the worker was in             theirs, and sends nothing before it
+          our cgroups when it cloned us                       has compared
+
+"L" is said no sooner because it wakes the host: where that is woken on this CPU, a start waits.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import traceback
+from functools import partial
 from typing import TYPE_CHECKING, Any, Dict
 
 from cellwall.jail import apply, fds, plan
@@ -51,8 +54,9 @@ def main(worker: Worker, ready: Ready, request: Dict[str, Any], channel: int, wa
     if guest["env"] is None:
         guest["env"] = worker.environment
     if request["start"] == "exec":
+        _say_locked(channel)
         _exec_guest(worker, guest, channel)
-    worker.guest_main(channel, guest)
+    worker.guest_main(channel, guest, born=partial(_say_locked, channel))
     os._exit(1)
 
 
@@ -70,6 +74,10 @@ def _lock(worker: Worker, ready: Ready, channel: int, wait_r: int) -> None:
     do_all(lock.privileges)
     do_all(lock.files)
     do_all(lock.filter)
+
+
+def _say_locked(channel: int) -> None:
+    """Step 5d.7; an interpreter that is made anew has to be asked to fork, by then."""
     os.write(channel, b"L")
 
 

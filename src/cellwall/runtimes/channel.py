@@ -67,6 +67,10 @@ class ChannelLost(CellwallError):
         self.is_hostile = is_hostile
 
 
+def _late(timeout_s: float) -> ChannelLost:
+    return ChannelLost(f"guest channel: no ready event within {timeout_s:g} s")
+
+
 class GuestRefused(CellwallError):
     """The guest answered `fail`; `reason` is its code."""
 
@@ -317,6 +321,10 @@ class GuestChannel:
         self._lost: ChannelLost | None = None
         self._on_end: list[Callable[[], None]] = []
         self._ready: asyncio.Future[Mapping[str, Any]] = self._loop.create_future()
+        self.is_unready = False
+        """Requests may be sent, and the guest has not said that it is ready: nothing has begun."""
+        self._patience: asyncio.TimerHandle | None = None
+        """Ends it if the guest is not ready by then."""
         self._loop.add_reader(self._fd, self._on_readable)
         _open_channels.add(self)
 
@@ -346,7 +354,21 @@ class GuestChannel:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(self._ready)
         except TimeoutError:
-            raise ChannelLost(f"guest channel: no ready event within {timeout_s:g} s") from None
+            raise _late(timeout_s) from None
+
+    def expect_ready(self, timeout_s: float) -> None:
+        """Wait for nothing, but end the channel if the guest is not ready by then.
+
+        Requests may be sent before it is; it takes them once it is.
+        """
+        if not self._ready.done():
+            self.is_unready = True
+            self._patience = self._loop.call_later(timeout_s, self._lose_patience, timeout_s)
+
+    def _lose_patience(self, timeout_s: float) -> None:
+        self.poll()
+        if not self._ready.done():
+            self._end(_late(timeout_s))
 
     # -- asking ----------------------------------------------------------------------------
 
@@ -528,6 +550,8 @@ class GuestChannel:
             if self._ready.done():
                 raise FrameError("ready came twice")
             self._ready.set_result(header)
+            self.is_unready = False
+            self._stop_waiting()
             return
         entry = self._listeners.get(number)
         if entry is None:
@@ -562,6 +586,7 @@ class GuestChannel:
         if self._lost is not None:
             return
         self._lost = error
+        self._stop_waiting()
         _open_channels.discard(self)
         with contextlib.suppress(RuntimeError):  # the loop may already be closed at exit
             self._loop.remove_reader(self._fd)
@@ -579,6 +604,11 @@ class GuestChannel:
         callbacks, self._on_end = self._on_end, []
         for callback in callbacks:
             callback()
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def abandon(self) -> None:
         """Close the descriptor and nothing else; see `abandon_all`."""

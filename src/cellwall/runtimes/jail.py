@@ -102,6 +102,15 @@ def _explained(error: Exception, step: str) -> CellwallError:
     return SandboxBroken(f"{step}: {error}", remedy=remedy)
 
 
+def _is_whole(spec: SandboxSpec, contexts: Sequence[int]) -> bool:
+    """Whether all of its processes are there, and a caller waits: that one may have it.
+
+    It is not ready then. Init reads what is sent to it once its context is.
+    """
+    is_usual = spec.purpose == "program" and spec.language == "python" and spec.start == "fork"
+    return spec.is_awaited and is_usual and len(contexts) == len(spec.contexts) == 1
+
+
 class _Born(NamedTuple):
     """A sandbox that has been cloned and is not yet known to be confined."""
 
@@ -338,7 +347,7 @@ class JailRuntime:
     async def _confine(
         self, entry: Entry, spec: SandboxSpec, hardness: dict[str, str], born: _Born
     ) -> JailSandbox:
-        """Hear "L", compare, hear `ready`, compare the contexts, set the limits.
+        """Hear "L", compare, hear `ready` unless a caller waits, compare the contexts, set limits.
 
         SECURITY: until this returns nobody can send the guest anything.
         """
@@ -356,8 +365,12 @@ class JailRuntime:
             namespaces = self._verifier.verify(child.pid, want)
             self._verifier.verify_mounts(child.pid, want)
             work_fd = os.open(f"/proc/{child.pid}/root/tmp", os.O_PATH | os.O_CLOEXEC)
-            await channel.wait_ready(_READY_TIMEOUT_S)
             contexts = posture.descendants(child.pid)
+            if _is_whole(spec, contexts):
+                channel.expect_ready(_READY_TIMEOUT_S)
+            else:
+                await channel.wait_ready(_READY_TIMEOUT_S)
+                contexts = posture.descendants(child.pid)
             for pid in contexts:
                 self._verifier.verify_beside(pid, want, namespaces)
             entry.server.check_alive()  # else it would die with the caller's code in it
