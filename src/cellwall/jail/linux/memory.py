@@ -27,6 +27,7 @@ class Arenas:
 
     def __init__(self, count: int) -> None:
         """Map `count` of them; one small object in each keeps it from being given back."""
+        _keep_large_blocks_in_the_heap()
         # As long as it will be: a list that grows is mapped again and again in between.
         blocks: List[bytes] = [b""] * (count * _BLOCKS_PER_ARENA)
         _align_next_mapping()
@@ -50,7 +51,17 @@ _ARENA = 1024 * 1024
 _BLOCK_PAYLOAD = 512 - 33
 """The largest `bytes` that CPython's own allocator takes: 512 bytes with its header."""
 _BLOCKS_PER_ARENA = _ARENA // 512
+_LARGE = ctypes.c_size_t(4 * 1024 * 1024)
 _CHUNKS = tuple(2**exponent for exponent in range(20, 3, -1))
+
+
+def _keep_large_blocks_in_the_heap() -> None:
+    """Have malloc map none of its own that is smaller than this.
+
+    Alone, a table of 2 MiB has no huge page. The least size that is mapped becomes that of a mapped
+    block which is given back, in whatever program that does: M_MMAP_THRESHOLD in mallopt(3).
+    """
+    LIBC.free(ctypes.c_void_p(LIBC.malloc(_LARGE)))
 
 
 def _align_next_mapping() -> None:
