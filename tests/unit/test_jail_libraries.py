@@ -170,3 +170,45 @@ def test_a_mapping_that_is_lost_is_told() -> None:
             print(error.errno, "mmap over /" in error.step)
     """)
     assert out == "12 True\n"
+
+
+def test_memory_of_a_library_that_no_file_holds_goes_with_its_data() -> None:
+    """As far as the loader says that the library reaches: what lies above may be the heap."""
+    out = _run("""
+        import numpy
+        from matplotlib import _path  # not all of it is in its file
+        class Segment(ctypes.Structure):
+            _fields_ = [("kind", ctypes.c_uint32), ("flags", ctypes.c_uint32)] + [
+                (name, ctypes.c_uint64)
+                for name in ("offset", "address", "physical", "in_file", "size", "align")]
+        class Library(ctypes.Structure):
+            _fields_ = [("bias", ctypes.c_uint64), ("name", ctypes.c_char_p),
+                        ("segments", ctypes.POINTER(Segment)), ("count", ctypes.c_uint16)]
+        ends = {}
+        @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Library), ctypes.c_size_t, ctypes.c_void_p)
+        def note(library, size, nothing):
+            found = library.contents
+            last = max((each.address + each.size for each in found.segments[:found.count]
+                        if each.kind == 1 and each.flags & 2), default=0)
+            ends[os.path.realpath(found.name.decode())] = -(-(found.bias + last) // 4096) * 4096
+            return 0
+        libraries.LIBC.dl_iterate_phdr(note, None)
+        paths = [each.path for each in of_files("rw-p")]
+        meant = {each.path for each in libraries._written() if each.permissions == "rw-p"}
+        data = {each.path: each for each in of_files("rw-p")
+                if each.path in meant and paths.count(each.path) == 1}
+        longer = [path for path, each in data.items() if ends[path] > each.end]
+        texts = {path: ctypes.string_at(each.start, ends[path] - each.start)
+                 for path, each in data.items()}
+        followed = [path for path, each in data.items() if any(
+            other.start == each.end and other.permissions == "rw-p" and path not in longer
+            for other in huge_pages.mappings())]
+        libraries.share_relocated()
+        now = {each.start: each for each in shared()}
+        print(len(longer) > 0, len(followed) > 0)
+        print(all(now[each.start].end == ends[path] for path, each in data.items()))
+        print(all(content(now[each.start]) == texts[path] for path, each in data.items()))
+        print(numpy.linalg.inv(numpy.eye(3)).sum())
+        works()
+    """)
+    assert out == "True True\nTrue\nTrue\n3.0\n"

@@ -14,7 +14,7 @@ import fcntl
 import gc
 import os
 import struct
-from typing import List
+from typing import Dict, List, Optional
 
 from cellwall.jail.linux.huge_pages import Mapping, mappings
 from cellwall.jail.linux.libc import LIBC, SyscallError
@@ -28,6 +28,14 @@ _ENTRY = struct.Struct("=Q")
 _THERE = 1 << 63 | 1 << 62
 _FILE = 1 << 61
 """Of an entry in /proc/PID/pagemap: present or swapped out; page of a file."""
+_ELF64 = b"\x7fELF\x02"
+_ELF_HEADER = struct.Struct("=32xQ14xHH")
+"""Of elf(5): where the program headers are in the file, the size of one, their number."""
+_SEGMENT = struct.Struct("=I12xQ16xQ")
+"""A program header's type, address and size in memory."""
+_PT_LOAD = 1
+_MOST_BSS = 64 * 1024
+"""It is copied as well, and most of a large one nobody ever wrote to."""
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 LIBC.pwrite.restype = ctypes.c_ssize_t
 
@@ -101,14 +109,35 @@ def _written() -> List[Mapping]:
     Other writable ones are the interpreter's, libc's, or of what we call them with: they change
     while we look at them.
     """
+    headers: Dict[str, int] = {}
+    found = []
     with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
-        return [
-            each
-            for each in mappings()
-            if each.path.startswith("/")
-            and (each.permissions == "r--p" or _is_data_of_an_extension(each))
-            and _has_own_pages(pagemap.fileno(), each)
-        ]
+        for each in mappings():
+            if each.path.startswith("/") and not each.offset:
+                headers[each.path] = each.start
+            is_data = _is_data_of_an_extension(each)
+            is_fixed = each.permissions == "r--p" and each.path.startswith("/")
+            if (is_data or is_fixed) and _has_own_pages(pagemap.fileno(), each):
+                found.append(_with_bss(each, headers.get(each.path)) if is_data else each)
+    return found
+
+
+def _with_bss(data: Mapping, header: Optional[int]) -> Mapping:
+    """As far as the library's segment reaches; the kernel has what no file holds apart. elf(5)."""
+    if header is None or ctypes.string_at(header, 5) != _ELF64:
+        return data
+    table, size, count = _ELF_HEADER.unpack_from(ctypes.string_at(header, 64))
+    segments = [
+        _SEGMENT.unpack_from(ctypes.string_at(header + table + number * size, size))
+        for number in range(count)
+    ]
+    loaded = [(address, length) for kind, address, length in segments if kind == _PT_LOAD]
+    bias = header - min(loaded)[0] // _PAGE * _PAGE if loaded else 0
+    for address, length in loaded:
+        end = -(-(bias + address + length) // _PAGE) * _PAGE
+        if bias + address < data.end <= end <= data.end + _MOST_BSS:
+            return data._replace(end=end)
+    return data
 
 
 def _is_data_of_an_extension(mapping: Mapping) -> bool:
