@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     Send = Callable[[Message], Awaitable[None]]
 
 JSON_TYPE = "application/json"
+_STARTS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 _DRAIN_S = 1.0
 _DRAIN_BYTES = 8 * 1024 * 1024
 
@@ -44,6 +45,7 @@ class Call:
     __slots__ = (
         "_body_read",
         "_gone",
+        "_send",
         "action",
         "execution",
         "execution_id",
@@ -57,7 +59,6 @@ class Call:
         "request_id",
         "route",
         "scope",
-        "send",
         "state",
         "status",
     )
@@ -74,7 +75,7 @@ class Call:
         """`headers` by lower-case name; of repeated ones the last."""
         self.scope = scope
         self.receive = receive
-        self.send = send
+        self._send = send
         self.headers = headers
         self.request_id = request_id
         self.principal = principal
@@ -198,6 +199,22 @@ class Call:
             transport.abort()
 
     # -- answering -------------------------------------------------------------------------
+
+    async def send(self, message: Message) -> None:
+        """Send a message of ASGI; the first of an answer gets what every answer carries."""
+        # No closure over this: in a circle with it, its body stayed until the next collection.
+        if message["type"] in _STARTS:
+            self._note_start(message)
+        await self._send(message)
+
+    def _note_start(self, message: Message) -> None:
+        """Remember what it says for the log."""
+        headers = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
+        message["headers"] = headers
+        self.status = message.get("status", 101)
+        for name, value in headers:
+            if name == b"x-execution-id":
+                self.execution_id = value.decode("latin-1")
 
     async def start(
         self, status: int, media_type: str, headers: Mapping[str, str] | None = None

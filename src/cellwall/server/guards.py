@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from cellwall.server.state import State
 
 _log = logging.getLogger("cellwall.server")
-_STARTS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 PUBLIC = frozenset({"/health", "/openapi.json", "/docs", "/docs/style.css"})
 _TOKEN_PATHS = re.compile(r"/signed/|/sandboxes/[a-z0-9]+/ports/")
 """Paths where a token of ours may stand for a key; their handlers check it."""
@@ -57,18 +56,11 @@ class Guard:
         """Serve one ASGI connection."""
         if scope["type"] not in {"http", "websocket"}:
             raise RuntimeError(f"asgi: {scope['type']} is not served")
-        request_id = ""
-
-        async def send_named(message: Message) -> None:
-            if message["type"] in _STARTS:
-                note_answer(call, message)
-            await send(message)
-
         headers, fault = read_headers(scope["headers"])
         request_id = headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = new_id()
-        call = Call(scope, receive, send_named, headers, request_id, None)
+        call = Call(scope, receive, send, headers, request_id, None)
         began = time.perf_counter()
 
         def check() -> None:
@@ -101,12 +93,7 @@ class Guard:
         outer = ORIGIN.get()
         request_id = new_id() if outer is None else outer.request_id
 
-        async def send_noted(message: Message) -> None:
-            if message["type"] in _STARTS:
-                note_answer(call, message)
-            await send(message)
-
-        call = Call(scope, receive, send_noted, headers, request_id, caller)
+        call = Call(scope, receive, send, headers, request_id, caller)
         began = time.perf_counter()
         try:
             await self._serve(call, _nothing)
@@ -189,16 +176,6 @@ class Guard:
 
 def _nothing() -> None:
     return
-
-
-def note_answer(call: Call, message: Message) -> None:
-    """Add what every answer carries, and remember what it says for the log."""
-    headers = [*message.get("headers", ()), (b"x-request-id", call.request_id.encode())]
-    message["headers"] = headers
-    call.status = message.get("status", 101)
-    for name, value in headers:
-        if name == b"x-execution-id":
-            call.execution_id = value.decode("latin-1")
 
 
 def presented_key(call: Call) -> str | None:
