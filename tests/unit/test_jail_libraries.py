@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import textwrap
+
+from own_interpreter import printed
 
 from conftest import Require
 
@@ -34,17 +33,7 @@ _SHARED = """
 
 
 def _run(code: str) -> str:
-    """What a fresh interpreter prints that runs `code`."""
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(_SHARED) + textwrap.dedent(code)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+    return printed(_SHARED, code)
 
 
 def test_a_library_is_read_and_run_in_one_mapping() -> None:
@@ -212,3 +201,13 @@ def test_memory_of_a_library_that_no_file_holds_goes_with_its_data() -> None:
         works()
     """)
     assert out == "True True\nTrue\nTrue\n3.0\n"
+
+
+def test_without_pagemap_all_stays_as_it_is() -> None:
+    """Some kernels have none: that costs speed, and no start."""
+    out = _run("""
+        before = of_files("r--p", "rw-p")
+        libraries._PAGEMAP = "/proc/self/no-pagemap"
+        print(libraries.share_relocated(), of_files("r--p", "rw-p") == before)
+    """)
+    assert out == "0 True\n"

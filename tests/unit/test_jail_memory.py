@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
+from own_interpreter import printed
 
 from conftest import Require
 
@@ -40,19 +37,7 @@ _SHARED = """
 
 
 def _run(code: str) -> str:
-    """What a fresh interpreter prints that runs `code`."""
-    program = textwrap.dedent(_SHARED) + textwrap.dedent(code)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run(
-        [sys.executable, "-S", "-c", program],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+    return printed(_SHARED, code)
 
 
 @pytest.fixture

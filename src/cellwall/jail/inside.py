@@ -77,7 +77,7 @@ def _lock(worker: Worker, ready: Ready, channel: int, wait_r: int) -> None:
 
 
 def _say_locked(channel: int) -> None:
-    """Step 5d.7; an interpreter that is made anew has to be asked to fork, by then."""
+    """Step 5d.7, once the guest has forked; before it is started where that is by exec."""
     os.write(channel, b"L")
 
 

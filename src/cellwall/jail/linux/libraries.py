@@ -23,6 +23,7 @@ _READ, _READ_WRITE, _READ_EXECUTE = ctypes.c_int(1), ctypes.c_int(1 | 2), ctypes
 _PRIVATE_FIXED = ctypes.c_int(0x02 | 0x10)
 _EXTENSIONS = ("/site-packages/", "/lib-dynload/")
 _OURS = "/_ctypes."
+_PAGEMAP = "/proc/self/pagemap"
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _ENTRY = struct.Struct("=Q")
 _THERE = 1 << 63 | 1 << 62
@@ -62,10 +63,13 @@ def share_relocated() -> int:
     no name, is sealed, and nobody has it open. SyscallError if a mapping is lost half way: then
     this process is, too.
     """
-    found = _written()
-    if not found:
-        return 0
-    file = os.memfd_create("relocated", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        found = _written()
+        if not found:
+            return 0
+        file = os.memfd_create("relocated", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError:
+        return 0  # a kernel without pagemap, or one that allows no such file
     collects = gc.isenabled()
     gc.disable()  # no code of theirs may run between the copy and its mapping
     try:
@@ -111,7 +115,7 @@ def _written() -> List[Mapping]:
     """
     headers: Dict[str, int] = {}
     found = []
-    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+    with open(_PAGEMAP, "rb", buffering=0) as pagemap:
         for each in mappings():
             if each.path.startswith("/") and not each.offset:
                 headers[each.path] = each.start
