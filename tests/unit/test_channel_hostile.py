@@ -20,10 +20,9 @@ from cellwall.runtimes.channel import (
     HEADER_CAP_BYTES,
     RUN,
     ChannelLost,
-    FrameError,
     GuestRefused,
-    strict_json,
 )
+from cellwall.runtimes.frames import FrameError, strict_json
 
 DONE: dict[str, Any] = {
     "ev": "done",

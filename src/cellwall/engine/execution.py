@@ -22,13 +22,8 @@ from cellwall.model.errors import SandboxBroken
 from cellwall.model.execution import Event, EventKind, Execution, ExecutionError
 from cellwall.model.ids import new_id
 from cellwall.model.outcome import Outcome, Truncated, Usage
-from cellwall.runtimes.channel import (
-    RUN,
-    ChannelLost,
-    FrameError,
-    GuestRefused,
-    strict_json,
-)
+from cellwall.runtimes.channel import RUN, ChannelLost, GuestRefused
+from cellwall.runtimes.frames import FrameError, strict_json
 from cellwall.surface import callbacks
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
-"""The host's end of the guest channel (design/0002): frames, request ids, schema checks.
+"""The host's end of the guest channel (design/0002): framing, request ids, who hears what.
 
 Not the meaning of what arrives (that is `engine`) and not a transport: it is handed a connected
 stream socket by whichever runtime made one. Everything it reads was written by hostile code, so
-each frame is checked against the schema below before anybody sees it; the first violation ends
+each frame is checked (`frames`) before anybody sees it; the first violation ends
 the channel and tells the owner to kill the sandbox. The invariant: nothing read here is ever
 believed further than its type, and no frame makes host memory grow without a cap.
 """
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cellwall.model.errors import CellwallError
 from cellwall.runtimes.backlog import Backlog
+from cellwall.runtimes.frames import FrameError, check_frame, strict_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,10 +51,6 @@ TERMINAL = frozenset({"stdout", "credit", "started", "done", "fail"})
 CONNECTION = frozenset({"connected", "data", "credit", "end", "closed", "fail"})
 WATCH = frozenset({"data", "reply", "fail"})
 _FINAL = frozenset({"reply", "fail", "done", "closed"})
-
-
-class FrameError(ValueError):
-    """What arrived is not a frame of the protocol."""
 
 
 class ChannelLost(CellwallError):
@@ -98,114 +95,6 @@ class Listener(Protocol):
 
     def on_lost(self, error: ChannelLost) -> None:
         """Learn that no further frame will come."""
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if number in (float("inf"), float("-inf")):  # 1e999 would leave us as invalid JSON
-        raise ValueError(f"{text} is out of range")
-    return number
-
-
-_decode_json = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite).decode
-
-
-def strict_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
-    """Decode hostile JSON: UTF-8, finite numbers, bounded depth, no lone surrogates."""
-    try:
-        value = _decode_json(data.decode("utf-8"))
-        # A lone surrogate can only come from an escape, and would blow up at the next encode.
-        return _without_surrogates(value) if b"\\u" in data else value
-    except (ValueError, RecursionError) as error:
-        raise FrameError(f"not JSON: {error}") from None
-
-
-def _without_surrogates(value: Any) -> Any:  # noqa: ANN401 - JSON
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, list):
-        return [_without_surrogates(item) for item in value]
-    if isinstance(value, dict):
-        return {_without_surrogates(k): _without_surrogates(v) for k, v in value.items()}
-    return value
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 62
-
-
-def _is_small(value: object) -> bool:
-    return value is None or (type(value) is int and -(1 << 31) <= value < 1 << 32)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_bool(value: object) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_object(value: object) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_counts(value: object) -> bool:
-    return isinstance(value, dict) and all(_is_count(v) for v in value.values())
-
-
-Check = Callable[[object], bool]
-_SCHEMA: dict[str, dict[str, Check]] = {
-    "ready": {"protocol": _is_count, "python": _is_text},
-    "stdout": {},
-    "stderr": {},
-    "cut": {"stream": lambda v: v in ("stdout", "stderr"), "bytes": _is_count},
-    "display": {"kind": lambda v: v in ("display", "result")},
-    "error": {},
-    "value": {},
-    "call": {"call": _is_count, "tool": _is_text},
-    "call_dropped": {"call": _is_count},
-    "started": {"pid": _is_count},
-    "chunk": {},
-    "credit": {"bytes": _is_count},
-    "connected": {},
-    "data": {},
-    "end": {},
-    "closed": {"reset": _is_bool},
-    "reply": {},
-    "fail": {"code": _is_text, "message": _is_text},
-    "done": {
-        "exit_code": _is_small,
-        "signal": _is_small,
-        "alive": _is_bool,
-        "raised": _is_bool,
-        "cut": _is_counts,
-        "rusage": _is_counts,
-    },
-}
-"""Required fields by event. More fields are allowed and ignored: an older host must be able to
-speak to a newer guest of the same protocol number."""
-
-
-def check_frame(header: object) -> tuple[str, int]:
-    """Return (event, request id) of a frame header that fits the schema, else `FrameError`."""
-    if type(header) is not dict:
-        raise FrameError("header is not an object")
-    kind = header.get("ev")
-    schema = _SCHEMA.get(kind) if isinstance(kind, str) else None
-    if schema is None:
-        raise FrameError(f"unknown event {str(kind)[:40]!r}")
-    for name, check in schema.items():
-        if not check(header.get(name)):
-            raise FrameError(f"event {kind}: field {name!r} is not what it should be")
-    number = header.get("id", 0)
-    if not _is_count(number) or (number == 0) != (kind == "ready"):
-        raise FrameError(f"event {kind}: bad request id")
-    return str(kind), int(number)
 
 
 _open_channels: weakref.WeakSet[GuestChannel] = weakref.WeakSet()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from cellwall.runtimes.channel import FrameError
+from cellwall.runtimes.frames import FrameError
 
 if TYPE_CHECKING:
     from cellwall.runtimes.channel import GuestChannel
