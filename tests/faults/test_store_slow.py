@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from stores import ended, execution, opened
 
+from cellwall.store import journal
 from cellwall.store.changes import Accept, Change, Started
 from cellwall.store.errors import StoreBusy
+from cellwall.store.rows import AuditRow
 from cellwall.store.store import Store
 
 WAIT_S = 0.6
@@ -143,6 +146,58 @@ def test_slow_sync_delays_those_under_way_and_refuses_none_of_them(url: str) -> 
             assert [row.seq for row in await store.queued(0, 9)] == [1]
 
     asyncio.run(run())
+
+
+class StuckDisk:
+    """Under a journal and its database: each sync takes `sync_s`, on whatever thread it is."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sync_s = 0.0
+        self.waits_of_the_loop = 0
+        self._apply = store._database.apply
+        monkeypatch.setattr(os, "fdatasync", self._sync)
+        monkeypatch.setattr(store._database, "apply", self._commit)
+
+    def _sync(self, _handle: int) -> None:
+        self.waits_of_the_loop += 1
+        time.sleep(self.sync_s)
+
+    async def _commit(self, changes: Sequence[Change]) -> None:
+        await self._apply(changes)
+        await asyncio.sleep(self.sync_s)
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+def test_stuck_disk_keeps_the_loop_waiting_once(
+    url: str, monkeypatch: pytest.MonkeyPatch, *, is_guarded: bool
+) -> None:
+    """The control believes every commit to be quick."""
+    monkeypatch.setattr(journal, "_REST_S", 0.0)
+    if not is_guarded:
+        monkeypatch.setattr(journal, "_QUICK_COMMIT_S", 3600.0)
+
+    def running(number: int) -> Accept:
+        return Accept(execution(number, state="running", body=None, started_at=1.0))
+
+    async def run() -> None:
+        async with opened(url, sole=True, seal=unsealed) as store:
+            disk = StuckDisk(store, monkeypatch)
+            disk.sync_s = 0.1
+            for number in range(1, 9):
+                await store.write(running(number))
+            assert disk.waits_of_the_loop == 1 if is_guarded else disk.waits_of_the_loop > 2
+            disk.sync_s, before = 0.0, disk.waits_of_the_loop
+            for number in range(9, 99):
+                await store.write(running(number))
+                if disk.waits_of_the_loop > before:
+                    return  # quick again, and so used again
+            raise AssertionError("the journal is not used again")
+
+    asyncio.run(run())
+
+
+def unsealed(_: Sequence[object]) -> Callable[[int, bytes], AuditRow]:
+    raise AssertionError("nothing is audited here")
 
 
 def test_write_that_nobody_waits_for_any_more_is_not_made(url: str) -> None:

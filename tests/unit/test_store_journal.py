@@ -466,7 +466,13 @@ def test_slow_disk_is_left_alone_for_a_while(file: Path, monkeypatch: pytest.Mon
         taken += 1
         assert taken < 10
     assert taken > 2, "one slow write is no slow disk"
+    one.commit_took(0.001)
+    assert not one.append(taken + 1, b"too soon")
     now[0] += journal._REST_S
+    assert not one.append(taken + 1, b"nobody has said that it is quick again")
+    one.commit_took(2 * journal._QUICK_COMMIT_S)
+    assert not one.append(taken + 1, b"it is not")
+    one.commit_took(journal._QUICK_COMMIT_S / 2)
     assert one.append(taken + 1, b"tried again")
     one.close()
 

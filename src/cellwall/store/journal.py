@@ -32,6 +32,8 @@ _MOST_BLOCKS = 16
 _SLOW_S = 0.005
 """Of late, on average: a disk that takes longer keeps its caller's loop waiting too long."""
 _REST_S = 1.0
+"""At least; and then until the database, which another thread waits for, finds the disk quick."""
+_QUICK_COMMIT_S = 0.05
 _WEIGHT = 1 / 8
 """Of the latest write in the average."""
 _MAGIC = b"cwj1"
@@ -52,6 +54,7 @@ class Journal:
         self._used = 0
         self._held: deque[tuple[int, int]] = deque()
         """Number and blocks of each record that is still needed, oldest first."""
+        self._is_resting = False
         self._rests_until = 0.0
         self._usual_s = 0.0
 
@@ -87,15 +90,15 @@ class Journal:
     def append(self, number: int, content: bytes) -> bool:
         """Make a record durable; False if it has no place here now, and nothing was written.
 
-        Blocks for as long as the disk takes; while that is long nothing is taken. Numbers rise by
-        one. Raises `OSError`; the record may then be there or not.
+        Blocks for as long as the disk takes; while that is long nothing is taken, see
+        `commit_took`. Numbers rise by one. Raises `OSError`; the record may then be there or not.
         """
         blocks = -(-(_HEAD.size + len(content)) // BLOCK_BYTES)
         is_round = self._next + blocks > BLOCKS
         skipped = BLOCKS - self._next if is_round else 0
         now = time.monotonic()
         is_full = self._used + skipped + blocks > BLOCKS
-        if blocks > _MOST_BLOCKS or is_full or now < self._rests_until:
+        if blocks > _MOST_BLOCKS or is_full or self._is_resting:
             return False
         at = 0 if is_round else self._next
         seal = _seal(self._key, number, content)
@@ -113,8 +116,17 @@ class Journal:
     def _note(self, began_s: float, ended_s: float) -> None:
         self._usual_s += _WEIGHT * (ended_s - began_s - self._usual_s)
         if self._usual_s > _SLOW_S:
+            self._is_resting = True
             self._rests_until = ended_s + _REST_S
             self._usual_s = _SLOW_S / 2
+
+    def commit_took(self, seconds: float) -> None:
+        """Hear how long the database had for a commit on the same disk.
+
+        That a slow disk is quick again must not be found out by having the loop wait for it.
+        """
+        if seconds <= _QUICK_COMMIT_S and time.monotonic() >= self._rests_until:
+            self._is_resting = False
 
     def release(self, number: int) -> None:
         """Give the blocks of the records up to `number` to others: the database has them."""

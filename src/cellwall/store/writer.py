@@ -195,6 +195,7 @@ class Writer:
         first = () if self.ahead is None else self.ahead.begin()
         self._is_ahead_due = False
         self._is_committing = bool(batch)
+        begun = asyncio.get_running_loop().time()
         try:
             await self.database.apply([*first, *changes])
         except Exception as error:  # noqa: BLE001 - whoever waits is told, whatever it is
@@ -203,6 +204,8 @@ class Writer:
             return
         finally:
             self._is_committing = False
+        if self.ahead is not None:
+            self.ahead.commit_took(asyncio.get_running_loop().time() - begun)
         self._end_ahead(first, is_applied=True)
         self.counts.writes += len(batch)
         self.counts.transactions += 1
