@@ -21,7 +21,7 @@ import pytest
 from arena import Arena, fresh_peak_kib, peak_kib, unconfined
 
 from cellwall import AsyncSandbox, FileError, UsageError
-from cellwall.runtimes.channel import GuestRefused
+from cellwall.runtimes.answers import GuestRefused
 
 pytestmark = pytest.mark.attack
 

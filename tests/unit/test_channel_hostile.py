@@ -15,13 +15,8 @@ from channel_pair import Pair, frame, with_pair
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellwall.runtimes.channel import (
-    BODY_CAP_BYTES,
-    HEADER_CAP_BYTES,
-    RUN,
-    ChannelLost,
-    GuestRefused,
-)
+from cellwall.runtimes.answers import RUN, ChannelLost, GuestRefused
+from cellwall.runtimes.channel import BODY_CAP_BYTES, HEADER_CAP_BYTES
 from cellwall.runtimes.frames import FrameError, strict_json
 
 DONE: dict[str, Any] = {

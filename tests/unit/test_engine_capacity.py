@@ -22,7 +22,7 @@ from cellwall.model.errors import (
     SandboxBroken,
     UsageError,
 )
-from cellwall.runtimes.channel import ChannelLost
+from cellwall.runtimes.answers import ChannelLost
 
 
 @pytest.fixture

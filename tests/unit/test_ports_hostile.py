@@ -12,7 +12,7 @@ from channel_pair import Pair, frame, with_pair
 from cellwall.engine.ports import MOST_CONNECTIONS, Connection, Ports
 from cellwall.engine.tasks import Tasks
 from cellwall.model.errors import CapacityError, PortError, SandboxBroken, UsageError
-from cellwall.runtimes.channel import ChannelLost
+from cellwall.runtimes.answers import ChannelLost
 from cellwall.runtimes.streams import WINDOW_BYTES
 
 PORT = 8000

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from channel_pair import Pair, frame, with_pair
 
-from cellwall.runtimes.channel import ChannelLost
+from cellwall.runtimes.answers import ChannelLost
 from cellwall.runtimes.streams import WINDOW_BYTES, ByteStream
 
 EXPECTED = frozenset({"stdout", "credit", "done"})

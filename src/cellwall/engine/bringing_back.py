@@ -14,7 +14,7 @@ from cellwall.engine.files import read_file
 from cellwall.engine.requests import check_inner_path
 from cellwall.model.errors import UsageError
 from cellwall.model.files import FileEntry
-from cellwall.runtimes.channel import ChannelLost, GuestRefused
+from cellwall.runtimes.answers import ChannelLost, GuestRefused
 from cellwall.runtimes.frames import FrameError, strict_json
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ from cellwall.engine.files import file_error
 from cellwall.engine.requests import check_env, check_path, check_stdin, check_words
 from cellwall.model.errors import NotFound, UsageError
 from cellwall.model.execution import CommandResult
-from cellwall.runtimes.channel import GuestRefused
+from cellwall.runtimes.answers import GuestRefused
 from cellwall.surface.callbacks import OnEvent, OnText, by_stream
 
 if TYPE_CHECKING:
-    from cellwall.engine.execution import Recorder
     from cellwall.engine.live import Live
+    from cellwall.engine.recorder import Recorder
     from cellwall.engine.tasks import Tasks
     from cellwall.engine.terminals import Terminal
 

@@ -23,7 +23,7 @@ from cellwall.languages.language import BUILD
 from cellwall.languages.tools import Installed, detect
 from cellwall.model.execution import Compilation, Execution
 from cellwall.model.outcome import Outcome, Verdict
-from cellwall.runtimes.channel import ChannelLost, GuestRefused
+from cellwall.runtimes.answers import ChannelLost, GuestRefused
 from cellwall.runtimes.frames import FrameError
 
 if TYPE_CHECKING:

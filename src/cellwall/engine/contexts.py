@@ -14,7 +14,7 @@ from cellwall.engine.requests import check_words
 from cellwall.languages import registry
 from cellwall.model.context import ContextName
 from cellwall.model.errors import Conflict, NotFound, SandboxBroken, UsageError
-from cellwall.runtimes.channel import GuestRefused
+from cellwall.runtimes.answers import GuestRefused
 from cellwall.runtimes.frames import FrameError, strict_json
 
 if TYPE_CHECKING:

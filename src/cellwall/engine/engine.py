@@ -34,8 +34,8 @@ from cellwall.engine.templates import TemplateStore, state_dir
 from cellwall.model.errors import CellwallError, Conflict
 from cellwall.model.execution import Compilation, Execution
 from cellwall.model.ids import new_id
+from cellwall.runtimes.answers import GuestRefused
 from cellwall.runtimes.base import RuntimeGone, RuntimeStatistics, SandboxSpec, SweepReport
-from cellwall.runtimes.channel import GuestRefused
 from cellwall.surface.tools import Tools, box_of
 
 if TYPE_CHECKING:

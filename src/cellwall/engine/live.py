@@ -13,7 +13,7 @@ from cellwall.engine.verdicts import Cause
 from cellwall.model.errors import SandboxUnavailable
 
 if TYPE_CHECKING:
-    from cellwall.engine.execution import Recorder
+    from cellwall.engine.recorder import Recorder
     from cellwall.model.outcome import Isolation
     from cellwall.runtimes.base import KernelReadings, RuntimeSandbox, SandboxSpec
     from cellwall.runtimes.channel import GuestChannel

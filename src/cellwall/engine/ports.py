@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import CapacityError, PortError, SandboxBroken, UsageError
 from cellwall.model.files import ListeningPort
-from cellwall.runtimes.channel import CONNECTION, ChannelLost, GuestRefused
+from cellwall.runtimes.answers import CONNECTION, ChannelLost, GuestRefused
 from cellwall.runtimes.frames import strict_json
 from cellwall.runtimes.streams import WINDOW_BYTES, ByteStream
 

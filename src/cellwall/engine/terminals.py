@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.commands import Command
-from cellwall.engine.execution import Attempt, Recorder, Work
+from cellwall.engine.execution import Attempt, Work
+from cellwall.engine.recorder import Recorder
 from cellwall.model.errors import UsageError
-from cellwall.runtimes.channel import TERMINAL, ChannelLost
+from cellwall.runtimes.answers import TERMINAL, ChannelLost
 from cellwall.runtimes.streams import WINDOW_BYTES, ByteStream
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.tasks import Tasks
-from cellwall.runtimes.channel import ChannelLost
+from cellwall.runtimes.answers import ChannelLost
 from cellwall.runtimes.frames import FrameError, strict_json
 from cellwall.surface.tool_calls import Answer, refusal
 from cellwall.surface.tools import Incoming

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cellwall.engine.files import file_error
 from cellwall.model.errors import CapacityError, SandboxBroken
 from cellwall.model.files import CHANGE_KINDS, Change
-from cellwall.runtimes.channel import WATCH, ChannelLost, GuestRefused
+from cellwall.runtimes.answers import WATCH, ChannelLost, GuestRefused
 from cellwall.runtimes.frames import FrameError, strict_json
 from cellwall.runtimes.streams import WINDOW_BYTES, ByteStream
 

@@ -17,10 +17,17 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cellwall.model.errors import CellwallError
+from cellwall.runtimes.answers import (
+    FINAL,
+    REPLY,
+    REPLY_WITH_CHUNKS,
+    ChannelLost,
+    Listener,
+    Reply,
+    Single,
+)
 from cellwall.runtimes.backlog import Backlog
 from cellwall.runtimes.frames import FrameError, check_frame, strict_json
 
@@ -39,62 +46,9 @@ _STRAY_FRAMES_CAP = 10_000
 
 _PREFIX = struct.Struct(">II")
 
-REPLY = frozenset({"reply", "fail"})
-REPLY_WITH_CHUNKS = frozenset({"reply", "fail", "chunk"})
-RUN = frozenset(
-    {
-        *("stdout", "stderr", "cut", "display", "error", "value", "call", "call_dropped"),
-        *("started", "done", "fail"),
-    }
-)
-TERMINAL = frozenset({"stdout", "credit", "started", "done", "fail"})
-CONNECTION = frozenset({"connected", "data", "credit", "end", "closed", "fail"})
-WATCH = frozenset({"data", "reply", "fail"})
-_FINAL = frozenset({"reply", "fail", "done", "closed"})
-
-
-class ChannelLost(CellwallError):
-    """The channel ended under a request. `is_hostile` when the guest broke the protocol."""
-
-    code = "channel_lost"
-
-    def __init__(self, reason: str, *, is_hostile: bool = False) -> None:
-        """`reason` is a sentence for an outcome's notes."""
-        super().__init__(reason)
-        self.is_hostile = is_hostile
-
 
 def _late(timeout_s: float) -> ChannelLost:
     return ChannelLost(f"guest channel: no ready event within {timeout_s:g} s")
-
-
-class GuestRefused(CellwallError):
-    """The guest answered `fail`; `reason` is its code."""
-
-    code = "guest_refused"
-
-    def __init__(self, reason: str, message: str) -> None:
-        """`reason` is one word of design/0002."""
-        super().__init__(message)
-        self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The answer to a plain request."""
-
-    header: Mapping[str, Any]
-    body: bytes
-
-
-class Listener(Protocol):
-    """Who gets the frames of one request; called on the loop, must not block."""
-
-    def on_frame(self, kind: str, header: dict[str, Any], body: bytes) -> None:
-        """Take one checked frame; raise `FrameError` if its content is not what it claims."""
-
-    def on_lost(self, error: ChannelLost) -> None:
-        """Learn that no further frame will come."""
 
 
 _open_channels: weakref.WeakSet[GuestChannel] = weakref.WeakSet()
@@ -147,34 +101,6 @@ def _scratch() -> memoryview:
     except AttributeError:
         found = _threads.scratch = memoryview(bytearray(_RECEIVE_BYTES))
     return found
-
-
-class _Single:
-    """Listener that resolves a future with the one reply."""
-
-    __slots__ = ("_chunks", "_future")
-
-    def __init__(
-        self, future: asyncio.Future[Reply], chunks: Callable[[bytes], None] | None
-    ) -> None:
-        self._future = future
-        self._chunks = chunks
-
-    def on_frame(self, kind: str, header: dict[str, Any], body: bytes) -> None:
-        if kind == "chunk" and self._chunks is not None:
-            self._chunks(body)
-        elif self._future.done():
-            return
-        elif kind == "fail":
-            self._future.set_exception(
-                GuestRefused(str(header["code"])[:40], str(header["message"])[:2000])
-            )
-        else:
-            self._future.set_result(Reply(header, body))
-
-    def on_lost(self, error: ChannelLost) -> None:
-        if not self._future.done():
-            self._future.set_exception(error)
 
 
 class GuestChannel:
@@ -290,7 +216,7 @@ class GuestChannel:
     async def request(self, op: str, body: bytes = b"", **fields: object) -> Reply:
         """Ask and wait for the one reply; `GuestRefused` if the guest says `fail`."""
         future: asyncio.Future[Reply] = self._loop.create_future()
-        number = self.open(op, _Single(future, None), REPLY, fields, body)
+        number = self.open(op, Single(future, None), REPLY, fields, body)
         try:
             return await future
         finally:
@@ -302,7 +228,7 @@ class GuestChannel:
         """Start a `tree_put` or `tree_get`; the future is its final reply."""
         future: asyncio.Future[Reply] = self._loop.create_future()
         expected = REPLY if on_chunk is None else REPLY_WITH_CHUNKS
-        return self.open(op, _Single(future, on_chunk), expected, fields), future
+        return self.open(op, Single(future, on_chunk), expected, fields), future
 
     def tell(self, op: str, **fields: object) -> None:
         """Send a request that has no answer; a `fail` of it is ignored."""
@@ -451,7 +377,7 @@ class GuestChannel:
         listener, expected = entry
         if kind not in expected:
             raise FrameError(f"event {kind} does not belong to this request")
-        if kind in _FINAL:
+        if kind in FINAL:
             del self._listeners[number]
         try:
             listener.on_frame(kind, header, body)

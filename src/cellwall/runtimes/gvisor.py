@@ -31,6 +31,7 @@ from cellwall.runtimes import (
     gvisor_root,
     gvisor_witness,
 )
+from cellwall.runtimes.answers import ChannelLost
 from cellwall.runtimes.base import (
     Finding,
     RuntimeGone,
@@ -39,7 +40,7 @@ from cellwall.runtimes.base import (
     SweepReport,
     refuse_soft,
 )
-from cellwall.runtimes.channel import ChannelLost, GuestChannel
+from cellwall.runtimes.channel import GuestChannel
 from cellwall.runtimes.cpus import Cpus
 from cellwall.runtimes.environment import inside_environment
 from cellwall.runtimes.guest_bundle import build_bundle

@@ -10,14 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
 from collections.abc import Coroutine, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from cellwall.jail import (
-    cgroups,
     facts,
     hierarchies,
     leftovers,
@@ -28,29 +26,27 @@ from cellwall.jail import (
     uids,
 )
 from cellwall.jail.probe_counts import check_open_files
-from cellwall.jail.spawned import Spawned, hear
-from cellwall.jail.steps import Lockdown
+from cellwall.jail.spawned import Spawned
 from cellwall.jail.worker import Worker
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.model.shortage import shortage
 from cellwall.model.template import BuiltTemplate
+from cellwall.runtimes.answers import ChannelLost
 from cellwall.runtimes.base import Finding, RuntimeStatistics, SandboxSpec, SweepReport
-from cellwall.runtimes.channel import ChannelLost, GuestChannel
 from cellwall.runtimes.cpus import Cpus
 from cellwall.runtimes.environment import inside_environment
+from cellwall.runtimes.jail_confine import Born, Confinement
 from cellwall.runtimes.jail_groups import GroupKeeper
 from cellwall.runtimes.jail_sandbox import JailSandbox, Made
 from cellwall.runtimes.jail_servers import Entry, ForkServers
 
 T = TypeVar("T")
-_READY_TIMEOUT_S = 30.0
 _WATCH_S = 0.05
 _TRIES = 4
 """Of one start, each from a fork-server of its own if the one before was killed under it: on a host
 that is short of memory that happens more than once in the second that a new one takes."""
-_SHAPES_KEPT = 256
 
 
 def shape_of(limits: Limits, layout: hierarchies.Layout, *, rootless: bool) -> plan.Shape:
@@ -102,25 +98,6 @@ def _explained(error: Exception, step: str) -> CellwallError:
     return SandboxBroken(f"{step}: {error}", remedy=remedy)
 
 
-def _is_whole(spec: SandboxSpec, contexts: Sequence[int]) -> bool:
-    """Whether all of its processes are there, and a caller waits: that one may have it.
-
-    It is not ready then. Init reads what is sent to it once its context is.
-    """
-    is_usual = spec.purpose == "program" and spec.language == "python" and spec.start == "fork"
-    return spec.is_awaited and is_usual and len(contexts) == len(spec.contexts) == 1
-
-
-class _Born(NamedTuple):
-    """A sandbox that has been cloned and is not yet known to be confined."""
-
-    child: Spawned
-    groups: cgroups.Groups
-    uid_index: int
-    leaving: asyncio.Task[None]
-    """Done when the worker that cloned it has left its cgroups."""
-
-
 class JailRuntime:
     """See the module."""
 
@@ -136,8 +113,6 @@ class JailRuntime:
         self._started = self._failed = self._retried = 0
         self._is_swept = False
         self._watchdog: asyncio.Task[None] | None = None
-        self._verifier = posture.Verifier()
-        self._decisions: dict[plan.Shape, tuple[Lockdown, str]] = {}
         self.cpus = Cpus()
         self.can_lower_rlimits = True
 
@@ -159,16 +134,16 @@ class JailRuntime:
         return facts.collect()
 
     @cached_property
-    def _namespaces(self) -> dict[str, str]:
-        return posture.host_namespaces()
-
-    @cached_property
     def _servers(self) -> ForkServers:
         return ForkServers(self._state_dir, self.host_facts, self, rootless=self.rootless)
 
     @cached_property
     def _groups(self) -> GroupKeeper:
         return GroupKeeper(self.layout)
+
+    @cached_property
+    def _confinement(self) -> Confinement:
+        return Confinement(self.host_facts)
 
     def _shape(self, limits: Limits) -> plan.Shape:
         return shape_of(limits, self.layout, rootless=self.rootless)
@@ -254,7 +229,7 @@ class JailRuntime:
                 raise _explained(error, f"sandbox {spec.sandbox_id}: confine it") from error
             raise
 
-    async def _fork(self, entry: Entry, worker: Worker, spec: SandboxSpec) -> _Born:
+    async def _fork(self, entry: Entry, worker: Worker, spec: SandboxSpec) -> Born:
         """Have a worker clone the sandbox, and go on to the next one's cgroups."""
         index = entry.uids.take()
         try:
@@ -268,16 +243,17 @@ class JailRuntime:
             raise
         if worker.groups is groups:
             worker.groups = None  # they are the sandbox's now, whatever becomes of the worker
-        return _Born(child, groups, index, self._begin(self._leave(entry, worker)))
+        leaving = self._begin(self._leave(entry, worker))
+        return Born(child, groups, index, leaving, self._groups.workers_move_themselves)
 
-    async def _discard(self, entry: Entry, born: _Born) -> None:
+    async def _discard(self, entry: Entry, born: Born) -> None:
         born.child.discard()
         with contextlib.suppress(CellwallError):
             await asyncio.shield(born.leaving)
         await self._groups.remove(born.groups)
         entry.uids.give_back(born.uid_index)
 
-    async def _discard_unwanted(self, entry: Entry, forking: asyncio.Task[_Born]) -> None:
+    async def _discard_unwanted(self, entry: Entry, forking: asyncio.Task[Born]) -> None:
         with contextlib.suppress(CellwallError):  # then there is nothing to discard
             await self._discard(entry, await forking)
 
@@ -345,69 +321,22 @@ class JailRuntime:
         )
 
     async def _confine(
-        self, entry: Entry, spec: SandboxSpec, hardness: dict[str, str], born: _Born
+        self, entry: Entry, spec: SandboxSpec, hardness: dict[str, str], born: Born
     ) -> JailSandbox:
-        """Hear "L", compare, hear `ready` unless a caller waits, compare the contexts, set limits.
-
-        SECURITY: until this returns nobody can send the guest anything.
-        """
-        child, groups = born.child, born.groups
-        await hear(child, b"L")
-        channel = GuestChannel(
-            child.channel,
-            on_violation=lambda _: child.kill(),
-            may_hold=spec.purpose == "program",
+        found = await self._confinement.confine(entry, spec, self._shape(spec.limits), born)
+        isolation = Isolation(self.name, self.level, found.digest, hardness)
+        pids = (born.child.pid, *found.contexts)
+        made = Made(
+            child=born.child,
+            channel=found.channel,
+            groups=born.groups,
+            uid_index=born.uid_index,
+            pids=pids,
+            isolation=isolation,
+            work_fd=found.work_fd,
+            entry=entry,
         )
-        work_fd = -1
-        try:
-            lockdown, digest = self._decided(self._shape(spec.limits))
-            want = self._expectation(entry, born, lockdown)
-            namespaces = self._verifier.verify(child.pid, want)
-            self._verifier.verify_mounts(child.pid, want)
-            work_fd = os.open(f"/proc/{child.pid}/root/tmp", os.O_PATH | os.O_CLOEXEC)
-            contexts = posture.descendants(child.pid)
-            if _is_whole(spec, contexts):
-                channel.expect_ready(_READY_TIMEOUT_S)
-            else:
-                await channel.wait_ready(_READY_TIMEOUT_S)
-                contexts = posture.descendants(child.pid)
-            for pid in contexts:
-                self._verifier.verify_beside(pid, want, namespaces)
-            entry.server.check_alive()  # else it would die with the caller's code in it
-            # SECURITY: nothing of ours is in the sandbox's cgroups when caller code comes.
-            if not self._groups.workers_move_themselves:
-                # Shielded: given up half way, the worker would clone into the same ones again.
-                await asyncio.shield(born.leaving)
-            groups.begin()
-            groups.apply(spec.limits)
-        except BaseException:
-            channel.close()
-            if work_fd >= 0:
-                os.close(work_fd)
-            raise
-        isolation = Isolation(self.name, self.level, digest, hardness)
-        pids = (child.pid, *contexts)
-        made = Made(child, channel, groups, born.uid_index, pids, isolation, work_fd, entry)
         return JailSandbox(self, spec, made)
-
-    def _expectation(self, entry: Entry, born: _Born, lockdown: Lockdown) -> posture.Expectation:
-        return posture.expected(
-            lockdown,
-            (entry.uids.host_uid(born.uid_index), entry.uids.host_gid(born.uid_index)),
-            born.groups.expected_lines(),
-            self._namespaces,
-            entry.namespaces,
-        )
-
-    def _decided(self, shape: plan.Shape) -> tuple[Lockdown, str]:
-        """The lockdown a shape must show, and the posture's digest; computed once for each."""
-        if shape not in self._decisions:
-            what = plan.sandbox_plan(self.host_facts, shape)
-            digest = posture.digest(what.lockdown, plan.digest(what.steps))
-            self._decisions[shape] = (what.lockdown, digest)
-            while len(self._decisions) > _SHAPES_KEPT:
-                del self._decisions[next(iter(self._decisions))]
-        return self._decisions[shape]
 
     async def remove(self, sandbox: JailSandbox, made: Made) -> None:
         """Take down what a dead sandbox had on the host."""

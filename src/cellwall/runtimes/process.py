@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.model.ids import new_id
 from cellwall.model.outcome import IsolationLevel
+from cellwall.runtimes.answers import ChannelLost
 from cellwall.runtimes.base import (
     Finding,
     RuntimeSandbox,
@@ -29,7 +30,6 @@ from cellwall.runtimes.base import (
     SandboxSpec,
     SweepReport,
 )
-from cellwall.runtimes.channel import ChannelLost
 from cellwall.runtimes.guest_bundle import build_bundle
 from cellwall.runtimes.process_rules import PathRules
 from cellwall.runtimes.process_sandbox import (

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import UsageError
 from cellwall.model.outcome import Isolation, IsolationLevel
+from cellwall.runtimes.answers import Listener
 from cellwall.runtimes.base import KernelReadings, SandboxSpec
-from cellwall.runtimes.channel import GuestChannel, Listener
+from cellwall.runtimes.channel import GuestChannel
 from cellwall.runtimes.process_boot import descendants, end_tree
 from cellwall.runtimes.process_rules import PathRules
 from cellwall.runtimes.removal import remove_tree

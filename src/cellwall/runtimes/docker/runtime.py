@@ -25,6 +25,7 @@ from cellwall.jail.posture import PostureMismatch
 from cellwall.model.errors import CellwallError, HostUnsupported, NotFound, SandboxBroken
 from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.model.template import BuiltTemplate
+from cellwall.runtimes.answers import ChannelLost
 from cellwall.runtimes.base import (
     Finding,
     RuntimeStatistics,
@@ -32,7 +33,7 @@ from cellwall.runtimes.base import (
     SweepReport,
     refuse_soft,
 )
-from cellwall.runtimes.channel import ChannelLost, GuestChannel
+from cellwall.runtimes.channel import GuestChannel
 from cellwall.runtimes.docker import container, posture
 from cellwall.runtimes.docker.attached import AttachedSocket
 from cellwall.runtimes.docker.daemon import Daemon, Refused, broken

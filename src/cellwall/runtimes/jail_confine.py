@@ -1,0 +1,129 @@
+"""From a clone to a sandbox that is known to be confined, in the jail runtime.
+
+Not how it is cloned, nor what becomes of one that fails (`jail`); what has to be found is computed
+in `jail.plan`, and `jail.posture` reads it. The invariant: `confine` returns only after the
+kernel's report of init and of every context equals the plan's expectation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from cellwall.jail import cgroups, plan, posture
+from cellwall.jail.spawned import Spawned, hear
+from cellwall.jail.steps import Lockdown
+from cellwall.runtimes.base import SandboxSpec
+from cellwall.runtimes.channel import GuestChannel
+from cellwall.runtimes.jail_servers import Entry
+
+_READY_TIMEOUT_S = 30.0
+_SHAPES_KEPT = 256
+
+
+class Born(NamedTuple):
+    """A sandbox that has been cloned and is not yet known to be confined."""
+
+    child: Spawned
+    groups: cgroups.Groups
+    uid_index: int
+    leaving: asyncio.Task[None]
+    """Done when the worker that cloned it has left its cgroups."""
+    has_left: bool
+    """It had when it answered; else that has to be waited for."""
+
+
+class Confined(NamedTuple):
+    """What is known of a sandbox whose posture was compared."""
+
+    channel: GuestChannel
+    contexts: tuple[int, ...]
+    work_fd: int
+    """Its work area, opened before caller code exists."""
+    digest: str
+    """Of its posture."""
+
+
+def _is_whole(spec: SandboxSpec, contexts: Sequence[int]) -> bool:
+    """Whether all of its processes are there, and a caller waits: that one may have it.
+
+    It is not ready then. Init reads what is sent to it once its context is.
+    """
+    is_usual = spec.purpose == "program" and spec.language == "python" and spec.start == "fork"
+    return spec.is_awaited and is_usual and len(contexts) == len(spec.contexts) == 1
+
+
+class Confinement:
+    """Compares one sandbox after the other; what was verified once is recognised."""
+
+    def __init__(self, facts: plan.HostFacts) -> None:
+        """Plans are made from `facts`; a sandbox shares no namespace with this process."""
+        self._facts = facts
+        self._namespaces: Mapping[str, str] = posture.host_namespaces()
+        self._verifier = posture.Verifier()
+        self._decisions: dict[plan.Shape, tuple[Lockdown, str]] = {}
+
+    async def confine(
+        self, entry: Entry, spec: SandboxSpec, shape: plan.Shape, born: Born
+    ) -> Confined:
+        """Hear "L", compare, hear `ready` unless a caller waits, compare the contexts, set limits.
+
+        SECURITY: until this returns nobody can send the guest anything. Raises `PostureMismatch`,
+        `OSError`, `ChannelLost`, `HostUnsupported`; the child is the caller's to discard.
+        """
+        child, groups = born.child, born.groups
+        await hear(child, b"L")
+        channel = GuestChannel(
+            child.channel,
+            on_violation=lambda _: child.kill(),
+            may_hold=spec.purpose == "program",
+        )
+        work_fd = -1
+        try:
+            lockdown, digest = self._decided(shape)
+            want = self._expectation(entry, born, lockdown)
+            namespaces = self._verifier.verify(child.pid, want)
+            self._verifier.verify_mounts(child.pid, want)
+            work_fd = os.open(f"/proc/{child.pid}/root/tmp", os.O_PATH | os.O_CLOEXEC)
+            contexts = posture.descendants(child.pid)
+            if _is_whole(spec, contexts):
+                channel.expect_ready(_READY_TIMEOUT_S)
+            else:
+                await channel.wait_ready(_READY_TIMEOUT_S)
+                contexts = posture.descendants(child.pid)
+            for pid in contexts:
+                self._verifier.verify_beside(pid, want, namespaces)
+            entry.server.check_alive()  # else it would die with the caller's code in it
+            # SECURITY: nothing of ours is in the sandbox's cgroups when caller code comes.
+            if not born.has_left:
+                # Shielded: given up half way, the worker would clone into the same ones again.
+                await asyncio.shield(born.leaving)
+            groups.begin()
+            groups.apply(spec.limits)
+        except BaseException:
+            channel.close()
+            if work_fd >= 0:
+                os.close(work_fd)
+            raise
+        return Confined(channel, tuple(contexts), work_fd, digest)
+
+    def _expectation(self, entry: Entry, born: Born, lockdown: Lockdown) -> posture.Expectation:
+        return posture.expected(
+            lockdown,
+            (entry.uids.host_uid(born.uid_index), entry.uids.host_gid(born.uid_index)),
+            born.groups.expected_lines(),
+            self._namespaces,
+            entry.namespaces,
+        )
+
+    def _decided(self, shape: plan.Shape) -> tuple[Lockdown, str]:
+        """The lockdown a shape must show, and the posture's digest; computed once for each."""
+        if shape not in self._decisions:
+            what = plan.sandbox_plan(self._facts, shape)
+            digest = posture.digest(what.lockdown, plan.digest(what.steps))
+            self._decisions[shape] = (what.lockdown, digest)
+            while len(self._decisions) > _SHAPES_KEPT:
+                del self._decisions[next(iter(self._decisions))]
+        return self._decisions[shape]
