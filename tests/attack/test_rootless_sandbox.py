@@ -66,6 +66,57 @@ while True:
     if os.fork() == 0:
         signal.pause()
 """
+_HOLD = """
+import ctypes, os, threading, time
+libc = ctypes.CDLL(None)
+def hold():
+    kept = b'x' * (40 << 20)
+    time.sleep(60)
+"""
+"""None of them reaches a limit of its own."""
+_HOGS_BEHIND_THREADS = (
+    _HOLD
+    + """
+def fork():
+    if os.fork() == 0:
+        hold()
+    time.sleep(60)
+for _ in range(6):
+    threading.Thread(target=fork).start()
+"""
+)
+_HOGS_WITHOUT_A_FIRST_THREAD = (
+    _HOLD
+    + """
+def hold_later():
+    while open("/proc/self/stat").read().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.001)
+    hold()
+for _ in range(6):
+    if os.fork() == 0:
+        threading.Thread(target=hold_later).start()
+        libc.pthread_exit(None)
+time.sleep(60)
+"""
+)
+_HOGS_NOT_TO_BE_LOOKED_INTO = (
+    _HOLD
+    + """
+for _ in range(6):
+    if os.fork() == 0:
+        os._exit(1) if libc.prctl(4, 0, 0, 0, 0) else hold()
+time.sleep(60)
+"""
+)
+_BURN_BEHIND_A_THREAD = """
+import os, threading, time
+def fork():
+    if os.fork() == 0:
+        while True:
+            pass
+    time.sleep(60)
+threading.Thread(target=fork).start()
+"""
 _FILL = """
 import signal
 file = open("/tmp/big", "wb")
@@ -135,10 +186,14 @@ class Rootless:
             ("forks-control", _FORKS, {"limits": {"processes": 80}, "timeout": 5}),
             ("hog", _HOG, small),
             ("hiding-hog", _HIDING_HOG, small),
+            ("thread-hogs", _HOGS_BEHIND_THREADS, small),
+            ("leaderless-hogs", _HOGS_WITHOUT_A_FIRST_THREAD, small),
+            ("secretive-hogs", _HOGS_NOT_TO_BE_LOOKED_INTO, small),
             ("hog-control", "x = b'x' * (200 << 20)", {"limits": {"memory_mb": 400}}),
             ("full", _FILL, {"limits": {"memory_mb": 40, "disk_mb": 80}, "timeout": 10}),
             ("loop", "while True: pass", {"timeout": 1}),
             ("burn", "while True: pass", {"limits": {"cpu_s": 0.3}, "timeout": 10}),
+            ("thread-burn", _BURN_BEHIND_A_THREAD, {"limits": {"cpu_s": 0.3}, "timeout": 10}),
             ("instances", _INSTANCES, {}),
             ("demanding", "print(45)", {"demand_hard": True}),
         ]
@@ -245,13 +300,18 @@ def test_rootless_inotify_instances_are_bounded(rootless: Rootless) -> None:
     assert rootless.said("instances")["stdout"] == "took 32\n"
 
 
-@pytest.mark.parametrize("case", ["hog", "hiding-hog", "full"])
+@pytest.mark.parametrize(
+    "case", ["hog", "hiding-hog", "thread-hogs", "leaderless-hogs", "secretive-hogs", "full"]
+)
 def test_rootless_memory_hog_is_killed_by_the_watchdog(rootless: Rootless, case: str) -> None:
     assert rootless.said("hog-control")["verdict"] == "ok"
     assert rootless.said(case)["verdict"] == "memory"
 
 
-@pytest.mark.parametrize(("case", "verdict"), [("loop", "wall_time"), ("burn", "cpu_time")])
+@pytest.mark.parametrize(
+    ("case", "verdict"),
+    [("loop", "wall_time"), ("burn", "cpu_time"), ("thread-burn", "cpu_time")],
+)
 def test_rootless_endless_loop_is_stopped(rootless: Rootless, case: str, verdict: str) -> None:
     assert rootless.said(case)["verdict"] == verdict
 

@@ -7,10 +7,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 
 import pytest
 
-from cellwall.jail import soft
+from cellwall.jail import posture, soft
+from cellwall.runtimes import process_boot
+from cellwall.runtimes.process_sandbox import _process_use
 
 MIB = 1 << 20
 _HOLD = 40
@@ -33,11 +36,43 @@ if pid == 0:
     os._exit(0)
 os.waitpid(pid, 0)
 """
+_CHILD_OF_A_THREAD = """
+import os, sys, threading
+def fork():
+    if os.fork() == 0:
+        kept = b'x' * (40 << 20)
+        os.write(1, b".")
+        sys.stdin.buffer.read()
+        os._exit(0)
+    threading.Event().wait()
+threading.Thread(target=fork, daemon=True).start()
+"""
+_WITHOUT_ITS_FIRST_THREAD = """
+import ctypes, os, sys, threading, time
+def stay():
+    kept = b'x' * (40 << 20)
+    while open("/proc/self/stat").read().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.001)
+    os.write(1, b".")
+    os.read(0, 1)
+    os._exit(0)
+threading.Thread(target=stay).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+_GROW = """
+import os, sys
+kept = []
+os.write(1, b".")
+while sys.stdin.buffer.read(1):
+    kept.append(b'x' * (20 << 20))
+    os.write(1, b".")
+os._exit(0)
+"""
 _STAY = "import os, sys\nos.write(1, b'.')\nsys.stdin.buffer.read()\n"
 
 
 @contextmanager
-def _tree(source: str, processes: int) -> Iterator[int]:
+def _talking_tree(source: str, processes: int) -> Iterator[subprocess.Popen[bytes]]:
     """A tree that said so once each of its processes stands."""
     child = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", source + _STAY],
@@ -49,11 +84,17 @@ def _tree(source: str, processes: int) -> Iterator[int]:
     try:
         for _ in range(processes):
             assert os.read(child.stdout.fileno(), 1) == b"."
-        yield child.pid
+        yield child
     finally:
         child.stdin.close()
         child.stdout.close()
         child.wait()
+
+
+@contextmanager
+def _tree(source: str, processes: int) -> Iterator[int]:
+    with _talking_tree(source, processes) as child:
+        yield child.pid
 
 
 @pytest.mark.parametrize("source", [_ANONYMOUS, _SHARED], ids=["anonymous", "shared"])
@@ -62,24 +103,71 @@ def test_memory_is_counted_once_however_many_share_it(
     source: str, fork: str, processes: int
 ) -> None:
     with _tree("", 1) as pid:
-        bare = soft.read(pid).memory_bytes
+        bare = soft.Meter(pid).read().memory_bytes
     with _tree(source + fork, processes) as pid:
-        sums = soft.read(pid)
+        sums = soft.Meter(pid).read()
     assert sums.processes == processes
     assert _HOLD * MIB <= sums.memory_bytes <= (_HOLD + 8 * processes) * MIB + bare
 
 
 def test_the_work_area_counts_but_not_twice() -> None:
     with _tree(_SHARED, 1) as pid:
-        without = soft.read(pid).memory_bytes
-        assert soft.read(pid, _HOLD * MIB // 2).memory_bytes == without
-        assert soft.read(pid, 2 * _HOLD * MIB).memory_bytes >= without + (_HOLD - 1) * MIB
+        without = soft.Meter(pid).read().memory_bytes
+        assert soft.Meter(pid).read(_HOLD * MIB // 2).memory_bytes == without
+        assert soft.Meter(pid).read(2 * _HOLD * MIB).memory_bytes >= without + (_HOLD - 1) * MIB
 
 
 def test_cpu_of_children_that_ended_counts() -> None:
     with _tree(_BURN, 1) as pid:
-        assert soft.read(pid).cpu_s >= 0.15
+        assert soft.Meter(pid).read().cpu_s >= 0.15
 
 
 def test_a_tree_that_is_gone_holds_nothing() -> None:
-    assert soft.read(4_194_304) == soft.Sums(0.0, 0, 0)
+    assert soft.Meter(4_194_304).read() == soft.Sums(0.0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("source", "processes"),
+    [(_CHILD_OF_A_THREAD, 2), (_WITHOUT_ITS_FIRST_THREAD, 1)],
+    ids=["child of a thread", "without its first thread"],
+)
+def test_what_threads_hold_and_make_counts(source: str, processes: int) -> None:
+    with _tree(source, processes) as pid:
+        assert soft.Meter(pid).read().memory_bytes >= _HOLD * MIB
+        below = (pid, *process_boot.descendants(pid))
+        assert sum(_process_use(each)[1] for each in below) >= _HOLD * MIB  # of `process`
+
+
+def test_memory_is_measured_again_only_where_something_was_touched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured: list[int] = []
+    measure = soft._proportional_bytes
+
+    def counting(pid: int, thread: int) -> tuple[int, int]:
+        measured.append(pid)
+        return measure(pid, thread)
+
+    monkeypatch.setattr(soft, "_proportional_bytes", counting)
+    with _talking_tree(_GROW, 1) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        meter = soft.Meter(child.pid)
+        found = [meter.read().memory_bytes]
+        for _ in range(3):
+            child.stdin.write(b"!")
+            child.stdin.flush()
+            assert os.read(child.stdout.fileno(), 1) == b"."
+            _wait_asleep(child.pid)
+            found.append(meter.read().memory_bytes)
+            assert meter.idle_looks == 0
+            looks = len(measured)
+            assert meter.read().memory_bytes == found[-1]
+            assert (meter.idle_looks, len(measured)) == (1, looks)
+    steps = [after - before for before, after in pairwise(found)]
+    assert all(20 * MIB <= step <= 28 * MIB for step in steps)
+
+
+def _wait_asleep(pid: int) -> None:
+    while posture.read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[0] != "S":
+        pass

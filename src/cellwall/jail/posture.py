@@ -318,9 +318,10 @@ _CONFINED = (
 _MOUNT = re.compile(r"^\d+ \d+ \S+ \S+ (\S+) (\S+)", re.MULTILINE)
 
 
-def children(pid: int) -> list[int]:
-    """Processes whose parent is `pid`, from /proc/<pid>/task/<pid>/children."""
-    return [int(word) for word in read_text(f"/proc/{pid}/task/{pid}/children").split()]
+def children(pid: int, thread: int = 0) -> list[int]:
+    """Processes that a process's first thread has made, or another, from `children` of proc(5)."""
+    text = read_text(f"/proc/{pid}/task/{thread or pid}/children")
+    return [int(word) for word in text.split()]
 
 
 def descendants(pid: int) -> list[int]:

@@ -41,9 +41,9 @@ from cellwall.runtimes.jail_confine import Born, Confinement
 from cellwall.runtimes.jail_groups import GroupKeeper
 from cellwall.runtimes.jail_sandbox import JailSandbox, Made
 from cellwall.runtimes.jail_servers import Entry, ForkServers
+from cellwall.runtimes.jail_watchdog import Watchdog
 
 T = TypeVar("T")
-_WATCH_S = 0.05
 _TRIES = 4
 """Of one start, each from a fork-server of its own if the one before was killed under it: on a host
 that is short of memory that happens more than once in the second that a new one takes."""
@@ -112,7 +112,7 @@ class JailRuntime:
         self._moving: set[asyncio.Task[None]] = set()
         self._started = self._failed = self._retried = 0
         self._is_swept = False
-        self._watchdog: asyncio.Task[None] | None = None
+        self._watchdog = Watchdog(self._live)
         self.cpus = Cpus()
         self.can_lower_rlimits = True
 
@@ -179,8 +179,8 @@ class JailRuntime:
         self._started += 1
         self._live.add(sandbox)
         sandbox.pin()
-        if hardness["memory_mb"] == "soft" and self._watchdog is None:
-            self._watchdog = asyncio.get_running_loop().create_task(self._watch_softly())
+        if hardness["memory_mb"] == "soft":
+            self._watchdog.wake()
         return sandbox
 
     async def _start_again(self, spec: SandboxSpec, hardness: dict[str, str]) -> JailSandbox:
@@ -347,16 +347,6 @@ class JailRuntime:
         made.entry.uids.give_back(made.uid_index)
         await self._servers.close_unused()
 
-    async def _watch_softly(self) -> None:
-        """Where no memory cgroup holds them: sum and kill, twenty times a second."""
-        while self._live:
-            for sandbox in [s for s in self._live if not s.is_closing]:
-                if sandbox.sums().memory_bytes > sandbox.memory_limit_bytes:
-                    sandbox.soft_kills += 1
-                    sandbox.kill()
-            await asyncio.sleep(_WATCH_S)
-        self._watchdog = None
-
     async def wait_settled(self) -> None:
         """Wait until its fork-servers have all of their workers; for whoever counts processes.
 
@@ -389,10 +379,7 @@ class JailRuntime:
         if "_servers" in vars(self):  # else: never used, and not to be made on a host that cannot
             await asyncio.gather(*self._under_way, return_exceptions=True)
             await self._servers.aclose()
-        if self._watchdog is not None:
-            self._watchdog.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watchdog
+        await self._watchdog.aclose()
         if "_groups" in vars(self):
             self._groups.close()
 

@@ -79,6 +79,7 @@ class JailSandbox:
         self._watch = made.child.watch()
         self._closing: asyncio.Task[None] | None = None
         self.soft_kills = 0
+        self._meter = soft.Meter(made.child.pid)
         self._peak_bytes = 0
         self._peak_processes = 0
         """As far as anybody looked; init is not counted."""
@@ -189,6 +190,7 @@ class JailSandbox:
         """Counters of the cgroup, or sums over the tree where there is none."""
         if not self._made.groups.holds("memory"):
             sums = self.sums()
+            self._meter.idle_looks = 0  # somebody runs something: the watchdog is to look soon
             return KernelReadings(
                 cpu_s=max(sums.cpu_s, self._made.groups.cpu_s()),
                 memory_bytes=sums.memory_bytes,
@@ -217,7 +219,7 @@ class JailSandbox:
         if self._made.work_fd >= 0:
             status = os.fstatvfs(self._made.work_fd)
             used = (status.f_blocks - status.f_bfree) * status.f_frsize
-        sums = soft.read(self._made.child.pid, used)
+        sums = self._meter.read(used)
         self._peak_bytes = max(self._peak_bytes, sums.memory_bytes)
         self._peak_processes = max(self._peak_processes, sums.processes - 1)
         return sums
@@ -230,9 +232,15 @@ class JailSandbox:
         return status.f_bavail == 0 or status.f_favail == 0
 
     @property
-    def memory_limit_bytes(self) -> int:
-        """The limit that applies now, for the soft watchdog."""
-        return self._limits.memory_bytes
+    def idle_looks(self) -> int:
+        """How often in a row `sums` has found that nothing inside touched memory."""
+        return self._meter.idle_looks
+
+    def kill_above_limit(self) -> None:
+        """For the soft watchdog: kill it if it has more memory than it may have now."""
+        if self.sums().memory_bytes > self._limits.memory_bytes:
+            self.soft_kills += 1
+            self.kill()
 
     def kill(self) -> None:
         """Kill init by its pidfd; the kernel kills the pid namespace."""

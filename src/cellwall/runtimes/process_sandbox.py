@@ -77,12 +77,23 @@ def _process_use(pid: int) -> tuple[float, int, int]:
     try:
         with open(f"/proc/{pid}/stat", "rb") as stream:
             words = stream.read().rpartition(b")")[2].split()
-        with open(f"/proc/{pid}/statm", "rb") as stream:
-            pages = stream.read().split()
+        # Where the first thread has ended, others have the memory.
+        threads = [str(pid)] if words[17] == b"1" else os.listdir(f"/proc/{pid}/task")
+        pages = max(_private_pages(pid, thread) for thread in threads)
     except OSError:
         return 0.0, 0, 0
     ticks = sum(int(word) for word in words[11:15])
-    return ticks / _TICKS_PER_S, (int(pages[1]) - int(pages[2])) * _PAGE_BYTES, int(words[17])
+    return ticks / _TICKS_PER_S, pages * _PAGE_BYTES, int(words[17])
+
+
+def _private_pages(pid: int, thread: str) -> int:
+    """Resident pages that belong to no file and are not shared memory (proc_pid_statm(5))."""
+    try:
+        with open(f"/proc/{pid}/task/{thread}/statm", "rb") as stream:
+            words = stream.read().split()
+    except FileNotFoundError:
+        return 0  # it has ended
+    return int(words[1]) - int(words[2])
 
 
 def _tree_size(path: str, most_files: int) -> tuple[int, int]:

@@ -1,0 +1,101 @@
+"""Who holds memory where no cgroup does: looks at everyone, at the idle less often."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from cellwall.runtimes import jail_watchdog
+from cellwall.runtimes.jail_watchdog import Watchdog
+
+_MANY = 3 * jail_watchdog._LOOKS_AT_ONCE + 1
+
+
+class Box:
+    """Counts the looks at it."""
+
+    def __init__(self, idle_looks: int = 0, on_look: Callable[[], None] = lambda: None) -> None:
+        self.is_closing = False
+        self.idle_looks = idle_looks
+        self.looks = 0
+        self._on_look = on_look
+
+    def kill_above_limit(self) -> None:
+        self.looks += 1
+        self._on_look()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jail_watchdog, "_ROUND_S", 0.001)
+
+
+async def _rounds(boxes: list[Box], count: int) -> None:
+    """Watch `boxes` until the last, which is always due, has been looked at so often."""
+    live = set(boxes)
+    watchdog = Watchdog(live)
+    watchdog.wake()
+    task = watchdog._task
+    assert task is not None
+    while boxes[-1].looks < count:
+        await asyncio.sleep(0.001)
+        assert not task.done()
+    live.clear()
+    await task
+    assert watchdog._task is None
+
+
+def test_everybody_is_looked_at_in_every_round() -> None:
+    boxes = [Box() for _ in range(_MANY)]
+    asyncio.run(_rounds(boxes, 5))
+    assert min(box.looks for box in boxes) >= 4
+
+
+def test_one_on_its_way_out_is_left_alone() -> None:
+    gone, there = Box(), Box()
+    gone.is_closing = True
+    asyncio.run(_rounds([gone, there], 5))
+    assert gone.looks == 0
+
+
+def test_a_look_that_fails_ends_no_watch() -> None:
+    def refuse() -> None:
+        raise OSError(24, "Too many open files")
+
+    failing, there = Box(on_look=refuse), Box()
+    asyncio.run(_rounds([failing, there], 5))
+    assert failing.looks >= 4
+
+
+@pytest.mark.parametrize(
+    ("idle_looks", "after_s"), [(0, 0.0), (1, 0.05), (3, 0.15), (4, 0.2), (1000, 0.2)]
+)
+def test_the_idle_are_looked_at_less_often_but_in_time(
+    monkeypatch: pytest.MonkeyPatch, idle_looks: int, after_s: float
+) -> None:
+    monkeypatch.setattr(jail_watchdog, "_ROUND_S", 0.05)
+    box = Box(idle_looks)
+    watchdog = Watchdog({box})
+    watchdog._seen_s[box] = 100.0
+    assert watchdog._is_due(box, 100.0 + after_s + 0.001)
+    assert after_s == 0 or not watchdog._is_due(box, 100.0 + after_s - 0.001)
+
+
+def test_it_begins_again_with_the_next_sandbox() -> None:
+    async def run() -> None:
+        live: set[Box] = set()
+        watchdog = Watchdog(live)
+        for _ in range(2):
+            looked = asyncio.Event()
+            live.add(Box(on_look=looked.set))
+            watchdog.wake()
+            await looked.wait()
+            task = watchdog._task
+            assert task is not None
+            live.clear()
+            await task
+        await watchdog.aclose()
+
+    asyncio.run(run())
