@@ -108,6 +108,20 @@ for _ in range(6):
 time.sleep(60)
 """
 )
+_MEMORY_OF_NOBODY = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+libc.shmat.restype = ctypes.c_void_p
+def attempt(name, number):
+    print(name, "made" if number >= 0 else os.strerror(ctypes.get_errno()))
+    return number
+attempt("memfd", libc.memfd_create(b"x", 0))
+attempt("semaphores", libc.semget(0, 32000, 0o1600))
+attempt("messages", libc.msgget(0, 0o1600))
+segment = attempt("shared", libc.shmget(0, 40 << 20, 0o1600))
+if segment >= 0:
+    libc.shmctl(segment, 0, None)
+"""
 _BURN_BEHIND_A_THREAD = """
 import os, threading, time
 def fork():
@@ -181,6 +195,7 @@ class Rootless:
             ("python", "print(sum(range(10)))", {}),
             ("bash", "echo $((40 + 5))", {"language": "bash"}),
             ("javascript", "console.log(40 + 5)", {"language": "javascript"}),
+            ("exec", "print(45)", {"start": "exec"}),
             ("reach", self.reach, {}),
             ("forks", _FORKS, {"limits": {"processes": 30}, "timeout": 5}),
             ("forks-control", _FORKS, {"limits": {"processes": 80}, "timeout": 5}),
@@ -193,6 +208,7 @@ class Rootless:
             ("full", _FILL, {"limits": {"memory_mb": 40, "disk_mb": 80}, "timeout": 10}),
             ("loop", "while True: pass", {"timeout": 1}),
             ("burn", "while True: pass", {"limits": {"cpu_s": 0.3}, "timeout": 10}),
+            ("memory-of-nobody", _MEMORY_OF_NOBODY, {}),
             ("thread-burn", _BURN_BEHIND_A_THREAD, {"limits": {"cpu_s": 0.3}, "timeout": 10}),
             ("instances", _INSTANCES, {}),
             ("demanding", "print(45)", {"demand_hard": True}),
@@ -249,7 +265,7 @@ def rootless() -> Iterator[Rootless]:
 
 
 @pytest.mark.parametrize(
-    "language", ["python", "bash", pytest.param("javascript", marks=pytest.mark.node)]
+    "language", ["python", "exec", "bash", pytest.param("javascript", marks=pytest.mark.node)]
 )
 def test_rootless_languages_run(rootless: Rootless, language: str) -> None:
     said = rootless.said(language)
@@ -306,6 +322,15 @@ def test_rootless_inotify_instances_are_bounded(rootless: Rootless) -> None:
 def test_rootless_memory_hog_is_killed_by_the_watchdog(rootless: Rootless, case: str) -> None:
     assert rootless.said("hog-control")["verdict"] == "ok"
     assert rootless.said(case)["verdict"] == "memory"
+
+
+def test_rootless_memory_that_nobody_could_count_is_not_to_be_had(rootless: Rootless) -> None:
+    """Control: the same program as the same user, without a jail."""
+    kinds = ("memfd", "semaphores", "messages", "shared")
+    free = rootless.user.run(_MEMORY_OF_NOBODY).stdout
+    assert free == "".join(f"{kind} made\n" for kind in kinds)
+    held = rootless.said("memory-of-nobody")["stdout"]
+    assert held == "".join(f"{kind} Function not implemented\n" for kind in kinds)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import seccomp_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellwall.jail import seccomp
+from cellwall.jail import plan, seccomp
 from cellwall.jail.linux import bpf
 
 POLICY = seccomp.load_policy()
@@ -28,6 +28,26 @@ def test_program_agrees_with_the_model_on_every_edge(arch: str) -> None:
     for case in seccomp_model.boundary_inputs(MODELS[arch]):
         got = bpf.evaluate(code, bpf.seccomp_data(*case))
         assert seccomp_model.as_verdict(got) == MODELS[arch].decide(*case), case
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_where_nobody_counts_memory_four_calls_more_are_missing(arch: str) -> None:
+    refusals = seccomp.load_policy(plan.UNCOUNTED)
+    code = bpf.unpack(seccomp.compile_policy(POLICY, arch, refusals))
+    missing = {"memfd_create", "shmget", "semget", "msgget"}
+    seen: set[str] = set()
+    for case in seccomp_model.boundary_inputs(MODELS[arch]):
+        got = seccomp_model.as_verdict(bpf.evaluate(code, bpf.seccomp_data(*case)))
+        name = MODELS[arch].names.get(case[1], "")
+        is_ours = case[0] == seccomp.AUDIT_ARCH[arch] and name in missing
+        seen.update({name} if is_ours else ())
+        assert got == ("ENOSYS" if is_ours else MODELS[arch].decide(*case)), case
+    assert seen == missing
+
+
+def test_what_refuses_besides_allows_nothing() -> None:
+    with pytest.raises(seccomp.PolicyError, match="ptrace is allowed there; only refuse"):
+        seccomp.compile_policy(POLICY, "x86_64", "allow ptrace")
 
 
 @pytest.mark.parametrize("arch", ARCHES)

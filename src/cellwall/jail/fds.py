@@ -81,7 +81,17 @@ def keep_only(kept: Iterable[int], *, first: int = 3) -> None:
 
 def as_document(text: str) -> int:
     """Hand a document to the next program without a file or argv: an inheritable memfd."""
-    fd = os.memfd_create("config", 0)
+    return _filled(os.memfd_create("config", 0), text)
+
+
+def as_nameless_file(text: str, folder: str) -> int:
+    """The same where the filter may refuse a memfd: an inheritable file without a name."""
+    fd = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+    os.set_inheritable(fd, True)
+    return _filled(fd, text)
+
+
+def _filled(fd: int, text: str) -> int:
     os.write(fd, text.encode())
     os.lseek(fd, 0, os.SEEK_SET)
     return fd

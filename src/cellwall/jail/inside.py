@@ -96,6 +96,6 @@ def _report(channel: int, error: Exception) -> None:
 def _exec_guest(worker: Worker, config: Dict[str, Any], channel: int) -> None:
     """Replace the warm image by a really fresh interpreter: no shared hash seed, no layout."""
     os.set_inheritable(channel, True)
-    document = fds.as_document(json.dumps(config))
+    document = fds.as_nameless_file(json.dumps(config), "/tmp")  # noqa: S108 - our own mount
     words = [worker.exec_python, "-I", plan.GUEST_PATH, "init", str(channel), str(document)]
     os.execve(worker.exec_python, words, dict(config["env"]))  # noqa: S606

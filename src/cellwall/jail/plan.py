@@ -16,6 +16,8 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 from cellwall.jail import steps as s
 from cellwall.jail.linux import mounts as m
 
+UNCOUNTED = "uncounted.refusals"
+"""What the filter refuses where no cgroup counts memory: such as nobody else could count."""
 INSIDE_UID = 1000
 HOME = "/home/user"
 TEMPLATE_ROOT = "/opt/env"
@@ -342,6 +344,7 @@ def _lockdown(facts: HostFacts, shape: Shape) -> s.Lockdown:
         read_exec=tuple(readable),
         # Not /proc: there a program could make the kernel spare it when memory runs out.
         write=(HOME, _WORK, "/var/tmp", "/dev/shm", "/dev/pts"),
+        refusals=UNCOUNTED if shape.soft_memory else "",
         devices=("/dev",),
         # `ls /` works; what is in the root besides the trees above are empty directories.
         listing=("/",),

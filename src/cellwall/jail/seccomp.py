@@ -1,6 +1,6 @@
 """The system-call filter: policy text in, classic BPF out, and the call that installs it.
 
-The host side compiles `seccomp.policy` once per fork-server; stage C only calls `install` with
+The host side compiles `seccomp.policy` once per runtime; stage C only calls `install` with
 those bytes. No decision about a call lives in this file: to allow or deny one, edit the policy.
 
 SECURITY: everything fails towards denial. A number the table does not know is ENOSYS; a known
@@ -62,9 +62,9 @@ class Rule(NamedTuple):
     conditions: tuple[Condition, ...]
 
 
-def load_policy() -> str:
-    """Return the text of the policy that ships with the package."""
-    return _package_text("seccomp.policy")
+def load_policy(name: str = "seccomp.policy") -> str:
+    """Return a text that ships with the package."""
+    return _package_text(name)
 
 
 def syscall_numbers(arch: str) -> dict[str, int]:
@@ -96,10 +96,17 @@ def parse_policy(text: str) -> dict[str, list[Rule]]:
     return rules
 
 
-def compile_policy(text: str, arch: str) -> bytes:
-    """Return the packed `struct sock_filter` array that enforces `text` on `arch`."""
+def compile_policy(text: str, arch: str, refusals: str = "") -> bytes:
+    """Return the packed `struct sock_filter` array that enforces `text` on `arch`.
+
+    What `refusals` says of a call replaces what `text` does, and is not to allow it.
+    """
     numbers = syscall_numbers(arch)
     rules = parse_policy(text)
+    for name, instead in parse_policy(refusals).items():
+        if any(rule.action == RET_ALLOW for rule in instead):
+            raise PolicyError(f"seccomp refusals: {name} is allowed there; only refuse")
+        rules[name] = instead
     _check_complete(rules, numbers)
     by_number = {numbers[name]: _leaf(rules[name]) for name in rules if name in numbers}
     search = _search(_intervals(by_number))

@@ -62,7 +62,8 @@ class Meter:
             self._measure(processes)
         cpu_s = sum(each.cpu_s for each in processes)
         count = sum(each.threads for each in processes)
-        # A mapped file of the work area is in both; memory that only a memfd holds is in neither.
+        # A mapped file of the work area is in both. What would be in neither is not to be had, but
+        # for buffers of pipes and sockets: uncounted.refusals.
         return Sums(cpu_s, self._anonymous + max(self._shared, work_bytes), count)
 
     def _measure(self, processes: list[_Process]) -> None:

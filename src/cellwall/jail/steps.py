@@ -288,6 +288,8 @@ class Lockdown:
     """Where ioctl on a newly opened device is allowed; `seccomp` decides which ones."""
     listing: Tuple[str, ...] = ()
     """Where directories may be listed and nothing else; Landlock rules reach all beneath."""
+    refusals: str = ""
+    """A text of the filter's that is stricter than seccomp.policy, or none; see `seccomp`."""
     umask: int = 0o022
     clear_groups: bool = True
     """Off only where the kernel forbids it: a user namespace that an ordinary user mapped."""

@@ -135,7 +135,13 @@ class JailRuntime:
 
     @cached_property
     def _servers(self) -> ForkServers:
-        return ForkServers(self._state_dir, self.host_facts, self, rootless=self.rootless)
+        return ForkServers(
+            self._state_dir,
+            self.host_facts,
+            self,
+            rootless=self.rootless,
+            is_memory_counted="memory" in self.layout.hard,
+        )
 
     @cached_property
     def _groups(self) -> GroupKeeper:

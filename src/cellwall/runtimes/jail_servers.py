@@ -97,14 +97,22 @@ class ForkServers:
     """All of one runtime."""
 
     def __init__(
-        self, state_dir: Path, facts: plan.HostFacts, placing: Placing, *, rootless: bool
+        self,
+        state_dir: Path,
+        facts: plan.HostFacts,
+        placing: Placing,
+        *,
+        rootless: bool,
+        is_memory_counted: bool,
     ) -> None:
-        """Start nothing yet."""
+        """Start nothing yet. `is_memory_counted`: by cgroups."""
         self._placing = placing
         self._state_dir = state_dir
         self._facts = facts
         self._rootless = rootless
-        self._program = seccomp.compile_policy(seccomp.load_policy(), os.uname().machine)
+        refusals = "" if is_memory_counted else seccomp.load_policy(plan.UNCOUNTED)
+        machine = os.uname().machine
+        self._program = seccomp.compile_policy(seccomp.load_policy(), machine, refusals)
         self._current: dict[str, Entry] = {}
         self._retired: list[Entry] = []
         self._locks: dict[str, asyncio.Lock] = {}

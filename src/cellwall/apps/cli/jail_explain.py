@@ -104,4 +104,6 @@ def _lockdown(lockdown: Lockdown) -> list[str]:
     else:
         lines.append("Landlock: this kernel has none")
     lines.append("seccomp: allow-list of jail/seccomp.policy, everything else is refused")
+    if lockdown.refusals:
+        lines.append(f"seccomp: and what jail/{lockdown.refusals} names is refused as well")
     return lines
