@@ -268,10 +268,11 @@ def test_program_of_another_language_runs_beside(shared: SyncSandbox) -> None:
 
 def test_contexts_are_apart(sandbox: SyncSandbox) -> None:
     sandbox.run("x = 1")
-    sandbox.contexts.create("other")
+    other = sandbox.contexts.create("other")
+    assert (other, other.language) == ("other", "python")
     assert sorted(sandbox.contexts.list()) == ["main", "other"]
     assert sandbox.run("'x' in globals()", context="other").text == "False"
-    sandbox.run("x = 2", context="other")
+    sandbox.run("x = 2", context=other)
     sandbox.contexts.restart()
     assert sandbox.run("'x' in globals()").text == "False"
     assert sandbox.run("x", context="other").text == "2"

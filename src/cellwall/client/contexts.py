@@ -21,11 +21,12 @@ class Contexts:
         """Belongs to one `AsyncSandbox`."""
         self._live = live
 
-    async def create(self, name: str, language: str = "python") -> None:
-        """Start another context, of any language that keeps state between cells."""
+    async def create(self, name: str, language: str = "python") -> ContextName:
+        """Start another context, of any language that keeps state between cells; its name."""
         _check(name)
         body = {"name": name, "language": language}
-        await self._live.json(Ask("POST", "/contexts", body=body))
+        answer = await self._live.json(Ask("POST", "/contexts", body=body))
+        return ContextName(answer["name"], answer["language"])
 
     async def list(self) -> builtins.list[ContextName]:
         """Return the names of the contexts that are alive; each knows its `language`."""

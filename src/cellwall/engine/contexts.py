@@ -91,8 +91,8 @@ class Contexts:
         self._ended.discard(name)
         return True
 
-    async def create(self, name: str, language: str = "python") -> None:
-        """Start another context, of any language that keeps state between cells."""
+    async def create(self, name: str, language: str = "python") -> ContextName:
+        """Start another context, of any language that keeps state between cells; its name."""
         spoken = registry.find(language)
         if spoken.context is None:
             raise UsageError(
@@ -111,6 +111,7 @@ class Contexts:
         except BaseException:
             del self._locks[name], self._languages[name]
             raise
+        return ContextName(name, spoken.name)
 
     async def list(self) -> list[ContextName]:
         """Return the names of the contexts that are alive; each knows its `language`."""

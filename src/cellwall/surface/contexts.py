@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 class SyncContexts(Part):
     """The contexts of one sandbox."""
 
-    def create(self, name: str, language: str = "python") -> None:
-        """Start another context, of any language that keeps state between cells."""
-        self._do(lambda: self._inner.contexts.create(name, language))
+    def create(self, name: str, language: str = "python") -> ContextName:
+        """Start another context, of any language that keeps state between cells; its name."""
+        return self._do(lambda: self._inner.contexts.create(name, language))
 
     def list(self) -> list[ContextName]:
         """Return the names of the contexts that are alive; each knows its `language`."""
