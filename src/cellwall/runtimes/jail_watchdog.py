@@ -2,7 +2,7 @@
 
 Not how memory is counted (`jail.soft`). A look takes 0.05 ms of the event loop where nothing
 inside has touched memory, and 1 ms where something has; so the longer nothing happens in a
-sandbox the less often it is looked at, and other work gets its turn in between.
+sandbox the less often it is looked at, and most of the time is for other work.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ class Watched(Protocol):
 _ROUND_S = 0.05
 _MOST_S = 0.2
 """Between two looks at a sandbox in which nothing happens."""
-_LOOKS_AT_ONCE = 8
+_STRETCH_S = 0.002
+"""Of looks, until other work gets its turn."""
+_REST = 2.0
+"""As long as the looks of a round took, so many times, is the pause after it at least: a program of
+a hundred processes makes each look at it dear, and must not have the event loop for itself."""
 
 
 class Watchdog:
@@ -57,20 +61,29 @@ class Watchdog:
                 await self._task
 
     async def _watch(self) -> None:
-        loop = asyncio.get_running_loop()
         while self._live:
-            looks = 0
-            for sandbox in tuple(self._live):
-                if sandbox.is_closing or not self._is_due(sandbox, loop.time()):
-                    continue
-                self._seen_s[sandbox] = loop.time()
-                with contextlib.suppress(OSError):  # of no descriptors, say: there is a next round
-                    sandbox.kill_above_limit()
-                looks += 1
-                if looks % _LOOKS_AT_ONCE == 0:
-                    await asyncio.sleep(0)
-            await asyncio.sleep(_ROUND_S)
+            looking_s = await self._look_at_all()
+            await asyncio.sleep(max(_ROUND_S, _REST * looking_s))
         self._task = None
+
+    async def _look_at_all(self) -> float:
+        """Look at whoever is due; returns how long the looks took."""
+        now = asyncio.get_running_loop().time
+        whole_s = stretch_s = 0.0
+        for sandbox in tuple(self._live):
+            begun = now()
+            if sandbox.is_closing or not self._is_due(sandbox, begun):
+                continue
+            self._seen_s[sandbox] = begun
+            with contextlib.suppress(OSError):  # of no descriptors, say: there is a next round
+                sandbox.kill_above_limit()
+            took = now() - begun
+            whole_s += took
+            stretch_s += took
+            if stretch_s > _STRETCH_S:
+                stretch_s = 0.0
+                await asyncio.sleep(0)
+        return whole_s
 
     def _is_due(self, sandbox: Watched, now_s: float) -> bool:
         pause_s = min(_MOST_S, _ROUND_S * sandbox.idle_looks)
