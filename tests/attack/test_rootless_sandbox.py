@@ -131,6 +131,19 @@ def fork():
     time.sleep(60)
 threading.Thread(target=fork).start()
 """
+_BURN_THAT_NOBODY_WAITS_FOR = """
+import os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+while True:
+    if os.fork() == 0:
+        while time.process_time() < 0.15:
+            pass
+        os._exit(0)
+    try:
+        os.wait()
+    except ChildProcessError:
+        pass
+"""
 _FILL = """
 import signal
 file = open("/tmp/big", "wb")
@@ -210,6 +223,7 @@ class Rootless:
             ("burn", "while True: pass", {"limits": {"cpu_s": 0.3}, "timeout": 10}),
             ("memory-of-nobody", _MEMORY_OF_NOBODY, {}),
             ("thread-burn", _BURN_BEHIND_A_THREAD, {"limits": {"cpu_s": 0.3}, "timeout": 10}),
+            ("forgotten-burn", _BURN_THAT_NOBODY_WAITS_FOR, {"limits": {"cpu_s": 1}, "timeout": 9}),
             ("instances", _INSTANCES, {}),
             ("demanding", "print(45)", {"demand_hard": True}),
         ]
@@ -335,7 +349,12 @@ def test_rootless_memory_that_nobody_could_count_is_not_to_be_had(rootless: Root
 
 @pytest.mark.parametrize(
     ("case", "verdict"),
-    [("loop", "wall_time"), ("burn", "cpu_time"), ("thread-burn", "cpu_time")],
+    [
+        ("loop", "wall_time"),
+        ("burn", "cpu_time"),
+        ("thread-burn", "cpu_time"),
+        ("forgotten-burn", "cpu_time"),
+    ],
 )
 def test_rootless_endless_loop_is_stopped(rootless: Rootless, case: str, verdict: str) -> None:
     assert rootless.said(case)["verdict"] == verdict

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -68,6 +70,15 @@ while sys.stdin.buffer.read(1):
     os.write(1, b".")
 os._exit(0)
 """
+_BURN_AND_STAY = """
+import os, signal, sys, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+if os.fork() == 0:
+    while time.process_time() < 0.2:
+        pass
+    os.write(1, b".")
+    signal.pause()
+"""
 _STAY = "import os, sys\nos.write(1, b'.')\nsys.stdin.buffer.read()\n"
 
 
@@ -120,6 +131,33 @@ def test_the_work_area_counts_but_not_twice() -> None:
 def test_cpu_of_children_that_ended_counts() -> None:
     with _tree(_BURN, 1) as pid:
         assert soft.Meter(pid).read().cpu_s >= 0.15
+
+
+def test_cpu_of_children_that_nobody_waited_for_counts_as_far_as_it_was_seen() -> None:
+    with _tree(_BURN_AND_STAY, 2) as pid:
+        meter = soft.Meter(pid)
+        seen_s = meter.read().cpu_s
+        assert seen_s >= 0.15
+        (child,) = posture.children(pid)
+        os.kill(child, signal.SIGKILL)
+        while meter.read().processes > 1:
+            pass
+        assert soft.Meter(pid).read().cpu_s < 0.15, "the kernel has forgotten it"
+        assert meter.read().cpu_s >= seen_s
+
+
+def test_without_a_descriptor_to_look_with_the_last_look_stands() -> None:
+    with _tree(_ANONYMOUS, 1) as pid:
+        meter = soft.Meter(pid)
+        seen = meter.read()
+        soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard_limit))
+        try:
+            found = meter.read(), soft.Meter(pid).read()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft_limit, hard_limit))
+        assert found == (seen, soft.Sums(0.0, 0, 0))
+        assert meter.read() == seen
 
 
 def test_a_tree_that_is_gone_holds_nothing() -> None:

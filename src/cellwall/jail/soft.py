@@ -27,15 +27,18 @@ class _Process(NamedTuple):
     """What /proc/<pid>/stat says (proc_pid_stat(5))."""
 
     pid: int
+    began: str
+    """On the kernel's clock: a number is given out again."""
     touched: tuple[str, ...]
-    """Minor and major faults, when it began, resident pages."""
-    cpu_s: float
-    """Own and of reaped children."""
+    """Minor and major faults, resident pages."""
+    own_s: float
+    reaped_s: float
+    """CPU time: its own, and of the children that it has waited for."""
     threads: int
 
 
 class Meter:
-    """What one sandbox uses, look after look.
+    """What one sandbox uses, look after look; what was found last where no look is possible.
 
     To find out what memory it has costs a millisecond, because the kernel walks its pages. They
     become a process's own by faults, which are counted, or are more than before: where neither has
@@ -45,26 +48,47 @@ class Meter:
     def __init__(self, init_pid: int) -> None:
         """Everything below init counts: what is orphaned inside is reparented to it."""
         self._init_pid = init_pid
-        self._touched: list[tuple[int, tuple[str, ...]]] = []
+        self._touched: list[tuple[int, str, tuple[str, ...]]] = []
         self._anonymous = self._shared = 0
+        self._own_s: dict[tuple[int, str], float] = {}
+        self._gone_s = self._most_s = 0.0
+        self._latest = Sums(0.0, 0, 0)
         self.idle_looks = 0
         """How many of the latest found nothing touched."""
 
     def read(self, work_bytes: int = 0) -> Sums:
         """Walk the tree. `work_bytes` is what the work area's tmpfs holds: memory of nobody's."""
-        processes = _tree(self._init_pid)
+        try:
+            processes = _tree(self._init_pid)
+        except OSError:
+            return self._latest  # no descriptor was left to look with
         # Before it is measured: what is touched meanwhile is seen by the next look.
-        touched = [(each.pid, each.touched) for each in processes]
+        touched = [(each.pid, each.began, each.touched) for each in processes]
         self.idle_looks += 1
         if touched != self._touched:
             self.idle_looks = 0
             self._touched = touched
             self._measure(processes)
-        cpu_s = sum(each.cpu_s for each in processes)
+        cpu_s = self._cpu_s(processes)
         count = sum(each.threads for each in processes)
         # A mapped file of the work area is in both. What would be in neither is not to be had, but
         # for buffers of pipes and sockets: uncounted.refusals.
-        return Sums(cpu_s, self._anonymous + max(self._shared, work_bytes), count)
+        self._latest = Sums(cpu_s, self._anonymous + max(self._shared, work_bytes), count)
+        return self._latest
+
+    def _cpu_s(self, processes: list[_Process]) -> float:
+        """SECURITY: who ignores SIGCHLD waits for no child, and the kernel forgets what it used.
+
+        So what was last seen of those that are gone counts as well, if it is more than what was
+        waited for: that knows children that came and went between two looks.
+        """
+        own_s = {(each.pid, each.began): each.own_s for each in processes}
+        self._gone_s += sum(spent for key, spent in self._own_s.items() if key not in own_s)
+        self._own_s = own_s
+        living_s = sum(own_s.values())
+        reaped_s = sum(each.reaped_s for each in processes)
+        self._most_s = max(self._most_s, living_s + max(self._gone_s, reaped_s))
+        return self._most_s
 
     def _measure(self, processes: list[_Process]) -> None:
         self._anonymous = self._shared = 0
@@ -85,7 +109,7 @@ def _tree(init_pid: int) -> list[_Process]:
         try:
             process = _process(pid)
             queue += _children(process)
-        except (OSError, ValueError):
+        except (FileNotFoundError, ProcessLookupError, ValueError):
             continue  # it ended while we looked
         found.append(process)
     return found
@@ -94,9 +118,11 @@ def _tree(init_pid: int) -> list[_Process]:
 def _process(pid: int) -> _Process:
     text = posture.read_text(f"/proc/{pid}/stat")
     fields = text[text.rindex(")") + 2 :].split()
-    cpu_s = sum(int(word) for word in fields[11:15]) / _TICKS
-    touched = (fields[7], fields[9], fields[19], fields[21])
-    return _Process(pid, touched, cpu_s, int(fields[17]))
+    user, system, reaped_user, reaped_system = (int(word) / _TICKS for word in fields[11:15])
+    touched = (fields[7], fields[9], fields[21])
+    return _Process(
+        pid, fields[19], touched, user + system, reaped_user + reaped_system, int(fields[17])
+    )
 
 
 def _children(process: _Process) -> list[int]:
@@ -105,7 +131,8 @@ def _children(process: _Process) -> list[int]:
         return posture.children(process.pid)
     found: list[int] = []
     for thread in posture.threads(process.pid):
-        with contextlib.suppress(OSError):  # it ended: its children are another's now
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            # Else it has ended, and its children are another's now.
             found += posture.children(process.pid, thread)
     return found
 
