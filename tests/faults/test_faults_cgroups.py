@@ -133,6 +133,28 @@ def test_directories_given_back_twice_serve_one_sandbox_at_a_time() -> None:
         groups.remove()
 
 
+def test_directories_that_were_removed_in_part_serve_nobody(
+    bystander: subprocess.Popen[bytes],
+) -> None:
+    """A process leaves one after the other, and whoever removes them may come in between."""
+    groups = EngineGroups(hierarchies.discover(), owner.new_label())
+    try:
+        first = groups.create(Limits())
+        _join(first.paths[0][1], bystander.pid)
+        assert len(groups.take_back(first)) == 1
+        bystander.kill()
+        bystander.wait()
+        while groups.take_back(first):
+            pass  # the kernel has not let go of the process yet
+        made = [groups.create(Limits()) for _ in range(8)]
+        paths = {path for each in made for _, path in each.paths}
+        assert _there(paths) == paths
+        for each in made:
+            groups.take_back(each)
+    finally:
+        groups.remove()
+
+
 # -- FI-31 -----------------------------------------------------------------------------------
 
 

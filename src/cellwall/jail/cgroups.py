@@ -56,6 +56,8 @@ class Groups:
     cpu_before_s: float = 0.0
     is_taken_back: bool = False
     """Removed, or kept for another sandbox: not this one's any more."""
+    is_incomplete: bool = False
+    """Some of them have been removed, and others were busy."""
 
     def _path(self, controller: str) -> tuple[Hierarchy, str] | None:
         for hierarchy, path in self.paths:
@@ -82,8 +84,13 @@ class Groups:
             write(found[1] + "/cpuacct.usage", "0")
 
     def reusable(self) -> frozenset[str]:
-        """Directories that may serve another sandbox: v1, no memory, empty, few processes."""
-        if (self.processes_peak() or 0) > _QUIET_PEAK or not self.holds("pids"):
+        """Directories that may serve another sandbox: v1, no memory, empty, few processes.
+
+        All of them or none: a process leaves them one after the other, and a try to remove them
+        that comes in between removes some.
+        """
+        is_loud = (self.processes_peak() or 0) > _QUIET_PEAK
+        if self.is_incomplete or is_loud or not self.holds("pids"):
             return frozenset()
         paths = frozenset(path for hierarchy, path in self.paths if is_reusable(hierarchy))
         is_empty = not any(read(path + "/cgroup.procs") for path in paths)
@@ -242,4 +249,6 @@ class Groups:
                 continue
             except OSError as error:
                 busy.append(f"{path}: {error.strerror}")
+            else:
+                self.is_incomplete = self.is_incomplete or not kept
         return busy
