@@ -26,9 +26,17 @@ _EMBED = """
 import json, sys
 import cellwall
 
+def with_a_full_disk(code, language):
+    with cellwall.Sandbox(limits={"disk_mb": 8}) as sandbox:
+        sandbox.contexts.create("other", language=language)
+        sandbox.run("var a = 40", context="other")
+        filled = sandbox.run("open('/tmp/full', 'wb').write(b'x' * (9 << 20))")
+        assert filled.verdict == "disk", filled
+        return sandbox.run(code, context="other")
+
 for name, code, options in json.load(open(sys.argv[1])):
     try:
-        done = cellwall.run(code, **options)
+        done = (with_a_full_disk if name.startswith("full-") else cellwall.run)(code, **options)
         said = {
             "verdict": done.verdict.value,
             "stdout": done.stdout,
@@ -209,6 +217,7 @@ class Rootless:
             ("bash", "echo $((40 + 5))", {"language": "bash"}),
             ("javascript", "console.log(40 + 5)", {"language": "javascript"}),
             ("exec", "print(45)", {"start": "exec"}),
+            ("full-javascript", "console.log(a + 5)", {"language": "javascript"}),
             ("reach", self.reach, {}),
             ("forks", _FORKS, {"limits": {"processes": 30}, "timeout": 5}),
             ("forks-control", _FORKS, {"limits": {"processes": 80}, "timeout": 5}),
@@ -302,6 +311,13 @@ def test_rootless_demand_for_hard_limits_is_refused(rootless: Rootless) -> None:
     assert said["error"] == "HostUnsupported"
     assert "cpu_s, memory_mb can only be held softly" in said["message"]
     assert "cellwall doctor" in said["message"]
+
+
+@pytest.mark.node
+def test_rootless_session_survives_a_full_disk(rootless: Rootless) -> None:
+    """Its sources take nothing of the work area, though there is no memfd for them."""
+    said = rootless.said("full-javascript")
+    assert (said["verdict"], said["stdout"]) == ("ok", "45\n")
 
 
 @pytest.mark.parametrize("what", ["canary", "loopback", "sentinel", "environ"])

@@ -146,6 +146,21 @@ def test_cpu_of_children_that_nobody_waited_for_counts_as_far_as_it_was_seen() -
         assert meter.read().cpu_s >= seen_s
 
 
+def test_what_could_not_be_measured_is_measured_by_the_next_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with _tree(_ANONYMOUS, 1) as pid:
+        meter = soft.Meter(pid)
+
+        def exhausted(_pid: int, _thread: int) -> tuple[int, int]:
+            raise OSError(24, "Too many open files")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(soft, "_proportional_bytes", exhausted)
+            assert meter.read().memory_bytes == 0
+        assert meter.read().memory_bytes >= _HOLD * MIB
+
+
 def test_without_a_descriptor_to_look_with_the_last_look_stands() -> None:
     with _tree(_ANONYMOUS, 1) as pid:
         meter = soft.Meter(pid)

@@ -24,12 +24,14 @@ from cellwall.guest import leaving
 from cellwall.guest.commands import SIGNALS_TO_RESET, find_program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from cellwall.guest.drivers import Driver
 
 _SIGCHLD = int(SIGCHLD)
 _READ_BYTES = 64 * 1024
+_PIPE_BYTES = 64 * 1024
+"""What a pipe takes before somebody reads; pipe(7)."""
 _LEAVING_S = 0.0002
 """Between two looks at one that leaves: its own part of that takes about a millisecond."""
 _MOST_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -69,7 +71,7 @@ class Interpreter:
         self.pid = self._spawn(driver)
 
     def _spawn(self, driver: Driver) -> int:
-        text_fd = self._keep(driver.text)
+        text_fd = _kept(driver.text, _nameless_file)
         words = {"{text}": driver.text.decode(), "{path}": self.path(text_fd)}
         argv = [words.get(word, word.replace("{path}", words["{path}"])) for word in driver.argv]
         argv += [self.path(self._requests_r), self.path(self._answers_w)]
@@ -87,13 +89,6 @@ class Interpreter:
         """Where the interpreter opens a descriptor of ours."""
         return f"{self._folder}/{fd}"
 
-    @staticmethod
-    def _keep(data: bytes) -> int:
-        fd = _nameless_file()
-        with os.fdopen(os.dup(fd), "wb") as file:
-            file.write(data)
-        return fd
-
     def ask(
         self, kind: str, body: bytes, stdin_fd: int, is_displayed: bool, tools: bytes = b""
     ) -> None:
@@ -101,11 +96,11 @@ class Interpreter:
 
         `tools` is what a driver that knows them is told of host tools.
         """
-        self._source_fd = self._keep(body)
+        self._source_fd = _kept(body, _pipe)
         stdin = self.path(stdin_fd) if stdin_fd >= 0 else "-"
         words = [kind, self.path(self._source_fd), stdin, str(int(is_displayed))]
         if self._driver.tools:
-            self._tools_fd = self._keep(tools) if tools else -1
+            self._tools_fd = _kept(tools, _pipe) if tools else -1
             words.append(self.path(self._tools_fd) if tools else "-")
         os.write(self._requests_w, "\t".join(words).encode() + b"\n")
 
@@ -182,11 +177,43 @@ def _parsed(line: bytes | bytearray) -> dict[str, Any]:
     return message
 
 
-def _nameless_file() -> int:
+def _kept(data: bytes, instead: Callable[[bytes], int]) -> int:
+    """A descriptor whose path `data` is read from; `instead` where there is no memfd.
+
+    It is refused where nobody could count its memory (`jail/uncounted.refusals`).
+    """
     try:
-        return os.memfd_create("cell")
+        fd = os.memfd_create("cell")
     except OSError as error:
         if error.errno != errno.ENOSYS:
             raise
-        # Refused where nobody could count it; this counts as part of the work area.
-        return os.open("/tmp", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)  # noqa: S108
+        return instead(data)
+    return _filled(fd, data)
+
+
+def _pipe(data: bytes) -> int:
+    """For what is read once: it takes nothing of a work area that may be full, if it fits."""
+    if len(data) > _PIPE_BYTES:
+        return _nameless_file(data)
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    try:
+        written = os.write(write_end, data)
+    finally:
+        os.close(write_end)
+    if written == len(data):
+        return read_end
+    os.close(read_end)  # the kernel gives less room to whoever has many pipes
+    return _nameless_file(data)
+
+
+def _nameless_file(data: bytes) -> int:
+    """It counts as part of the work area."""
+    fd = os.open("/tmp", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)  # noqa: S108 - our mount
+    return _filled(fd, data)
+
+
+def _filled(fd: int, data: bytes) -> int:
+    with os.fdopen(os.dup(fd), "wb") as file:
+        file.write(data)
+    return fd

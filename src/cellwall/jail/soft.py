@@ -60,15 +60,9 @@ class Meter:
         """Walk the tree. `work_bytes` is what the work area's tmpfs holds: memory of nobody's."""
         try:
             processes = _tree(self._init_pid)
+            self._measure(processes)
         except OSError:
             return self._latest  # no descriptor was left to look with
-        # Before it is measured: what is touched meanwhile is seen by the next look.
-        touched = [(each.pid, each.began, each.touched) for each in processes]
-        self.idle_looks += 1
-        if touched != self._touched:
-            self.idle_looks = 0
-            self._touched = touched
-            self._measure(processes)
         cpu_s = self._cpu_s(processes)
         count = sum(each.threads for each in processes)
         # A mapped file of the work area is in both. What would be in neither is not to be had, but
@@ -91,14 +85,21 @@ class Meter:
         return self._most_s
 
     def _measure(self, processes: list[_Process]) -> None:
-        self._anonymous = self._shared = 0
+        touched = [(each.pid, each.began, each.touched) for each in processes]
+        if touched == self._touched:
+            self.idle_looks += 1
+            return
+        anonymous = shared = 0
         for each in processes:
             try:
-                anonymous, shared = _memory(each)
-            except (OSError, ValueError):
-                continue  # it ended while we looked
-            self._anonymous += anonymous
-            self._shared += shared
+                own = _memory(each)
+            except (FileNotFoundError, ProcessLookupError, PermissionError, ValueError):
+                continue  # it ended while we looked, or is nobody's to look into
+            anonymous += own[0]
+            shared += own[1]
+        # As it was before it was measured: what is touched meanwhile is seen by the next look.
+        self._touched, self.idle_looks = touched, 0
+        self._anonymous, self._shared = anonymous, shared
 
 
 def _tree(init_pid: int) -> list[_Process]:
@@ -141,9 +142,9 @@ def _memory(process: _Process) -> tuple[int, int]:
     """SECURITY: the first thread may have ended, and then no memory is shown under its number."""
     try:
         return _proportional_bytes(process.pid, process.pid)
-    except OSError:
+    except ProcessLookupError:
         for thread in posture.threads(process.pid):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
                 return _proportional_bytes(process.pid, thread)
         raise
 

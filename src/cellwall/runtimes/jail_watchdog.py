@@ -61,10 +61,12 @@ class Watchdog:
                 await self._task
 
     async def _watch(self) -> None:
-        while self._live:
-            looking_s = await self._look_at_all()
-            await asyncio.sleep(max(_ROUND_S, _REST * looking_s))
-        self._task = None
+        try:
+            while self._live:
+                looking_s = await self._look_at_all()
+                await asyncio.sleep(max(_ROUND_S, _REST * looking_s))
+        finally:
+            self._task = None
 
     async def _look_at_all(self) -> float:
         """Look at whoever is due; returns how long the looks took."""

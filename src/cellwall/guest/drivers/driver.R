@@ -81,11 +81,17 @@ local({
     if (first + 2L >= last) character() else texts[seq(first + 2L, last - 1L)]
   }
 
+  lines_of <- function(source) {
+    file <- base_file(source, "rt", raw = TRUE)
+    on.exit(close(file))
+    readLines(file, warn = FALSE, encoding = "UTF-8")
+  }
+
   run <- function(source, is_displayed) {
     frames <- character()
     tryCatch({
       say("running")
-      expressions <- parse(text = readLines(source, warn = FALSE, encoding = "UTF-8"), keep.source = FALSE)
+      expressions <- parse(text = lines_of(source), keep.source = FALSE)
       for (i in seq_along(expressions)) {
         found <- withCallingHandlers(
           withVisible(eval(expressions[[i]], globalenv())),
