@@ -167,6 +167,14 @@ while taken < 60 and libc.inotify_init1(0o2000000) >= 0:
 print("took", taken)
 """
 _MEMORY = {"memory_mb": 128, "processes": 30}
+_HIDDEN = {
+    "thread-hogs": _HOGS_BEHIND_THREADS,
+    "leaderless-hogs": _HOGS_WITHOUT_A_FIRST_THREAD,
+    "secretive-hogs": _HOGS_NOT_TO_BE_LOOKED_INTO,
+    "thread-burn": _BURN_BEHIND_A_THREAD,
+    "forgotten-burn": _BURN_THAT_NOBODY_WAITS_FOR,
+}
+_PLENTY = {"limits": {"memory_mb": 1024, "processes": 30, "cpu_s": 30}, "timeout": 2}
 
 
 def _reach(path: str, port: int, pid: int) -> str:
@@ -235,6 +243,7 @@ class Rootless:
             ("forgotten-burn", _BURN_THAT_NOBODY_WAITS_FOR, {"limits": {"cpu_s": 1}, "timeout": 9}),
             ("instances", _INSTANCES, {}),
             ("demanding", "print(45)", {"demand_hard": True}),
+            *((f"{name}-control", code, _PLENTY) for name, code in _HIDDEN.items()),
         ]
 
     def _run(
@@ -374,6 +383,13 @@ def test_rootless_memory_that_nobody_could_count_is_not_to_be_had(rootless: Root
 )
 def test_rootless_endless_loop_is_stopped(rootless: Rootless, case: str, verdict: str) -> None:
     assert rootless.said(case)["verdict"] == verdict
+
+
+@pytest.mark.parametrize("case", sorted(_HIDDEN))
+def test_rootless_controls_of_what_hides_run_on_where_they_may(
+    rootless: Rootless, case: str
+) -> None:
+    assert rootless.said(f"{case}-control")["verdict"] == "wall_time"
 
 
 def test_rootless_engine_leaves_no_process_behind(rootless: Rootless) -> None:
