@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 from collections.abc import Iterator
@@ -35,6 +36,33 @@ def test_a_message_arrives_with_its_descriptors(pair: Pair) -> None:
     os.write(received[0], b"through")
     assert (message, os.read(read_end, 10)) == ({"word": "é"}, b"through")
     fds.close_all([read_end, *received])
+
+
+def test_a_prepared_message_carries_what_its_numbers_are_by_then(pair: Pair) -> None:
+    """A fork-server's answer is made once, with the cell where the kernel puts each pidfd."""
+    number = ctypes.c_int(-1)
+    prepared = fds.prepare_message({}, number)
+    for word in (b"first", b"second"):
+        read_end, number.value = os.pipe()
+        fds.send_prepared(pair[0], prepared)
+        os.close(number.value)
+        message, received = fds.receive_message(pair[1])
+        os.write(received[0], word)
+        assert (message, len(received), os.read(read_end, 10)) == ({}, 1, word)
+        fds.close_all([read_end, *received])
+
+
+def test_data_that_is_no_json_arrives_as_it_is(pair: Pair) -> None:
+    fds.send(pair[0], b"7 {", [])
+    assert fds.receive(pair[1]) == (b"7 {", [])
+
+
+def test_a_message_that_is_no_object_is_refused_and_its_descriptors_closed(pair: Pair) -> None:
+    before = _open()
+    fds.send(pair[0], b"[1]", [0])
+    with pytest.raises(ValueError, match="not a JSON object"):
+        fds.receive_message(pair[1])
+    assert _open() == before
 
 
 def test_received_descriptors_do_not_survive_an_exec(pair: Pair) -> None:

@@ -47,13 +47,7 @@ def test_files_of_one_that_is_dying_are_no_lack_of_the_hosts(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel, other = socket.socketpair()
     worker = cast("Any", SimpleNamespace(cloner=_Cloner()))
-    forkserver._spawn(
-        worker,
-        theirs,
-        {"shape": cast("Any", None)},
-        {"shape": "shape", "uid": 1},
-        [channel.detach()],
-    )
+    forkserver._spawn(worker, theirs, 1, cast("Any", None), [channel.detach()])
     answer, _ = fds.receive_message(ours)
     assert answer["errno"] == number
     assert os.waitpid(children[0], 0)[1] == signal.SIGKILL  # either way it is gone

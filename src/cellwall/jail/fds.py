@@ -1,8 +1,8 @@
 """Who owns which descriptor, and the messages that carry them.
 
 Control messages between the host and the fork-server are single SEQPACKET datagrams: a JSON object
-and up to eight descriptors. SECURITY: descriptors cross only here; `keep_only` is what stands
-between a leaked host descriptor and a sandbox (runc CVE-2024-21626).
+or an order (`orders`), and up to eight descriptors. SECURITY: descriptors cross only here;
+`keep_only` is what stands between a leaked host descriptor and a sandbox (runc CVE-2024-21626).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import array
 import json
 import os
 import socket
-from typing import Any, Dict, Iterable, List, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
 _MAX_MESSAGE = 65_536
 _MAX_FDS = 8
@@ -22,18 +22,59 @@ class ControlClosed(Exception):
     """The other end of a control socket is gone."""
 
 
-def send_message(sock: socket.socket, message: Dict[str, Any], fds: Sequence[int] = ()) -> None:
+class Message(NamedTuple):
+    """A control message, as sendmsg(2) takes it."""
+
+    data: List[bytes]
+    ancillary: List[Tuple[int, int, Any]]
+
+
+def prepare_message(message: Dict[str, Any], numbers: Any = None) -> Message:  # noqa: ANN401
+    """Prepare a message, for now or to be sent again and again.
+
+    `numbers` is a buffer of C ints, the descriptors: what it holds when the message is sent counts.
+    """
+    return _message(json.dumps(message, separators=(",", ":")).encode(), numbers)
+
+
+def _message(data: bytes, numbers: Any) -> Message:  # noqa: ANN401 - a buffer or None
+    ancillary = [] if numbers is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)]
+    return Message([data], ancillary)
+
+
+def send_prepared(sock: socket.socket, message: Message) -> None:
     """Send one message; raises OSError, ControlClosed when the peer is gone."""
-    data = json.dumps(message, separators=(",", ":")).encode()
-    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     try:
-        sock.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)
+        sock.sendmsg(message.data, message.ancillary, socket.MSG_NOSIGNAL)
     except (BrokenPipeError, ConnectionResetError) as error:
         raise ControlClosed(str(error)) from error
 
 
+def send_message(sock: socket.socket, message: Dict[str, Any], fds: Sequence[int] = ()) -> None:
+    """Prepare and send one message; raises as `send_prepared` does."""
+    send_prepared(sock, prepare_message(message, array.array("i", fds) if fds else None))
+
+
+def send(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
+    """Send data that is no JSON object; raises as `send_prepared` does."""
+    send_prepared(sock, _message(data, array.array("i", fds) if fds else None))
+
+
 def receive_message(sock: socket.socket) -> Tuple[Dict[str, Any], List[int]]:
-    """Receive one message; descriptors arrive close-on-exec. ControlClosed at the end."""
+    """Receive one message; raises as `receive` does, and ValueError if it is no JSON object."""
+    data, fds = receive(sock)
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError):
+        message = None
+    if not isinstance(message, dict):
+        close_all(fds)
+        raise ValueError("control message: not a JSON object")
+    return message, fds
+
+
+def receive(sock: socket.socket) -> Tuple[bytes, List[int]]:
+    """Receive what was sent; descriptors arrive close-on-exec. ControlClosed at the end."""
     space = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
     try:
         data, ancillary, flags, _ = sock.recvmsg(_MAX_MESSAGE, space, socket.MSG_CMSG_CLOEXEC)
@@ -53,14 +94,7 @@ def receive_message(sock: socket.socket) -> Tuple[Dict[str, Any], List[int]]:
         raise ValueError(
             "control message: larger than both ends agreed on, or no descriptor was free"
         )
-    try:
-        message = json.loads(data)
-    except (ValueError, RecursionError):
-        message = None
-    if not isinstance(message, dict):
-        close_all(fds)
-        raise ValueError("control message: not a JSON object")
-    return message, fds
+    return data, fds
 
 
 def close_all(fds: Iterable[int]) -> None:

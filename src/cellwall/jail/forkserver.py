@@ -21,17 +21,15 @@ import errno
 import fcntl
 import gc
 import importlib
-import json
 import os
 import select
 import signal
 import socket
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Set
 
-from cellwall.jail import apply, fds, inside, lockdown, plan
+from cellwall.jail import fds, inside, orders, plan
 from cellwall.jail.boot import read_config
 from cellwall.jail.linux import huge_pages, libraries, memory, process
-from cellwall.jail.linux.libc import Prepared
 
 _NAMESPACES = (
     process.CLONE_NEWUSER
@@ -53,13 +51,6 @@ class Dirty(Exception):
     """The preload left something a fork must not share."""
 
 
-class Ready(NamedTuple):
-    """A sandbox plan, prepared so that a fork has little left to build."""
-
-    runs: Tuple[Prepared, ...]
-    lockdown: lockdown.Ready
-
-
 class Worker(NamedTuple):
     """What a worker needs for every sandbox, computed once."""
 
@@ -72,6 +63,9 @@ class Worker(NamedTuple):
     """Makes workers, without the fork hooks of libraries."""
     cloner: process.Cloner
     """Makes sandboxes."""
+    answer: fds.Message
+    """Hands over the latest of them. Made once: each page that is written to between two clones
+    is copied, and a JSON encoder alone writes to thirty."""
     environment: Dict[str, str]
     """Of a sandbox for which the host names no other; this process has it already."""
 
@@ -189,6 +183,7 @@ def _worker(config: Dict[str, Any]) -> Worker:
     """Import what every fork runs before the preload: objects that lie together are copied
     together, and each page a fork writes to costs it a fault."""
     module, _, name = config["guest_main"].partition(":")
+    cloner = process.Cloner(_NAMESPACES, exit_signal=signal.SIGCHLD)
     return Worker(
         facts=plan.HostFacts.from_json(config["facts"]),
         last_capability=process.last_capability(),
@@ -196,7 +191,8 @@ def _worker(config: Dict[str, Any]) -> Worker:
         guest_main=getattr(importlib.import_module(module), name),
         exec_python=config["python"],
         forker=process.Cloner(0, exit_signal=signal.SIGCHLD),
-        cloner=process.Cloner(_NAMESPACES, exit_signal=signal.SIGCHLD),
+        cloner=cloner,
+        answer=fds.prepare_message({}, cloner.pidfd_cell),
         environment=config["environment"],
     )
 
@@ -242,12 +238,12 @@ def _serve(worker: Worker, fd: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     process.do(process.prepare_parent_death_signal(signal.SIGKILL))
     _raise_oom_score()
-    plans: Dict[str, Ready] = {}
+    known = orders.Orders(worker.facts, worker.program, worker.last_capability)
     while True:
         try:
-            request, received = fds.receive_message(control)
-            if request:
-                _spawn(worker, control, plans, request, received)
+            data, received = fds.receive(control)
+            if data != orders.MOVE:
+                _spawn(worker, control, *known.read(data), received)
             else:
                 _go_through(received)
                 fds.close_all(received)
@@ -263,21 +259,8 @@ def _raise_oom_score() -> None:
 
 
 def _spawn(
-    worker: Worker,
-    control: socket.socket,
-    plans: Dict[str, Ready],
-    request: Dict[str, Any],
-    received: List[int],
+    worker: Worker, control: socket.socket, uid: int, order: orders.Order, received: List[int]
 ) -> None:
-    shape = request["shape"]
-    if shape not in plans:
-        decided = plan.sandbox_plan(worker.facts, plan.Shape(**json.loads(shape)))
-        plans[shape] = Ready(
-            apply.prepare(decided.steps, inside.FREE_FD),
-            lockdown.prepare(
-                decided.lockdown, worker.program, worker.last_capability, inside.FREE_FD
-            ),
-        )
     channel, *entrances = received
     wait_r, wait_w = os.pipe()
     try:
@@ -288,12 +271,12 @@ def _spawn(
         return
     if pid == 0:
         try:
-            inside.main(worker, plans[shape], request, channel, wait_r)
+            inside.main(worker, order, channel, wait_r)
         finally:
             os._exit(1)  # SECURITY: whatever happens, a child never goes on as a worker
     pidfd = worker.cloner.pidfd
     try:
-        _write_maps(pid, int(request["uid"]))
+        _write_maps(pid, uid)
         os.write(wait_w, b"!")
     except OSError as error:
         # The files of one that somebody killed are root's: that is no lack of the host's. They are
@@ -305,7 +288,7 @@ def _spawn(
         fds.send_message(control, {"error": f"id map: {error}", "errno": number})
     else:
         _go_through(entrances)  # a worker that cannot ends, and the sandbox with its channel
-        fds.send_message(control, {"pid": pid}, [pidfd])
+        fds.send_prepared(control, worker.answer)
     finally:
         fds.close_all([wait_r, wait_w, pidfd, *received])
 

@@ -26,7 +26,8 @@ from cellwall.jail.linux import process
 from cellwall.jail.linux.libc import do_all
 
 if TYPE_CHECKING:
-    from cellwall.jail.forkserver import Ready, Worker
+    from cellwall.jail.forkserver import Worker
+    from cellwall.jail.orders import Order, Ready
 
 
 CHANNEL_FD = 3
@@ -40,27 +41,27 @@ class Abandoned(Exception):
     """The host or the worker went away, or refused us, while we were being built."""
 
 
-def main(worker: Worker, ready: Ready, request: Dict[str, Any], channel: int, wait_r: int) -> None:
+def main(worker: Worker, order: Order, channel: int, wait_r: int) -> None:
     """Build, lock down, report, run the guest."""
     try:
-        _lock(worker, ready, channel, wait_r)
+        _lock(order.ready, channel, wait_r)
     except (Abandoned, BrokenPipeError):
         os._exit(1)  # the host gave us up; nobody is left to tell
     except Exception as error:  # noqa: BLE001 - the host must hear which step failed
         _report(channel, error)
         os._exit(1)
-    guest = request["guest"]
+    guest = order.guest
     guest["is_environment_set"] = guest["env"] is None
     if guest["env"] is None:
         guest["env"] = worker.environment
-    if request["start"] == "exec":
+    if order.start == "exec":
         _say_locked(channel)
         _exec_guest(worker, guest, channel)
     worker.guest_main(channel, guest, born=partial(_say_locked, channel))
     os._exit(1)
 
 
-def _lock(worker: Worker, ready: Ready, channel: int, wait_r: int) -> None:
+def _lock(ready: Ready, channel: int, wait_r: int) -> None:
     # SECURITY: whatever the worker had open, a sandbox starts with the channel and nothing else.
     os.closerange(CHANNEL_FD + 1, wait_r)
     os.closerange(wait_r + 1, fds.HIGHEST)

@@ -9,18 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import json
 import os
 import select
 import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from functools import lru_cache
 from typing import Any
 
-from cellwall.jail import fds, owner, plan, posture
+from cellwall.jail import fds, orders, owner, plan, posture
 from cellwall.jail.launch import Settings, launch
 from cellwall.jail.replies import member, receive
 from cellwall.jail.spawned import REMEDY, Spawned, checked
@@ -35,12 +32,6 @@ _OTHERS_ENDED = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ESRCH})
 fork-server will not say it."""
 _START_DESCRIPTORS = 5
 """Two ends of a channel, a pidfd, the work area, and one to read with."""
-
-
-@lru_cache(maxsize=256)
-def _shape_text(shape: plan.Shape) -> str:
-    """What a worker knows a shape by, and reads when it does not know it yet."""
-    return json.dumps(asdict(shape))
 
 
 def _check_room() -> None:
@@ -228,7 +219,9 @@ class ForkServer:
     async def settle(self, worker: Worker) -> None:
         """Have a worker go to its first berth."""
         try:
-            await self._ask(worker.control, {}, worker.berth.entrances if worker.berth else ())
+            await self._ask(
+                worker.control, orders.MOVE, worker.berth.entrances if worker.berth else ()
+            )
         except (fds.ControlClosed, OSError, TimeoutError) as error:
             raise SandboxBroken(f"fork-server: a worker is gone ({error})") from error
         worker.arrive()
@@ -265,10 +258,10 @@ class ForkServer:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:
             raise shortage(error.errno, "clone a sandbox", error) or error from error
-        request = {"shape": _shape_text(shape), "uid": uid, "guest": dict(guest), "start": start}
+        order = orders.written(shape, uid, guest, start)
         entrances = worker.berth.entrances if worker.berth else ()
         try:
-            message, received = await self._ask(worker.control, request, entrances, theirs)
+            message, received = await self._ask(worker.control, order, entrances, theirs)
         except BaseException as error:
             ours.close()
             self.lose(f"{type(error).__name__}: {error}")
@@ -309,14 +302,14 @@ class ForkServer:
     @staticmethod
     async def _ask(
         worker: socket.socket,
-        request: Mapping[str, Any],
+        order: bytes,
         entrances: Sequence[int] = (),
         channel: socket.socket | None = None,
     ) -> tuple[dict[str, Any], list[int]]:
         with contextlib.ExitStack() as given:
             # Closed before the answer comes: there is a number free for its descriptor.
             numbers = [] if channel is None else [given.enter_context(channel).fileno()]
-            fds.send_message(worker, dict(request), [*numbers, *entrances])
+            fds.send(worker, order, [*numbers, *entrances])
         return await receive(worker, _STEP_TIMEOUT_S)
 
     def abandon(self) -> None:

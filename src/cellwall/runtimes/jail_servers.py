@@ -35,6 +35,7 @@ _BUNDLE = (
             "forkserver",
             "inside",
             "lockdown",
+            "orders",
             "plan",
             "seccomp",
             "steps",

@@ -91,10 +91,11 @@ class Cloner:
     def __init__(self, flags: int, *, exit_signal: int) -> None:
         """Prepare the arguments; nothing is cloned."""
         self._step = f"clone3 flags={flags:#x}"
-        self._pidfd = ctypes.c_int(-1)
+        self.pidfd_cell = ctypes.c_int(-1)
+        """Where the kernel puts each child's pidfd."""
         self._args = args = _CloneArgs()
         args.flags = flags | CLONE_PIDFD
-        args.pidfd = ctypes.addressof(self._pidfd)
+        args.pidfd = ctypes.addressof(self.pidfd_cell)
         args.exit_signal = exit_signal
         tid = _tid_address()
         if tid:
@@ -109,7 +110,7 @@ class Cloner:
     @property
     def pidfd(self) -> int:
         """The latest child's, close-on-exec; the caller owns it."""
-        return self._pidfd.value
+        return self.pidfd_cell.value
 
 
 def unshare(flags: int) -> None:

@@ -1,0 +1,95 @@
+"""What a worker is asked for, and what it remembers of what it was asked before.
+
+Both halves: the host writes an order (`supervisor`), a worker reads it (`forkserver`). Not how it
+is carried (`fds`) or obeyed. The invariant: what is remembered is bounded. Callers choose limits
+and environments as they like, a plan is 100 KiB, and each clone copies the worker's page tables.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from functools import lru_cache
+from typing import Any, Dict, Mapping, NamedTuple, Tuple
+
+from cellwall.jail import apply, inside, lockdown, plan
+from cellwall.jail.linux.libc import Prepared
+
+MOVE = b"move"
+"""To a worker that is to go to its first berth, and to clone nothing."""
+_REMEMBERED = 32
+"""Orders, and plans. The first to come are the first to go: a hit writes to no page."""
+
+
+def written(shape: plan.Shape, uid: int, guest: Mapping[str, Any], start: str) -> bytes:
+    """An order for one sandbox; all but the uid is the same again and again."""
+    rest = json.dumps({"guest": dict(guest), "start": start})
+    return f'{uid} {{"shape": {_shape_text(shape)}, {rest[1:]}'.encode()
+
+
+@lru_cache(maxsize=256)
+def _shape_text(shape: plan.Shape) -> str:
+    return json.dumps(asdict(shape))
+
+
+class Ready(NamedTuple):
+    """A sandbox plan, prepared so that a fork has little left to build."""
+
+    runs: Tuple[Prepared, ...]
+    lockdown: lockdown.Ready
+
+
+class Order(NamedTuple):
+    """How to make a sandbox."""
+
+    ready: Ready
+    guest: Dict[str, Any]
+    start: str
+    """`fork`, or `exec` for a really fresh interpreter."""
+
+
+class Orders:
+    """Those of one worker."""
+
+    def __init__(self, facts: plan.HostFacts, program: bytes, last_capability: int) -> None:
+        """Nothing is known yet."""
+        self._facts = facts
+        self._program = program
+        self._last_capability = last_capability
+        self._known: Dict[bytes, Order] = {}
+        self._plans: Dict[plan.Shape, Ready] = {}
+
+    def read(self, data: bytes) -> Tuple[int, Order]:
+        """The uid, and the rest, of what `written` wrote.
+
+        Of other data: ValueError, TypeError or KeyError.
+        """
+        uid, _, text = data.partition(b" ")
+        order = self._known.get(text)
+        if order is None:
+            order = self._understand(json.loads(text))
+            _forget(self._known)
+            self._known[text] = order
+        return int(uid), order
+
+    def _understand(self, said: Dict[str, Any]) -> Order:
+        shape = plan.Shape(**said["shape"])
+        if shape not in self._plans:
+            _forget(self._plans)
+            self._plans[shape] = self._prepare(shape)
+        return Order(self._plans[shape], said["guest"], said["start"])
+
+    def _prepare(self, shape: plan.Shape) -> Ready:
+        decided = plan.sandbox_plan(self._facts, shape)
+        return Ready(
+            apply.prepare(decided.steps, inside.FREE_FD),
+            lockdown.prepare(
+                decided.lockdown, self._program, self._last_capability, inside.FREE_FD
+            ),
+        )
+
+
+def _forget(remembered: Dict[Any, Any]) -> None:
+    """Make room for one more."""
+    while len(remembered) >= _REMEMBERED:
+        del remembered[next(iter(remembered))]

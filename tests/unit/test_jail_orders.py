@@ -1,0 +1,65 @@
+"""What a worker is asked for: read as it was written, and remembered within bounds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from cellwall.jail import orders, plan, seccomp
+
+FACTS = plan.HostFacts((), ("usr",), (), (), (), (), ("processor: 0\n",), "6", "#1", 40, 4)
+SHAPE = plan.Shape(
+    cpus=1, memory_mb=512, disk_mb=256, inodes=16384, processes=100, file_mb=64, open_files=256
+)
+GUEST = {"home": "/home/user", "env": None, "contexts": ["main"]}
+
+
+@pytest.fixture
+def known() -> orders.Orders:
+    """What a worker remembers that was asked for nothing yet."""
+    program = seccomp.compile_policy(seccomp.load_policy(), "x86_64")
+    return orders.Orders(FACTS, program, 40)
+
+
+def test_an_order_is_read_as_it_was_written(known: orders.Orders) -> None:
+    data = orders.written(SHAPE, 7, GUEST | {"env": {"GREETING": "h\u00e9 } {"}}, "exec")
+    uid, order = known.read(data)
+    assert (uid, order.start) == (7, "exec")
+    assert order.guest == GUEST | {"env": {"GREETING": "h\u00e9 } {"}}
+    decided = plan.sandbox_plan(FACTS, SHAPE).lockdown
+    assert len(order.ready.lockdown.files) > len(decided.read_exec)
+
+
+def test_only_the_uid_is_new_in_the_next_one(known: orders.Orders) -> None:
+    _, first = known.read(orders.written(SHAPE, 1, GUEST, "fork"))
+    uid, second = known.read(orders.written(SHAPE, 2, GUEST, "fork"))
+    assert (uid, second is first) == (2, True)
+
+
+def test_limits_and_environments_of_one_do_not_reach_another(known: orders.Orders) -> None:
+    _, small = known.read(orders.written(SHAPE, 1, GUEST, "fork"))
+    _, large = known.read(orders.written(replace(SHAPE, memory_mb=4096), 1, GUEST, "fork"))
+    _, named = known.read(orders.written(SHAPE, 1, GUEST | {"env": {"A": "1"}}, "fork"))
+    sizes = [json.dumps([each.step for each in order.ready.runs]) for order in (small, large)]
+    assert sizes[0] == sizes[1]  # the same steps,
+    assert small.ready.runs != large.ready.runs  # with other arguments
+    assert small.ready is named.ready
+    assert (small.guest["env"], named.guest["env"]) == (None, {"A": "1"})
+
+
+def test_what_callers_choose_is_forgotten_again(known: orders.Orders) -> None:
+    """A plan is 100 KiB, and limits are the caller's choice."""
+    for memory_mb in range(64, 64 + 4 * orders._REMEMBERED):
+        known.read(orders.written(replace(SHAPE, memory_mb=memory_mb), 1, GUEST, "fork"))
+        assert len(known._known) <= orders._REMEMBERED
+        assert len(known._plans) <= orders._REMEMBERED
+    first, again = (known.read(orders.written(SHAPE, 1, GUEST, "fork"))[1] for _ in range(2))
+    assert first is again
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"x {}", b'1 {"shape": {}}', b"1 null"])
+def test_what_is_no_order_is_none(known: orders.Orders, data: bytes) -> None:
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        known.read(data)
