@@ -350,11 +350,11 @@ class Engine:
             )
             live = await self._claim(chosen, spec)
             live.trust = trust
-            sandbox = AsyncSandbox(live, self._tasks, lambda: self._released(sandbox, chosen), box)
+            sandbox = AsyncSandbox(live, self._tasks, partial(self._released, chosen), box)
             self._sandboxes[sandbox.id] = sandbox
             return sandbox
 
-    def _released(self, sandbox: AsyncSandbox, runtime: Runtime) -> None:
+    def _released(self, runtime: Runtime, sandbox: AsyncSandbox) -> None:
         if self._sandboxes.pop(sandbox.id, None) is not None:
             self._pool.release(sandbox.live, runtime)
 

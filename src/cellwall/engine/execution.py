@@ -40,6 +40,10 @@ OnStart = Callable[["Handle"], None]
 """Called once, when the code has been handed over."""
 
 
+def _nothing() -> None:
+    """Nobody is to be told."""
+
+
 class NotBegun(SandboxBroken):
     """The sandbox ended between its claim and the program."""
 
@@ -126,6 +130,15 @@ class Attempt:
             self.work.limits, self.live.read_cpu_s, self._before.cpu_s, self._on_breach
         )
 
+    def _stop_clocks(self) -> None:
+        """And let go of what holds us: in a circle, its program would wait for the collector."""
+        if self._deadlines is not None:
+            self._deadlines.stop()
+        if self._grace is not None:
+            self._grace.cancel()
+        self._deadlines = self._grace = None
+        self.recorder.on_refused = _nothing
+
     def go(self) -> None:
         """Let begin what is held; the clocks start now."""
         self._began_s = time.perf_counter()
@@ -189,21 +202,16 @@ class Attempt:
             await self._cancelled()
             raise
         finally:
-            if self._deadlines is not None:
-                self._deadlines.stop()
-            if self._grace is not None:
-                self._grace.cancel()
+            self._stop_clocks()
             self.resume()
             self.live.channel.forget(self.recorder.number)
             self.live.running.discard(self.recorder)
-        if self.recorder.calls is not None:
-            await self.recorder.calls.wait_ended()
+            calls, self.recorder.calls = self.recorder.calls, None
+        if calls is not None:
+            await calls.wait_ended()
         if self.recorder.cause is Cause.LOST and self.live.channel.is_unready:
             raise NotBegun(self.recorder.detail)
-        if self.recorder.refused is not None:
-            raise self.recorder.refused
-        if self.recorder.refused_by_caller is not None:
-            raise self.recorder.refused_by_caller
+        self.recorder.raise_refusal()
         outcome = self._judge(time.perf_counter() - self._began_s)
         if self.work.after is not None:
             outcome = await self.work.after(self, outcome)

@@ -206,6 +206,19 @@ class Recorder:
             self.refused_by_caller = error
             self.on_refused()
 
+    def raise_refusal(self) -> None:
+        """Raise what the guest refused, or what `on_event` raised, if there is any; once.
+
+        Kept here, or in a variable, it would be in a circle with the frames that it passes.
+        """
+        refused = self.refused or self.refused_by_caller
+        self.refused = self.refused_by_caller = None
+        try:
+            if refused is not None:
+                raise refused
+        finally:
+            del refused
+
     def raised(self, error: ExecutionError) -> None:
         """Note an uncaught error that was found in what the program printed."""
         self.error = error

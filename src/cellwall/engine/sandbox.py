@@ -60,7 +60,7 @@ class AsyncSandbox:
         self,
         live: Live,
         tasks: Tasks,
-        on_closed: Callable[[], None],
+        on_closed: Callable[[AsyncSandbox], None],
         tools: Offer | None = None,
     ) -> None:
         """Made by the engine; callers use `Engine.create_sandbox` or `AsyncSandbox.create`."""
@@ -367,7 +367,7 @@ class AsyncSandbox:
         self._closed = True
         self._reaper.cancel()
         self.live.stop_all(reason)
-        self._on_closed()
+        self._on_closed(self)
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
             listener(self.live.ended_because)

@@ -191,6 +191,7 @@ class Call:
         """Stop looking after the client."""
         if self._gone is not None:
             self._gone.cancel()
+            self._gone = None  # how it ends has frames, and they have this
 
     def abort(self) -> None:
         """Cut the connection: what was announced cannot be sent."""

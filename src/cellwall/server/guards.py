@@ -8,15 +8,15 @@ without a key, unless the path is one of `PUBLIC` or carries a token of ours.
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import time
 from typing import TYPE_CHECKING
 
-from cellwall.model.errors import CellwallError, FileError
+from cellwall.model.errors import FileError
 from cellwall.model.ids import new_id
 from cellwall.server.call import Call, ClientGone, unauthorized
 from cellwall.server.errors import HttpError, envelope, headers_of, status_of
+from cellwall.server.failures import let_go, tell
 from cellwall.server.origin import ORIGIN
 from cellwall.server.settings import LOOPBACK
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from cellwall.server.settings import ServerSettings
     from cellwall.server.state import State
 
-_log = logging.getLogger("cellwall.server")
 PUBLIC = frozenset({"/health", "/openapi.json", "/docs", "/docs/style.css"})
 _TOKEN_PATHS = re.compile(r"/signed/|/sandboxes/[a-z0-9]+/ports/")
 """Paths where a token of ours may stand for a key; their handlers check it."""
@@ -114,7 +113,10 @@ class Guard:
         except ClientGone:
             await asyncio.sleep(0)  # lets uvicorn see that the connection is gone
         except Exception as error:  # noqa: BLE001 - whatever it is becomes an answer
-            await _answer_error(call, error)
+            try:
+                await _answer_error(call, error)
+            finally:
+                let_go(error)
         finally:
             call.close()
             state.connections.ended(call)
@@ -247,17 +249,7 @@ async def _answer_error(call: Call, error: Exception) -> None:
     status = status_of(error)
     if status < 500 or status in {503, 507}:
         _note_refusal(call, status, error)
-    if status >= 500 and not isinstance(error, HttpError):
-        level = logging.ERROR if status == 500 else logging.WARNING
-        is_ours = isinstance(error, CellwallError)
-        _log.log(
-            level,
-            "request %s: %s: %s",
-            call.request_id,
-            type(error).__name__,
-            error,
-            exc_info=None if is_ours else error,
-        )
+    tell(error, call.request_id)
     if call.has_answered and call.scope["type"] == "websocket":
         await call.send({"type": "websocket.close", "code": 1011, "reason": "it failed"})
         return

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from cellwall.model.errors import Interrupted
 from cellwall.model.execution import Event
 from cellwall.model.outcome import Verdict
-from cellwall.server.errors import failure
+from cellwall.server.errors import failure, status_of
+from cellwall.server.failures import let_go, tell
 from cellwall.server.spool import Spool
 from cellwall.server.times import steady
 
@@ -79,7 +80,10 @@ class Tracked:
             self.task.cancel()
 
     def fail(self, error: Exception) -> None:
-        """Note a failure of ours."""
+        """Note a failure of ours; who asked may never come for it, so it is told here."""
+        if status_of(error) == 500:
+            tell(error, self.request_id)
+        let_go(error)
         self.error = error
         self.failure = failure(error, self.request_id)
 
