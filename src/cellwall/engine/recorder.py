@@ -211,8 +211,9 @@ class Recorder:
 
         Kept here, or in a variable, it would be in a circle with the frames that it passes.
         """
-        refused = self.refused or self.refused_by_caller
-        self.refused = self.refused_by_caller = None
+        if self.refused is not None:  # a new one: whoever started it asks for this, too
+            raise GuestRefused(self.refused.reason, self.refused.message)
+        refused, self.refused_by_caller = self.refused_by_caller, None
         try:
             if refused is not None:
                 raise refused
