@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from typing import Any
 
 import pytest
 from arena import Arena, unconfined
@@ -205,6 +206,45 @@ def test_token_of_the_embedder_is_nowhere_in_the_sandbox(
     assert arena.run(code, limits=limits).stdout.endswith("\n[]\n")
     given = arena.run(code, limits=limits, env={"GIVEN": _TOKEN})  # the control: it would be seen
     assert "'environment', 'memory'" in given.stdout, given
+
+
+async def _give(arena: Arena, way: str, start: str) -> None:
+    """Hand the token to enough sandboxes for every worker to have made some of them."""
+    as_program: dict[str, dict[str, Any]] = {
+        "env": {"env": {"GIVEN": _TOKEN}},
+        "stdin": {"stdin": _TOKEN},
+        "arguments": {"arguments": {"given": _TOKEN}},
+        "files": {"files": {"given": _TOKEN.encode()}},
+    }
+    given = as_program.get(way, {})
+    code = f"given = {_TOKEN!r}" if way == "code" else "0"
+    for _ in range(6):
+        assert (await arena.arun(code, **given)).ok
+    env = {"GIVEN": _TOKEN} if way == "env" else {}
+    for _ in range(3):
+        async with arena.sandbox(env=env, start=start) as sandbox:
+            assert (await sandbox.run(code)).ok
+
+
+@pytest.mark.parametrize("start", ["fork", "exec"])
+@pytest.mark.parametrize("way", ["env", "code", "stdin", "arguments", "files"])
+def test_what_one_caller_gave_is_in_no_other_sandbox(arena: Arena, way: str, start: str) -> None:
+    """N06 between tenants: all sandboxes are forks of the same workers, freed memory and all.
+
+    The control is the one above: what is there is seen.
+    """
+    shifted = bytes(b ^ 1 for b in _TOKEN.encode()).hex()
+    code = _MEMORY.format(left=shifted[:32], right=shifted[32:])
+    limits = {"memory_mb": 512}
+
+    async def attack() -> None:
+        await _give(arena, way, start)
+        for _ in range(3):
+            assert (await arena.arun(code, limits=limits)).stdout.endswith("\n[]\n")
+        async with arena.sandbox(limits=limits) as sandbox:
+            assert (await sandbox.run(code)).stdout == "[]\n"
+
+    arena.do(attack())
 
 
 _START = """

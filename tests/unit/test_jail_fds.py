@@ -41,7 +41,7 @@ def test_a_message_arrives_with_its_descriptors(pair: Pair) -> None:
 def test_a_prepared_message_carries_what_its_numbers_are_by_then(pair: Pair) -> None:
     """A fork-server's answer is made once, with the cell where the kernel puts each pidfd."""
     number = ctypes.c_int(-1)
-    prepared = fds.prepare_message({}, number)
+    prepared = fds.prepare(b"{}", number)
     for word in (b"first", b"second"):
         read_end, number.value = os.pipe()
         fds.send_prepared(pair[0], prepared)

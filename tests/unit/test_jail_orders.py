@@ -13,7 +13,7 @@ FACTS = plan.HostFacts((), ("usr",), (), (), (), (), ("processor: 0\n",), "6", "
 SHAPE = plan.Shape(
     cpus=1, memory_mb=512, disk_mb=256, inodes=16384, processes=100, file_mb=64, open_files=256
 )
-GUEST = {"home": "/home/user", "env": None, "contexts": ["main"]}
+GUEST = {"home": "/home/user", "contexts": ["main"]}
 
 
 @pytest.fixture
@@ -24,10 +24,10 @@ def known() -> orders.Orders:
 
 
 def test_an_order_is_read_as_it_was_written(known: orders.Orders) -> None:
-    data = orders.written(SHAPE, 7, GUEST | {"env": {"GREETING": "h\u00e9 } {"}}, "exec")
+    data = orders.written(SHAPE, 7, GUEST | {"home": "h\u00e9 } {"}, "exec", is_told=True)
     uid, order = known.read(data)
-    assert (uid, order.start) == (7, "exec")
-    assert order.guest == GUEST | {"env": {"GREETING": "h\u00e9 } {"}}
+    assert (uid, order.start, order.is_told) == (7, "exec", True)
+    assert order.guest == GUEST | {"home": "h\u00e9 } {"}
     decided = plan.sandbox_plan(FACTS, SHAPE).lockdown
     assert len(order.ready.lockdown.files) > len(decided.read_exec)
 
@@ -38,15 +38,15 @@ def test_only_the_uid_is_new_in_the_next_one(known: orders.Orders) -> None:
     assert (uid, second is first) == (2, True)
 
 
-def test_limits_and_environments_of_one_do_not_reach_another(known: orders.Orders) -> None:
+def test_limits_of_one_do_not_reach_another(known: orders.Orders) -> None:
     _, small = known.read(orders.written(SHAPE, 1, GUEST, "fork"))
     _, large = known.read(orders.written(replace(SHAPE, memory_mb=4096), 1, GUEST, "fork"))
-    _, named = known.read(orders.written(SHAPE, 1, GUEST | {"env": {"A": "1"}}, "fork"))
+    _, told = known.read(orders.written(SHAPE, 1, GUEST, "fork", is_told=True))
     sizes = [json.dumps([each.step for each in order.ready.runs]) for order in (small, large)]
     assert sizes[0] == sizes[1]  # the same steps,
     assert small.ready.runs != large.ready.runs  # with other arguments
-    assert small.ready is named.ready
-    assert (small.guest["env"], named.guest["env"]) == (None, {"A": "1"})
+    assert small.ready is told.ready
+    assert (small.is_told, told.is_told) == (False, True)
 
 
 def test_what_callers_choose_is_forgotten_again(known: orders.Orders) -> None:

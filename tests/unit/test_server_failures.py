@@ -19,7 +19,7 @@ def _raised(error: Exception, cause: Exception | None = None) -> Exception:
         if cause is not None:
             raise error from _raised(cause)
         raise error
-    except Exception as found:  # noqa: BLE001 - to give it back
+    except Exception as found:  # noqa: BLE001 - whatever it is, the test gets it back
         return found
 
 

@@ -207,11 +207,11 @@ class Recorder:
             self.on_refused()
 
     def raise_refusal(self) -> None:
-        """Raise what the guest refused, or what `on_event` raised, if there is any; once.
+        """Raise what the guest refused, or what `on_event` raised, if there is any.
 
         Kept here, or in a variable, it would be in a circle with the frames that it passes.
         """
-        if self.refused is not None:  # a new one: whoever started it asks for this, too
+        if self.refused is not None:  # a new one: who waits for a start looks at this one
             raise GuestRefused(self.refused.reason, self.refused.message)
         refused, self.refused_by_caller = self.refused_by_caller, None
         try:

@@ -29,15 +29,11 @@ class Message(NamedTuple):
     ancillary: List[Tuple[int, int, Any]]
 
 
-def prepare_message(message: Dict[str, Any], numbers: Any = None) -> Message:  # noqa: ANN401
+def prepare(data: bytes, numbers: Any = None) -> Message:  # noqa: ANN401 - a buffer, or None
     """Prepare a message, for now or to be sent again and again.
 
     `numbers` is a buffer of C ints, the descriptors: what it holds when the message is sent counts.
     """
-    return _message(json.dumps(message, separators=(",", ":")).encode(), numbers)
-
-
-def _message(data: bytes, numbers: Any) -> Message:  # noqa: ANN401 - a buffer or None
     ancillary = [] if numbers is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)]
     return Message([data], ancillary)
 
@@ -50,14 +46,14 @@ def send_prepared(sock: socket.socket, message: Message) -> None:
         raise ControlClosed(str(error)) from error
 
 
+def send(sock: socket.socket, data: bytes, fds: Sequence[int] = ()) -> None:
+    """Send data and descriptors; raises as `send_prepared` does."""
+    send_prepared(sock, prepare(data, array.array("i", fds) if fds else None))
+
+
 def send_message(sock: socket.socket, message: Dict[str, Any], fds: Sequence[int] = ()) -> None:
-    """Prepare and send one message; raises as `send_prepared` does."""
-    send_prepared(sock, prepare_message(message, array.array("i", fds) if fds else None))
-
-
-def send(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
-    """Send data that is no JSON object; raises as `send_prepared` does."""
-    send_prepared(sock, _message(data, array.array("i", fds) if fds else None))
+    """Send one JSON object; raises as `send_prepared` does."""
+    send(sock, json.dumps(message, separators=(",", ":")).encode(), fds)
 
 
 def receive_message(sock: socket.socket) -> Tuple[Dict[str, Any], List[int]]:

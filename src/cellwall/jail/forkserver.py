@@ -192,7 +192,7 @@ def _worker(config: Dict[str, Any]) -> Worker:
         exec_python=config["python"],
         forker=process.Cloner(0, exit_signal=signal.SIGCHLD),
         cloner=cloner,
-        answer=fds.prepare_message({}, cloner.pidfd_cell),
+        answer=fds.prepare(b"{}", cloner.pidfd_cell),
         environment=config["environment"],
     )
 

@@ -5,10 +5,11 @@ Called by `forkserver` in the child; never returns to it. Between the clone and 
 gives caller code a weaker jail. The steps:
 
     5d.1  close every descriptor but the channel     5d.5  lock down (`lockdown`, in its order)
-    5d.2  wait until the worker has written our ids   5d.6  start the guest; it forks the contexts
-    5d.3  become the user; private mounts             5d.7  say "L"; the host reads our posture and
-    5d.4  own cgroup namespace: the worker was in             theirs, and sends nothing before it
-          our cgroups when it cloned us                       has compared
+    5d.2  wait until the worker has written our ids   5d.6  read an environment of our own, if we
+    5d.3  become the user; private mounts                     have one; start the guest; it forks
+    5d.4  own cgroup namespace: the worker was in     5d.7  say "L"; the host reads our posture and
+          our cgroups when it cloned us                       theirs, and sends nothing more before
+                                                              it has compared
 
 "L" is said no sooner because it wakes the host: where that is woken on this CPU, a start waits.
 """
@@ -21,7 +22,7 @@ import traceback
 from functools import partial
 from typing import TYPE_CHECKING, Any, Dict
 
-from cellwall.jail import apply, fds, plan
+from cellwall.jail import apply, environment, fds, plan
 from cellwall.jail.linux import process
 from cellwall.jail.linux.libc import do_all
 
@@ -43,17 +44,18 @@ class Abandoned(Exception):
 
 def main(worker: Worker, order: Order, channel: int, wait_r: int) -> None:
     """Build, lock down, report, run the guest."""
+    guest = order.guest
+    guest["is_environment_set"] = not order.is_told
+    guest["env"] = worker.environment
     try:
         _lock(order.ready, channel, wait_r)
-    except (Abandoned, BrokenPipeError):
+        if order.is_told:
+            guest["env"] = environment.read(channel)
+    except (Abandoned, BrokenPipeError, EOFError):
         os._exit(1)  # the host gave us up; nobody is left to tell
     except Exception as error:  # noqa: BLE001 - the host must hear which step failed
         _report(channel, error)
         os._exit(1)
-    guest = order.guest
-    guest["is_environment_set"] = guest["env"] is None
-    if guest["env"] is None:
-        guest["env"] = worker.environment
     if order.start == "exec":
         _say_locked(channel)
         _exec_guest(worker, guest, channel)

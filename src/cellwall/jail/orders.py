@@ -1,8 +1,10 @@
 """What a worker is asked for, and what it remembers of what it was asked before.
 
 Both halves: the host writes an order (`supervisor`), a worker reads it (`forkserver`). Not how it
-is carried (`fds`) or obeyed. The invariant: what is remembered is bounded. Callers choose limits
-and environments as they like, a plan is 100 KiB, and each clone copies the worker's page tables.
+is carried (`fds`) or obeyed. The invariants: what is remembered is bounded, because callers choose
+limits as they like, a plan is 100 KiB, and each clone copies the worker's page tables.
+SECURITY: an order holds no byte of a caller's. Whatever a worker ever had in memory, live or freed,
+is in the memory of every later sandbox. Environments go another way (`environment`).
 """
 
 from __future__ import annotations
@@ -21,9 +23,14 @@ _REMEMBERED = 32
 """Orders, and plans. The first to come are the first to go: a hit writes to no page."""
 
 
-def written(shape: plan.Shape, uid: int, guest: Mapping[str, Any], start: str) -> bytes:
-    """An order for one sandbox; all but the uid is the same again and again."""
-    rest = json.dumps({"guest": dict(guest), "start": start})
+def written(
+    shape: plan.Shape, uid: int, guest: Mapping[str, Any], start: str, *, is_told: bool = False
+) -> bytes:
+    """An order for one sandbox; all but the uid is the same again and again.
+
+    `is_told`: its environment is not the usual one, and lies in its channel.
+    """
+    rest = json.dumps({"guest": dict(guest), "start": start, "is_told": is_told})
     return f'{uid} {{"shape": {_shape_text(shape)}, {rest[1:]}'.encode()
 
 
@@ -46,6 +53,8 @@ class Order(NamedTuple):
     guest: Dict[str, Any]
     start: str
     """`fork`, or `exec` for a really fresh interpreter."""
+    is_told: bool
+    """Whether its environment lies in its channel."""
 
 
 class Orders:
@@ -77,7 +86,7 @@ class Orders:
         if shape not in self._plans:
             _forget(self._plans)
             self._plans[shape] = self._prepare(shape)
-        return Order(self._plans[shape], said["guest"], said["start"])
+        return Order(self._plans[shape], said["guest"], said["start"], said["is_told"])
 
     def _prepare(self, shape: plan.Shape) -> Ready:
         decided = plan.sandbox_plan(self._facts, shape)

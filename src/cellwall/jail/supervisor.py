@@ -17,12 +17,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cellwall.jail import fds, orders, owner, plan, posture
+from cellwall.jail import environment, fds, orders, owner, plan, posture
 from cellwall.jail.launch import Settings, launch
 from cellwall.jail.replies import member, receive
 from cellwall.jail.spawned import REMEDY, Spawned, checked
 from cellwall.jail.worker import Worker
-from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
+from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken, UsageError
 from cellwall.model.shortage import shortage
 
 _PRELOAD_TIMEOUT_S = 120.0
@@ -32,6 +32,26 @@ _OTHERS_ENDED = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ESRCH})
 fork-server will not say it."""
 _START_DESCRIPTORS = 5
 """Two ends of a channel, a pidfd, the work area, and one to read with."""
+
+
+def _channel(own_environment: Mapping[str, str] | None) -> tuple[socket.socket, socket.socket]:
+    """Our end and the sandbox's, with its own environment in it, if it has one."""
+    try:
+        told = None if own_environment is None else environment.packed(own_environment)
+    except ValueError as error:
+        raise UsageError(f"env: {error}", remedy="put what is large into a file") from None
+    with contextlib.ExitStack() as made:
+        try:
+            _check_room()
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            made.enter_context(ours)
+            made.enter_context(theirs)
+            if told is not None:
+                environment.send(ours, told)
+        except OSError as error:
+            raise shortage(error.errno, "clone a sandbox", error) or error from error
+        made.pop_all()
+    return ours, theirs
 
 
 def _check_room() -> None:
@@ -248,17 +268,15 @@ class ForkServer:
         uid: int,
         guest: Mapping[str, Any],
         start: str,
+        own_environment: Mapping[str, str] | None = None,
     ) -> Spawned:
         """Have a worker clone a child into new namespaces and into the cgroups it is in itself.
 
-        Then the worker goes on to its berth, if it has one.
+        Then the worker goes on to its berth, if it has one. `own_environment`: another than the
+        fork-server's; UsageError if it is too large.
         """
-        try:
-            _check_room()
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        except OSError as error:
-            raise shortage(error.errno, "clone a sandbox", error) or error from error
-        order = orders.written(shape, uid, guest, start)
+        ours, theirs = _channel(own_environment)
+        order = orders.written(shape, uid, guest, start, is_told=own_environment is not None)
         entrances = worker.berth.entrances if worker.berth else ()
         try:
             message, received = await self._ask(worker.control, order, entrances, theirs)

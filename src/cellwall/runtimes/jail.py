@@ -315,15 +315,20 @@ class JailRuntime:
         environment = {**inside_environment(spec.template, spec.limits.cpus), **spec.env}
         guest = {
             "home": plan.HOME,
-            "env": None if environment == entry.server.settings.environment else environment,
             "contexts": list(spec.contexts),
             "language": spec.language,
             "purpose": spec.purpose,
             # Where only a process's end says how much memory it had, that has to be waited for.
             "is_end_foreseen": spec.purpose == "program" and "memory" in self.layout.hard,
         }
+        is_usual = environment == entry.server.settings.environment
         return await entry.server.spawn(
-            worker, shape=self._shape(spec.limits), uid=index, guest=guest, start=spec.start
+            worker,
+            shape=self._shape(spec.limits),
+            uid=index,
+            guest=guest,
+            start=spec.start,
+            own_environment=None if is_usual else environment,
         )
 
     async def _confine(

@@ -31,6 +31,7 @@ _BUNDLE = (
             "apply",
             "boot",
             "entry",
+            "environment",
             "fds",
             "forkserver",
             "inside",

@@ -2,7 +2,7 @@
 
 Not what callers see of it (`errors`). The invariant: nothing that outlives a request holds a frame
 of it. Frames hold the request's body, and an exception that is kept, or whose frame has it in a
-variable, holds its frames: until 24 November five hundred refused programs of 5 MB were 7 GB.
+variable, holds its frames: five hundred refused programs of 5 MB would be 7 GB.
 """
 
 from __future__ import annotations
