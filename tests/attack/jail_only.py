@@ -115,6 +115,7 @@ TESTS: Mapping[str, str] = {
     "test_upload_name_that_no_kernel_takes_is_refused": _GUEST,
     "test_view_is_denied": _PROBED,
     "test_what_a_compiler_refuses_has_a_verdict_of_its_own": "`test_conformance` has it on each",
+    "test_what_one_caller_gave_is_in_no_other_sandbox": _FORKED,
     "test_what_this_kernel_has_is_hidden": _PROBED,
 }
 """Tests of modules whose other tests run in the corpus."""

@@ -11,11 +11,13 @@ import asyncio
 import errno
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from arena import Traces
 
 from cellwall import Engine, EngineSettings, HostUnsupported
+from cellwall.jail import orders, plan
 from cellwall.runtimes import guest_bundle, jail_servers
 
 pytestmark = pytest.mark.attack
@@ -35,7 +37,7 @@ def do_all(calls):
 """
 _READ = """
         from cellwall.jail.linux import libc
-        libc.FAIL_AT, libc.made = int((request["guest"]["env"] or {}).get("FAIL_AT", -1)), 0
+        libc.FAIL_AT, libc.made = guest.get("fail_at", -1), 0
 """
 
 
@@ -46,7 +48,7 @@ def _counting(bundle: Path, target: Path) -> Path:
             if name == "cellwall/jail/linux/libc.py":
                 data += _COUNTING.encode()
             if name == "cellwall/jail/inside.py":
-                marked = b"        _lock(worker, ready, channel, wait_r)\n"
+                marked = b"        _lock(order.ready, channel, wait_r)\n"
                 assert data.count(marked) == 1
                 data = data.replace(marked, _READ.encode() + marked)
             if name not in {"cellwall/jail/linux/libc.pyc", "cellwall/jail/inside.pyc"}:
@@ -57,9 +59,15 @@ def _counting(bundle: Path, target: Path) -> Path:
 
 async def _step(engine: Engine, number: int) -> str:
     """The words of the refusal when call `number` fails; "" if there was no such call."""
-    env = {"FAIL_AT": str(number)}
+    real = orders.written
+
+    def written(shape: plan.Shape, uid: int, guest: Any, start: str, *, is_told: bool) -> bytes:
+        return real(shape, uid, {**guest, "fail_at": number}, start, is_told=is_told)
+
     try:
-        done = await engine.run("print('seen', flush=True)", env=env)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(orders, "written", written)
+            done = await engine.run("print('seen', flush=True)", env={"OWN": "environment"})
     except HostUnsupported as error:
         return f"{error.errno} {error}" if error.remedy else "no remedy"
     assert done.stdout == "seen\n"
