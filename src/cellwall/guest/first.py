@@ -13,7 +13,7 @@ import os
 import select
 import sys
 
-from cellwall.guest import ahead, leaving
+from cellwall.guest import ahead, leaving, processes
 from cellwall.guest.frames import LENGTHS, encode, parse_header
 
 TYPE_CHECKING = False
@@ -213,44 +213,30 @@ def _stay(stretch: Stretch, wakeup: int, others: select.poll) -> None:
 
 
 def _hear_the_end(stretch: Stretch, wakeup: int, listener: int) -> bool:
-    """Somebody has ended, or is about to; False if that takes more than can be done here."""
-    if _has_last_words(stretch, listener):
-        return False
-    if not _reap(stretch, wakeup) and stretch.may_be_foreseen and stretch.end is None:
+    """Take in every child that ended: the context, and orphans that became ours.
+
+    If it was none, somebody announces an end. False if that takes more than can be done here: where
+    callers are known by their pid alone, they must be heard before they are waited for.
+    """
+    os.read(wakeup, 4096)
+    has_reaped = False
+    while (pid := processes.ended_child()) is not None:
+        is_context = pid == stretch.pid and stretch.end is None
+        if is_context and _is_called(listener):
+            return False  # init looks at its children as soon as it takes over
+        _, status, usage = os.wait4(pid, 0)
+        has_reaped = True
+        if is_context:
+            stretch.end = (status, usage)
+    if not has_reaped and stretch.may_be_foreseen and stretch.end is None:
         _look_ahead(stretch, listener)
     return True
 
 
-def _has_last_words(stretch: Stretch, listener: int) -> bool:
-    """Report whether the context has ended, and called before it did.
-
-    Where callers are known by their pid alone, they must be heard before they are waited for.
-    """
-    looking = os.WEXITED | os.WNOHANG | os.WNOWAIT
-    if stretch.end is not None or os.waitid(os.P_PID, stretch.pid, looking) is None:
-        return False
+def _is_called(listener: int) -> bool:
     calls = select.poll()
     calls.register(listener, _READABLE)
     return bool(calls.poll(0))
-
-
-def _reap(stretch: Stretch, wakeup: int) -> bool:
-    """Take in every child that ended: the context, and orphans that became ours.
-
-    False if it was none: then somebody announces an end.
-    """
-    os.read(wakeup, 4096)
-    has_reaped = False
-    while True:
-        try:
-            pid, status, usage = os.wait4(-1, os.WNOHANG)
-        except ChildProcessError:
-            return True
-        if not pid:
-            return has_reaped
-        has_reaped = True
-        if pid == stretch.pid and stretch.end is None:
-            stretch.end = (status, usage)
 
 
 def _look_ahead(stretch: Stretch, listener: int) -> None:
@@ -259,9 +245,7 @@ def _look_ahead(stretch: Stretch, listener: int) -> None:
     status = None if pid is None else leaving.foreseen(pid)
     if pid is None or status is None:
         return
-    calls = select.poll()
-    calls.register(listener, _READABLE)
-    if not calls.poll(0):
+    if not _is_called(listener):
         stretch.end = (status, leaving.Usage(stretch.pid))
 
 

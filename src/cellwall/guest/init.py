@@ -294,14 +294,10 @@ class Init:
     def _on_child(self, _events: int) -> None:
         with contextlib.suppress(BlockingIOError):  # read in an earlier round
             os.read(self._wakeup_r, 4096)
-        self._contexts.hear_the_dying()
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if not pid:
-                return
+        while (pid := processes.ended_child()) is not None:
+            # Each by itself: one that ends later may say something until then.
+            self._contexts.hear_the_dying()
+            _, status, usage = os.wait4(pid, 0)
             end = processes.exit_from(status, usage)
             # None of them: an orphan that became ours. Reaping it was all there is to do.
             for table in (self._contexts, self._commands, self._workers):

@@ -234,6 +234,15 @@ def close_from(first_fd: int) -> None:
     os.closerange(first_fd, max(os.sysconf("SC_OPEN_MAX"), 4096))
 
 
+def ended_child() -> int | None:
+    """A child that has ended and was not waited for; it keeps its pid, and its name, until then."""
+    try:
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if found is None else found.si_pid
+
+
 def signal_process(pid: int, number: int) -> None:
     """Signal one process; its absence is no error."""
     try:
