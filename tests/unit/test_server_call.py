@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from cellwall.server.bodies import Bodies
 from cellwall.server.call import Call
 from cellwall.server.guards import Guard
 from cellwall.server.settings import ServerSettings
@@ -45,7 +46,12 @@ async def _serve(app: Any) -> list[dict[str, Any]]:
     )
     settings = ServerSettings(allowed_hosts=("*",))
     state = SimpleNamespace(
-        settings=settings, watch=nothing, connections=nothing, count=lambda _: None, tasks=Tasks()
+        settings=settings,
+        watch=nothing,
+        connections=nothing,
+        count=lambda _: None,
+        tasks=Tasks(),
+        bodies=Bodies(2 * len(_BODY)),
     )
     headers = [(b"host", b"test"), (b"content-length", str(len(_BODY)).encode())]
     scope = {"type": "http", "method": "POST", "path": "/health", "headers": headers}
@@ -63,6 +69,7 @@ async def _serve(app: Any) -> list[dict[str, Any]]:
 
     await Guard(cast("Any", state), app)(scope, receive, send)
     await state.tasks.wait_empty()
+    assert state.bodies.held_bytes == 0
     return said
 
 

@@ -13,6 +13,7 @@ import json
 from collections.abc import AsyncIterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
+from cellwall.server.bodies import Held
 from cellwall.server.errors import HttpError
 from cellwall.server.origin import Origin
 from cellwall.wire.answer import one_line
@@ -51,6 +52,7 @@ class Call:
         "execution_id",
         "has_answered",
         "headers",
+        "held",
         "object",
         "origin",
         "params",
@@ -95,6 +97,8 @@ class Call:
         self.object = ""
         """What that is done to."""
         self.has_answered = False
+        self.held: Held | None = None
+        """Its body, as far as it was read to be kept; counted until `close`, or longer."""
         self._body_read = False
         self._gone: asyncio.Task[None] | None = None
 
@@ -157,8 +161,21 @@ class Call:
                 yield data
 
     async def body(self, most_bytes: int) -> bytes:
-        """Return the whole body."""
-        return b"".join([piece async for piece in self.pieces(most_bytes)])
+        """Return the whole body; `CapacityError` while too much is held of others."""
+        held = self.holding()
+        pieces, size = [], 0
+        async for piece in self.pieces(most_bytes):
+            size += len(piece)
+            held.resize(size)
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def holding(self) -> Held:
+        """Return what counts the bytes that are held of its body."""
+        if self.held is None:
+            tenant = "" if self.principal is None else self.principal.tenant
+            self.held = Held(self.state.bodies, tenant)
+        return self.held
 
     @property
     def is_body_read(self) -> bool:
@@ -188,7 +205,9 @@ class Call:
             pass
 
     def close(self) -> None:
-        """Stop looking after the client."""
+        """Stop looking after the client, and let go of its body."""
+        if self.held is not None:
+            self.held.let_go()
         if self._gone is not None:
             self._gone.cancel()
             self._gone = None  # how it ends has frames, and they have this

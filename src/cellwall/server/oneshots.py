@@ -13,6 +13,7 @@ from cellwall.engine.admission import Cost
 from cellwall.engine.requests import compile_defaults, plan, usual_limits
 from cellwall.languages import registry
 from cellwall.server import asked
+from cellwall.server.bodies import HELD_TIMES
 from cellwall.server.orders import Order
 from cellwall.server.remote_tools import RemoteTools
 from cellwall.server.scanning import look
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from cellwall.model.execution import Execution
     from cellwall.server.settings import ServerSettings
     from cellwall.store.rows import ExecutionRow
+
+_LARGE_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +48,13 @@ def order(
     body: ExecuteBody,
     caller: Caller,
     *,
+    size: int,
     is_streamed: bool,
 ) -> Order:
-    """Return what `body` asks for; raises `UsageError` or what a scan refuses."""
+    """Return what `body` asks for, which came as `size` bytes.
+
+    Raises `UsageError`, or what a scan refuses.
+    """
     language = registry.find(asked.language(body))
     usual = usual_limits(language, engine.settings.limits)
     limits, clipped = asked.limits(body, usual, settings.most)
@@ -60,6 +67,8 @@ def order(
     cost = Cost.of(limits)
     if language.compile:  # the stages follow each other, so the larger one is what it takes
         cost = cost.or_more(Cost.of(compiling))
+    if size >= _LARGE_BYTES:  # else it is lost in the least that every sandbox promises
+        cost += Cost(memory_mb=HELD_TIMES * size >> 20)
     shown: dict[str, Any] = {
         "template": body.template,
         "language": request.language,
@@ -96,4 +105,4 @@ def revived(
     caller = Caller(row.tenant, row.request_id, key_id, floor(row.tenant))
     checked = ExecuteBody.model_validate_json(body)
     is_streamed = bool(row.asked.get("is_streamed"))
-    return order(engine, settings, checked, caller, is_streamed=is_streamed)
+    return order(engine, settings, checked, caller, size=len(body), is_streamed=is_streamed)

@@ -117,6 +117,9 @@ class ServerSettings:
     """Bytes of their answers and events kept in memory at most."""
     body_bytes: int = 64 * 1024 * 1024
     """Largest JSON body; routes that need less have less."""
+    bodies_mb: int = 0
+    """MiB of JSON bodies held at once, of all callers; a tenant may hold half. At least 64, and two
+    of the largest body; 0: a sixteenth of the machine's memory, or of our cgroup's."""
     upload_bytes: int = 1024 * 1024 * 1024
     """Largest upload."""
     download_bytes: int = 4 * 1024 * 1024 * 1024

@@ -23,6 +23,7 @@ from cellwall.engine.room import Room
 from cellwall.engine.tasks import Tasks
 from cellwall.model.errors import CapacityError
 from cellwall.server.audit import Audit
+from cellwall.server.bodies import Bodies, most_bytes
 from cellwall.server.connections import Connections
 from cellwall.server.executions import Executions
 from cellwall.server.idempotency import Replays
@@ -71,6 +72,7 @@ class State:
         self.tasks = Tasks()
         self.queue = _queue(engine, settings)
         self.room = Room(settings.least_free_mb)
+        self.bodies = Bodies(most_bytes(settings))
         self.watch = Watch(settings, redactor or Redactor())
         self.watch.tier_of = self.queue.tenants.tier
         self.audit = None if store is None else Audit(store, settings, self.watch)

@@ -22,7 +22,7 @@ from cellwall.apps.mcp.catalog import Catalog
 from cellwall.apps.mcp.inner import InnerTransport
 from cellwall.apps.mcp.library import OnServer
 from cellwall.apps.mcp.mount import PATH
-from cellwall.apps.mcp.posts import MESSAGE_BYTES, served_directly
+from cellwall.apps.mcp.posts import MESSAGE_BYTES, read_before, served_directly
 from cellwall.apps.mcp.protocol import make_server
 from cellwall.apps.mcp.session import Session
 from cellwall.apps.mcp.visits import Visit, VisitingClient, Visits
@@ -127,7 +127,7 @@ class Door:
             await call.send(message)
 
         try:
-            await self._manager.handle_request(call.scope, call.receive, send)
+            await self._manager.handle_request(call.scope, await read_before(call), send)
         finally:
             if made is None:
                 await client.session.close()

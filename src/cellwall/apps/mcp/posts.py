@@ -2,7 +2,8 @@
 
 Called by `http` for requests of a session that exists. The answer is JSON unless the program takes
 long: then it becomes a stream of events, whose comments keep proxies from hanging up. The
-invariant: what this does not take reaches the SDK whole, body included.
+invariant: what this does not take reaches the SDK whole, with its body, which we have read: the SDK
+would read as many at once as there are connections.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ _COMMENT_S = 15.0
 
 async def served_directly(call: Call, visit: Visit, connection: Connection) -> Receive | None:
     """Serve a plain call, or give one up; else return what the SDK is to read the request from."""
-    if visit.client.session.spoken is None or not _may_be_plain(call):
-        return call.receive
     try:
+        if visit.client.session.spoken is None or not _may_be_plain(call):
+            return await read_before(call)
         data = await call.body(MESSAGE_BYTES)
         message = decoded(data)
         if visit.client.calls.give_up(message):
@@ -43,6 +44,13 @@ async def served_directly(call: Call, visit: Visit, connection: Connection) -> R
         connection.is_lost = True
         raise
     return None
+
+
+async def read_before(call: Call) -> Receive:
+    """Return what the SDK is to read the request from; its body is here, and counted."""
+    if call.scope["method"] != "POST":
+        return call.receive
+    return _from(await call.body(MESSAGE_BYTES), call.receive)
 
 
 def _may_be_plain(call: Call) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from cellwall.model.errors import CapacityError, UsageError
+from cellwall.server.bodies import Held
 from cellwall.server.call import ClientGone
 from cellwall.server.endpoint import Answer, Endpoint, body_of, explained, learn_secrets
 from cellwall.server.errors import HttpError, failure
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 _MOST = 10_000
 _LINE_BYTES = 16 * 1024 * 1024
 _DEFAULT_CONCURRENCY = 32
-Item = tuple[int, ExecuteBody | Exception]
+Item = tuple[int, ExecuteBody | Exception, int]
+"""Its number, what it is, and its bytes unless they are counted as part of a whole body."""
 
 
 async def batch(call: Call) -> None:
@@ -47,26 +49,30 @@ async def batch(call: Call) -> None:
 async def _listed(programs: list[dict[str, Any]]) -> AsyncIterator[Item]:
     for index, program in enumerate(programs):
         try:
-            yield index, ExecuteBody.model_validate(program)
+            yield index, ExecuteBody.model_validate(program), 0
         except ValidationError as error:
-            yield index, explained(error, f"executions[{index}]")
+            yield index, explained(error, f"executions[{index}]"), 0
 
 
 async def _read_lines(call: Call) -> AsyncIterator[Item]:
-    held = bytearray()
+    unread = bytearray()
     index = 0
     async for piece in call.pieces(call.settings.upload_bytes):
-        held += piece
-        *lines, rest = bytes(held).split(b"\n") if b"\n" in piece else (held,)
-        held = bytearray(rest)
-        if len(held) > _LINE_BYTES:
+        unread += piece
+        call.holding().resize(len(unread))
+        lines: list[bytes] = []
+        if b"\n" in piece:
+            *lines, rest = bytes(unread).split(b"\n")
+            unread = bytearray(rest)
+            call.holding().resize(len(unread))  # programs are counted by themselves, once taken
+        if len(unread) > _LINE_BYTES:
             raise HttpError(413, "too_large", f"line {index}: above {_LINE_BYTES} bytes")
         for line in lines:
             if line.strip():
-                yield index, _parsed(index, line)
+                yield index, _parsed(index, line), len(line)
                 index += 1
-    if held.strip():
-        yield index, _parsed(index, bytes(held))
+    if unread.strip():
+        yield index, _parsed(index, bytes(unread)), len(unread)
 
 
 def _parsed(index: int, line: bytes) -> ExecuteBody | Exception:
@@ -93,8 +99,8 @@ class _Batch:
         call = self._call
         await call.start(200, MEDIA["ndjson"], {"cache-control": "no-store"})
         try:
-            async for index, item in items:
-                await self._take(index, item)
+            async for index, item, size in items:
+                await self._take(index, item, size)
             while self._running:
                 await self._send_ended()
             end = {"type": "end", "count": self._count, "failed": self._failed}
@@ -104,15 +110,17 @@ class _Batch:
             for _, record in self._running.values():
                 record.cancel()
 
-    async def _take(self, index: int, item: ExecuteBody | Exception) -> None:
+    async def _take(self, index: int, item: ExecuteBody | Exception, size: int) -> None:
         while len(self._running) >= self._concurrency:
             await self._send_ended()
         self._count += 1
-        record = await self._begin(index, item)
+        record = await self._begin(index, item, size)
         if record is not None:
             self._running[record.ended] = (index, record)
 
-    async def _begin(self, index: int, item: ExecuteBody | Exception) -> ExecutionRecord | None:
+    async def _begin(
+        self, index: int, item: ExecuteBody | Exception, size: int
+    ) -> ExecutionRecord | None:
         while True:
             try:
                 if isinstance(item, Exception):
@@ -125,9 +133,7 @@ class _Batch:
                     raise UsageError(
                         "tools: not for the programs of a batch", remedy="send it by itself"
                     )
-                learn_secrets(self._call, item)
-                order = oneshot(self._call, item, is_streamed=False)
-                return self._call.state.executions.start(order)
+                return self._start(item, size)
             except CapacityError:
                 # The batch is patient: others fill the queue, and ours will run when it empties.
                 if self._running:
@@ -137,6 +143,19 @@ class _Batch:
             except Exception as error:  # noqa: BLE001 - it belongs to this one program
                 await self._send_failure(index, error)
                 return None
+
+    def _start(self, item: ExecuteBody, size: int) -> ExecutionRecord:
+        call = self._call
+        learn_secrets(call, item)
+        order = oneshot(call, item, size, is_streamed=False)
+        held = Held(call.state.bodies, call.owner)
+        held.resize(size)
+        try:
+            record = call.state.executions.start(order)
+            held.until(record.ended)
+        finally:
+            held.let_go()
+        return record
 
     async def _send_ended(self) -> None:
         """Wait until something has ended, and send all that has."""

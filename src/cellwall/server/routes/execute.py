@@ -36,10 +36,11 @@ async def execute(call: Call) -> None:
         if use is not None and use.thing_id is not None:
             await again(call, use.thing_id, form, is_background=body.background)
             return
-        order = oneshot(call, body, is_streamed=form != "json")
+        data: bytes = call.scope["cellwall.body"]
+        order = oneshot(call, body, len(data), is_streamed=form != "json")
         order = replace(
             order,
-            body=call.scope["cellwall.body"],
+            body=data,
             on_disconnect=leaving(call, body.on_disconnect),
             replay=use,
         )
@@ -47,17 +48,20 @@ async def execute(call: Call) -> None:
             await _submit(call, replace(order, on_disconnect="detach"), use)
             return
         record = call.state.executions.start(order)
+        call.holding().until(record.ended)
         if use is not None:
             use.made(record.id)
     await give(call, record, form, leaving=order.on_disconnect)
 
 
-def oneshot(call: Call, body: ExecuteBody, *, is_streamed: bool) -> Order:
-    """Check and clip a one-shot; raises what refuses it, for free."""
+def oneshot(call: Call, body: ExecuteBody, size: int, *, is_streamed: bool) -> Order:
+    """Check and clip a one-shot that came as `size` bytes; raises what refuses it, for free."""
     state = call.state
     floor = state.queue.tenants.floor(call.owner)
     caller = oneshots.Caller(call.owner, call.request_id, call.caller.key_id, floor)
-    order = oneshots.order(state.engine, state.settings, body, caller, is_streamed=is_streamed)
+    order = oneshots.order(
+        state.engine, state.settings, body, caller, size=size, is_streamed=is_streamed
+    )
     if body.webhook is not None:
         state.notices.check(body.webhook)
     state.room.check()
@@ -66,6 +70,9 @@ def oneshot(call: Call, body: ExecuteBody, *, is_streamed: bool) -> Order:
 
 async def _submit(call: Call, order: Order, use: Use | None) -> None:
     execution_id = await call.state.executions.submit(order)
+    record = call.state.executions.all.get(execution_id)
+    if record is not None:  # it has begun; of what waits only the store has the body
+        call.holding().until(record.ended)
     if use is not None:
         use.made(execution_id)
     await _accepted(call, waits(execution_id, order.asked))

@@ -177,6 +177,7 @@ async def execute(call: Call) -> None:
             return
         order = _order(call, body, use, is_streamed=form != "json")
         record = call.state.executions.start(order)
+        call.holding().until(record.ended)
         if use is not None:
             use.made(record.id)
     await give(call, record, form, leaving=ends)
