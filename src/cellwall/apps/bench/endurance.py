@@ -105,20 +105,19 @@ async def _fresh_runs(engine: Engine, options: dict[str, Any], samples: int) -> 
 async def soak(engine: Engine, options: dict[str, Any], runs: int, state: Path) -> Figure:
     """Run `runs` programs in fresh sandboxes and count what is left behind.
 
-    Before and after, the pool is full and nothing runs. How many empty cgroups the engine keeps
-    then is not the same each time: it depends on which of the last runs ended first. They are
-    told, and count as left behind as far as they exceed what it may keep.
+    Before and after, the pool is full, nothing runs, and fork-servers have all of their workers: a
+    new one comes after 10,000 forks, and gets those for sessions later. How many empty cgroups the
+    engine keeps then is not the same each time: it depends on which of the last runs ended first.
+    They are told, and count as left behind as far as they exceed what it may keep.
     """
     async for _ in _many(engine, options, 24):
         pass
-    await wait_parked(engine)
-    before = holdings(state)
+    before = await _at_rest(engine, state)
     begun = time.perf_counter()
     async for _ in _many(engine, options, runs):
         pass
     took = time.perf_counter() - begun
-    await wait_parked(engine)
-    after = holdings(state)
+    after = await _at_rest(engine, state)
     workers = sum(workers_on(os.cpu_count() or 1).values())
     most_spare = most_spare_directories(discover(), workers)
     more = left_behind(before, after, most_spare)
@@ -130,6 +129,12 @@ async def soak(engine: Engine, options: dict[str, Any], runs: int, state: Path) 
         f"reuse {before.spare_cgroups} then {after.spare_cgroups}, at most {most_spare}",
         {"runs": runs, "more": more, "before": _plain(before), "after": _plain(after)},
     )
+
+
+async def _at_rest(engine: Engine, state: Path) -> Holdings:
+    await wait_parked(engine)
+    await engine.wait_settled()
+    return holdings(state)
 
 
 def left_behind(before: Holdings, after: Holdings, most_spare: int) -> dict[str, int]:
