@@ -100,6 +100,12 @@ class Server:
         line = next(line for line in text.splitlines() if line.startswith("VmRSS"))
         return int(line.split()[1]) * 1024
 
+    def peak_bytes(self) -> int:
+        """Return the most resident memory the server process ever had."""
+        text = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
+        line = next(line for line in text.splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+
     def descriptors(self) -> int:
         """Return how many descriptors the server process has open."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))

@@ -14,16 +14,16 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from servers import ALICE, BOB, Server, error_of, running
+from servers import ALICE, BOB, Server, error_of, read_all, running
 
 _MIB = 1024 * 1024
 _BODY_BYTES = 8 * _MIB
 _OF_A_TENANT = 4
 """So many fit into half of the 64 MiB there are at least."""
 _MANY = 24
+_BATCH = ("/executions/batch", "application/x-ndjson")
 _KINDS = {
     "program": ("/execute", "application/json"),
-    "programs": ("/executions/batch", "application/x-ndjson"),
     "message": ("/mcp", "application/json"),
 }
 
@@ -41,17 +41,16 @@ def _program(code: str = "print(6 * 7)", **more: object) -> bytes:
     return json.dumps({"code": f"{code}#{filling}", **more}).encode()
 
 
-def _stalled(server: Server, kind: str) -> socket.socket:
+def _stalled(server: Server, kind: tuple[str, str]) -> socket.socket:
     """Send a request but its last byte; what the server refuses meanwhile is not sent."""
-    path, media = _KINDS[kind]
+    path, media = kind
+    accept = media if kind == _BATCH else "application/json, text/event-stream"
     body = _program()
     head = (
         f"POST {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {ALICE}\r\n"
-        f"content-type: {media}\r\naccept: application/json, text/event-stream\r\n"
-        f"content-length: {len(body)}\r\n\r\n"
+        f"content-type: {media}\r\naccept: {accept}\r\n"
+        f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n"
     )
-    if kind == "programs":
-        head = head.replace("application/json, text/event-stream", "application/x-ndjson")
     sock = server.connect()
     with contextlib.suppress(ConnectionError):
         sock.sendall(head.encode() + body[:-1])
@@ -59,7 +58,9 @@ def _stalled(server: Server, kind: str) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _many(server: Server, count: int, kind: str = "program") -> Iterator[list[socket.socket]]:
+def _many(
+    server: Server, count: int, kind: tuple[str, str] = _KINDS["program"]
+) -> Iterator[list[socket.socket]]:
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(_stalled(server, kind)) for _ in range(count)]
 
@@ -85,6 +86,20 @@ def _refused(socks: list[socket.socket], count: int) -> dict[socket.socket, byte
     return {sock: told[sock] for sock in closed}
 
 
+def _until_full(client: httpx.Client) -> None:
+    """Return when so much is held that not even a few bytes more are taken."""
+    for _ in range(2000):
+        if client.post("/execute", json={"code": "1"}).status_code == 503:
+            return
+    raise AssertionError("they do not hold what they sent")
+
+
+def _ended(sock: socket.socket) -> bytes:
+    """Send the last byte, return the answer."""
+    sock.sendall(b"}")
+    return read_all(sock)
+
+
 def _until_taken(client: httpx.Client) -> None:
     """What is held of connections that are gone is given back as soon as the server sees it."""
     for _ in range(200):
@@ -98,23 +113,39 @@ def _until_taken(client: httpx.Client) -> None:
 _JSON = {"content-type": "application/json"}
 
 
-@pytest.mark.parametrize("kind", _KINDS)
-def test_callers_that_never_end_hold_their_tenants_share_at_most(own: Server, kind: str) -> None:
+@pytest.mark.parametrize("kind", _KINDS.values(), ids=_KINDS)
+def test_callers_that_never_end_hold_their_tenants_share_at_most(
+    own: Server, kind: tuple[str, str]
+) -> None:
     before = own.rss_bytes()
     with _many(own, _MANY, kind) as socks:
         refused = _refused(socks, _MANY - _OF_A_TENANT)
         grown = own.rss_bytes() - before
         assert own.client(BOB).post("/execute", json={"code": "1"}).status_code == 200
     for told in refused.values():
-        if kind == "programs":  # its answer had begun
-            assert b'"type":"end"' not in told
-        elif told:  # what came too late to be thrown away resets the connection
+        if told:  # what came too late to be thrown away resets the connection
             assert told.startswith(b"HTTP/1.1 503 ")
             assert b"retry-after: 1" in told.lower()
             assert b"body: those of this tenant under way hold all of the 32 MiB" in told
-    assert kind == "programs" or any(refused.values())
+    assert any(refused.values())
     assert grown < 2 * _OF_A_TENANT * _BODY_BYTES
     _until_taken(own.client())
+
+
+def test_lines_of_batches_that_never_end_are_refused_one_by_one() -> None:
+    with running(bodies_mb=64, body_bytes=_BODY_BYTES) as server:
+        before = server.rss_bytes()
+        with _many(server, _OF_A_TENANT, _BATCH) as first:
+            _until_full(server.client())
+            with _many(server, _MANY - _OF_A_TENANT, _BATCH) as others:
+                refused = [_ended(sock) for sock in others]
+            taken = [_ended(sock) for sock in first]
+        grown = server.peak_bytes() - before
+    for told in refused:
+        assert b'{"index":0,"error":{"code":"capacity","message":"body: those of this' in told
+        assert b'{"type":"end","count":1,"failed":1}' in told
+    assert all(b'"verdict":"ok"' in told for told in taken)
+    assert grown < _MANY * _BODY_BYTES // 2
 
 
 def test_control_without_that_they_hold_what_they_send() -> None:
@@ -125,7 +156,7 @@ def test_control_without_that_they_hold_what_they_send() -> None:
                 sock.sendall(b"}")
             first = [sock.recv(65536) for sock in socks]
             assert all(each.startswith(b"HTTP/1.1 200 ") for each in first)
-            assert server.rss_bytes() - before > _MANY * _BODY_BYTES // 2
+            assert server.peak_bytes() - before > _MANY * _BODY_BYTES // 2
 
 
 def test_who_was_taken_in_is_served(own: Server) -> None:

@@ -8,16 +8,17 @@ and memory stays flat; one bad program spoils only itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from cellwall.model.errors import CapacityError, UsageError
-from cellwall.server.bodies import Held
+from cellwall.server.batch_lines import Item, Lines
 from cellwall.server.call import ClientGone
 from cellwall.server.endpoint import Answer, Endpoint, body_of, explained, learn_secrets
-from cellwall.server.errors import HttpError, failure
+from cellwall.server.errors import failure
 from cellwall.server.routes.execute import oneshot
 from cellwall.server.schemas import BatchBody, ExecuteBody
 from cellwall.server.streams import MEDIA, chosen
@@ -27,11 +28,7 @@ if TYPE_CHECKING:
     from cellwall.server.call import Call
     from cellwall.server.execution_record import ExecutionRecord
 
-_MOST = 10_000
-_LINE_BYTES = 16 * 1024 * 1024
 _DEFAULT_CONCURRENCY = 32
-Item = tuple[int, ExecuteBody | Exception, int]
-"""Its number, what it is, and its bytes unless they are counted as part of a whole body."""
 
 
 async def batch(call: Call) -> None:
@@ -39,49 +36,20 @@ async def batch(call: Call) -> None:
     chosen(call, ("ndjson",))
     media = call.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media == MEDIA["ndjson"]:
-        await _Batch(call, _DEFAULT_CONCURRENCY).run(_read_lines(call))
+        lined = _Batch(call, _DEFAULT_CONCURRENCY)
+        await lined.run(Lines(call, lined.make_room).items())
         return
     body = await body_of(call, BatchBody, call.settings.body_bytes)
     concurrency = min(body.concurrency or _DEFAULT_CONCURRENCY, call.settings.most_running)
     await _Batch(call, concurrency).run(_listed(body.executions))
 
 
-async def _listed(programs: list[dict[str, Any]]) -> AsyncIterator[Item]:
+async def _listed(programs: list[dict[str, Any]]) -> AsyncGenerator[Item]:
     for index, program in enumerate(programs):
         try:
-            yield index, ExecuteBody.model_validate(program), 0
+            yield Item(index, ExecuteBody.model_validate(program))
         except ValidationError as error:
-            yield index, explained(error, f"executions[{index}]"), 0
-
-
-async def _read_lines(call: Call) -> AsyncIterator[Item]:
-    unread = bytearray()
-    index = 0
-    async for piece in call.pieces(call.settings.upload_bytes):
-        unread += piece
-        call.holding().resize(len(unread))
-        lines: list[bytes] = []
-        if b"\n" in piece:
-            *lines, rest = bytes(unread).split(b"\n")
-            unread = bytearray(rest)
-            call.holding().resize(len(unread))  # programs are counted by themselves, once taken
-        if len(unread) > _LINE_BYTES:
-            raise HttpError(413, "too_large", f"line {index}: above {_LINE_BYTES} bytes")
-        for line in lines:
-            if line.strip():
-                yield index, _parsed(index, line), len(line)
-                index += 1
-    if unread.strip():
-        yield index, _parsed(index, bytes(unread)), len(unread)
-
-
-def _parsed(index: int, line: bytes) -> ExecuteBody | Exception:
-    if index >= _MOST:
-        return UsageError(f"batch: more than {_MOST} programs", remedy="send another batch")
-    try:
-        return ExecuteBody.model_validate_json(line)
-    except ValidationError as error:
-        return explained(error, f"line {index}")
+            yield Item(index, explained(error, f"executions[{index}]"))
 
 
 class _Batch:
@@ -94,13 +62,14 @@ class _Batch:
         self._count = 0
         self._failed = 0
 
-    async def run(self, items: AsyncIterator[Item]) -> None:
+    async def run(self, items: AsyncGenerator[Item]) -> None:
         """Do all of it."""
         call = self._call
         await call.start(200, MEDIA["ndjson"], {"cache-control": "no-store"})
         try:
-            async for index, item, size in items:
-                await self._take(index, item, size)
+            async with aclosing(items):
+                async for item in items:
+                    await self._take(item)
             while self._running:
                 await self._send_ended()
             end = {"type": "end", "count": self._count, "failed": self._failed}
@@ -110,52 +79,50 @@ class _Batch:
             for _, record in self._running.values():
                 record.cancel()
 
-    async def _take(self, index: int, item: ExecuteBody | Exception, size: int) -> None:
-        while len(self._running) >= self._concurrency:
-            await self._send_ended()
-        self._count += 1
-        record = await self._begin(index, item, size)
-        if record is not None:
-            self._running[record.ended] = (index, record)
+    async def _take(self, item: Item) -> None:
+        try:
+            while len(self._running) >= self._concurrency:
+                await self._send_ended()
+            self._count += 1
+            if isinstance(item.body, Exception):
+                await self._send_failure(item.index, item.body)
+                return
+            record = await self._begin(item, item.body)
+            if record is not None:
+                self._running[record.ended] = (item.index, record)
+        finally:
+            item.let_go()
 
-    async def _begin(
-        self, index: int, item: ExecuteBody | Exception, size: int
-    ) -> ExecutionRecord | None:
+    async def _begin(self, item: Item, body: ExecuteBody) -> ExecutionRecord | None:
         while True:
             try:
-                if isinstance(item, Exception):
-                    raise item
-                if item.background:
-                    raise UsageError(
-                        "background: not for the programs of a batch", remedy="leave it out"
-                    )
-                if item.tools is not None:
-                    raise UsageError(
-                        "tools: not for the programs of a batch", remedy="send it by itself"
-                    )
-                return self._start(item, size)
+                return self._start(item, body)
             except CapacityError:
                 # The batch is patient: others fill the queue, and ours will run when it empties.
-                if self._running:
-                    await self._send_ended()
-                else:
+                if not await self.make_room():
                     await asyncio.sleep(0.1)
             except Exception as error:  # noqa: BLE001 - it belongs to this one program
-                await self._send_failure(index, error)
+                await self._send_failure(item.index, error)
                 return None
 
-    def _start(self, item: ExecuteBody, size: int) -> ExecutionRecord:
+    def _start(self, item: Item, body: ExecuteBody) -> ExecutionRecord:
+        if body.background:
+            raise UsageError("background: not for the programs of a batch", remedy="leave it out")
+        if body.tools is not None:
+            raise UsageError("tools: not for the programs of a batch", remedy="send it by itself")
         call = self._call
-        learn_secrets(call, item)
-        order = oneshot(call, item, size, is_streamed=False)
-        held = Held(call.state.bodies, call.owner)
-        held.resize(size)
-        try:
-            record = call.state.executions.start(order)
-            held.until(record.ended)
-        finally:
-            held.let_go()
+        learn_secrets(call, body)
+        record = call.state.executions.start(oneshot(call, body, item.size, is_streamed=False))
+        if item.held is not None:
+            item.held.until(record.ended)
         return record
+
+    async def make_room(self) -> bool:
+        """Wait until a program of this batch has ended; False at once if none runs."""
+        if not self._running:
+            return False
+        await self._send_ended()
+        return True
 
     async def _send_ended(self) -> None:
         """Wait until something has ended, and send all that has."""
