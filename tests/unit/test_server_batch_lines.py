@@ -57,9 +57,10 @@ class _Batch:
         async def take() -> list[Item]:
             found = []
             async for item in self.lines().items():
-                assert self.bodies.held_bytes >= item.size
+                assert self.bodies.held_bytes >= item.held.size
+                assert (item.held.size > 0) == isinstance(item.body, ExecuteBody)
                 found.append(item)
-                item.let_go()
+                item.held.let_go()
             return found
 
         return asyncio.run(take())
@@ -126,11 +127,11 @@ def test_who_stops_reading_holds_what_was_taken_alone() -> None:
 
     async def stop() -> None:
         items = batch.lines().items()
-        (await anext(items)).let_go()
+        (await anext(items)).held.let_go()
         taken = await anext(items)  # no JSON, and held until it was told so
         await items.aclose()
         assert batch.bodies.held_bytes == 100
-        taken.let_go()
+        taken.held.let_go()
         assert batch.bodies.held_bytes == 0
 
     asyncio.run(stop())

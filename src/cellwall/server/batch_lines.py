@@ -37,15 +37,9 @@ class Item:
 
     index: int
     body: ExecuteBody | Exception
-    size: int = 0
-    """Bytes of its own; none of one that is part of a whole body, which its call counts."""
-    held: Held | None = None
-    """What counts them; whoever takes the item lets go of it."""
-
-    def let_go(self) -> None:
-        """Hold its bytes no longer than what was begun with them does."""
-        if self.held is not None:
-            self.held.let_go()
+    held: Held
+    """What counts its bytes, whoever takes the item lets go of it; of one that is part of a whole
+    body none, as its call counts that."""
 
 
 class Lines:
@@ -70,10 +64,12 @@ class Lines:
                 *ends, rest = piece.split(b"\n")
                 for part in ends:
                     await self._add(part)
-                    if self._is_something:
+                    if self._is_blank():
+                        self._data.clear()
+                    else:
                         yield self._taken()
                 await self._add(rest)
-            if self._is_something:
+            if not self._is_blank():
                 yield self._taken()
         finally:
             self._held.let_go()
@@ -110,18 +106,13 @@ class Lines:
         self._data = bytearray()
         self._held.resize(0)
 
-    @property
-    def _is_something(self) -> bool:
-        if self._fault is None and not self._data.strip():
-            self._data.clear()  # blank lines are none
-            self._held.resize(0)
-            return False
-        return True
+    def _is_blank(self) -> bool:
+        return self._fault is None and (not self._data or self._data.isspace())
 
     def _taken(self) -> Item:
         """Return the line as an item, and begin another."""
         body = self._fault or _parsed(self._index, bytes(self._data))
-        item = Item(self._index, body, len(self._data), self._held)
+        item = Item(self._index, body, self._held)
         self._index += 1
         self._begin()
         return item

@@ -44,10 +44,6 @@ class Bodies:
         self._by_tenant: Counter[str] = Counter()
         self.held_bytes = 0
 
-    def of(self, tenant: str) -> int:
-        """Return how many bytes are held for `tenant`."""
-        return self._by_tenant[tenant]
-
     def take(self, tenant: str, size: int) -> None:
         """Count `size` bytes more; `CapacityError` if they are too many."""
         if self._by_tenant[tenant] + size > self._each:
@@ -68,23 +64,24 @@ class Bodies:
 class Held:
     """What is held of one body."""
 
-    __slots__ = ("_bodies", "_size", "_tenant", "_until")
+    __slots__ = ("_bodies", "_tenant", "_until", "size")
 
     def __init__(self, bodies: Bodies, tenant: str) -> None:
         """Nothing of it has come."""
         self._bodies = bodies
         self._tenant = tenant
-        self._size = 0
+        self.size = 0
+        """Bytes that are held now."""
         self._until: asyncio.Future[None] | None = None
 
     def resize(self, size: int) -> None:
         """So much of it is held now, in bytes; `CapacityError` if there is no room for more."""
-        more = size - self._size
+        more = size - self.size
         if more > 0:
             self._bodies.take(self._tenant, more)
         else:
             self._bodies.give_back(self._tenant, -more)
-        self._size = size
+        self.size = size
 
     def until(self, future: asyncio.Future[None]) -> None:
         """What was begun with it holds it, too, until `future` is done."""

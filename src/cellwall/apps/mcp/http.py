@@ -115,6 +115,7 @@ class Door:
                 remedy="end some, or reuse one",
                 headers={"retry-after": "5"},
             )
+        receive = await read_before(call)
         client = self._client(call)
         made: Visit | None = None
 
@@ -127,7 +128,7 @@ class Door:
             await call.send(message)
 
         try:
-            await self._manager.handle_request(call.scope, await read_before(call), send)
+            await self._manager.handle_request(call.scope, receive, send)
         finally:
             if made is None:
                 await client.session.close()

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from cellwall.model.errors import CapacityError, UsageError
 from cellwall.server.batch_lines import Item, Lines
+from cellwall.server.bodies import Held
 from cellwall.server.call import ClientGone
 from cellwall.server.endpoint import Answer, Endpoint, body_of, explained, learn_secrets
 from cellwall.server.errors import failure
@@ -41,15 +42,16 @@ async def batch(call: Call) -> None:
         return
     body = await body_of(call, BatchBody, call.settings.body_bytes)
     concurrency = min(body.concurrency or _DEFAULT_CONCURRENCY, call.settings.most_running)
-    await _Batch(call, concurrency).run(_listed(body.executions))
+    await _Batch(call, concurrency).run(_listed(call, body.executions))
 
 
-async def _listed(programs: list[dict[str, Any]]) -> AsyncGenerator[Item]:
+async def _listed(call: Call, programs: list[dict[str, Any]]) -> AsyncGenerator[Item]:
     for index, program in enumerate(programs):
+        held = Held(call.state.bodies, call.owner)
         try:
-            yield Item(index, ExecuteBody.model_validate(program))
+            yield Item(index, ExecuteBody.model_validate(program), held)
         except ValidationError as error:
-            yield Item(index, explained(error, f"executions[{index}]"))
+            yield Item(index, explained(error, f"executions[{index}]"), held)
 
 
 class _Batch:
@@ -91,7 +93,7 @@ class _Batch:
             if record is not None:
                 self._running[record.ended] = (item.index, record)
         finally:
-            item.let_go()
+            item.held.let_go()
 
     async def _begin(self, item: Item, body: ExecuteBody) -> ExecutionRecord | None:
         while True:
@@ -112,9 +114,9 @@ class _Batch:
             raise UsageError("tools: not for the programs of a batch", remedy="send it by itself")
         call = self._call
         learn_secrets(call, body)
-        record = call.state.executions.start(oneshot(call, body, item.size, is_streamed=False))
-        if item.held is not None:
-            item.held.until(record.ended)
+        order = oneshot(call, body, item.held.size, is_streamed=False)
+        record = call.state.executions.start(order)
+        item.held.until(record.ended)
         return record
 
     async def make_room(self) -> bool:
