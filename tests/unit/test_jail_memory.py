@@ -72,6 +72,29 @@ def test_the_next_mapping_ends_where_a_huge_page_may() -> None:
     assert out == "0 True\n" * 3
 
 
+@pytest.mark.parametrize("pages", [1, 13, 255])
+def test_the_next_mapping_is_aligned_beside_a_hole_that_would_take_the_excess(pages: int) -> None:
+    """The control: the same excess, mapped wherever the kernel likes, is not what it is for."""
+    out = _run(f"""
+        PAGE = 4096
+        memory._align_next_mapping()
+        above = huge_pages.map_anonymous(PAGE)
+        hole = huge_pages.map_anonymous({pages} * PAGE, huge_pages._READ_WRITE)
+        huge_pages.map_anonymous(PAGE)
+        memory._align_next_mapping()
+        huge_pages.map_anonymous(huge_pages.BYTES - {pages} * PAGE)
+        huge_pages.unmap(hole, {pages} * PAGE)
+        place = huge_pages.map_anonymous(2**20)
+        huge_pages.unmap(place, 2**20)
+        control = huge_pages.map_anonymous({pages} * PAGE)
+        huge_pages.unmap(control, {pages} * PAGE)
+        memory._align_next_mapping()
+        end = huge_pages.map_anonymous(2**20, huge_pages._READ_WRITE) + 2**20
+        print((place + 2**20) % huge_pages.BYTES == {pages} * PAGE, control > place, end % 2**21)
+    """)
+    assert out == "True True 0\n"
+
+
 def test_arenas_that_nobody_used_are_given_back() -> None:
     """And those that were used lie together, but for the one that was begun when they were made."""
     out = _run("""

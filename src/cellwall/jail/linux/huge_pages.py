@@ -26,10 +26,16 @@ _FAILED = ctypes.c_void_p(-1).value
 LIBC.mmap.restype = LIBC.mremap.restype = ctypes.c_void_p
 
 
-def map_anonymous(length: int, protection: ctypes.c_int = _NONE) -> Optional[int]:
-    """Map private memory of nobody's; its address, None if the kernel refuses. mmap(2)."""
+def map_anonymous(
+    length: int, protection: ctypes.c_int = _NONE, near: Optional[int] = None
+) -> Optional[int]:
+    """Map private memory of nobody's, at the address `near` if that is free. mmap(2).
+
+    Its address, None if the kernel refuses.
+    """
+    wanted = ctypes.c_void_p(near)
     address: Optional[int] = LIBC.mmap(
-        None, ctypes.c_size_t(length), protection, _PRIVATE_ANONYMOUS, -1, ctypes.c_long(0)
+        wanted, ctypes.c_size_t(length), protection, _PRIVATE_ANONYMOUS, -1, ctypes.c_long(0)
     )
     return None if address == _FAILED else address
 

@@ -48,6 +48,7 @@ class Arenas:
 
 
 _ARENA = 1024 * 1024
+_MOST_PLACES = 8
 _BLOCK_PAYLOAD = 512 - 33
 """The largest `bytes` that CPython's own allocator takes: 512 bytes with its header."""
 _BLOCKS_PER_ARENA = _ARENA // 512
@@ -65,14 +66,21 @@ def _keep_large_blocks_in_the_heap() -> None:
 
 
 def _align_next_mapping() -> None:
-    """Have the next mappings end where a huge page may; what it takes is addresses, not memory."""
-    probe = huge_pages.map_anonymous(_ARENA)
-    if probe is None:
-        return
-    huge_pages.unmap(probe, _ARENA)
-    excess = (probe + _ARENA) % huge_pages.BYTES
-    if excess:
-        huge_pages.map_anonymous(excess)
+    """Have the next mappings end where a huge page may; what it takes is addresses, not memory.
+
+    Exactly those: the kernel would put what is small into a hole between two libraries. Where the
+    place for the next one is too short to be cut off, it is taken, and another one comes.
+    """
+    for _ in range(_MOST_PLACES):
+        probe = huge_pages.map_anonymous(_ARENA)
+        if probe is None:
+            return
+        huge_pages.unmap(probe, _ARENA)
+        end = probe + _ARENA
+        excess = min(end % huge_pages.BYTES, _ARENA)
+        if not excess:
+            return
+        huge_pages.map_anonymous(excess, near=end - excess)
 
 
 class _Mallinfo2(ctypes.Structure):
