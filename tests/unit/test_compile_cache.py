@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import stat
 import time
@@ -44,7 +45,14 @@ def test_nobody_else_on_the_host_can_read_it(tmp_path: Path) -> None:
     _cache(tmp_path).keep("alice", KEY, PRODUCT)
     (entry,) = _entries(tmp_path)
     assert stat.S_IMODE(entry.stat().st_mode) == 0o600
-    assert stat.S_IMODE(entry.parent.stat().st_mode) == 0o700
+    for folder in (entry.parent, entry.parent.parent):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_long_warnings_are_kept_with_what_was_made(tmp_path: Path) -> None:
+    wordy = dataclasses.replace(PRODUCT, stderr="é" * 500_000)
+    _cache(tmp_path, 1 << 26).keep("alice", KEY, wordy)
+    assert _cache(tmp_path, 1 << 26).find("alice", KEY) == wordy
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "longer", "empty", "no header"])

@@ -72,6 +72,11 @@ def test_entry_is_consistent(language: Language) -> None:
         re.compile(pattern.replace("{file}", "x"), re.MULTILINE)
 
 
+def test_a_source_whose_name_looks_like_an_option_is_none() -> None:
+    command = registry.find("c").compile_command("main.c", ["-DX=3.c", "a.c"])
+    assert command[-4:-1] == ["./-DX=3.c", "a.c", "main.c"]
+
+
 def test_compile_command_takes_sources_in_order_and_options() -> None:
     command = registry.find("c").compile_command("main.c", ["a.c", "data.csv", "b.C"], ["-O0"])
     assert command[-5:] == [".cellwall/build/program", "a.c", "b.C", "main.c", "-lm"]
@@ -86,16 +91,38 @@ def test_compile_command_takes_sources_in_order_and_options() -> None:
         ("import x;\npublic final class A1 {}\nclass B {}", "A1.java"),
         ("class Helper {} class Start { static void main(String[] a) {} }", "Start.java"),
         ("int x;", "Main.java"),
+        ("class Main {\n  public interface Shape {}\n  static void main() {}\n}", "Main.java"),
+        ("class A {\n  public class B {}\n}\npublic class C {\n}", "C.java"),
+        ("class A {\n}\nfinal class Z {\n  class In {}\n  static void main() {}\n}", "Z.java"),
+        ("  public class Indented {\n  }", "Indented.java"),
     ],
 )
 def test_javas_source_is_named_by_its_class(source: str, name: str) -> None:
     assert registry.find("java").name_of(source) == name
 
 
+def test_the_last_error_of_r_is_the_one_that_ended_it() -> None:
+    said = 'Error in try(stop("first")) : first\nError in f() : second\nExecution halted\n'
+    error = mistakes.uncaught(registry.find("r"), "main.R", said)
+    assert error is not None
+    assert error.value == "second"
+
+
 @pytest.mark.parametrize("language", registry.LANGUAGES.values(), ids=lambda entry: entry.name)
 def test_hostile_output_and_source_cost_no_more_than_a_look(language: Language) -> None:
     began = time.thread_time()  # others of this process may be at work, too
-    for piece in ("a", "\n", "at ", 'File "', "class X ", "Error: ", "(" * 50, "\\", "main.py:1"):
+    for piece in (
+        "a",
+        "\n",
+        "at ",
+        'File "',
+        "class X ",
+        "Error: ",
+        "Error: \n",
+        "(" * 50,
+        "\\",
+        "main.py:1",
+    ):
         text = piece * (100_000 // len(piece))
         mistakes.uncaught(language, language.file_name, text)
         mistakes.line_of(language, language.file_name, text)

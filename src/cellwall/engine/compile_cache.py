@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _DIGEST_BYTES = 32
-_MOST_HEADER_BYTES = 1024 * 1024
+_MOST_HEADER_BYTES = 16 * 1024 * 1024
+"""What a compiler printed is bounded before, and grows when it is quoted."""
 _LOOK_AFTER = 16
 """Entries written between two looks at what all of them take."""
 
@@ -88,7 +89,9 @@ class CompileCache:
         path = self._path(tenant, key)
         draft = path.with_name(f".{key}.{os.getpid()}.{time.monotonic_ns()}")
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (path.parent.parent, path.parent):
+                folder.mkdir(mode=0o700, exist_ok=True)
             with draft.open("xb") as file:
                 os.fchmod(file.fileno(), 0o600)
                 file.write(data)

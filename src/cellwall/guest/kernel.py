@@ -29,7 +29,7 @@ from cellwall.guest.interpreter import DriverBroken, Interpreter, InterpreterEnd
 from cellwall.guest.outbox import MAX_BODY_BYTES, Outbox
 from cellwall.guest.refusals import Refusal
 from cellwall.guest.relay import Relay
-from cellwall.guest.value import encode_value
+from cellwall.guest.value import encode_fields, encode_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -250,7 +250,7 @@ class Kernel:
             self._display.publish(_bundle_of(message), _object(message, "metadata"), kind)
         elif event == "error":
             fields = {name: _text(message, name) for name in ("name", "value", "traceback")}
-            self._outbox.post({"ev": "error"}, encode_value(fields).body)
+            self._outbox.post({"ev": "error"}, encode_fields(fields))
         elif event == "call" and self._relay is not None:
             self._relay.begin(message)
         elif event == "leaving":

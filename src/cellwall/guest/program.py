@@ -201,10 +201,10 @@ def _after_exception(error: BaseException, outbox: Outbox) -> Ending:
 def report_error(error: BaseException, text: str, outbox: Outbox) -> None:
     """Send the `error` event."""
     from cellwall.guest import tracebacks
-    from cellwall.guest.value import encode_value
+    from cellwall.guest.value import encode_fields
 
     report = tracebacks.report_of(error, text)
-    outbox.post({"ev": "error"}, encode_value(report._asdict()).body)
+    outbox.post({"ev": "error"}, encode_fields(report._asdict()))
 
 
 def exit_code_of(stop: SystemExit) -> int:

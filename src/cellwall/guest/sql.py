@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from cellwall.guest import sources
 from cellwall.guest.display import flush_stdout
 from cellwall.guest.program import EXIT_INTERRUPTED, Ending, report_error
-from cellwall.guest.value import encode_value
+from cellwall.guest.value import Encoded, encode_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 MOST_SHOWN_ROWS = 1000
 """Of a result in JSON; HTML and text show fewer."""
+_MOST_RESULT_ROWS = 100_000
+"""Of a program's result, which has a bound in bytes, too."""
 _MOST_HTML_ROWS = 200
 _MOST_TEXT_ROWS = 40
 _MOST_CELL_CHARACTERS = 2000
@@ -57,14 +59,15 @@ class Table:
             "text/html": self._html(),
             "application/json": {
                 "columns": self.columns,
-                "rows": [[_plain(value) for value in row] for row in self.rows],
-                "truncated": not self.is_whole,
+                "rows": [[_plain(value) for value in row] for row in self.rows[:MOST_SHOWN_ROWS]],
+                "truncated": not self.is_whole or len(self.rows) > MOST_SHOWN_ROWS,
             },
         }
 
     def records(self) -> list[dict[str, Any]]:
-        """Rows by column name, for a program's result."""
-        return [dict(zip(self.columns, map(_plain, row))) for row in self.rows]
+        """Rows by column name, for a program's result; a name that comes again is numbered."""
+        names = _distinct(self.columns)
+        return [dict(zip(names, map(_plain, row))) for row in self.rows]
 
     def _text(self) -> str:
         shown = [[_short(value) for value in row] for row in self.rows[:_MOST_TEXT_ROWS]]
@@ -108,8 +111,10 @@ class Database:
         source: str,
         arguments: Mapping[str, Any] | None = None,
         frames: Mapping[str, Any] | None = None,
+        *,
+        most_rows: int = MOST_SHOWN_ROWS,
     ) -> Table | None:
-        """Run all statements; what the last one returned, if it returned rows.
+        """Run all statements; what the last one returned, if it returned rows, `most_rows` of it.
 
         `arguments` are parameters by name (`$name`). `frames` may hold data frames under names
         that statements use. Raises what DuckDB raises.
@@ -121,7 +126,7 @@ class Database:
             given = {name: value for name, value in (arguments or {}).items() if name in names}
             self._lend(connection, statement.query, frames or {})
             cursor = connection.execute(statement, given or None)
-            table = self._table(cursor, statement)
+            table = self._table(cursor, statement, most_rows)
         return table
 
     def _open(self) -> Any:  # noqa: ANN401  DuckDB's, imported late
@@ -144,15 +149,15 @@ class Database:
             if name in frames and hasattr(frames[name], "columns"):
                 connection.register(name, frames[name])
 
-    def _table(self, cursor: Any, statement: Any) -> Table | None:  # noqa: ANN401
+    def _table(self, cursor: Any, statement: Any, most: int) -> Table | None:  # noqa: ANN401
         if not cursor.description:
             return None
-        rows = cursor.fetchmany(MOST_SHOWN_ROWS + 1)
+        rows = cursor.fetchmany(most + 1)
         columns = [str(column[0]) for column in cursor.description]
         kind = getattr(getattr(statement, "type", None), "name", "SELECT")
         if kind != "SELECT" and columns in (["Count"], ["Success"]):
             return None  # how many rows an INSERT wrote: said by no SQL shell
-        return Table(columns, rows[:MOST_SHOWN_ROWS], len(rows) <= MOST_SHOWN_ROWS)
+        return Table(columns, rows[:most], len(rows) <= most)
 
 
 class SqlCells:
@@ -208,11 +213,12 @@ def run_program(
     ending = Ending(True, 1)
     try:
         before()
-        table = Database().run(program.source.decode("utf-8", "replace"), program.arguments)
+        source = program.source.decode("utf-8", "replace")
+        table = Database().run(source, program.arguments, most_rows=_MOST_RESULT_ROWS)
         if table is not None:
             if program.is_displayed:
                 display.publish(table.bundle(), None, "result")
-            outbox.post(*encode_value(table.records()))
+            outbox.post(*_result_of(table))
         ending = Ending(False, 0)
     except BaseException as error:  # noqa: BLE001  everything it raises is its result
         SqlCells(outbox, display).report(error)
@@ -228,6 +234,27 @@ def run_program(
 def is_installed() -> bool:
     """Whether the template has DuckDB."""
     return importlib.util.find_spec("duckdb") is not None
+
+
+def _result_of(table: Table) -> Encoded:
+    """All of its rows or none: a part would be taken for the whole."""
+    if table.is_whole:
+        return encode_value(table.records())
+    reason = f"table (more than {_MOST_RESULT_ROWS} rows; COPY writes it to a file)"
+    return Encoded({"ev": "value", "unserialisable": reason}, b"")
+
+
+def _distinct(columns: list[str]) -> list[str]:
+    """The second `id` is `id_1`, as in a data frame of DuckDB's."""
+    names: list[str] = []
+    taken = set(columns)
+    for name in columns:
+        number, own = 0, name
+        while own in names or (number and own in taken):
+            number += 1
+            own = f"{name}_{number}"
+        names.append(own)
+    return names
 
 
 def _short(value: object) -> str:

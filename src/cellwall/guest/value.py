@@ -44,6 +44,14 @@ def encode_value(value: object) -> Encoded:
     return Encoded({"ev": "value"}, body)
 
 
+def encode_fields(fields: dict[str, str]) -> bytes:
+    """Encode the fields of an `error` event: at most six bytes a character, whatever it is.
+
+    As ASCII a character beyond the first plane would take twelve.
+    """
+    return json.dumps(fields, ensure_ascii=False).encode("utf-8", "backslashreplace")
+
+
 def _refused(reason: str) -> Encoded:
     return Encoded({"ev": "value", "unserialisable": reason[:200]}, b"")
 

@@ -4,6 +4,7 @@ from cellwall.languages.jvm import PLACE, SMALL, UNCAUGHT
 from cellwall.languages.language import Language, Sample
 
 _MODIFIERS = r"(?:(?:abstract|final|sealed|strictfp) ){0,4}"
+_TYPE = rf"{_MODIFIERS}(?:class|record|enum|interface)"
 
 LANGUAGE = Language(
     name="java",
@@ -26,7 +27,10 @@ LANGUAGE = Language(
     version=("javac", "-version"),
     install="apt-get install default-jdk-headless",
     named_by=(
-        rf"^[ \t]*public {_MODIFIERS}(?:class|record|enum|interface) ([A-Za-z_]\w*)",
+        # What is indented lies inside another, as a rule.
+        rf"^public {_TYPE} ([A-Za-z_]\w*)",
+        rf"^{_TYPE} ([A-Za-z_]\w*)(?:(?!^{_TYPE} |\}}[ \t]*{_TYPE} )[\s\S])*?\bvoid main\b",
+        rf"^[ \t]*public {_TYPE} ([A-Za-z_]\w*)",
         r"\bclass ([A-Za-z_]\w*)(?:(?!\bclass )[\s\S])*?\bvoid main\b",
     ),
     error=UNCAUGHT,

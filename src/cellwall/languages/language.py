@@ -131,7 +131,12 @@ class Language:
         build: str = BUILD,
     ) -> list[str]:
         """Return the argument vector that compiles `file` and what of `files` is of its kind."""
-        sources = [name for name in files if name.lower().endswith(self.extensions)]
+        # A compiler takes a name with a dash in front for an option, and not every one is allowed.
+        sources = [
+            f"./{name}" if name.startswith("-") else name
+            for name in files
+            if name.lower().endswith(self.extensions)
+        ]
         several = {"{sources}": [*sources, file], "{options}": list(options)}
         command: list[str] = []
         for part in self.compile:

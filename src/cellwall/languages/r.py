@@ -13,7 +13,8 @@ LANGUAGE = Language(
     install="apt-get install r-base-core r-cran-jsonlite",
     call=("Rscript", "--vanilla", "{caller}", "{file}"),
     caller="call.r",
-    error=r"^(?P<name>Error)(?: in [^\n]{0,200})?:\s+(?P<value>[^\n]*)$",
+    error=r"^(?P<name>Error)(?: in [^\n]{0,200})?:\s+(?P<value>[^\n]*)$"
+    r"(?![\s\S]*?^Error[ :])",
     hello='cat("hello\\n")\n',
     failing=Sample('f <- function() {\n  stop("boom")\n}\nf()\n', "Error"),
 )

@@ -289,11 +289,13 @@ class GvisorRuntime:
         root = await self._root(spec.template)
         oci = gvisor_bundle.configuration(root, spec.limits, gvisor_bundle.guest_words())
         groups = await self._groups.make(_at_start(spec.limits))
-        witness = Witness(self._sinks) if gvisor_witness.FLAG in chosen.binary.flags else None
-        cpus = self.cpus.take(gvisor_bundle.cpu_count(spec.limits))
-        order = self._order(chosen, oci, groups, witness, cpus)
-        born = _Born(groups, witness, cpus, _digest(chosen, order))
+        born = _Born(groups)
         try:
+            if gvisor_witness.FLAG in chosen.binary.flags:
+                born = born._replace(witness=Witness(self._sinks))
+            born = born._replace(cpus=self.cpus.take(gvisor_bundle.cpu_count(spec.limits)))
+            order = self._order(chosen, oci, groups, born.witness, born.cpus)
+            born = born._replace(digest=_digest(chosen, order))
             keeper = self._keepers.take()
         except BaseException:
             await self._take_down(born)

@@ -47,8 +47,13 @@ class Witness:
         self._listener.setblocking(False)
         self._loop = asyncio.get_running_loop()
         # Through the descriptor: the path of a state directory may be too long for a socket.
-        self._listener.bind(self._path)
-        self._listener.listen(1)
+        try:
+            self._listener.bind(self._path)
+            self._listener.listen(1)
+        except OSError:
+            self._listener.close()
+            os.close(self._folder)
+            raise
         self._loop.add_reader(self._listener.fileno(), self._on_call)
 
     @property

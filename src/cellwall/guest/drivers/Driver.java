@@ -1,5 +1,6 @@
 // Runs Java for a context by JShell: one request, one answer, state kept in between.
 // Started by `interpreter.py` with the paths of two pipes. No pipe is open while caller code runs.
+import java.io.BufferedInputStream;
 import java.io.FileInputStream;
 import java.io.FileOutputStream;
 import java.io.IOException;
@@ -101,7 +102,9 @@ public class Driver {
                 Runtime.getRuntime().halt(0);
             }
             String[] fields = line.split("\t");
-            try (var stdin = new FileInputStream(fields[2].equals("-") ? "/dev/null" : fields[2])) {
+            // Buffered: the bare stream asks a pipe where it is, which a pipe cannot say.
+            String place = fields[2].equals("-") ? "/dev/null" : fields[2];
+            try (var stdin = new BufferedInputStream(new FileInputStream(place))) {
                 System.setIn(stdin);
                 cell(Files.readString(Path.of(fields[1])), fields[3].equals("1"));
             }

@@ -2,7 +2,14 @@
 // Started by `interpreter.py` with the paths of two pipes. No pipe is open while caller code runs.
 (function () {
 'use strict';
-const { require } = globalThis; // taken away from there later on
+// What a cell declares at its top level hides a global from everybody who looks it up there, so
+// everything we use of them is taken now (`require` is taken away from there later on).
+const root = globalThis;
+const {
+  Atomics, Array, Buffer, Error, Function, Int32Array, JSON, Map, Object, Promise, Reflect,
+  SharedArrayBuffer, String, Symbol, SyntaxError,
+  clearInterval, console, process, require, setImmediate, setInterval,
+} = root;
 const fs = require('fs');
 const Module = require('module');
 const path = require('path');
@@ -95,7 +102,7 @@ function prepareCells() {
   // What was printed before something is shown, or before the end, must be out by then.
   for (const stream of [process.stdout, process.stderr]) stream._handle?.setBlocking?.(true);
   const define = (name, value) =>
-    Object.defineProperty(globalThis, name, { value, writable: true, configurable: true });
+    Object.defineProperty(root, name, { value, writable: true, configurable: true });
   define('require', own);
   define('display', display);
   define('__import', (what) => import(what));
@@ -104,7 +111,7 @@ function prepareCells() {
   session.post('Runtime.evaluate', { expression: '__slot' }, (_e, found) => {
     slots = { id: found.result.objectId, hidden };
   });
-  delete globalThis.__slot;
+  delete root.__slot;
   process.on('SIGINT', () => { if (interrupt) interrupt(); });
   guardTimers();
   const late = (how) => (error) => real.write(2, `${how} ${ownFrames(util.inspect(error))}\n`);
@@ -156,7 +163,7 @@ function guardTimers() {
 
 // Run `work` so that an interrupt ends it; false if one did.
 function interruptible(work) {
-  Object.defineProperty(globalThis, '__begin', { value: work, configurable: true });
+  Object.defineProperty(root, '__begin', { value: work, configurable: true });
   try {
     vm.runInThisContext('{ const begin = __begin; delete globalThis.__begin; begin(); }',
       { breakOnSigint: true, displayErrors: false, filename: 'evalmachine' });
@@ -189,30 +196,33 @@ class Interrupted extends Error {}
 
 function evaluate(source) {
   const expression = `${source}\n//# sourceURL=cell-${++count}`;
-  return new Promise((resolve, reject) => {
-    interrupt = () => reject(new Interrupted());
-    const finished = (error, answer) => {
-      if (error) reject(new Error(error.message));
-      else if (answer.exceptionDetails) reject(new Thrown(answer.exceptionDetails));
-      else resolve(valueOf(answer.result));
-    };
-    const begin = () => {
-      const options = { expression, replMode: true, awaitPromise: true };
-      session.post('Runtime.evaluate', options, finished);
-    };
-    try {
-      // The watchdog that stops `while (true) {}` belongs to scripts, so the cell runs inside one.
-      // What follows a first `await` of something that is there already runs in it as well.
-      const isWhole = interruptible(() => {
-        say({ ev: 'running' }); // an interrupt that came too early comes again after this
-        begin();
-        process._tickCallback();
-      });
-      if (!isWhole) reject(new Interrupted());
-    } catch (error) {
-      reject(error);
-    }
-  });
+  let resolve, reject;
+  const ended = new Promise((...both) => { [resolve, reject] = both; });
+  // Node.js looks below, before anybody awaits it, for rejections that nobody handles.
+  ended.catch(() => {});
+  interrupt = () => reject(new Interrupted());
+  const finished = (error, answer) => {
+    if (error) reject(new Error(error.message));
+    else if (answer.exceptionDetails) reject(new Thrown(answer.exceptionDetails));
+    else resolve(valueOf(answer.result));
+  };
+  const begin = () => {
+    const options = { expression, replMode: true, awaitPromise: true };
+    session.post('Runtime.evaluate', options, finished);
+  };
+  try {
+    // The watchdog that stops `while (true) {}` belongs to scripts, so the cell runs inside one.
+    // What follows a first `await` of something that is there already runs in it as well.
+    const isWhole = interruptible(() => {
+      say({ ev: 'running' }); // an interrupt that came too early comes again after this
+      begin();
+      process._tickCallback();
+    });
+    if (!isWhole) reject(new Interrupted());
+  } catch (error) {
+    reject(error);
+  }
+  return ended;
 }
 
 class Thrown {
@@ -508,7 +518,7 @@ prepareEnding();
 // `-e` gives these back when the driver itself is done; what it did by then is not to be waited for.
 setImmediate(() => {
   for (const name of ['require', 'module', 'exports', '__filename', '__dirname']) {
-    delete globalThis[name];
+    delete root[name];
   }
   say({ ev: 'ready' });
   serve(lineOf(requests).split('\t'));

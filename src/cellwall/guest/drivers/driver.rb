@@ -65,7 +65,13 @@ module CellwallDriver
       raise
     rescue Exception => error
       raised = true
-      report(error)
+      begin
+        report(error)
+      rescue Exception => second # what an error says of itself is the cell's own code
+        told = RuntimeError.new("#{error.class}, which cannot be shown (#{second.class})")
+        told.set_backtrace(["cell-#{number}"])
+        report(told)
+      end
     end
     $stdout.flush
     say(ev: 'done', raised: raised)

@@ -71,7 +71,13 @@ local function decode(text)
       end)
     end,
     ["["] = function()
-      return sequence("]", function(made) made[#made + 1] = value() end)
+      return sequence("]", (function()
+        local count = 0
+        return function(made) -- a null leaves its place empty
+          count = count + 1
+          made[count] = value()
+        end
+      end)())
     end,
     t = function() place = place + 4 return true end,
     f = function() place = place + 5 return false end,

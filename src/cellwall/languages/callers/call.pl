@@ -13,9 +13,9 @@ our ( %arguments, $result );
     close $given;
     my $file = shift @ARGV;
     local $0 = $file;
-    my $done = do "./$file";
+    die "$file: $!" if !-e $file;
+    do "./$file";
     die $@ if $@;
-    die "$file: $!" if !defined $done && $!{ENOENT};
     my $value = defined &main ? main(%arguments) : $result;
     if ( defined $value ) {
         open my $out, '>:raw', $target or die "result: $!";

@@ -23,6 +23,7 @@ from cellwall.jail.cgroups import Groups
 from cellwall.jail.linux import landlock
 from cellwall.jail.posture import PostureMismatch
 from cellwall.model.errors import CellwallError, HostUnsupported, NotFound, SandboxBroken
+from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.model.template import BuiltTemplate
 from cellwall.runtimes.answers import ChannelLost
@@ -267,30 +268,33 @@ class DockerRuntime:
             digest = self._verified(pid, begun.container, spec)
             work_fd = self._open_work(pid)
             groups = self._groups(pid, begun.container)
-        except (OSError, PostureMismatch, HostUnsupported) as error:
+            held, own_bytes = self._held(spec.limits)
+            most = held.processes + container.OWN_PROCESSES
+            if most < container.START_PROCESSES:
+                await self.daemon.update(begun.container, {"PidsLimit": most})
+            note_limits(groups, held)
+            groups.begin()
+        except BaseException as error:
             for fd in (pidfd, work_fd):
                 if fd >= 0:
                     os.close(fd)
-            if isinstance(error, HostUnsupported):
+            if not isinstance(error, (OSError, PostureMismatch)):
                 raise
             raise SandboxBroken(
                 f"{self.name}: confine sandbox {spec.sandbox_id}: {error}",
                 remedy="is the daemon on this machine, and of a version that knows what we ask?",
             ) from error
-        held, own_bytes = spec.limits, 0
-        if self.oci_runtime is not None:
-            held = container.held_for_own_kernel(spec.limits)
-            own_bytes = container.OWN_KERNEL_MB << 20
-        most = held.processes + container.OWN_PROCESSES
-        if most < container.START_PROCESSES:
-            await self.daemon.update(begun.container, {"PidsLimit": most})
-        note_limits(groups, held)
-        groups.begin()
         isolation = Isolation(self.name, self.level, digest, self._hardness())
         made = Made(
             begun.container, pid, pidfd, work_fd, begun.channel, groups, isolation, own_bytes
         )
         return DockerSandbox(self, spec, made)
+
+    def _held(self, limits: Limits) -> tuple[Limits, int]:
+        """What the container's cgroups hold, and how many bytes of it are no program's."""
+        if self.oci_runtime is None:
+            return limits, 0
+        return container.held_for_own_kernel(limits), container.OWN_KERNEL_MB << 20
 
     def _verified(self, pid: int, made: str, spec: SandboxSpec) -> str:
         return posture.verify(pid, made, spec.limits, self._masked)
