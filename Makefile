@@ -12,7 +12,7 @@ TEMPLATES := python data
 unexport PYTHONDONTWRITEBYTECODE
 BOOTSTRAP := PYTHONDONTWRITEBYTECODE=$(PYTHONDONTWRITEBYTECODE) scripts/bootstrap
 
-.PHONY: run test check static deployment operations bench ledger soak clean environment dev templates
+.PHONY: run test check static deployment operations vm bench ledger soak clean environment dev templates
 
 run: environment templates
 	$(BIN)/cellwall demo
@@ -46,6 +46,10 @@ deployment: dev templates
 # Every command of docs/operations.md, as root on Debian: two minutes.
 operations: dev
 	$(BIN)/pytest -m slow tests/deploy/test_operations.py
+
+# cgroup v2 and systemd as users have them: a stock Debian in an emulator, as root, an hour.
+vm:
+	tests/vm/run
 
 # Half an hour, CI takes five minutes of it; half a minute before that goes to a server that leaks
 # on purpose and has to be found out.
