@@ -6,7 +6,9 @@ inode. The control of each look is the same look from there, where it has to tel
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import errno
 import mmap
 import os
 import time
@@ -16,7 +18,9 @@ from pathlib import Path
 import pytest
 from arena import Arena
 
+from cellwall import Engine, EngineSettings
 from cellwall.engine.templates import TemplateStore, state_dir
+from cellwall.jail import seccomp
 from cellwall.jail.plan import TEMPLATE_ROOT
 from conftest import Require
 
@@ -154,3 +158,49 @@ def test_pages_of_a_shared_file_are_not_dropped_from_inside(arena: Arena, shared
     os.pread(shared.fd, 1, 0)
     assert arena.run(_EVICT.format(path=shared.inside)).stdout.endswith("done\n")
     assert shared.is_cached()
+
+
+_WATCH = """
+import ctypes, os, select, struct
+libc, fds = ctypes.CDLL(None, use_errno=True), []
+for mask in {masks}:
+    fds.append(libc.inotify_init1(os.O_NONBLOCK))
+    number = libc.inotify_add_watch(fds[-1], {folder!r}.encode(), mask)
+    print(ctypes.get_errno() if number < 0 else "watched")
+"""
+_TOLD = """
+for fd in fds:
+    told = os.read(fd, 65536) if select.select([fd], [], [], 0)[0] else b""
+    print({name!r}.encode() in told)
+"""
+_READERS = (0x1, 0x10, 0x20, 0xFFF)  # IN_ACCESS, IN_CLOSE_NOWRITE, IN_OPEN, IN_ALL_EVENTS
+_WRITERS = (0xFCE,)  # all the others, which see what is changed
+_UNGUARDED = "allow inotify_add_watch if low32(arg2) & IN_READERS == 0"
+
+
+async def _watched(shared: Shared, masks: tuple[int, ...]) -> list[str]:
+    """What the calls say, and whether each watch tells that the host reads the file."""
+    engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
+    try:
+        async with await engine.create_sandbox() as sandbox:
+            folder, name = os.path.split(shared.inside)
+            said = (await sandbox.run(_WATCH.format(masks=masks, folder=folder))).stdout
+            shared.path.read_bytes()
+            return [*said.split(), *(await sandbox.run(_TOLD.format(name=name))).stdout.split()]
+    finally:
+        await engine.aclose()
+
+
+def test_opens_and_reads_of_a_shared_file_are_not_told(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """M09: live, of every program that the host and the neighbours start."""
+    denied = asyncio.run(_watched(shared, _READERS))
+    assert denied[: len(_READERS)] == [str(errno.EPERM)] * len(_READERS)
+    assert asyncio.run(_watched(shared, _WRITERS)) == ["watched", "False"]
+    policy = seccomp.load_policy()
+    assert _UNGUARDED in policy
+    free = policy.replace(_UNGUARDED, "allow inotify_add_watch")
+    monkeypatch.setattr(seccomp, "load_policy", lambda: free)
+    told = asyncio.run(_watched(shared, _READERS))
+    assert told == ["watched"] * len(_READERS) + ["True"] * len(_READERS), "the control"

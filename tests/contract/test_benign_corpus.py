@@ -282,6 +282,12 @@ const server = http.createServer((q, a) => a.end(q.url)).listen(0, "127.0.0.1", 
   });
 });
 """,
+    "watching": """
+const fs = require("fs");
+fs.mkdirSync("d");
+const watcher = fs.watch("d", (kind, name) => { console.log(kind, name); watcher.close(); });
+fs.writeFileSync("d/new", "");
+""",
     "exit code": "console.log('so far'); process.exit(45)",
 }
 _TOOLS = {"git": "git", "gcc": "gcc", "npm": "npm"}

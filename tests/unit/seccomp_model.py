@@ -159,6 +159,8 @@ def _around(line: Line) -> list[tuple[int, ...]]:
             edges = {value, value + 1, value - 1, value ^ 2**31, value ^ 1 << 16, value ^ 0xE000}
             free = ~test.mask & 0xFFFFFFFF
             edges |= {value | free, value | (free & -free)}
+            if free:  # a mask of flags: each of them alone decides
+                edges |= {value ^ 1 << bit for bit in range(32) if test.mask >> bit & 1}
             wide = {(edge % 2**32) << test.shift | rest for edge in edges}
             if not test.shift:
                 wide |= {edge % 2**64 for edge in edges}

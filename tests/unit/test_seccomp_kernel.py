@@ -101,6 +101,9 @@ def _filtered(nr: int, *args: int) -> int:
         ("clone3", (0, 0), errno.ENOSYS),
         ("io_uring_setup", (1, 0), errno.ENOSYS),
         ("arch_prctl", (0x5001, 0), errno.EINVAL),
+        ("madvise", (0, 0, 12), errno.EINVAL),  # MADV_MERGEABLE: nothing to do, else
+        ("inotify_add_watch", (0xFFFFFFFF, 0, 0x22), errno.EPERM),  # IN_OPEN | IN_MODIFY
+        ("inotify_add_watch", (0xFFFFFFFF, 0, 0x02), errno.EBADF),
         ("read", (0xFFFFFFFF, 0, 1), errno.EBADF),
         ("openat", (0xFFFFFF9C, 0, 0), errno.EFAULT),
     ],

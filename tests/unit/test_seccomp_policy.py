@@ -41,6 +41,7 @@ OUR_OWN = {
     "IOPRIO_CLASS",
     "IOPRIO_BE",
     "IOPRIO_IDLE",
+    "IN_READERS",
 }
 
 
@@ -143,6 +144,7 @@ def test_policy_masks_are_the_complements_python_knows() -> None:
     named = seccomp_model.constants(POLICY)
     flags = socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
     assert named["NOT_SOCK_FLAGS"] == 0xFFFFFFFF & ~flags
+    assert named["IN_READERS"] == sum(1 << bit for bit in (0, 4, 5))  # inotify(7)
     assert named["CLONE_NEW"] == sum(1 << bit for bit in (17, 25, 26, 27, 28, 29, 30))
 
 
