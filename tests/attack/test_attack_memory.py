@@ -5,6 +5,7 @@ The control of each case is the same program under a limit that it fits into.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 from arena import Arena, compiled, unconfined
 
-from cellwall import Execution, Verdict
+from cellwall import Engine, EngineSettings, Execution, Verdict
+from cellwall.jail import cgroups, hierarchies
 from conftest import Require
 
 pytestmark = pytest.mark.attack
@@ -181,6 +183,58 @@ def test_unread_socket_buffers_count_or_are_refused(arena: Arena, case: str) -> 
         ended = arena.beside(_SOCKETS, limits={"memory_mb": 64}, timeout=10)
     assert "REACHED" not in ended.stdout, ended
     assert ended.verdict in {Verdict.MEMORY, Verdict.OK}
+
+
+_UNREAD = """
+import socket
+def tcp():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far = server.accept()[0]
+    try:
+        while near.send(bytes(16384), socket.MSG_DONTWAIT): pass
+    except BlockingIOError: pass
+    return near, far
+def udp():
+    far = socket.socket(type=socket.SOCK_DGRAM)
+    far.bind(("127.0.0.1", 0))
+    for _ in range(12): near.sendto(bytes(16384), far.getsockname())
+    return near, far
+def unread(far):
+    size = 0
+    try:
+        while block := far.recv(1 << 16, socket.MSG_DONTWAIT): size += len(block)
+    except BlockingIOError: pass
+    return size
+near = socket.socket(type=socket.SOCK_DGRAM)
+pairs = [{kind}() for _ in range({count})]
+print(sum(unread(far) for _, far in pairs) >> 20)
+"""
+
+
+async def _unread_mib(code: str) -> int:
+    engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
+    try:
+        limits = {"memory_mb": 64, "open_files": 2048}
+        ended = await engine.run(code, limits=limits, timeout=20)
+        assert ended.ok, ended
+        return int(ended.stdout)
+    finally:
+        await engine.aclose()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("kind", "count"), [("tcp", 40), ("udp", 1200)])
+def test_unread_bytes_of_connections_end_at_the_limit(
+    monkeypatch: pytest.MonkeyPatch, kind: str, count: int
+) -> None:
+    """I07: where cgroups are v1, the memory limit does not count them."""
+    code = _UNREAD.format(kind=kind, count=count)
+    assert asyncio.run(_unread_mib(code)) < 32
+    memory = hierarchies.discover().having("memory")
+    if memory is not None and memory.version == 1:
+        monkeypatch.setattr(cgroups, "BUFFERS", "/no such file")
+        assert asyncio.run(_unread_mib(code)) > 96, "the control"
 
 
 _LOCK = """

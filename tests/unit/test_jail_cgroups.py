@@ -274,6 +274,15 @@ def test_v1_memory_and_swap_keep_their_order(tmp_path: Path, before: int, after:
     assert [name for name in order if "limit" in name] == expected
 
 
+def test_v1_buffers_of_connections_have_a_quarter_beside_the_memory(tmp_path: Path) -> None:
+    for name in ("memory.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes"):
+        (tmp_path / name).write_text("")
+    hierarchy = hierarchies.Hierarchy(1, frozenset({"memory"}), tmp_path.parent)
+    cgroups.Groups(((hierarchy, str(tmp_path)),)).apply(Limits(memory_mb=64))
+    assert _text(tmp_path / "memory.limit_in_bytes") == str(64 << 20)
+    assert _text(tmp_path / "memory.kmem.tcp.limit_in_bytes") == str(16 << 20)
+
+
 def test_the_posture_expects_engine_and_sandbox_names(tmp_path: Path) -> None:
     path = tmp_path / "cellwall.label" / "sandbox"
     hierarchy = hierarchies.Hierarchy(2, frozenset(), tmp_path)

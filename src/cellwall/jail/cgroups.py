@@ -19,6 +19,10 @@ from cellwall.model.limits import Limits
 PERIOD_US = 100_000
 OWN_PROCESSES = 1
 """Init counts as a process of the sandbox; the limit is on the rest."""
+BUFFERS = "/memory.kmem.tcp.limit_in_bytes"
+"""Of v1 alone: what TCP and UDP hold unread. v2 counts it with the rest, v1 beside it."""
+_BUFFERS_PART = 4
+"""A quarter of the memory limit, on top of it: room for full windows of some dozen connections."""
 _QUIET_PEAK = 16
 """A sandbox that had more processes at once leaves a peak too high to be of use again."""
 
@@ -133,6 +137,9 @@ class Groups:
             files = [both, *files] if raising else [*files, both]
         for file in files:
             self._set(file, str(size))
+        buffers = path + BUFFERS
+        if os.path.exists(buffers):
+            self._set(buffers, str(size // _BUFFERS_PART))
 
     def join(self, pid: int) -> None:
         """Move a process into every directory; it starts no child before we are done.
