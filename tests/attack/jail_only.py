@@ -62,6 +62,8 @@ TESTS: Mapping[str, str] = {
     "test_flood_of_splices_stays_in_its_sandbox": "needs a kernel shared with the neighbour, and "
     "the filter is Docker's too",
     "test_flood_of_tiny_writes_is_taken": _ENGINE,
+    "test_forks_refused_to_one_are_no_verdict_of_the_next": "directories that serve again are the "
+    "jail's alone",
     "test_fresh_interpreter_ignores_what_the_caller_names": _GUEST,
     "test_fresh_interpreters_share_neither_hash_seed_nor_layout": _FORKED,
     "test_hostile_archive_is_refused_and_writes_nothing_beside_its_tree": _GUEST,

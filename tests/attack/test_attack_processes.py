@@ -71,6 +71,15 @@ def test_process_bomb_explodes_under_a_raised_limit(arena: Arena, bomb: str, lan
     assert (reached.verdict, "REACHED" in reached.stdout) == (Verdict.OK, True), reached
 
 
+def test_forks_refused_to_one_are_no_verdict_of_the_next(arena: Arena) -> None:
+    """Some directories of cgroups serve again, and what they have counted cannot be set back."""
+    few = {"processes": 6}
+    bombs = [arena.run(_FORKS, limits=few) for _ in range(9)]  # more than are kept
+    assert {each.verdict for each in bombs} == {Verdict.PROCESSES}
+    ends = [arena.run("raise SystemExit(1)", limits=few) for _ in range(6)]
+    assert [(each.verdict, each.outcome.notes) for each in ends] == [(Verdict.NONZERO_EXIT, ())] * 6
+
+
 @pytest.mark.parametrize("case", ["G06"])
 def test_shell_fork_bomb_is_ended_and_the_process_limit_named(arena: Arena, case: str) -> None:
     # A shell tries again when it may not fork: so the wall clock may be what ends it.

@@ -90,10 +90,12 @@ class Groups:
     def reusable(self) -> frozenset[str]:
         """Directories that may serve another sandbox: v1, no memory, empty, few processes.
 
+        None that refused a fork: that count is never set back, and would be the next one's verdict.
         All of them or none: a process leaves them one after the other, and a try to remove them
         that comes in between removes some.
         """
-        is_loud = (self.processes_peak() or 0) > _QUIET_PEAK
+        peak = self.processes_peak()
+        is_loud = (peak or 0) > _QUIET_PEAK or self.processes_refused(peak) > 0
         if self.is_incomplete or is_loud or not self.holds("pids"):
             return frozenset()
         paths = frozenset(path for hierarchy, path in self.paths if is_reusable(hierarchy))
