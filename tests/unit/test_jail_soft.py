@@ -29,6 +29,22 @@ for _ in range(3):
         sys.stdin.buffer.read()
         os._exit(0)
 """
+_STRIDES = """
+import mmap
+kept = mmap.mmap(-1, 16 << 30, flags=mmap.MAP_PRIVATE | 0x4000)  # MAP_NORESERVE
+for at in range(0, 16 << 30, 2 << 20):
+    kept[at]
+"""
+_MANY = """
+import os, signal
+gate, leash = os.pipe()
+for _ in range(900):
+    if os.fork() == 0:
+        os.close(leash)
+        os.write(1, b".")
+        os.read(gate, 1)
+        os._exit(0)
+"""
 _BURN = """
 import os, time
 pid = os.fork()
@@ -119,6 +135,33 @@ def test_memory_is_counted_once_however_many_share_it(
         sums = soft.Meter(pid).read()
     assert sums.processes == processes
     assert _HOLD * MIB <= sums.memory_bytes <= (_HOLD + 8 * processes) * MIB + bare
+
+
+def test_page_tables_count() -> None:
+    """8192 of them, in each a page that the kernel has once for all: the one of zeros."""
+    with _tree(_STRIDES, 1) as pid:
+        sums = soft.Meter(pid).read()
+    assert 32 * MIB <= sums.memory_bytes <= 64 * MIB
+
+
+def test_who_may_not_be_looked_into_counts_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that can be run and not read makes such processes; root may look into them all."""
+    real = posture.read_text
+
+    def closed(path: str) -> str:
+        if path.endswith("/smaps_rollup"):
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(posture, "read_text", closed)
+    for source in (_ANONYMOUS, _SHARED):
+        with _tree(source + _CHILDREN, 4) as pid:
+            assert soft.Meter(pid).read().memory_bytes >= _HOLD * MIB
+
+
+def test_more_children_than_a_page_names_count() -> None:
+    with _tree(_MANY, 901) as pid:
+        assert soft.Meter(pid).read().processes == 901
 
 
 def test_the_work_area_counts_but_not_twice() -> None:

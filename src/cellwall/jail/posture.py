@@ -319,8 +319,11 @@ _MOUNT = re.compile(r"^\d+ \d+ \S+ \S+ (\S+) (\S+)", re.MULTILINE)
 
 
 def children(pid: int, thread: int = 0) -> list[int]:
-    """Processes that a process's first thread has made, or another, from `children` of proc(5)."""
-    text = read_text(f"/proc/{pid}/task/{thread or pid}/children")
+    """Processes that a process's first thread has made, or another, from `children` of proc(5).
+
+    SECURITY: to its end. One read gives a page at most, and what is beyond it would not count.
+    """
+    text = _read_whole(f"/proc/{pid}/task/{thread or pid}/children")
     return [int(word) for word in text.split()]
 
 

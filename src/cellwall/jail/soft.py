@@ -74,7 +74,8 @@ class Meter:
         """SECURITY: who ignores SIGCHLD waits for no child, and the kernel forgets what it used.
 
         So what was last seen of those that are gone counts as well, if it is more than what was
-        waited for: that knows children that came and went between two looks.
+        waited for: that knows children that came and went between two looks. One that nobody
+        waited for and that no look saw is not counted: nothing in /proc tells of it any more.
         """
         own_s = {(each.pid, each.began): each.own_s for each in processes}
         self._gone_s += sum(spent for key, spent in self._own_s.items() if key not in own_s)
@@ -93,8 +94,8 @@ class Meter:
         for each in processes:
             try:
                 own = _memory(each)
-            except (FileNotFoundError, ProcessLookupError, PermissionError, ValueError):
-                continue  # it ended while we looked, or is nobody's to look into
+            except (FileNotFoundError, ProcessLookupError, ValueError):
+                continue  # it ended while we looked
             anonymous += own[0]
             shared += own[1]
         # As it was before it was measured: what is touched meanwhile is seen by the next look.
@@ -155,11 +156,24 @@ def _proportional_bytes(pid: int, thread: int) -> tuple[int, int]:
     Not the private pages alone: what a parent filled before it forked is private to nobody, and
     a program could hide as much as it likes that way. The share of the fork-server's image is
     small, because everybody maps it. proc_pid_smaps(5), Linux 5.3.
+
+    Page tables are memory as well, 4 KiB for each page of a program that strides.
+
+    SECURITY: a program that may be run and not read makes its process one that only root may look
+    into. It counts with all that it maps, undivided: the kernel tells everybody that much.
     """
-    anonymous = shared = 0
-    for line in posture.read_text(f"/proc/{pid}/task/{thread}/smaps_rollup").splitlines():
-        if line.startswith(("Pss_Anon:", "SwapPss:")):
-            anonymous += int(line.split()[1]) * 1024
-        elif line.startswith("Pss_Shmem:"):
-            shared += int(line.split()[1]) * 1024
-    return anonymous, shared
+    base = f"/proc/{pid}/task/{thread}"
+    status = posture.read_text(base + "/status")
+    tables = _sum_bytes(status, ("VmPTE:",))
+    try:
+        text = posture.read_text(base + "/smaps_rollup")
+    except PermissionError:
+        own = _sum_bytes(status, ("RssAnon:", "VmSwap:"))
+        return tables + own, _sum_bytes(status, ("RssShmem:",))
+    own = _sum_bytes(text, ("Pss_Anon:", "SwapPss:"))
+    return tables + own, _sum_bytes(text, ("Pss_Shmem:",))
+
+
+def _sum_bytes(text: str, names: tuple[str, ...]) -> int:
+    """Add up these lines of a file in which they are in kB."""
+    return sum(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith(names))
