@@ -171,6 +171,7 @@ def lookalikes(bystander: subprocess.Popen[bytes]) -> Iterator[list[Path]]:
         f"cellwall.{boot}-{namespace}-1-1-{nonce}.service",
         f"cellwall.{boot}-{namespace}-{pid}-{started}-{nonce}",
         f"cellwall.{boot}-{int(namespace) + 1}-1-1-{nonce}",
+        f"cellwall.00000000-{int(namespace) + 1}-1-1-{nonce}",
         f"CELLWALL.{boot}-{namespace}-1-1-{nonce}",
     ]
     paths = [base / name for name in names]
@@ -190,7 +191,7 @@ def test_what_nearly_bears_our_name_is_never_touched(
 ) -> None:
     for path in lookalikes:
         _join(str(path / "1"), bystander.pid)
-        _, kept = leftovers.sweep(hierarchies.discover(), owner.is_dead)
+        _, kept = leftovers.sweep(hierarchies.discover(), owner.is_dead_since_boot)
         assert str(path) not in kept
         assert bystander.poll() is None, path
         assert (path / "1").is_dir(), path
@@ -204,7 +205,7 @@ def test_what_bears_a_dead_engines_name_is_swept_with_what_is_in_it(
     path = hierarchies.discover().hierarchies[0].base / f"cellwall.{boot}-{namespace}-1-1-{nonce}"
     (path / "1").mkdir(parents=True)
     _join(str(path / "1"), bystander.pid)
-    leftovers.sweep(hierarchies.discover(), owner.is_dead)
+    leftovers.sweep(hierarchies.discover(), owner.is_dead_since_boot)
     assert bystander.wait(10) == -signal.SIGKILL
     assert not path.exists()
 

@@ -1,7 +1,8 @@
 """Owner labels: every object of ours on the host says which engine made it.
 
-A label names a process beyond doubt: boot, pid namespace, pid and start time. `is_dead` is the
-only judge of "this is a leftover"; what it cannot judge is not ours to touch.
+A label names a process beyond doubt: boot, pid namespace, pid and start time. `is_dead` and
+`is_dead_since_boot` are the only judges of "this is a leftover"; what they cannot judge is not ours
+to touch.
 """
 
 from __future__ import annotations
@@ -40,13 +41,21 @@ def new_label() -> str:
 
 
 def is_dead(label: str) -> bool:
-    """Report whether the labelled engine is certainly gone."""
+    """Report whether the labelled engine is certainly gone: of what survives a reboot."""
     match = _LABEL.match(label)
-    if match is None:
-        return False
-    boot, namespace, pid, started, _ = match.groups()
-    if boot != _boot():
-        return True
-    if int(namespace) != _pid_namespace():
-        return False
-    return start_time(int(pid)) != int(started)
+    return match is not None and (match[1] != _boot() or _is_gone(match))
+
+
+def is_dead_since_boot(label: str) -> bool:
+    """The same of what no reboot leaves, control groups say.
+
+    SECURITY: its owner's boot is ours, whatever the label says: a container may be given a boot
+    id of its own (systemd-nspawn does), and what runs there is not dead for that.
+    """
+    match = _LABEL.match(label)
+    return match is not None and _is_gone(match)
+
+
+def _is_gone(match: re.Match[str]) -> bool:
+    _, namespace, pid, started, _ = match.groups()
+    return int(namespace) == _pid_namespace() and start_time(int(pid)) != int(started)

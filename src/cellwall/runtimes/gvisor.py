@@ -358,7 +358,8 @@ class GvisorRuntime:
 
     async def sweep(self) -> SweepReport:
         """Remove cgroups, what still runs in them, and sockets of engines that are gone."""
-        removed, kept = await asyncio.to_thread(leftovers.sweep, self.layout, owner.is_dead)
+        judge = owner.is_dead_since_boot
+        removed, kept = await asyncio.to_thread(leftovers.sweep, self.layout, judge)
         sockets = await asyncio.to_thread(gvisor_witness.sweep, self._sinks)
         counts = {"cgroups": removed, "sockets": sockets}
         return SweepReport({name: n for name, n in counts.items() if n}, tuple(kept))

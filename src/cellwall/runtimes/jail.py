@@ -381,7 +381,8 @@ class JailRuntime:
 
     async def sweep(self) -> SweepReport:
         """Remove cgroups, and what still runs in them, of engines that are gone."""
-        removed, kept = await asyncio.to_thread(leftovers.sweep, self.layout, owner.is_dead)
+        judge = owner.is_dead_since_boot
+        removed, kept = await asyncio.to_thread(leftovers.sweep, self.layout, judge)
         return SweepReport({"cgroups": removed}, tuple(kept))
 
     async def aclose(self) -> None:
