@@ -33,6 +33,11 @@ def member(message: Mapping[str, Any], name: str, kind: type[T]) -> T:
     return value
 
 
+def error_number(message: Mapping[str, Any]) -> int | None:
+    """The errno in a message, if it has one; SandboxBroken if that is no number."""
+    return None if message.get("errno") is None else member(message, "errno", int)
+
+
 async def wait_readable(fd: int, timeout_s: float) -> None:
     """Return once `fd` can be read; TimeoutError after `timeout_s` seconds."""
     loop = asyncio.get_running_loop()

@@ -17,7 +17,7 @@ import socket
 from dataclasses import dataclass, field
 
 from cellwall.jail import posture
-from cellwall.jail.replies import wait_readable
+from cellwall.jail.replies import error_number, wait_readable
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.model.shortage import shortage
 
@@ -115,7 +115,14 @@ async def hear(child: Spawned, word: bytes) -> None:
         raise SandboxBroken("sandbox set-up: the child ended without a word")
     try:
         data = json.loads(child.channel.recv(65_536))
-        step, problem, errno = data["step"], data["error"], data.get("errno")
-    except (BlockingIOError, ValueError, TypeError, KeyError, RecursionError) as error:
+        step, problem, errno = data["step"], data["error"], error_number(data)
+    except (
+        BlockingIOError,
+        ValueError,
+        TypeError,
+        KeyError,
+        RecursionError,
+        SandboxBroken,
+    ) as error:
         raise SandboxBroken("sandbox set-up: the child's report was cut short") from error
     raise HostUnsupported("jail", f"sandbox set-up, {step}: {problem}", remedy=REMEDY, errno=errno)

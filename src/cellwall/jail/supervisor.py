@@ -19,7 +19,7 @@ from typing import Any
 
 from cellwall.jail import environment, fds, orders, owner, plan, posture
 from cellwall.jail.launch import Settings, launch
-from cellwall.jail.replies import member, receive
+from cellwall.jail.replies import error_number, member, receive
 from cellwall.jail.spawned import REMEDY, Spawned, checked
 from cellwall.jail.worker import Worker
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken, UsageError
@@ -194,7 +194,7 @@ class ForkServer:
     @staticmethod
     def _failed(message: Mapping[str, Any]) -> CellwallError:
         step, problem = member(message, "step", str), member(message, "error", str)
-        number = message.get("errno")
+        number = error_number(message)
         if number in _OTHERS_ENDED:
             return SandboxBroken(f"{step}: {problem}: a process of the fork-server was killed")
         return shortage(number, step, problem) or HostUnsupported(
@@ -280,6 +280,7 @@ class ForkServer:
         entrances = worker.berth.entrances if worker.berth else ()
         try:
             message, received = await self._ask(worker.control, order, entrances, theirs)
+            number = None if received else error_number(message)
         except BaseException as error:
             ours.close()
             self.lose(f"{type(error).__name__}: {error}")
@@ -288,7 +289,6 @@ class ForkServer:
             raise
         if not received:
             ours.close()
-            number = message.get("errno")
             if number in _OTHERS_ENDED:
                 raise SandboxBroken(f"clone a sandbox: it was killed ({message.get('error')})")
             raise shortage(number, "clone a sandbox", message.get("error")) or HostUnsupported(
