@@ -16,7 +16,7 @@ from cellwall.languages.registry import LANGUAGES
 from cellwall.languages.tools import is_installed
 from cellwall.model.errors import UsageError
 from cellwall.model.execution import Event, Execution
-from cellwall.model.outcome import Verdict
+from cellwall.model.outcome import LOST, Verdict
 from conftest import Require
 
 pytestmark = [pytest.mark.timeout(180)]
@@ -218,6 +218,48 @@ def test_folder_that_is_not_there_is_a_note(run: Run) -> None:
     execution = run("pass", "python", artifacts="nowhere/")
     assert execution.ok
     assert any("artifacts nowhere" in note for note in execution.outcome.notes)
+
+
+@pytest.mark.parametrize("folder", ["a/out", "./a/out", "a//out/", "a/./out", "."])
+def test_artifacts_come_however_their_folder_is_written(run: Run, folder: str) -> None:
+    code = "import os; os.makedirs('a/out'); open('a/out/x', 'w').write('1')"
+    execution = run(code, "python", artifacts=folder)
+    assert (dict(execution.files), execution.outcome.notes) == ({"a/out/x": b"1"}, ())
+
+
+@pytest.mark.parametrize("folder", ["home", "user", "home/user"])
+def test_artifacts_come_from_a_folder_called_as_one_above(run: Run, folder: str) -> None:
+    code = f"import os; os.makedirs('{folder}'); open('{folder}/x', 'w').write('1')"
+    assert dict(run(code, "python", artifacts=folder).files) == {f"{folder}/x": b"1"}
+
+
+_DEEP = "/".join(["d"] * 40)
+
+
+@pytest.mark.parametrize(
+    ("code", "note"),
+    [
+        ("", None),
+        (f"os.makedirs('out/{_DEEP}')", None),
+        (f"os.makedirs('out/{_DEEP}/{_DEEP}'); open('out/{_DEEP}/{_DEEP}/y', 'w')", "out/d/d"),
+        ("open('out/y', 'w'); os.chmod('out/y', 0)", "out/y: "),
+        ("os.mkdir('out/y'); open('out/y/z', 'w'); os.chmod('out/y', 0)", "out/y: "),
+        ("os.mkdir('out/y'); open('out/y/z', 'w'); os.chmod('out/y', 0o600)", "out/y: "),
+        ("open(b'out/\\xff', 'w')", "out/\ufffd: "),
+        ("os.mkdir('out/z'); [os.mknod(f'out/z/{i}') for i in range(1500)]", "out: "),
+        ("open('out/z', 'w').truncate(40 << 20); open('out/y', 'w').truncate(40 << 20)", "out/z: "),
+    ],
+    ids=["none", "deep", "deeper", "closed", "folder", "unsearched", "name", "many", "large"],
+)
+def test_artifact_that_does_not_come_is_said_and_others_come(
+    run: Run, code: str, note: str | None
+) -> None:
+    code = f"import os; os.mkdir('out'); open('out/a', 'w').write('1')\n{code}"
+    execution = run(code, "python", artifacts="out", limits={"file_mb": 64})
+    assert execution.ok, execution.stderr
+    assert execution.files["out/a"] == b"1"
+    lost = [each for each in execution.outcome.notes if each.startswith(LOST)]
+    assert [LOST + note in each for each in lost] == [True] if note else not lost
 
 
 @pytest.mark.parametrize("folder", ["/etc", "../x", "a/../..", ""])

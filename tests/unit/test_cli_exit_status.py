@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cellwall.apps.cli.exit_status import exit_status, explanation
-from cellwall.model.outcome import Isolation, IsolationLevel, Outcome, Verdict
+from cellwall.model.outcome import LOST, Isolation, IsolationLevel, Outcome, Verdict
 
 ISOLATION = Isolation("jail", IsolationLevel.NAMESPACE, "")
 
@@ -21,6 +21,9 @@ def ended(
     [
         (ended("ok", 0), 0),
         (ended("ok"), 0),
+        (ended("ok", 0, notes=("a note",)), 0),
+        (ended("ok", 0, notes=(f"{LOST}out/a: why",)), 125),
+        (ended("nonzero_exit", 3, notes=(f"{LOST}out/a: why",)), 3),
         (ended("nonzero_exit", 3), 3),
         (ended("nonzero_exit", 137), 137),
         (ended("nonzero_exit", 124), 124),
@@ -51,6 +54,11 @@ def test_every_verdict_has_a_status_of_one_byte() -> None:
 @pytest.mark.parametrize("verdict", ["ok", "exception", "nonzero_exit", "signalled"])
 def test_an_end_of_its_own_needs_no_word_of_ours(verdict: str) -> None:
     assert explanation(ended(verdict, 0)) is None
+
+
+def test_files_that_did_not_come_are_named() -> None:
+    line = explanation(ended("ok", 0, notes=(f"{LOST}out/a: why", "another", f"{LOST}out/b: why")))
+    assert line == f"{LOST}out/a: why; {LOST}out/b: why"
 
 
 def test_a_limit_is_explained_in_one_line() -> None:

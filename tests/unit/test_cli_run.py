@@ -210,6 +210,19 @@ def test_artifacts_overwrite_nothing_and_refuse_before_the_run(run: Run, tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
 
 
+@pytest.mark.parametrize(("ends", "status"), [("", 125), ("raise SystemExit(3)", 3)])
+def test_artifacts_that_do_not_all_come_are_said_and_fail(
+    run: Run, tmp_path: Path, ends: str, status: int
+) -> None:
+    place = tmp_path / "place"
+    code = f"{LEAVES}; open('out/no', 'w'); os.chmod('out/no', 0)\n{ends}"
+    done = run("--artifacts", "./out", "--into", str(place), "-c", code)
+    assert (done.stdout, done.returncode) == ("1\n", status)
+    assert f"artifacts: 1 in {place}" in done.stderr
+    assert "not brought back: out/no: " in done.stderr
+    assert (place / "in" / "a.txt").exists()
+
+
 def test_folder_that_was_not_made_is_said_and_makes_none(run: Run, tmp_path: Path) -> None:
     place = tmp_path / "place"
     done = run("--artifacts", "out", "--into", str(place), "-c", "print(1)")

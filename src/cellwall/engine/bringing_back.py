@@ -8,12 +8,14 @@ guest longer than `_MOST_S`, and what cannot be had becomes a sentence, never an
 from __future__ import annotations
 
 import asyncio
+import posixpath
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.files import read_file
 from cellwall.engine.requests import check_inner_path
 from cellwall.model.errors import UsageError
 from cellwall.model.files import FileEntry
+from cellwall.model.outcome import LOST
 from cellwall.runtimes.answers import ChannelLost, GuestRefused
 from cellwall.runtimes.frames import FrameError, strict_json
 
@@ -23,8 +25,11 @@ if TYPE_CHECKING:
     from cellwall.engine.live import Live
 
 _MOST_S = 30.0
-_MOST_FILES = 1000
-_MOST_DEPTH = 16
+_MOST_ENTRIES = 1000
+_MOST_DEPTH = 64
+_LONG_PATH_BYTES = 4096 - 256
+"""Below a folder of such a path, a name may be too long for any system call."""
+_MOST_NOTES = 8
 _RESULT_CAP_BYTES = 4 * 1024 * 1024
 
 
@@ -43,44 +48,90 @@ async def files(
             notes.append(f"collect {path}: {error}")
     if folder is not None:
         try:
-            found |= await tree(live, folder, room)
-        except (GuestRefused, ChannelLost, FrameError, TimeoutError) as error:
-            notes.append(f"artifacts {folder}: {error}")
+            there, lost = await tree(live, folder, room)
+            found |= there
+            notes += _told(lost)
+        except GuestRefused as refusal:  # a folder that was not made had nothing to lose
+            what = "artifacts " if refusal.reason == "not_found" else LOST
+            notes.append(f"{what}{folder}: {refusal}")
+        except FrameError as error:
+            notes.append(f"{LOST}{folder}: {error}")
     return found, tuple(notes)
 
 
-async def tree(live: Live, folder: str, room: int) -> dict[str, bytes]:
-    """Return every regular file below `folder`, by its path from the working directory.
+def _told(lost: list[str]) -> list[str]:
+    told = [f"{LOST}{each}" for each in lost[:_MOST_NOTES]]
+    more = len(lost) - len(told)
+    return [*told, f"{LOST}{more} more"] if more else told
 
-    Raises `GuestRefused` above `room` bytes or a thousand files, `FrameError` on a bad answer.
+
+async def tree(live: Live, folder: str, room: int) -> tuple[dict[str, bytes], list[str]]:
+    """Return the regular files below `folder`, at most `room` bytes, and what is not among them.
+
+    A file's name is its path from the working directory; what was not had is a sentence for each.
+    Raises `GuestRefused` if `folder` itself cannot be listed, `FrameError` on a bad answer.
     """
-    async with asyncio.timeout(_MOST_S):
-        reply = await live.channel.request(
-            "file_list", path=folder, depth=_MOST_DEPTH, limit=_MOST_FILES
-        )
-        if reply.header.get("truncated"):
-            raise GuestRefused("too_large", f"{folder}: it holds more than {_MOST_FILES} files")
-        found: dict[str, bytes] = {}
-        for path in _regular(strict_json(reply.body), folder):
-            found[path] = await read_file(live, path, room)
-            room -= len(found[path])
-        return found
+    found: dict[str, bytes] = {}
+    lost: list[str] = []
+    try:
+        async with asyncio.timeout(_MOST_S):
+            for path, size in (await _listed(live, folder, lost)).items():
+                try:
+                    if size > room:
+                        raise GuestRefused("too_large", f"it has more than {room} bytes")
+                    found[path] = await read_file(live, path, room)
+                    room -= len(found[path])
+                except GuestRefused as refusal:
+                    lost.append(f"{path}: {refusal}")
+    except (ChannelLost, TimeoutError) as error:
+        lost.append(f"the rest of {folder}: {str(error) or f'not within {_MOST_S:.0f} s'}")
+    return found, lost
 
 
-def _regular(entries: object, folder: str) -> list[str]:
-    """Return the paths of regular files in an answer of the guest's, each below `folder`."""
-    if not isinstance(entries, list):
+async def _listed(live: Live, folder: str, lost: list[str]) -> dict[str, int]:
+    """Return path and claimed size of regular files below `folder`; `lost` learns of the others."""
+    # Where the working directory is depends on the runtime; what is listed has its whole path.
+    reply = await live.channel.request("file_stat", path=folder)
+    top = _entries([strict_json(reply.body)])[0].path.rstrip("/")
+    reply = await live.channel.request(
+        "file_list", path=folder, depth=_MOST_DEPTH, limit=_MOST_ENTRIES
+    )
+    entries = _entries(strict_json(reply.body))
+    if reply.header.get("truncated"):
+        lost.append(f"{folder}: it holds more than the {len(entries)} entries listed")
+    sizes: dict[str, int] = {}
+    entered = {posixpath.dirname(entry.path) for entry in entries}
+    for entry in entries:
+        inner = entry.path.removeprefix(f"{top}/")
+        path = _checked(inner if folder == "." else f"{folder}/{inner}")
+        if entry.type == "file":
+            sizes[path] = entry.size
+        elif entry.type == "directory" and _may_hide(entry, inner, entry.path in entered):
+            lost.append(f"{path}: what is below it")
+    return sizes
+
+
+def _may_hide(entry: FileEntry, inner: str, is_entered: bool) -> bool:
+    """Report whether a folder may hold what a listing passes over without a word."""
+    is_deepest = inner.count("/") == _MOST_DEPTH - 1
+    is_closed = not is_entered and entry.mode & 0o500 != 0o500
+    return is_deepest or is_closed or len(entry.path.encode()) > _LONG_PATH_BYTES
+
+
+def _entries(values: object) -> list[FileEntry]:
+    if not isinstance(values, list):
         raise FrameError("file_list: not a list")
-    paths = []
-    for value in entries:
-        try:
-            entry = FileEntry.parse(value)
-            _, _, inner = entry.path.partition(f"/{folder}/")
-            if entry.type == "file":
-                paths.append(check_inner_path(f"{folder}/{inner}", "file_list"))
-        except (ValueError, UsageError) as error:
-            raise FrameError(f"file_list: {error}") from None
-    return paths
+    try:
+        return [FileEntry.parse(value) for value in values]
+    except ValueError as error:
+        raise FrameError(f"file_list: {error}") from None
+
+
+def _checked(path: str) -> str:
+    try:
+        return check_inner_path(path, "file_list")
+    except UsageError as error:
+        raise FrameError(f"file_list: {error}") from None
 
 
 async def result(live: Live, path: str, *, may_be_text: bool) -> tuple[Any, str]:

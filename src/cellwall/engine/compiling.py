@@ -23,7 +23,7 @@ from cellwall.languages.language import BUILD
 from cellwall.languages.tools import Installed, detect
 from cellwall.model.execution import Compilation, Execution
 from cellwall.model.outcome import Outcome, Verdict
-from cellwall.runtimes.answers import ChannelLost, GuestRefused
+from cellwall.runtimes.answers import GuestRefused
 from cellwall.runtimes.frames import FrameError
 
 if TYPE_CHECKING:
@@ -109,9 +109,11 @@ class Compiler:
         product = Product((), recorder.stdout.text, recorder.stderr.text)
         if outcome.verdict is Verdict.OK:
             try:
-                files = await bringing_back.tree(live, BUILD, _PRODUCT_CAP_BYTES)
-            except (GuestRefused, ChannelLost, FrameError, TimeoutError) as error:
-                note = f"what was compiled could not be read: {error}"
+                files, lost = await bringing_back.tree(live, BUILD, _PRODUCT_CAP_BYTES)
+            except (GuestRefused, FrameError) as error:
+                files, lost = {}, [str(error)]
+            if lost:
+                note = f"what was compiled could not be read: {lost[0]}"
                 outcome = replace(outcome, verdict=Verdict.COMPILE_ERROR, notes=(note,))
                 files = {}
             inner = tuple((path.removeprefix(f"{BUILD}/"), data) for path, data in files.items())

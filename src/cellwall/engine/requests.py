@@ -7,6 +7,7 @@ sandbox is claimed for it, and every message names the argument and a remedy.
 from __future__ import annotations
 
 import json
+import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -320,7 +321,7 @@ def check_inner_path(path: str, what: str) -> str:
 
 def _folder(path: str) -> str:
     folder = path.rstrip("/") if isinstance(path, str) else path
-    return check_inner_path(folder, "artifacts")
+    return posixpath.normpath(check_inner_path(folder, "artifacts"))
 
 
 def check_path(path: str) -> str:

@@ -104,6 +104,10 @@ class Truncated:
         return bool(self.stdout or self.stderr or self.display)
 
 
+LOST = "not brought back: "
+"""Begins a note on a file that was asked for, and was there, and is not among the answer's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Verdict plus the evidence for it."""

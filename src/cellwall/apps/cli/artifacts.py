@@ -7,6 +7,7 @@ which opens nothing outside of the new folder and overwrites nothing.
 from __future__ import annotations
 
 import io
+import posixpath
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,7 +46,8 @@ def save(place: Path, folder: str, files: Mapping[str, bytes]) -> int:
     """
     if not files:
         return 0
-    inner = {name.removeprefix(f"{folder.rstrip('/')}/"): data for name, data in files.items()}
+    top = f"{posixpath.normpath(folder)}/"
+    inner = {name.removeprefix(top): data for name, data in files.items()}
     try:
         arrival = Arrival(place, sum(map(len, files.values())))
         try:

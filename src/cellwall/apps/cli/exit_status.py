@@ -10,13 +10,15 @@ stand for ends that were not its own.
     137   memory             the status of a kernel's OOM kill
     128+n ended by signal n
     1     any other limit: CPU time, processes, disk, output, system call
+
+125 is also the end of a program that did well, if files it was to leave did not all come back.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cellwall.model.outcome import Verdict
+from cellwall.model.outcome import LOST, Verdict
 
 if TYPE_CHECKING:
     from cellwall.model.outcome import Outcome
@@ -37,6 +39,11 @@ _FIXED = {
 
 def exit_status(outcome: Outcome) -> int:
     """Return the status our process ends with."""
+    status = _of_end(outcome)
+    return OUR_FAILURE if not status and lost(outcome) else status
+
+
+def _of_end(outcome: Outcome) -> int:
     fixed = _FIXED.get(outcome.verdict)
     if fixed is not None:
         return fixed
@@ -50,8 +57,13 @@ def exit_status(outcome: Outcome) -> int:
 
 
 def explanation(outcome: Outcome) -> str | None:
-    """Return one line on an end that was not the program's own, else None."""
+    """Return one line on an end that was not the program's own, or lost files, else None."""
     if outcome.verdict in _OWN_END:
-        return None
+        return " ".join("; ".join(lost(outcome)).split()) or None
     notes = " ".join("; ".join(outcome.notes).split())
     return f"{outcome.verdict.value}: {notes}" if notes else outcome.verdict.value
+
+
+def lost(outcome: Outcome) -> list[str]:
+    """Return the notes on files that were there and did not come back."""
+    return [note for note in outcome.notes if note.startswith(LOST)]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cellwall.apps.cli.artifacts import place_of, save
-from cellwall.apps.cli.exit_status import exit_status, explanation
+from cellwall.apps.cli.exit_status import exit_status, explanation, lost
 from cellwall.apps.cli.templates import built
 from cellwall.apps.cli.terminal import Streams, complain
 from cellwall.model.errors import CellwallError, UsageError
@@ -265,5 +265,6 @@ async def _execute(request: Request, on_event: Callable[[Event], None] | None = 
         )
     if request.place is not None:
         count = save(request.place, request.options["artifacts"], execution.files)
-        complain(f"artifacts: {count} in {request.place}" if count else "artifacts: there are none")
+        none = "none came back" if lost(execution.outcome) else "there are none"
+        complain(f"artifacts: {f'{count} in {request.place}' if count else none}")
     return execution
