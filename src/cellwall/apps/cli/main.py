@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -24,6 +25,7 @@ from cellwall.apps.cli import (
     keys,
     languages,
     mcp,
+    own_streams,
     run,
     runtimes,
     sandbox,
@@ -88,19 +90,29 @@ def options(
 
 def main() -> None:
     """Run the command line and leave with its status."""
+    own_streams.take_over()
     try:
-        app()
+        _run()
+    finally:
+        own_streams.leave()
+
+
+def _run() -> None:
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except CellwallError as error:
         complain(str(error))
         sys.exit(OUR_FAILURE)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        # Our reader went away; Python would complain again while it flushes at exit.
-        sys.stderr.close()
-        sys.exit(128 + 13)
+        sys.exit(128 + 13)  # our reader went away
     except Exception as error:  # noqa: BLE001 - a bug must not look like a program's own status
-        traceback.print_exc()
+        with suppress(OSError):
+            traceback.print_exc()
         complain(
             f"a bug of cellwall, not of the program ({type(error).__name__}); "
             "please report it with the lines above"

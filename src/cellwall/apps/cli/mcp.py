@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from cellwall.apps.cli.own_streams import check_usable
 from cellwall.model.errors import HostUnsupported
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 
@@ -36,6 +37,8 @@ def mcp(
     from cellwall.model.for_model import check_budget
 
     check_budget(budget)
+    check_usable(0)
+    check_usable(1)
     from cellwall.apps.engines import make_engine
     from cellwall.apps.mcp.stdio import run
 

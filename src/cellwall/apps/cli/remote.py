@@ -93,9 +93,9 @@ def numbers(given: list[str] | None, option: str) -> dict[str, Any]:
     for name, value in pairs(given, option).items():
         try:
             taken[name] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise UsageError(
-                f"{option} {name}: {value!r} is not a number", remedy=f"say {option} {name}=1"
+                f"{option} {name}: {value[:200]!r} is not a number", remedy=f"say {option} {name}=1"
             ) from None
     return taken
 

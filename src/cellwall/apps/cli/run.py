@@ -162,20 +162,26 @@ def _request(words: list[str], code: str | None, language: str | None) -> Reques
         raise UsageError("run: there is no program", remedy="give a FILE, `-` or -c CODE")
     name, *args = words
     if name == "-":
-        return Request(sys.stdin.read(), language or "python", args)
+        return Request(_text("standard input", sys.stdin.buffer.read()), language or "python", args)
     path = Path(name)
     try:
-        text = path.read_text(encoding="utf-8")
+        data = path.read_bytes()
     except OSError as error:
         raise UsageError(
             f"run: read {name}: {error.strerror}", remedy="give a readable file, `-` or -c CODE"
         ) from error
+    return Request(_text(name, data), language or _language_of(path), args)
+
+
+def _text(name: str, data: bytes) -> str:
+    try:
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(
             f"run: read {name}: not UTF-8 text at byte {error.start}",
             remedy="save the program as UTF-8",
-        ) from error
-    return Request(text, language or _language_of(path), args)
+        ) from None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _language_of(path: Path) -> str:
@@ -216,9 +222,9 @@ def _pairs(given: list[str] | None, option: str) -> dict[str, Any]:
             raise UsageError(f"run: {option} {item!r} has no name", remedy=f"{option} NAME=VALUE")
         try:
             pairs[name] = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(
-                f"run: {option} {name}: {text!r} is not JSON",
+                f"run: {option} {name}: {text[:200]!r} is not JSON",
                 remedy=f"quote strings, as in {option} '{name}=\"text\"'",
             ) from error
     return pairs
@@ -237,13 +243,13 @@ async def _streaming(request: Request) -> Execution:
     assert task is not None  # noqa: S101 - inside a coroutine there is one
     streams = Streams(on_broken=lambda: loop.call_soon_threadsafe(task.cancel))
     try:
-        return await _execute(request, on_event=streams.feed)
+        try:
+            return await _execute(request, on_event=streams.feed)
+        finally:
+            await asyncio.to_thread(streams.close)
     except asyncio.CancelledError:
-        if streams.is_broken:  # nobody reads any more, as in `| head`
-            raise BrokenPipeError from None
+        streams.check()  # nobody reads any more, as in `| head`
         raise
-    finally:
-        await asyncio.to_thread(streams.close)
 
 
 def _run_json(request: Request) -> int:

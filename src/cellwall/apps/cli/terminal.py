@@ -8,10 +8,14 @@ it is, because there the next program decides.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from queue import SimpleQueue
 from threading import Event as Signal
 from threading import Thread
 from typing import TYPE_CHECKING, TextIO
+
+from cellwall.apps.cli.own_streams import failure
+from cellwall.model.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,13 +72,18 @@ class Streams:
     """
 
     def __init__(self, on_broken: Callable[[], object] = lambda: None) -> None:
-        """`on_broken` is called once, from the thread, when nobody reads any more."""
+        """`on_broken` is called once, from the thread, when there is no writing any more."""
         self._outputs = {"stdout": Output(sys.stdout), "stderr": Output(sys.stderr)}
         self._queue: SimpleQueue[tuple[str, str] | Signal | None] = SimpleQueue()
         self._on_broken = on_broken
+        self._failure: UsageError | BrokenPipeError | None = None
         self._thread = Thread(target=self._write, name="cellwall-output", daemon=True)
         self._thread.start()
-        self.is_broken = False
+
+    def check(self) -> None:
+        """Raise what ended the writing: `BrokenPipeError`, or `UsageError` as for a full disk."""
+        if self._failure is not None:
+            raise self._failure
 
     def feed(self, event: Event) -> None:
         """Write the text of a `stdout` or `stderr` event; others are not ours."""
@@ -101,17 +110,24 @@ class Streams:
             if isinstance(item, Signal):
                 item.set()
                 continue
-            if self.is_broken:
+            if self._failure is not None:
                 continue
             kind, text = item
             try:
                 self._outputs[kind].write(text)
-            except OSError:  # EPIPE, or a full disk behind a redirection
-                self.is_broken = True
+            except OSError as error:
+                self._failure = failure(1 if kind == "stdout" else 2, error)
+            except UsageError as error:
+                self._failure = error
+            if self._failure is not None:
                 self._on_broken()
 
 
 def complain(text: str) -> None:
-    """Write one line of ours to stderr; it may quote a sandbox, so it is made visible."""
-    sys.stderr.write(visible(f"cellwall: {text}\n"))
-    sys.stderr.flush()
+    """Write one line of ours to stderr; it may quote a sandbox, so it is made visible.
+
+    Where stderr cannot be written there is nobody to tell, and the status has to do.
+    """
+    with suppress(OSError):
+        sys.stderr.write(visible(f"cellwall: {text}\n"))
+        sys.stderr.flush()
