@@ -159,6 +159,32 @@ def test_after_a_dead_sandbox_a_new_one_begins_and_is_said(tmp_path: Path) -> No
     assert done.returncode == 1
 
 
+def test_input_that_cannot_be_sent_ends_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ARGV, input=b"x = 5\nprint('\xe9')\nprint('a\0b')\nprint(x)\n", capture_output=True,
+        check=False, cwd=tmp_path, env=ENVIRON, timeout=50,
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == (b"5\n", 1)
+    assert [line.split(b":")[1] for line in done.stderr.splitlines()] == [b" code", b" code"]
+
+
+def test_image_that_cannot_be_saved_ends_nothing(tmp_path: Path) -> None:
+    shown = (
+        "from IPython.display import display\ndisplay({{'image/png': '{}'}}, raw=True)\nprint(1)\n"
+    )
+    done = piped(shown.format("a"), tmp_path)
+    assert (done.stdout, done.returncode) == ("1\n", 0)
+    assert done.stderr == "cellwall: image not saved: it is not base64\n"
+    (tmp_path / "gone").mkdir()
+    command = f"cd gone && rmdir ../gone && exec {shlex.join(ARGV)}"
+    done = subprocess.run(
+        ["bash", "-c", command], input=shown.format("aGk="), capture_output=True, check=False,
+        encoding="utf-8", cwd=tmp_path, env=ENVIRON, timeout=50,
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == ("1\n", 0)
+    assert "image not saved as cellwall-1.png: No such file or directory" in done.stderr
+
+
 def test_an_image_becomes_a_file_whose_name_is_said(tmp_path: Path) -> None:
     source = (
         "class Picture:\n"

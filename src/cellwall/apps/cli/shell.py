@@ -197,7 +197,12 @@ class _Shell:
             self._has_failed = True
             self._start_again(error.message)
             return
+        except UsageError as error:  # such as NUL; the session has not seen it
+            self._has_failed = True
+            complain(str(error))
+            return
         self._streams.drain()
+        self._streams.check()
         self._has_failed = self._has_failed or not execution.ok
         reason = explanation(execution.outcome)
         if reason is not None:
@@ -219,21 +224,27 @@ class _Shell:
         if event.data is None:
             return
         if "image/png" in event.data:
-            self._save_image(str(event.data["image/png"]))
+            self._streams.say("stderr", f"cellwall: {self._saved(str(event.data['image/png']))}\n")
         elif "text/plain" in event.data:
             self._streams.say("stdout", f"{event.data['text/plain']}\n")
 
-    def _save_image(self, encoded: str) -> None:
+    def _saved(self, encoded: str) -> str:
+        """Save an image, which a program made, and return what is to be said about it."""
+        try:
+            image = base64.b64decode(encoded)
+        except ValueError:
+            return "image not saved: it is not base64"
         while True:
             self._images += 1
             path = Path(f"cellwall-{self._images}.png")
             try:
                 with path.open("xb") as out:
-                    out.write(base64.b64decode(encoded))
+                    out.write(image)
             except FileExistsError:
                 continue
-            self._streams.say("stderr", f"cellwall: image saved as {path}\n")
-            return
+            except OSError as error:
+                return f"image not saved as {path}: {error.strerror}"
+            return f"image saved as {path}"
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
