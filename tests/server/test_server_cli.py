@@ -107,6 +107,33 @@ def test_interrupted_exec_ends_its_command(server: Server, sandbox: str) -> None
     assert server.client().get(path, params={"wait": 20}).json()["status"] == "ended"
 
 
+@pytest.mark.parametrize("options", [(), ("-i",)])
+def test_exec_ends_with_its_reader_and_ends_its_command(
+    server: Server, sandbox: str, options: tuple[str, ...]
+) -> None:
+    """Also where SIGINT is ignored, as behind `&` in a script."""
+    script = "echo up; read -t 1 < <(sleep 9); echo; exec sleep 100"
+    words = ["sandbox", "exec", *options, sandbox, "--", "bash", "-c", script]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = subprocess.Popen(
+            [*ARGV, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, env=environ(server),
+        )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"up\n"
+        process.stdout.close()
+        assert process.wait(20) == 141
+        assert process.stderr.read() == b""
+    commands = server.client().get(f"/sandboxes/{sandbox}/commands").json()["commands"]
+    path = f"/sandboxes/{sandbox}/commands/{commands[0]['id']}"
+    assert server.client().get(path, params={"wait": 20}).json()["status"] == "ended"
+
+
 def test_files_and_directories_are_copied_both_ways(run: Run, sandbox: str, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     (tree / "sub").mkdir(parents=True)

@@ -7,13 +7,18 @@ its status becomes ours; what ends us ends it.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import signal
+from _thread import interrupt_main
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cellwall.apps.cli.exit_status import exit_status, explanation
+from cellwall.apps.cli.own_streams import check_usable, failure
 from cellwall.apps.cli.remote import Key, Url, Which, connected, found, pairs
 from cellwall.apps.cli.terminal import Streams, complain
 from cellwall.model.errors import CellwallError
@@ -75,10 +80,10 @@ def execute(  # noqa: PLR0913, PLR0917 - one parameter per option
 def _run(
     sandbox: RemoteSandbox, argv: list[str], options: dict[str, Any], *, feeds: bool
 ) -> CommandResult:
-    streams = Streams()
-    try:
+    with _streams() as streams:
         if not feeds:
             return sandbox.commands.run(argv, on_event=streams.feed, **options)
+        check_usable(0)
         command: SyncCommand = sandbox.commands.start(argv, on_event=streams.feed, **options)
         Thread(target=_feed, args=(command,), daemon=True).start()
         try:
@@ -87,15 +92,34 @@ def _run(
             with suppress(CellwallError):
                 command.kill()
             raise
+
+
+@contextmanager
+def _streams() -> Iterator[Streams]:
+    """Give our stdout and stderr; the block ends when nobody reads them any more.
+
+    The signal is what the kernel sends for that. Our main thread waits for the server, and only a
+    signal's handler can end that; SIGINT would not do, as `nohup` and `&` have it ignored.
+    """
+    streams = Streams(on_broken=partial(interrupt_main, signal.SIGPIPE))
+    # One for a connection of ours finds no failure, and is ignored as before.
+    before = signal.signal(signal.SIGPIPE, lambda *_: streams.check())
+    try:
+        try:
+            yield streams
+        finally:
+            streams.close()
     finally:
-        streams.close()
-        if streams.is_broken:  # nobody reads any more, as in `| head`
-            raise BrokenPipeError
+        signal.signal(signal.SIGPIPE, before)
+        streams.check()
 
 
 def _feed(command: SyncCommand) -> None:
     """Carry our standard input over; on a thread, because reading it cannot be interrupted."""
     with suppress(CellwallError):  # the command has ended, or the connection has
-        while data := os.read(0, _STEP_BYTES):
-            command.send_stdin(data)
+        try:
+            while data := os.read(0, _STEP_BYTES):
+                command.send_stdin(data)
+        except OSError as error:
+            complain(str(failure(0, error)))
         command.close_stdin()
