@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import time
 from typing import TYPE_CHECKING, Any
@@ -9,6 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from mcp_doors import HttpDoor, at, new_sandbox, play, text_of
 from servers import ADMIN, ALICE, BOB, Server, configuration, error_of, running, start
+
+from cellwall.apps.mcp import session
+from cellwall.apps.mcp.catalog import Catalog
+from cellwall.apps.mcp.library import OnServer
+from cellwall.apps.mcp.session import Session
+from cellwall.client import aconnect
+from cellwall.engine.templates import state_dir
+from cellwall.model.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,6 +146,27 @@ def test_sandboxes_are_the_tenants_and_die_with_the_session(server: Server) -> N
     until = time.monotonic() + 30
     while server.client(ALICE).get(f"/sandboxes/{made[0]}").json()["status"] != "stopped":
         assert time.monotonic() < until
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["alive", "ended"])
+def test_only_sandboxes_that_live_count(
+    server: Server, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    monkeypatch.setattr(session, "MOST_SANDBOXES", 1)
+
+    async def main() -> None:
+        mine = Session(OnServer(await aconnect(server.address, ALICE)), Catalog(state_dir()))
+        first = await mine.create({"template": "python"})
+        if not is_there:  # it ends without a word to the session
+            server.client(ALICE).delete(f"/sandboxes/{first.id}").raise_for_status()
+        try:
+            with pytest.raises(UsageError) if is_there else contextlib.nullcontext():
+                await mine.create({"template": "python"})
+            assert len(mine.running) == 1
+        finally:
+            await mine.close()
+
+    asyncio.run(main())
 
 
 def test_quotas_and_audit_hold_for_tools() -> None:

@@ -5,10 +5,11 @@ Not a third library: a protocol that both have, but for the names of two calls.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from cellwall.engine.requests import check_path
-from cellwall.model.errors import FileError
+from cellwall.model.errors import FileError, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +33,9 @@ class Library(Protocol):
 
     async def create_sandbox(self, options: Mapping[str, Any]) -> AnySandbox:
         """Return a live sandbox."""
+
+    async def refresh(self, sandbox: AnySandbox) -> None:
+        """Learn whether a sandbox, one that `create_sandbox` returned, still lives."""
 
     async def content(self, sandbox: AnySandbox, path: str, most_bytes: int) -> bytes:
         """Return a file's bytes; `FileError` if there are more, whatever its size was said to be.
@@ -59,6 +63,9 @@ class Embedded:
     async def create_sandbox(self, options: Mapping[str, Any]) -> AnySandbox:
         """Return a live sandbox."""
         return await self._engine.create_sandbox(**options)
+
+    async def refresh(self, sandbox: AnySandbox) -> None:
+        """There is nothing to ask: it is one of this process."""
 
     async def content(self, sandbox: AnySandbox, path: str, most_bytes: int) -> bytes:
         """Return a file's bytes."""
@@ -93,6 +100,11 @@ class OnServer:
     async def create_sandbox(self, options: Mapping[str, Any]) -> AnySandbox:
         """Return a live sandbox."""
         return await self._client.create_sandbox(**options)
+
+    async def refresh(self, sandbox: AnySandbox) -> None:
+        """Ask the server."""
+        with contextlib.suppress(NotFound):
+            await cast("ServersSandbox", sandbox).refresh()
 
     async def content(self, sandbox: AnySandbox, path: str, most_bytes: int) -> bytes:
         """Return a file's bytes."""

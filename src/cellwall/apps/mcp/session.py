@@ -110,8 +110,11 @@ class Session:
 
     async def create(self, options: Mapping[str, Any]) -> AnySandbox:
         """Make a sandbox that is this client's."""
-        live = sum(each.status == "running" for each in self._sandboxes.values())
-        if live + self._making >= MOST_SANDBOXES:
+        for each in self.running:
+            if not self._is_full:
+                break
+            await self.library.refresh(each)  # over HTTP nobody has said that it ended by itself
+        if self._is_full:
             raise UsageError(
                 f"create_sandbox: this session has {MOST_SANDBOXES} sandboxes already",
                 remedy="end some with destroy_sandbox, or use one again",
@@ -127,6 +130,10 @@ class Session:
         self._forget_ended()
         self._sandboxes[sandbox.id] = sandbox
         return sandbox
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.running) + self._making >= MOST_SANDBOXES
 
     def _forget_ended(self) -> None:
         ended = [key for key, each in self._sandboxes.items() if each.status != "running"]
