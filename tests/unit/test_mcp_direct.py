@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from mcp_types import PARSE_ERROR
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_MODERN_VERSION
 
 from cellwall.apps.mcp import dialogue, direct, stdio
@@ -97,13 +98,14 @@ class _Pipes:
         self._read, self.sink = os.pipe()
         self._answers = os.fdopen(self._read, "rb")
 
-    async def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        os.write(self._write, json.dumps(message).encode() + b"\n")
+    async def ask(self, message: dict[str, Any] | bytes) -> dict[str, Any]:
+        await asyncio.to_thread(self.say, message)
         answer: dict[str, Any] = json.loads(await asyncio.to_thread(self._answers.readline))
         return answer
 
-    def say(self, message: dict[str, Any]) -> None:
-        os.write(self._write, json.dumps(message).encode() + b"\n")
+    def say(self, message: dict[str, Any] | bytes) -> None:
+        line = message if isinstance(message, bytes) else json.dumps(message).encode()
+        os.write(self._write, line + b"\n")
 
     def hang_up(self) -> None:
         os.close(self._write)
@@ -191,6 +193,29 @@ def test_before_the_handshake_nothing_is_taken(taken: list[bool], tmp_path: Path
 
     _spoken_with(client, tmp_path)
     assert taken == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("line", "request_id"),
+    [
+        (rb'{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"\ud83d"}}', 5),
+        (rb'{"jsonrpc":"2.0","id":"a","method":"ping","params":{"_meta":{"x":"\ud83d"}}}', "a"),
+        (rb'{"jsonrpc":"2.0","id":"\ud83d","method":"ping"}', None),
+        (b'{"jsonrpc":"2.0","id":5,"meth', None),
+        (b"[" * 100_000, None),
+    ],
+)
+def test_line_that_is_no_message_is_answered_and_the_next_one_served(
+    line: bytes, request_id: int | str | None, tmp_path: Path
+) -> None:
+    async def client(pipes: _Pipes) -> None:
+        refused = await pipes.ask(line)
+        assert (refused["id"], refused["error"]["code"]) == (request_id, PARSE_ERROR)
+        pipes.say(b"")
+        params = {"name": "nothing", "_meta": META}
+        assert (await pipes.ask({**CALL, "id": 6, "params": params}))["id"] == 6
+
+    _spoken_with(client, tmp_path)
 
 
 # -- the end of the process ------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from anyio import wrap_file
 from mcp.server.stdio import stdio_server
 
 from cellwall.apps.mcp.calls import Calls
-from cellwall.apps.mcp.direct import decoded
+from cellwall.apps.mcp.direct import decoded, parse_error
 from cellwall.apps.mcp.lines import STEP_BYTES, Lines, Sink
 from cellwall.apps.mcp.protocol import make_server
 
@@ -73,10 +73,17 @@ async def _messages(source: int, sink: int, calls: Calls) -> AsyncIterator[tuple
 
 
 def _take(calls: Calls, sink: Sink, line: bytes) -> bool:
-    """Serve a message if it is a plain call, or gives one up; False if the SDK is to see it."""
+    """Serve a message if it is a plain call, or gives one up; False if the SDK is to see it.
+
+    What is no message is answered here, too: the SDK would say nothing.
+    """
+    message = decoded(line)
+    wrong = parse_error(line) if message is None else None
+    if wrong is not None:
+        sink.send(wrong)
+        return True
     if b"tools/call" not in line and b"notifications/cancelled" not in line:
         return False
-    message = decoded(line)
     if calls.give_up(message):
         return True
     call = calls.begin(message)

@@ -8,11 +8,12 @@ is, but for the order of keys, what the SDK would have answered.
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mcp_types import INTERNAL_ERROR, SERVER_INFO_META_KEY, methods
+from mcp_types import INTERNAL_ERROR, PARSE_ERROR, SERVER_INFO_META_KEY, methods
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic_core import from_json, to_json
 
@@ -107,7 +108,34 @@ def _answer(
     return to_json({"jsonrpc": "2.0", "id": request_id, "result": shaped})
 
 
-def refusal(request_id: int | str, code: int, message: str) -> bytes:
+def parse_error(line: bytes) -> bytes | None:
+    """Return the message that answers a line that is not JSON; None if it is, or if it is empty.
+
+    As the SDK does, it takes bytes that are no UTF-8 for signs. The request's id is in the answer
+    if a more lenient parser finds one: on a pipe, nothing else tells a client what was refused.
+    """
+    text = line.decode(errors="replace")
+    try:
+        if text.strip():
+            from_json(text)
+    except ValueError as error:
+        return refusal(_id_in(text), PARSE_ERROR, f"Parse error: {error}")
+    return None
+
+
+def _id_in(text: str) -> int | str | None:
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(message, dict) or "method" not in message:
+        return None
+    request_id = message.get("id")
+    is_one = type(request_id) is int or (isinstance(request_id, str) and request_id.isprintable())
+    return request_id if is_one else None
+
+
+def refusal(request_id: int | str | None, code: int, message: str) -> bytes:
     """Return the message that says that a call has no result."""
     error = {"code": code, "message": message}
     return to_json({"jsonrpc": "2.0", "id": request_id, "error": error})
