@@ -395,6 +395,22 @@ def test_files_go_in_and_out_as_text_and_as_resources(visitor: Visitor) -> None:
     visitor.play(scenario)
 
 
+def test_lines_of_a_file_are_those_of_other_tools(visitor: Visitor) -> None:
+    async def scenario(client: Client) -> None:
+        file = {"sandbox_id": await new_sandbox(client, template="python"), "path": "lines"}
+        content = "one\ftwo\x85\nthree\u2028\r\nfour\vfive\n"
+        await client.call_tool("write_file", {**file, "content": content})
+        for number, begins in enumerate(("one", "three", "four"), 1):
+            window = {**file, "first_line": number, "lines": 1}
+            facts = facts_of(await client.call_tool("read_file", window))
+            assert facts["text"].startswith(begins)
+            assert facts["lines"] == 3
+        beyond = await client.call_tool("read_file", {**file, "first_line": 4})
+        assert "it has 3 lines" in text_of(beyond)
+
+    visitor.play(scenario)
+
+
 async def _resources(client: Client) -> list[Any]:
     return (await client.list_resources()).resources
 

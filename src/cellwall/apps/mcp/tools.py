@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import io
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -182,7 +183,8 @@ async def read_file(
 def _text(
     session: Session, asked: arguments.ReadFile, text: str, facts: Mapping[str, Any]
 ) -> CallToolResult:
-    lines = text.splitlines(keepends=True)
+    # Not `splitlines`: it ends lines where no other tool does, such as at a form feed.
+    lines = list(io.StringIO(text, newline="\n"))
     first = asked.first_line - 1
     wanted = lines[first : None if asked.lines is None else first + asked.lines]
     if lines and not wanted:
