@@ -48,6 +48,30 @@ def test_start_matrix(settings: dict[str, object], has_keys: bool, fault: str | 
             check_exposure(made, has_own_keys=has_keys)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--tls-cert", "nowhere.pem"), "certificate nowhere.pem and key None: No such file"),
+        (("--tls-cert", "empty"), "TLS with certificate empty"),
+        (("--log-level", "nope"), "log: there is no level 'nope'; say debug"),
+        (("--port", "99999"), "settings: port = 99999 is no TCP port; give one"),
+        (("--unix", "x" * 200), "AF_UNIX path too long; name a short path"),
+        (("--unix", "empty/x"), "serve: bind empty/x: Not a directory"),
+        (("--state-dir", "empty/x"), "empty/x/server/lock: Not a directory; give --state-dir"),
+    ],
+)
+def test_start_that_cannot_be_says_why(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    (tmp_path / "empty").touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "cellwall.apps.cli.main", "serve", "--port", "0", *words],
+        env={**os.environ, "CELLWALL_API_KEY": OWN, "CELLWALL_STATE_DIR": str(tmp_path / "state")},
+        capture_output=True, text=True, check=False, timeout=30, cwd=tmp_path,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (125, "")
+    assert said in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
 def test_open_bind_without_keys_does_not_start(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "cellwall.apps.cli.main", "serve", "--host", "0.0.0.0"],

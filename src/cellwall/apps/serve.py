@@ -13,6 +13,7 @@ import gc
 import os
 import resource
 import socket
+import ssl
 import stat
 import sys
 import time
@@ -77,6 +78,20 @@ def check_exposure(settings: ServerSettings, *, has_own_keys: bool) -> None:
         )
 
 
+def check_tls(settings: ServerSettings) -> None:
+    """Refuse a certificate or key that cannot be used, before anything is opened."""
+    if settings.tls_cert is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key)
+    except OSError as error:  # ssl.SSLError is one
+        raise UsageError(
+            f"serve: TLS with certificate {settings.tls_cert} and key {settings.tls_key}: "
+            f"{error.strerror or error}",
+            remedy="give --tls-cert and --tls-key PEM files that belong together",
+        ) from None
+
+
 _KEEP_ALIVE = {
     socket.TCP_KEEPIDLE: 10,
     socket.TCP_KEEPINTVL: 5,
@@ -110,7 +125,7 @@ def bound(settings: ServerSettings) -> socket.socket:
 
 def _bound_unix(path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # `bind` says so
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise UsageError(f"serve: {path} is not a socket", remedy="name another path")
         if _is_answered(path):
@@ -121,7 +136,8 @@ def _bound_unix(path: str) -> socket.socket:
         sock.bind(path)
     except OSError as error:
         raise UsageError(
-            f"serve: bind {path}: {error.strerror}", remedy="name a path you may write"
+            f"serve: bind {path}: {error.strerror or error}",  # the library's own has no strerror
+            remedy="name a short path that you may write",
         ) from None
     finally:
         os.umask(before)
@@ -276,6 +292,7 @@ async def serve(loaded: Loaded, keys: KeyRing, said: Said, directory: Path | Non
     _raise_descriptor_limit()
     settings = loaded.server
     check_metrics_exposure(settings)
+    check_tls(settings)
     folder = directory or state_dir()
     with locked(folder):
         async with opened(loaded, keys, folder, said.log) as state, listening(state):

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from cellwall.model.errors import Conflict
+from cellwall.model.errors import Conflict, UsageError
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -24,8 +24,14 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 def locked(state_dir: Path) -> Iterator[None]:
     """Hold `state_dir` for this process; `Conflict` says which server has it."""
     path = state_dir / "server" / "lock"
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise UsageError(
+            f"serve: lock {path}: {error.strerror}",
+            remedy="give --state-dir a directory you may write",
+        ) from None
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -19,6 +19,7 @@ from typing import Any
 
 import structlog
 
+from cellwall.model.errors import UsageError
 from cellwall.server.log_sink import Sink
 from cellwall.server.redaction import Redactor
 from cellwall.server.times import rfc3339
@@ -162,6 +163,10 @@ def set_up(level: str = "info", form: str = "auto") -> Log:
     is_console = form == "console" or (form == "auto" and sys.stderr.isatty())
     render = as_words if is_console else as_json
     levels = logging.getLevelNamesMapping()
+    if level.upper() not in levels:
+        raise UsageError(
+            f"log: there is no level {level[:40]!r}", remedy="say debug, info, warning or error"
+        )
     wanted = frozenset(name.lower() for name in levels if levels[name] >= levels[level.upper()])
     sink = Sink(
         sys.stderr.fileno(),

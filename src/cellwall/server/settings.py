@@ -16,6 +16,7 @@ from cellwall.model.limits import Limits
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
+_LAST_PORT = 65_535
 _WORDS = {"log_format": ("auto", "json", "console"), "audit": ("required", "flag")}
 """Settings that are one of a few words."""
 
@@ -194,6 +195,12 @@ class ServerSettings:
                 raise UsageError(
                     f"settings: {name} = {getattr(self, name)!r} is not known",
                     remedy=f"one of: {', '.join(words)}",
+                )
+        for name in ("port", "metrics_port"):
+            if (getattr(self, name) or 0) > _LAST_PORT:
+                raise UsageError(
+                    f"settings: {name} = {getattr(self, name)} is no TCP port",
+                    remedy=f"give one from 1 to {_LAST_PORT}, or 0 for any",
                 )
         token = self.metrics_token_sha256
         if token is not None and (len(token) != 64 or set(token) - set("0123456789abcdef")):
