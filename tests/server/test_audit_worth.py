@@ -111,6 +111,14 @@ def test_an_end_made_anew_is_found_by_the_anchor(kept: Kept, tmp_path: Path) -> 
     assert "not the record that was anchored" in done.stdout
 
 
+def test_export_into_no_directory_is_refused(kept: Kept, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "none", tmp_path / "file", tmp_path / "file" / "none"):
+        done = kept.cellwall("export", "--rotate", str(place))
+        assert (done.returncode, "there is no such directory; make" in done.stderr) == (125, True)
+        assert "Traceback" not in done.stderr
+
+
 def test_exports_rotate_link_and_verify_without_a_store(kept: Kept, tmp_path: Path) -> None:
     """API-41."""
     archive = tmp_path / "archive"

@@ -157,6 +157,13 @@ def test_files_and_directories_are_copied_both_ways(run: Run, sandbox: str, tmp_
     assert (none.returncode, b"No such file" in none.stderr) == (125, True)
 
 
+def test_file_that_does_not_say_its_size_is_not_copied(run: Run, sandbox: str) -> None:
+    done = run("sandbox", "cp", "/proc/cpuinfo", f"{sandbox}:")
+    assert done.returncode == 125
+    assert b"/proc/cpuinfo does not say its size" in done.stderr
+    assert run("sandbox", "cp", "/dev/null/x", f"{sandbox}:").returncode == 125
+
+
 def test_logs_follow_until_the_end(server: Server, sandbox: str) -> None:
     with subprocess.Popen(
         [*ARGV, "sandbox", "logs", "--follow", "--json", sandbox],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 from collections.abc import AsyncIterable, AsyncIterator
 from pathlib import Path
@@ -41,7 +42,23 @@ async def check_file(path: Path, step: str) -> int:
     """Return the size of a regular file of the caller's; `UsageError` if it is none."""
     if not await asyncio.to_thread(path.is_file):
         raise UsageError(f"{step}: {path} is not a file", remedy="name a file of this machine")
-    return (await asyncio.to_thread(path.stat)).st_size
+    try:
+        return await asyncio.to_thread(_size_of, path, step)
+    except OSError as error:
+        raise UsageError(
+            f"{step}: read {path}: {error.strerror}", remedy="name a file you may read"
+        ) from None
+
+
+def _size_of(path: Path, step: str) -> int:
+    with path.open("rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if not size and stream.read(1):
+            raise UsageError(
+                f"{step}: {path} does not say its size, as files below /proc do",
+                remedy="copy it to a disk, and take the copy",
+            )
+    return size
 
 
 async def check_directory(path: Path, step: str) -> None:

@@ -100,6 +100,10 @@ def export(
         count = asyncio.run(_export(store, after, to))
         name = "standard output" if to is None else str(to)
     else:
+        if not rotate.is_dir():
+            raise UsageError(
+                f"audit: --rotate {rotate}: there is no such directory", remedy="make it first"
+            )
         count, name = asyncio.run(_rotate(store, rotate, _last_in(rotate)))
     typer.echo(f"{count} records: {name}", err=True)
 
