@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 _DISPLAY_CAP_BYTES = 16 * 1024 * 1024
 """Display data kept per execution; the guest's own bound is lower."""
+_BUNDLE_BYTES = 256
+_FORM_BYTES = 128
+"""What a bundle, and each form in it, costs beside its text: an empty one is two bytes of JSON."""
+_MOST_DISPLAYS = 10_000
+"""As the guest's own bound."""
 
 
 @dataclass(slots=True)
@@ -77,7 +82,9 @@ class Recorder:
         self._display_bytes = 0
         self._display_cut = 0
         self.error: ExecutionError | None = None
-        self.value: Any = None
+        self._value: Any = None
+        self._value_text = b""
+        """What the inside said it is: as objects it may take 24 times as much."""
         self.value_refused = ""
         """Why there is no value although the program made one; the inside's words."""
         self.pid: int | None = None
@@ -127,12 +134,19 @@ class Recorder:
             self._display_cut += len(body)
             return
         bundle = strict_json(body)
-        if not isinstance(bundle, dict):
-            raise FrameError("display: the bundle is not an object")
+        # Texts alone: of lists and objects, a byte of JSON may take 24 bytes of ours.
+        if not isinstance(bundle, dict) or not all(isinstance(v, str) for v in bundle.values()):
+            raise FrameError("display: the bundle is not an object of texts")
+        self._display_bytes += _BUNDLE_BYTES + _FORM_BYTES * len(bundle)
+        if self._display_bytes > _DISPLAY_CAP_BYTES or len(self.results) >= _MOST_DISPLAYS:
+            self._display_cut += len(body)
+            return
         self.results.append(bundle)
         self._emit(header["kind"], data=bundle)
 
     def _on_error(self, header: dict[str, Any], body: bytes) -> None:
+        if self.error is not None:
+            raise FrameError("error: it came twice")
         value = strict_json(body)
         known = value if isinstance(value, dict) else {}
         words = [known.get(name) for name in ("name", "value", "traceback")]
@@ -143,9 +157,11 @@ class Recorder:
         self._emit("error", error=self.error)
 
     def _on_value(self, header: dict[str, Any], body: bytes) -> None:
+        if self._value_text or self.value_refused:
+            raise FrameError("value: it came twice")
         if body:
-            self.value = strict_json(body)
-            self._emit("value", value=self.value)
+            value, self._value_text = strict_json(body), body
+            self._emit("value", value=value)
         else:
             self.value_refused = str(header.get("unserialisable", "the inside did not say why"))
 
@@ -227,7 +243,7 @@ class Recorder:
 
     def returned(self, value: Any, refused: str) -> None:  # noqa: ANN401 - JSON
         """Note the value that a program left behind, or why there is none."""
-        self.value, self.value_refused = value, refused
+        self._value, self.value_refused = value, refused
         if value is not None:
             self._emit("value", value=value)
 
@@ -238,6 +254,11 @@ class Recorder:
     def end(self, outcome: Outcome) -> None:
         """Emit the last event."""
         self._emit("end", outcome=outcome)
+
+    @property
+    def value(self) -> Any:  # noqa: ANN401 - JSON
+        """The value that the program made; made anew each time, if the inside said it."""
+        return strict_json(self._value_text) if self._value_text else self._value
 
     @property
     def truncated(self) -> Truncated:
