@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
+import weakref
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellwall.model.execution import Event
+from cellwall.model.execution import Event, ExecutionError
 from cellwall.server.spool import HIGH_BYTES, Reader, Spool
 
 
@@ -135,3 +137,39 @@ def test_lines_have_no_line_end_inside(text: str) -> None:
     assert "\n" not in line.text
     assert "\r" not in line.text
     assert json.loads(line.text)["text"] == text
+
+
+def test_value_is_kept_as_text_and_counted() -> None:
+    """As objects it would take 24 times as much: 24 MiB of a spool of one."""
+    spool = Spool(10**6)
+    value: list[list[object]] = [[] for _ in range(100_000)]
+    held = weakref.ref(marked := _Marked())
+    tracemalloc.start()
+    spool.append(Event(1, "value", value=[*value, marked]))
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    del marked
+    assert held() is None
+    assert 300_000 < kept < 400_000
+    assert 300_000 < spool.kept_bytes < 400_000
+    (line,) = spool.reader().take()
+    assert json.loads(line.text) == {"seq": 1, "type": "value", "value": [*value, []]}
+
+
+class _Marked(list[object]):
+    """A list that can be asked whether it is still there."""
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Event(1, "error", error=ExecutionError("x" * 10**6, "", "")),
+        Event(1, "error", error=ExecutionError("", "x" * 10**6, "")),
+        Event(1, "display", data={"x" * 10**6: ""}),
+    ],
+    ids=["name", "value", "type"],
+)
+def test_every_text_of_an_event_is_counted(event: Event) -> None:
+    spool = Spool(10**6)
+    spool.append(event)
+    assert spool.kept_bytes > 10**6

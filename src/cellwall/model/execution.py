@@ -52,6 +52,11 @@ class ExecutionError:
     line: int | None = None
     """Line of the program's own file, from 1, where its language tells it."""
 
+    @property
+    def size_chars(self) -> int:
+        """Length of all its words."""
+        return len(self.name) + len(self.value) + len(self.traceback)
+
 
 @dataclass(frozen=True, slots=True)
 class Compilation:

@@ -7,7 +7,9 @@ invariant: both show the same object, so nobody can tell from it where it came f
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import Interrupted
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from cellwall.store.rows import ExecutionRow
 
 INTERRUPTED = "interrupted"
+_BUNDLE_BYTES = 512
+"""What a bundle costs beside its texts."""
 
 
 class ExecutionRecord(Tracked):
@@ -42,6 +46,8 @@ class ExecutionRecord(Tracked):
         super().__init__(thing_id, owner, request_id, spool_bytes)
         self.asked = asked
         self.execution: Execution | None = None
+        """Without its value, which is kept as text; see `keep`."""
+        self._value = ""
         self.notes: list[str] = []
         """Sentences of ours beside those of the outcome."""
         self.on_cancel: Callable[[], None] | None = None
@@ -63,12 +69,16 @@ class ExecutionRecord(Tracked):
     @property
     def cost_bytes(self) -> int:
         """What keeping it costs, roughly."""
-        cost = 2048 + self.spool.kept_bytes + len(self.text)
+        cost = 2048 + self.spool.kept_bytes + len(self.text) + len(self._value)
         if self.execution is not None:
-            cost += len(self.execution.stdout) + len(self.execution.stderr)
-            cost += sum(map(len, self.execution.files.values()))
-            cost += sum(len(str(v)) for b in self.execution.results for v in b.values())
+            cost += self.execution.kept_bytes + _BUNDLE_BYTES * len(self.execution.results)
+            cost += 0 if self.execution.error is None else self.execution.error.size_chars
         return cost
+
+    def keep(self, execution: Execution) -> None:
+        """Take what came of it. As objects its value may cost 24 times its text, uncounted."""
+        self._value = "" if execution.result is None else one_line({"result": execution.result})
+        self.execution = replace(execution, id=self.id, result=None)
 
     def on_event(self, event: Event) -> None:
         """Take what happens; its end is told when it is settled, and durable."""
@@ -122,6 +132,7 @@ class ExecutionRecord(Tracked):
         """Return what it will be once its end may be told."""
         if self.execution is not None:
             value = answer(self.execution)
+            value |= json.loads(self._value or "{}")
             value["notes"] = [*value["notes"], *self.notes]
         else:
             cancelled = {"status": "error", "verdict": "cancelled"}

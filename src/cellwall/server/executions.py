@@ -13,7 +13,6 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -239,7 +238,7 @@ class Executions:
         self, record: ExecutionRecord, order: Order, before_code: BeforeCode | None
     ) -> None:
         execution = await order.work(record.on_event, record.on_start, before_code)
-        record.execution = replace(execution, id=record.id)
+        record.keep(execution)
         self._queue.tenants.spend_output(record.owner, execution.kept_bytes)
 
     async def _finish(self, record: ExecutionRecord) -> None:

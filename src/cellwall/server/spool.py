@@ -36,10 +36,12 @@ class _Item:
     end: int
     """Bytes of all events up to and including this one."""
     size: int
-    content: Event | Mapping[str, Any]
+    content: Event | Line | Mapping[str, Any]
 
     def line(self) -> Line:
         content = self.content
+        if isinstance(content, Line):
+            return content
         value = event_line(content) if isinstance(content, Event) else {"seq": self.seq, **content}
         return Line(self.seq, str(value["type"]), one_line(value))
 
@@ -75,7 +77,12 @@ class Spool:
 
     def append(self, event: Event) -> None:
         """Take the next event of the engine, whose numbers have no holes either."""
-        self._put(event.seq, _size_of(event), event)
+        if event.kind == "value":
+            # As text: as objects it may take 24 times as much, and nobody would count that.
+            line = Line(event.seq, event.kind, one_line(event_line(event)))
+            self._put(event.seq, _EVENT_BYTES + len(line.text), line)
+        else:
+            self._put(event.seq, _size_of(event), event)
         if event.kind == "end":
             self._close()
 
@@ -85,7 +92,7 @@ class Spool:
             self._put(self.last + 1, _EVENT_BYTES, content)
             self._close()
 
-    def _put(self, seq: int, size: int, content: Event | Mapping[str, Any]) -> None:
+    def _put(self, seq: int, size: int, content: Event | Line | Mapping[str, Any]) -> None:
         self.last = seq
         self._total += size
         self._items.append(_Item(seq, self._total, size, content))
@@ -223,9 +230,7 @@ def _size_of(event: Event) -> int:
     if event.text is not None:
         size += len(event.text)
     if event.data is not None:
-        size += sum(len(v) if isinstance(v, str) else 64 for v in event.data.values())
+        size += sum(len(k) + (len(v) if isinstance(v, str) else 64) for k, v in event.data.items())
     if event.error is not None:
-        size += len(event.error.traceback)
-    if event.value is not None:
-        size += len(repr(event.value)) if isinstance(event.value, (str, list, dict)) else 64
+        size += event.error.size_chars
     return size
