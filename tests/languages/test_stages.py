@@ -379,7 +379,16 @@ def test_error_in_a_call_has_its_line(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "written", ["{", "NaN", '"' + "x" * (5 << 20) + '"', "[" * 100_000], ids=range(4)
+    "written",
+    [
+        "{",
+        "NaN",
+        '"' + "x" * (5 << 20) + '"',
+        "[" * 100_000,
+        "[" * 300 + "]" * 300,
+        "[" + "[]," * 300_000 + "0]",  # as objects 24 bytes for each of its bytes
+    ],
+    ids=range(6),
 )
 def test_hostile_value_is_a_note_and_no_value(run: Run, written: str) -> None:
     code = (

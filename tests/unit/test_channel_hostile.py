@@ -364,11 +364,24 @@ def test_strict_json_reads_what_json_writes(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"NaN", b"[Infinity]", b"1e999", b"\xff", b"{", b"[" * 100_000, b"1" * 5000]
+    "data",
+    [
+        *(b"NaN", b"[Infinity]", b"1e999", b"\xff", b"{", b"[" * 100_000, b"1" * 5000),
+        b"[" * 201 + b"]" * 201,
+        b'[{"a": ' * 101 + b"0" + b"}]" * 101,
+        b'["' + b"[" * 300 + b'", ' + b"[" * 200 + b"]" * 201,
+    ],
 )
 def test_strict_json_refuses_what_we_could_not_send_on(data: bytes) -> None:
     with pytest.raises(FrameError):
         strict_json(data)
+
+
+def test_strict_json_takes_two_hundred_levels_and_brackets_in_texts() -> None:
+    nested = strict_json(b"[" * 200 + b"]" * 200)
+    assert json.dumps(nested) == "[" * 200 + "]" * 200
+    assert strict_json(b'"' + b"[{" * 1000 + b'"') == "[{" * 1000
+    assert strict_json(b"[" + b"[]," * 1000 + b"0]")[-1] == 0
 
 
 def test_strict_json_replaces_lone_surrogates() -> None:

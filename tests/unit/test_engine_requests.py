@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("arguments with NaN", {"arguments": {"a": float("nan")}}),
     ("arguments with an object", {"arguments": {"a": object()}}),
     ("arguments with a number as key", {"arguments": {1: 2}}),
+    ("arguments of too many levels", {"arguments": {"a": json.loads("[" * 100 + "]" * 100)}}),
     ("a megabyte of arguments", {"arguments": {"a": "x" * (1 << 20)}}),
     ("absolute file name", {"files": {"/etc/x": ""}}),
     ("file name with ..", {"files": {"a/../../x": ""}}),
@@ -48,6 +50,11 @@ def test_wrong_request_is_a_usage_error_with_a_remedy(case: str, fields: dict[st
     with pytest.raises(UsageError) as caught:
         plan(Request(**{"code": "pass", **fields}), Limits())
     assert caught.value.remedy, case
+
+
+def test_arguments_of_a_hundred_levels_are_planned() -> None:
+    arguments = {"a": json.loads("[" * 99 + "]" * 99), "b": [[]] * 1000}
+    assert plan(Request("pass", arguments=arguments), Limits()).arguments == arguments
 
 
 def test_unknown_language_is_not_found() -> None:

@@ -162,6 +162,9 @@ def test_result_variable_wins_over_main(context: Context) -> None:
     assert run(context, source, arguments={}).bodies("value") == [[1, {"a": None}]]
 
 
+_NESTED = "list (nested deeper than 128 levels)"
+
+
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
@@ -170,6 +173,8 @@ def test_result_variable_wins_over_main(context: Context) -> None:
         ("result = []; result.append(result)", "list (NaN, infinity or a cycle)"),
         ("result = {(1, 2): 3}", "dict"),
         ("result = 'x' * 2**21", "str (2097154 bytes; limit 1048576)"),
+        ("result = []\nfor _ in range(128): result = [result]", _NESTED),
+        ("result = 0\nfor _ in range(129): result = (result, {})", "tuple" + _NESTED[4:]),
     ],
 )
 def test_result_that_is_not_json_names_its_type(context: Context, source: str, reason: str) -> None:
@@ -177,6 +182,12 @@ def test_result_that_is_not_json_names_its_type(context: Context, source: str, r
     (header,) = [h for h, _body in result.events if h["ev"] == "value"]
     assert header["unserialisable"] == reason
     assert result.status == 0
+
+
+def test_result_of_many_lists_is_no_nested_one(context: Context) -> None:
+    source = "result = [[], {}] * 1000\nfor _ in range(126): result = [result]"
+    (value,) = run(context, source).bodies("value")
+    assert json.dumps(value).count("{}") == 1000
 
 
 def test_argv_is_the_callers(context: Context) -> None:

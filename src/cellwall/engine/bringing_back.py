@@ -31,6 +31,8 @@ _LONG_PATH_BYTES = 4096 - 256
 """Below a folder of such a path, a name may be too long for any system call."""
 _MOST_NOTES = 8
 _RESULT_CAP_BYTES = 4 * 1024 * 1024
+_MOST_BRACKETS = 250_000
+"""In a result: each opens a list or an object, which takes up to 230 bytes, or is in a text."""
 
 
 async def files(
@@ -147,6 +149,8 @@ async def result(live: Live, path: str, *, may_be_text: bool) -> tuple[Any, str]
     except (ChannelLost, TimeoutError) as error:
         return None, str(error)
     try:
+        if data.count(b"[") + data.count(b"{") > _MOST_BRACKETS:
+            raise FrameError(f"{path}: more than {_MOST_BRACKETS} lists and objects")
         return strict_json(data), ""
     except FrameError as error:
         if may_be_text:

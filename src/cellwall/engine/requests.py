@@ -17,6 +17,7 @@ from cellwall.engine.levels import NO_FLOOR, Asked, Floor
 from cellwall.languages import registry
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
+from cellwall.model.nesting import MOST_ARGUMENT_LEVELS, is_nested
 from cellwall.surface.tools import Offer, Tools, box_of
 
 if TYPE_CHECKING:
@@ -264,6 +265,11 @@ def check_arguments(arguments: Mapping[str, Any] | None) -> Mapping[str, Any] | 
         raise UsageError(
             f"arguments: {size} bytes of JSON is above {ARGUMENTS_CAP_BYTES}",
             remedy="send large data with `files` or stdin",
+        )
+    if is_nested(dict(arguments), MOST_ARGUMENT_LEVELS):
+        raise UsageError(
+            f"arguments: nested deeper than {MOST_ARGUMENT_LEVELS} levels",
+            remedy="give them flatter, or as text",
         )
     return dict(arguments)
 

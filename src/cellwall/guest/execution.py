@@ -14,9 +14,11 @@ from cellwall.guest.frames import Header
 from cellwall.guest.pipes import Feed, Meter
 from cellwall.guest.processes import Exit, LivingUsage
 from cellwall.guest.refusals import Refusal
+from cellwall.guest.strict_json import is_nested
 
 _DISPLAY_KINDS = ("display", "result")
 _MOST_DISPLAYS = 10_000
+_MOST_METADATA_LEVELS = 64
 _MOST_CLAIMED_BYTES = 2**40
 _MOST_STATUS = 256
 
@@ -58,15 +60,15 @@ class Execution:
         self._displays_left -= 1
         kind = header.get("kind")
         metadata = header.get("metadata")
+        if not isinstance(metadata, dict) or is_nested(metadata, _MOST_METADATA_LEVELS):
+            metadata = {}
         event: Header = {
             "ev": "display",
             "id": self.id,
             "kind": kind if kind in _DISPLAY_KINDS else "display",
         }
         try:
-            self._channel.send(
-                {**event, "metadata": metadata if isinstance(metadata, dict) else {}}, body
-            )
+            self._channel.send({**event, "metadata": metadata}, body)
         except Refusal:
             # Metadata that JSON cannot carry, such as 1e999, or that grew over the header's bound.
             self._channel.send({**event, "metadata": {}}, body)

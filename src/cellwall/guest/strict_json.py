@@ -55,6 +55,21 @@ def parser(parse_constant: Callable[[str], Any]) -> Callable[[str], Any]:
     return parse
 
 
+def is_nested(value: object, most_levels: int) -> bool:
+    """True for lists and objects in each other for more levels; no circle may be in `value`."""
+    level: list[Any] = [value] if isinstance(value, (dict, list, tuple)) else []
+    for _ in range(most_levels):
+        if not level:
+            return False
+        level = [
+            item
+            for each in level
+            for item in (each.values() if isinstance(each, dict) else each)
+            if isinstance(item, (dict, list, tuple))
+        ]
+    return bool(level)
+
+
 def _dumper() -> Callable[[Any], str]:
     """Return what writes compact JSON; ValueError or TypeError for what JSON cannot say."""
     try:

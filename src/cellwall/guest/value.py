@@ -13,9 +13,15 @@ import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.guest.outbox import MAX_BODY_BYTES
+from cellwall.guest.strict_json import is_nested
 
 if TYPE_CHECKING:
     from typing import Any
+
+_MOST_LEVELS = 128
+_MOST_FORM_LEVELS = 64
+"""Of what numpy and pandas make of an object. Together below the 200 of the host, which takes more
+for an attack and kills the sandbox."""
 
 
 class Encoded(NamedTuple):
@@ -31,8 +37,14 @@ class _CannotSay(TypeError):
 
 def encode_value(value: object) -> Encoded:
     """Encode a result; a refusal is a header without a body, never an exception."""
+    forms: list[object] = []
+
+    def plain_form(thing: object) -> object:
+        forms.append(_plain_form(thing))
+        return forms[-1]
+
     try:
-        body = json.dumps(value, allow_nan=False, default=_plain_form).encode("ascii")
+        body = json.dumps(value, allow_nan=False, default=plain_form).encode("ascii")
     except _CannotSay as refusal:
         return _refused(str(refusal))
     except ValueError:
@@ -41,6 +53,9 @@ def encode_value(value: object) -> Encoded:
         return _refused(type(value).__name__)
     if len(body) > MAX_BODY_BYTES:
         return _refused(f"{type(value).__name__} ({len(body)} bytes; limit {MAX_BODY_BYTES})")
+    # Only now, when there is no cycle in it; and few have as many brackets.
+    if body.count(b"[") + body.count(b"{") > _MOST_LEVELS and _is_nested(value, forms):
+        return _refused(f"{type(value).__name__} (nested deeper than {_MOST_LEVELS} levels)")
     return Encoded({"ev": "value"}, body)
 
 
@@ -50,6 +65,10 @@ def encode_fields(fields: dict[str, str]) -> bytes:
     As ASCII a character beyond the first plane would take twelve.
     """
     return json.dumps(fields, ensure_ascii=False).encode("utf-8", "backslashreplace")
+
+
+def _is_nested(value: object, forms: list[object]) -> bool:
+    return is_nested(value, _MOST_LEVELS) or any(is_nested(f, _MOST_FORM_LEVELS) for f in forms)
 
 
 def _refused(reason: str) -> Encoded:

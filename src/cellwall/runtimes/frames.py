@@ -10,6 +10,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from cellwall.model.nesting import MOST_LEVELS, is_nested
+
 
 class FrameError(ValueError):
     """What arrived is not a frame of the protocol."""
@@ -33,6 +35,9 @@ def strict_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
     """Decode hostile JSON: UTF-8, finite numbers, bounded depth, no lone surrogates."""
     try:
         value = _decode_json(data.decode("utf-8"))
+        # Hardly any has as many brackets as levels are allowed, and counting them costs nothing.
+        if data.count(b"[") + data.count(b"{") > MOST_LEVELS and is_nested(value):
+            raise ValueError(f"nested deeper than {MOST_LEVELS} levels")
         # A lone surrogate can only come from an escape, and would blow up at the next encode.
         return _without_surrogates(value) if b"\\u" in data else value
     except (ValueError, RecursionError) as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
@@ -341,11 +340,3 @@ def too_large(most_bytes: int) -> HttpError:
         remedy="send less at once",
         headers={"connection": "close"},
     )
-
-
-def parse_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
-    """Decode a caller's JSON where no schema does it."""
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        raise HttpError(400, "usage", "body: not JSON", remedy="send one JSON object") from None

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, get_type_hints
 
 from cellwall.model.errors import HostUnsupported, UsageError
+from cellwall.model.nesting import is_nested
 
 _MOST_DEPTH = 64
 _MOST_COMPLAINTS = 5
@@ -42,17 +43,8 @@ def check_of(name: str, function: Callable[..., Any], schema: Mapping[str, Any] 
 
 def check_depth(arguments: object) -> None:
     """Raise `InvalidArguments` for JSON nested deeper than anybody means."""
-    level: list[Any] = [arguments]
-    for _ in range(_MOST_DEPTH):
-        level = [
-            item
-            for each in level
-            for item in (each.values() if isinstance(each, dict) else each)
-            if isinstance(item, (dict, list))
-        ]
-        if not level:
-            return
-    raise InvalidArguments(f"nested deeper than {_MOST_DEPTH} levels")
+    if is_nested(arguments, _MOST_DEPTH):
+        raise InvalidArguments(f"nested deeper than {_MOST_DEPTH} levels")
 
 
 def _from_hints(name: str, function: Callable[..., Any]) -> Check:
