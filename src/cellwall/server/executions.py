@@ -17,7 +17,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.admission import Cost
-from cellwall.model.errors import CellwallError
 from cellwall.model.ids import new_id
 from cellwall.server.errors import stopping
 from cellwall.server.execution_record import ExecutionRecord, KeptExecution
@@ -194,9 +193,10 @@ class Executions:
             written.append(asyncio.ensure_future(self._ledger.started(record.id)))
             await self._work(record, order, partial(_passed, written[-1]))
         finally:
-            # Whatever ended it: what is on its way to the disk decides what is found there.
+            # Whatever ended it: what is on its way to the disk decides what is found there. One
+            # that could not be started is there all the same, and its key: its end must be, too.
             await asyncio.wait(written)
-            record.is_on_disk = accepted.exception() is None and written[-1].exception() is None
+            record.is_on_disk = accepted.exception() is None
 
     async def _accept_and_work(self, record: ExecutionRecord, order: Order) -> None:
         if self._ledger.store is None:
@@ -228,9 +228,7 @@ class Executions:
         await self._work(record, order, None)
 
     async def _read(self, record: ExecutionRecord) -> Order:
-        row, body = await self._ledger.find(record.id), await self._ledger.body(record.id)
-        if row is None or body is None:
-            raise CellwallError(f"execution {record.id}: what it was asked for is gone")
+        row, body = await self._ledger.waiting_at_last(record.id)
         record.asked, record.request_id = row.asked, row.request_id
         return self._revive(row, body)
 
@@ -250,7 +248,8 @@ class Executions:
             if record.is_on_disk and not record.is_left:
                 await self._ledger.ended(record, is_forgettable=is_refused)
         finally:
-            if is_refused and record.replay is not None and not record.is_left:
+            is_known = record.is_left or self._ledger.is_unwritten(record.id)
+            if is_refused and record.replay is not None and not is_known:
                 record.replay.drop()
             record.settle()
             self._retain(record)

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cellwall.model.errors import CapacityError, CellwallError
 from cellwall.model.execution import Event
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from cellwall.store.rows import EventChunk
     from cellwall.store.store import Store
 
+_T = TypeVar("_T")
 _AGAIN_S = 1.0
 """Between two tries to write what could not be written."""
 _MOST_BYTES = 15 * 1024 * 1024
@@ -186,13 +188,7 @@ class Ledger:
 
         Raises `StoreConflict` if it has started before: then it must not run.
         """
-        while True:
-            try:
-                await self.started(execution_id)
-            except CapacityError as error:
-                await asyncio.sleep(min(error.retry_after_s, _AGAIN_S))
-            else:
-                return
+        await _at_last(partial(self.started, execution_id))
 
     # -- the end ---------------------------------------------------------------------------
 
@@ -246,6 +242,8 @@ class Ledger:
             self._unwritten.pop(execution_id, None)
             self._unwritten_bytes -= record.cost_bytes
             record.notes.remove(_NOT_WRITTEN)
+            if record.replay is not None and any(isinstance(it, DropReplay) for it in changes):
+                record.replay.drop()  # not before: the store would have given it again
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -253,9 +251,24 @@ class Ledger:
         """Return what is on disk of one."""
         return None if self.store is None else await self.store.execution(execution_id)
 
-    async def body(self, execution_id: str) -> bytes | None:
-        """Return what one that waits was asked for."""
-        return None if self.store is None else await self.store.body(execution_id)
+    async def waiting_at_last(self, execution_id: str) -> tuple[ExecutionRow, bytes]:
+        """Return one that waits, and what it was asked for; for whom nobody waits, as above.
+
+        Raises another `CellwallError` if it is not there.
+        """
+        row = await _at_last(partial(self.find, execution_id))
+        if self.store is None or row is None:
+            raise CellwallError(f"execution {execution_id}: what it was asked for is gone")
+        return row, await _at_last(partial(self.store.body, execution_id))
+
+
+async def _at_last(do: Callable[[], Awaitable[_T]]) -> _T:
+    """Return what `do` returns, as often as it takes until the store gets round to it."""
+    while True:
+        try:
+            return await do()
+        except CapacityError as error:
+            await asyncio.sleep(min(error.retry_after_s, _AGAIN_S))
 
 
 def _row(execution_id: str, order: Order, seq: int, *, is_started: bool) -> ExecutionRow:
