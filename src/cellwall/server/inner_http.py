@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import h11
 
-from cellwall.model.errors import CellwallError
+from cellwall.model.errors import CellwallError, PortError
 from cellwall.server.call import ClientGone
 from cellwall.server.errors import HttpError
 from cellwall.server.forwarding import Headers, from_inside, to_inside
+from cellwall.server.presence import unless_gone
 
 if TYPE_CHECKING:
     from cellwall.engine.ports import Connection
@@ -35,10 +36,10 @@ class Exchange:
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
 
     async def run(self, target: bytes, *, has_our_bearer: bool) -> None:
-        """Pass it on and back. Raises `ClientGone`, 502."""
+        """Pass it on and back. Raises `ClientGone`, 502, `PortError`."""
         sending = asyncio.ensure_future(self._send(target, has_our_bearer=has_our_bearer))
         try:
-            await self._answer(sending)
+            await unless_gone(self._call, self._answer(sending))
         except h11.RemoteProtocolError as error:
             raise HttpError(
                 502,
@@ -79,7 +80,20 @@ class Exchange:
     async def _write(self, event: h11.Event) -> None:
         data = self._http.send(event)
         if data:
-            await self._connection.write(data)
+            try:
+                async with asyncio.timeout(self._call.settings.stall_s):
+                    await self._connection.write(data)
+            except TimeoutError:
+                raise self._stalled() from None
+
+    def _stalled(self) -> PortError:
+        # Behind what was not taken the client's end is not to be seen: it may have left.
+        return PortError(
+            f"port {self._connection.port}: for {self._call.settings.stall_s:g} s nothing was taken"
+            " of the request",
+            reason="timeout",
+            remedy="see whether what listens there reads its requests",
+        )
 
     async def _answer(self, sending: asyncio.Task[None]) -> None:
         call = self._call
@@ -135,6 +149,9 @@ class Exchange:
     def _check(self, sending: asyncio.Task[None]) -> None:
         error = None if sending.cancelled() else sending.exception()
         if isinstance(error, ClientGone):
+            raise error
+        is_stalled = isinstance(error, PortError) and error.reason == "timeout"
+        if error is not None and is_stalled and not self._call.has_answered:
             raise error
         # A server may answer without having read the request: then its answer counts.
         if error is not None and not isinstance(error, (CellwallError, h11.LocalProtocolError)):

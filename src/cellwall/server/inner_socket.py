@@ -16,9 +16,11 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
+from cellwall.model.errors import PortError
 from cellwall.server.call import ClientGone
 from cellwall.server.errors import HttpError
 from cellwall.server.forwarding import to_inside
+from cellwall.server.presence import unless_gone
 from cellwall.server.sockets import Socket
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 _STEP_BYTES = 64 * 1024
 _MESSAGE_BYTES = 1024 * 1024
+_HANDSHAKE_S = 15.0
+"""From the connection to the inside's answer; nothing is to be computed for it."""
 _OWN = {"host", "connection", "upgrade"}
 
 
@@ -57,8 +61,14 @@ class InnerSocket:
         self._writing = asyncio.Lock()
 
     async def run(self, *, has_our_bearer: bool) -> None:
-        """Shake hands on both sides, then pass messages until one side ends."""
-        await self._shake_hands(has_our_bearer=has_our_bearer)
+        """Shake hands on both sides, then pass messages until one side ends.
+
+        Raises `ClientGone`, 502, `PortError`.
+        """
+        await unless_gone(self._call, self._join(has_our_bearer=has_our_bearer))
+
+    async def _join(self, *, has_our_bearer: bool) -> None:
+        await self._shake_hands_in_time(has_our_bearer=has_our_bearer)
         await self._outer.accept(self._inner.subprotocol)
         outward = asyncio.ensure_future(self._pass_out())
         inward = asyncio.ensure_future(self._pass_in())
@@ -73,6 +83,17 @@ class InnerSocket:
             outward.cancel()
             inward.cancel()
             await asyncio.gather(outward, inward, return_exceptions=True)
+
+    async def _shake_hands_in_time(self, *, has_our_bearer: bool) -> None:
+        try:
+            async with asyncio.timeout(_HANDSHAKE_S):
+                await self._shake_hands(has_our_bearer=has_our_bearer)
+        except TimeoutError:
+            raise PortError(
+                f"port {self._connection.port}: no answer to the handshake in {_HANDSHAKE_S:g} s",
+                reason="timeout",
+                remedy="see whether what listens there takes WebSockets",
+            ) from None
 
     async def _shake_hands(self, *, has_our_bearer: bool) -> None:
         request = self._inner.connect()

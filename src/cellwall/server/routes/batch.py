@@ -20,6 +20,7 @@ from cellwall.server.bodies import Held
 from cellwall.server.call import ClientGone
 from cellwall.server.endpoint import Answer, Endpoint, body_of, explained, learn_secrets
 from cellwall.server.errors import failure
+from cellwall.server.presence import unless_gone
 from cellwall.server.routes.execute import oneshot
 from cellwall.server.schemas import BatchBody, ExecuteBody
 from cellwall.server.streams import MEDIA, chosen
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from cellwall.server.execution_record import ExecutionRecord
 
 _DEFAULT_CONCURRENCY = 32
+_MOST_PAUSE_S = 1.0
+"""Between two tries to begin a program while nothing of its batch runs; each checks it anew."""
 
 
 async def batch(call: Call) -> None:
@@ -65,7 +68,10 @@ class _Batch:
         self._failed = 0
 
     async def run(self, items: AsyncGenerator[Item]) -> None:
-        """Do all of it."""
+        """Do all of it. Raises `ClientGone`."""
+        await unless_gone(self._call, self._run(items))
+
+    async def _run(self, items: AsyncGenerator[Item]) -> None:
         call = self._call
         await call.start(200, MEDIA["ndjson"], {"cache-control": "no-store"})
         try:
@@ -96,13 +102,15 @@ class _Batch:
             item.held.let_go()
 
     async def _begin(self, item: Item, body: ExecuteBody) -> ExecutionRecord | None:
+        pause_s = 0.1
         while True:
             try:
                 return self._start(item, body)
             except CapacityError:
                 # The batch is patient: others fill the queue, and ours will run when it empties.
                 if not await self.make_room():
-                    await asyncio.sleep(0.1)
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, _MOST_PAUSE_S)
             except Exception as error:  # noqa: BLE001 - it belongs to this one program
                 await self._send_failure(item.index, error)
                 return None

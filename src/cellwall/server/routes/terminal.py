@@ -1,7 +1,7 @@
 """A terminal in a sandbox over a WebSocket: a real pty, a command like any other.
 
 The invariant: output waits for the browser inside the sandbox, not here, and the command gets a
-hang-up when the WebSocket is gone.
+hang-up when the WebSocket is gone, also while it reads nothing of what was typed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from cellwall.model.errors import UsageError
 from cellwall.server.call import ClientGone
 from cellwall.server.endpoint import Answer, Endpoint, query_of, sandbox
+from cellwall.server.presence import unless_gone
 from cellwall.server.routes.commands import follow, signal_number
 from cellwall.server.sandboxes import CommandRecord
 from cellwall.server.schemas import TerminalQuery, Window
@@ -39,7 +40,7 @@ async def terminal(call: Call) -> None:
     try:
         await socket.accept(wanted_subprotocol(call))
         async with asyncio.timeout(call.settings.socket_s):
-            await _Session(socket, record, made).talk()
+            await unless_gone(call, _Session(socket, record, made).talk())
     except TimeoutError:
         await socket.close(1001, "its whole life is over")
     finally:

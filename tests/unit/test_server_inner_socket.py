@@ -1,0 +1,47 @@
+"""The handshake with a server inside that says nothing: it is not waited for without end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from cellwall.model.errors import PortError
+from cellwall.server import inner_socket
+from cellwall.server.inner_socket import InnerSocket
+
+if TYPE_CHECKING:
+    from cellwall.engine.ports import Connection
+    from cellwall.server.call import Call
+
+
+class Silent:
+    """A connection whose other end takes everything and answers nothing."""
+
+    port = 8000
+
+    async def write(self, data: bytes) -> None:
+        pass
+
+    async def read(self, most_bytes: int) -> bytes:
+        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+
+class Patient:
+    """A call whose client stays."""
+
+    def __init__(self) -> None:
+        self.headers: dict[str, str] = {}
+        self.scope: dict[str, object] = {"headers": []}
+
+
+def test_handshake_without_an_answer_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inner_socket, "_HANDSHAKE_S", 0.05)
+
+    async def run() -> None:
+        call, connection = cast("Call", Patient()), cast("Connection", Silent())
+        with pytest.raises(PortError, match="handshake"):
+            await InnerSocket(call, connection, b"/").run(has_our_bearer=False)
+
+    asyncio.run(run())
