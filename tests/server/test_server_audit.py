@@ -79,6 +79,13 @@ def state_dir(server: Server) -> Path:
 # -- what it holds -------------------------------------------------------------------------------
 
 
+def test_a_token_is_opened_before_anything_is_written() -> None:
+    for each in ENDPOINTS:
+        route = (each.method, each.path)
+        if each.access == "token" and (route in ACTIONS or route in READS):
+            assert each.opens is not None, route
+
+
 def test_every_route_that_changes_something_is_audited() -> None:
     routes = {(each.method, each.path) for each in ENDPOINTS}
     changing = {route for route in routes if route[0] not in {"GET", "HEAD"}}
@@ -185,6 +192,30 @@ def test_reaching_for_others_things_is_noted_and_summed_up(audited: Server) -> N
     found = wait_for(audited, before, "request.refuse", result="unauthorized")
     assert found["actor"] == "address:127.0.0.1"
     refused = [each for each in records(audited, before) if each["action"] == "request.refuse"]
+    assert len(refused) <= 4
+
+
+def test_a_signed_write_is_its_owners(audited: Server) -> None:
+    before = last(audited)
+    client = audited.client()
+    sandbox = new_sandbox(client)
+    asked = {"path": "a.txt", "operation": "write"}
+    signed = client.post(f"/sandboxes/{sandbox}/files/sign", json=asked).json()["url"]
+    httpx.put(f"{signed}?path=else.txt", content=b"x").raise_for_status()
+    written = wait_for(audited, before, "file.write", tenant="alice")
+    assert written["object"] == f"sandbox:{sandbox} path:a.txt"
+    assert written["actor"] == "address:127.0.0.1"
+
+
+def test_refused_tokens_are_summed_up(audited: Server) -> None:
+    before = last(audited)
+    for _ in range(40):
+        assert httpx.put(f"{audited.address}/signed/none", content=b"x").status_code == 404
+    found = wait_for(audited, before, "request.refuse", tenant="", result="not_found")
+    assert found["actor"] == "address:127.0.0.1"
+    written = [each for each in records(audited, before) if each["action"] == "file.write"]
+    refused = [each for each in records(audited, before) if each["action"] == "request.refuse"]
+    assert written == []
     assert len(refused) <= 4
 
 

@@ -252,7 +252,7 @@ def entry_of(call: Call, action: str) -> Entry:
     return Entry(
         time=time.time(),
         mono_ns=time.monotonic_ns(),
-        tenant="" if call.principal is None else call.principal.tenant,
+        tenant=call.claims.get("owner", "") if call.principal is None else call.principal.tenant,
         actor=who_of(call) if call.principal is None else call.principal.key_id,
         action=action,
         object=call.object,

@@ -93,7 +93,9 @@ async def begin(call: Call, body: BaseModel | None = None, data: bytes = b"") ->
 
 
 def _object(call: Call, body: BaseModel | None) -> str:
-    """Return what the path of a call, its query and its body name."""
+    """Return what the path of a call, its query and its body name; or its token, if one does."""
+    if call.claims:
+        return f"sandbox:{call.claims['sandbox']} path:{call.claims['path']}"
     named = [
         f"{name.removesuffix('_id')}:{value}"
         for name, value in call.params.items()

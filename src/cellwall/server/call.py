@@ -47,6 +47,7 @@ class Call:
         "_gone",
         "_send",
         "action",
+        "claims",
         "execution",
         "execution_id",
         "has_answered",
@@ -95,6 +96,8 @@ class Call:
         """What it is audited as."""
         self.object = ""
         """What that is done to."""
+        self.claims: Mapping[str, Any] = {}
+        """What a token of ours that stands for a key allows, once it was opened."""
         self.has_answered = False
         self.held: Held | None = None
         """Its body, as far as it was read to be kept; counted until `close`, or longer."""

@@ -66,7 +66,9 @@ class Endpoint:
     """It lets something end that runs: served while the server stops, too."""
     scope: Scope = "run"
     access: Access = "key"
-    """`public`: no key. `token`: a token of ours will do, the handler checks it."""
+    """`public`: no key. `token`: a token of ours will do, `opens` or the handler checks it."""
+    opens: Callable[[Call], None] | None = None
+    """Checks the token and keeps its claims, before anything of the call is written down."""
     headers: tuple[str, ...] = ()
     """Request headers worth documenting."""
     tags: tuple[str, ...] = field(default=())
@@ -86,6 +88,8 @@ async def serve(endpoint: Endpoint, call: Call) -> None:
         )
     if endpoint.access == "key":
         await check_ownership(call)
+    if endpoint.opens is not None:
+        endpoint.opens(call)
     call.action = audited.action_of(call, endpoint.method, endpoint.path)
     if endpoint.body is None and call.action is not None:
         await audited.begin(call)

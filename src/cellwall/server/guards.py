@@ -19,6 +19,7 @@ from cellwall.server.errors import HttpError, envelope, headers_of, status_of
 from cellwall.server.failures import let_go, tell
 from cellwall.server.origin import ORIGIN
 from cellwall.server.settings import LOOPBACK
+from cellwall.server.tokens import TokenRefused
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -268,6 +269,7 @@ def _note_refusal(call: Call, status: int, error: Exception) -> None:
     state, code = call.state, str(getattr(error, "code", "internal"))
     state.watch.refused(call, status, code)
     is_access = status in {401, 403, 429} and not isinstance(error, FileError)
+    is_access = is_access or isinstance(error, TokenRefused)
     if state.audit is not None and (is_access or getattr(error, "is_of_other", False)):
         state.audit.refused(call, status, code)
 

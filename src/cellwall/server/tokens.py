@@ -21,6 +21,10 @@ _SIGNATURE_BYTES = 32
 _LONGEST = 16_384
 
 
+class TokenRefused(NotFound):
+    """It opens nothing; for the audit, as a key that is not known."""
+
+
 def sign(key: bytes, kind: str, claims: Mapping[str, Any], expires_s: float) -> tuple[str, float]:
     """Return a token of `kind` and when it expires, in seconds since the epoch."""
     expires_at = time.time() + expires_s
@@ -29,7 +33,7 @@ def sign(key: bytes, kind: str, claims: Mapping[str, Any], expires_s: float) -> 
 
 
 def opened(key: bytes, kind: str, token: str) -> dict[str, Any]:
-    """Return a token's claims; `NotFound` if it is not ours, not of `kind`, or too old."""
+    """Return a token's claims; `TokenRefused` if it is not ours, not of `kind`, or too old."""
     try:
         if len(token) > _LONGEST:
             raise ValueError("too long")
@@ -40,7 +44,7 @@ def opened(key: bytes, kind: str, token: str) -> dict[str, Any]:
     except ValueError:
         claims = {}
     if claims.get("kind") != kind or claims["expires_at"] <= time.time():
-        raise NotFound("token: it is not known, or no longer", remedy="have a new one signed")
+        raise TokenRefused("token: it is not known, or no longer", remedy="have a new one signed")
     return claims
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from cellwall.server import answers, tokens
 from cellwall.server.downloads import send_file
@@ -51,28 +52,27 @@ def base_url(call: Call) -> str:
 
 async def read(call: Call) -> None:
     """`GET /signed/{token}`."""
-    claims = _claims(call, "read")
-    await send_file(call, _files(call, claims), claims["path"])
+    await send_file(call, _files(call), call.claims["path"])
 
 
 async def write(call: Call) -> None:
     """`PUT /signed/{token}`."""
-    claims = _claims(call, "write")
-    most = call.settings.upload_bytes
-    if claims["max_bytes"] is not None:
-        most = min(most, claims["max_bytes"])
-    size = await _files(call, claims).write_stream(claims["path"], call.pieces(most))
-    await call.answer({"path": claims["path"], "size": size})
+    path, most = call.claims["path"], call.settings.upload_bytes
+    if call.claims["max_bytes"] is not None:
+        most = min(most, call.claims["max_bytes"])
+    size = await _files(call).write_stream(path, call.pieces(most))
+    await call.answer({"path": path, "size": size})
 
 
-def _claims(call: Call, operation: str) -> dict[str, Any]:
+def _open(call: Call, operation: str) -> None:
     claims = tokens.opened(call.state.signing_key, "file", call.params["token"])
     if claims["operation"] != operation:
         raise HttpError(405, "method", f"token: it is not for {call.scope['method']}")
-    return claims
+    call.claims = claims
 
 
-def _files(call: Call, claims: dict[str, Any]) -> Files:
+def _files(call: Call) -> Files:
+    claims = call.claims
     record = owned(call.state.sandboxes.all, claims["owner"], "sandbox", claims["sandbox"])
     return record.sandbox.files
 
@@ -94,6 +94,7 @@ ENDPOINTS = (
         "Read the file a signed address stands for",
         {200: Answer("Its bytes.", None, ("application/octet-stream",))},
         access="token",
+        opens=partial(_open, operation="read"),
         headers=("Range",),
         tags=("files",),
     ),
@@ -105,6 +106,7 @@ ENDPOINTS = (
         {200: Answer("It is there.", answers.File)},
         body_media="application/octet-stream",
         access="token",
+        opens=partial(_open, operation="write"),
         tags=("files",),
     ),
 )
