@@ -12,10 +12,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from sys import getsizeof
 from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import CapacityError, SandboxUnavailable
 from cellwall.model.ids import new_id
+from cellwall.server.ended_commands import EndedCommands
 from cellwall.server.logs import escaped
 from cellwall.server.times import rfc3339, steady
 from cellwall.server.tracked import Tracked
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
 _RESTART = "its server ended"
 _LOG_RECORDS = 1000
-_ENDED_COMMANDS = 256
 
 
 class CommandRecord(Tracked):
@@ -50,6 +51,14 @@ class CommandRecord(Tracked):
         """Its handle while it runs."""
         self.pid: int | None = None
         self.result: CommandResult | None = None
+
+    @property
+    def cost_bytes(self) -> int:
+        """What keeping it costs, roughly; a character of text is up to four bytes."""
+        cost = 2048 + self.spool.kept_bytes + sum(map(getsizeof, self.argv))
+        if self.result is not None:
+            cost += getsizeof(self.result.stdout) + getsizeof(self.result.stderr)
+        return cost
 
     def settle(self) -> None:
         """See `Tracked.settle`."""
@@ -202,10 +211,7 @@ class SandboxRecord:
         return part, part[-1]["seq"] if len(found) > limit else None
 
     def add_command(self, record: CommandRecord) -> None:
-        """Know a command; the oldest that ended is forgotten above 256."""
-        ended = [each.id for each in self.commands.values() if each.ended.done()]
-        for command_id in ended[: max(0, len(ended) - _ENDED_COMMANDS)]:
-            del self.commands[command_id]
+        """Know a command."""
         self.commands[record.id] = record
         self.started += 1
 
@@ -248,6 +254,7 @@ class Sandboxes:
         self._tasks = tasks
         self._all: dict[str, SandboxRecord] = {}
         self._starting = 0
+        self.ended_commands = EndedCommands(settings.retained_bytes)
 
     @property
     def all(self) -> Mapping[str, SandboxRecord]:
@@ -306,11 +313,6 @@ class Sandboxes:
         for record in list(self._all.values()):
             if record.ended_at is not None and record.ended_at <= limit:
                 del self._all[record.id]
-            else:
-                _expire_commands(record, limit)
-
-
-def _expire_commands(record: SandboxRecord, limit: float) -> None:
-    for command in list(record.commands.values()):
-        if command.ended_at is not None and command.ended_at <= limit:
-            del record.commands[command.id]
+                for command in list(record.commands.values()):
+                    self.ended_commands.forget(command)
+        self.ended_commands.expire(limit)

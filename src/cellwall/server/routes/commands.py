@@ -131,6 +131,7 @@ async def _follow(state: State, owner: SandboxRecord, record: CommandRecord, mad
         record.fail(error)
     finally:
         record.settle()
+        state.sandboxes.ended_commands.add(owner, record)
 
 
 async def get(call: Call) -> None:
