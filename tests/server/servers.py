@@ -154,6 +154,15 @@ def read_all(sock: socket.socket) -> bytes:
     return found
 
 
+def made_by(server: Server) -> int:
+    """Return how many sandboxes the tenant has, and destroy them."""
+    client = server.client()
+    found = client.get("/sandboxes").json()["sandboxes"]
+    for each in found:
+        client.delete(f"/sandboxes/{each['id']}")
+    return len([each for each in found if each["status"] == "running"])
+
+
 def state_of(folder: Path) -> Path:
     """Return a state directory in `folder`, for one server; its templates are everybody's."""
     made = folder / "state"

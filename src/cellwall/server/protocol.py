@@ -9,10 +9,20 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import httptools
+from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from cellwall.model.errors import CapacityError
+from cellwall.server.errors import envelope, headers_of
+from cellwall.wire.answer import one_line
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, Scope
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 _HEADER_BYTES = 64 * 1024
 _URL_BYTES = 16 * 1024
@@ -30,6 +40,30 @@ _REFUSED = (
 
 class TooMuch(Exception):
     """Headers or address above the cap."""
+
+
+class Tunnel(Exception):
+    """A `CONNECT`: this is no proxy, and where such a request ends is a matter of opinion."""
+
+
+async def full(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+    """Answer for the application while there are too many connections: 503, in our envelope."""
+    error = CapacityError(
+        "connections: the server has as many as it takes",
+        retry_after_s=1,
+        remedy="try again, or let the operator raise most_connections",
+    )
+    data = one_line(envelope(error, "")).encode()
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(data)),
+        "connection": "close",
+        **headers_of(error),
+    }
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": 503, "headers": raw})
+    body = b"" if scope["type"] == "http" and scope["method"] == "HEAD" else data
+    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 class Gathering:
@@ -126,6 +160,47 @@ class Connection(HttpToolsProtocol):
         self._slow = None
         self.transport.abort()
 
+    def data_received(self, data: bytes) -> None:
+        """Take what came, as uvicorn, but go on behind an upgrade that is not served."""
+        self._unset_keepalive_if_required()
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = self._parsed(rest)
+        except httptools.HttpParserError:
+            self.logger.warning("Invalid HTTP request received.")
+            self.send_400_response("")
+
+    def _parsed(self, data: memoryview) -> memoryview:
+        """Parse `data`; return what is left of it behind an upgrade that is not served."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._should_upgrade():
+                self.handle_websocket_upgrade()
+            else:
+                self._parse_again()
+                return data[upgrade.args[0] :]
+        return memoryview(b"")
+
+    def _parse_again(self) -> None:
+        """Parse the head once more, without its `Upgrade`, which a server is free to ignore.
+
+        SECURITY: the parser takes a message with an upgrade to end at its head, whatever its length
+        says: its body would be the next request, one that no proxy in front has seen. There is no
+        way to talk it out of that but a parser that never sees the upgrade. The first one was
+        strict: no name or value it gave us has a line end in it.
+        """
+        head = [b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, self._version())]
+        head += [b"%s: %s\r\n" % each for each in self.headers if each[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser.feed_data(b"".join([*head, b"\r\n"]))
+
+    def _version(self) -> bytes:
+        version: str = self.parser.get_http_version()
+        return version.encode()
+
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
@@ -148,6 +223,10 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The headers are whole; hand the application a way to cut the connection."""
+        if self.parser.should_upgrade() and not self._should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise Tunnel
+            return  # `_parse_again` comes here once more
         self._stop_clock()
         extensions: dict[str, Any] = {"cellwall.transport": self.transport}
         self.scope["extensions"] = extensions
@@ -155,6 +234,14 @@ class Connection(HttpToolsProtocol):
         cycle = self.cycle
         if cycle is not None and cycle.transport is self.transport:
             cycle.transport = cast(asyncio.Transport, Gathering(self.transport, self.loop))
+
+    def on_message_complete(self) -> None:
+        """The body is whole; with an upgrade there is none yet, or never."""
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        super()._start_asgi_task(cycle, full if app is service_unavailable else app)
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP, or too much of it, in our envelope."""
@@ -169,6 +256,16 @@ class SocketConnection(WebSocketsSansIOProtocol):
         """Forget it."""
         Connection.forget(self.client[0] if self.client else "")
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came; first the head, which the library only takes from `Connection`, whole.
+
+        It has caps of its own, and takes no body. What it refuses it leaves open, without a word.
+        """
+        super().data_received(data)
+        if not self.handshake_initiated:
+            self.transport.write(_REFUSED)
+            self.transport.close()
 
     async def run_asgi(self) -> None:
         """Hand the application a way to cut the connection."""
