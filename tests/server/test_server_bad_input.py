@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx
 import pytest
 from servers import Server, error_of, new_sandbox
+
+from cellwall.server.app import ENDPOINTS
 
 EXECUTE: list[tuple[str, Any, int]] = [
     ("nothing", {}, 400),
@@ -102,6 +105,28 @@ def test_unknown_things_are_not_found(client: httpx.Client, method: str, path: s
 )  # fmt: skip
 def test_bad_queries_are_refused(client: httpx.Client, query: str) -> None:
     answer = client.get(f"/sandboxes?{query}")
+    assert (answer.status_code, error_of(answer)["code"]) == (400, "usage")
+
+
+def test_no_route_takes_a_query_that_it_does_not_have(client: httpx.Client) -> None:
+    """The server inside of a port has its own; a filter of a list may have any key."""
+    sandbox = new_sandbox(client)
+    made = {"sandbox_id": sandbox, "context": "main"}
+    made["execution_id"] = client.post("/execute", json={"code": "1"}).json()["execution_id"]
+    command = {"argv": ["true"], "background": True}
+    made["command_id"] = client.post(f"/sandboxes/{sandbox}/commands", json=command).json()["id"]
+    for endpoint in ENDPOINTS:
+        if endpoint.method not in {"*", "WS"} and endpoint.scope == "run":
+            path = re.sub(r"\{(\w+)\}", lambda name: made.get(name[1], "none"), endpoint.path)
+            answer = client.request(endpoint.method, f"{path}?colour=red")
+            assert (answer.status_code, error_of(answer)["code"]) == (400, "usage"), endpoint
+    assert client.get(f"/sandboxes/{sandbox}").json()["status"] == "running"
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_very_many_fields_of_a_query_are_refused(client: httpx.Client, method: str) -> None:
+    many = "&".join(f"f{n}=1" for n in range(70))
+    answer = client.request(method, f"/sandboxes/{new_sandbox(client)}/files?path=x&{many}")
     assert (answer.status_code, error_of(answer)["code"]) == (400, "usage")
 
 

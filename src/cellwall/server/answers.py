@@ -50,6 +50,8 @@ class Fault(Shown):
     request_id: str
     reason: str | None = None
     findings: list[Finding] | None = None
+    quota: str | None = None
+    position: int | None = None
 
 
 class Error(Shown):

@@ -90,6 +90,7 @@ async def serve(endpoint: Endpoint, call: Call) -> None:
         await check_ownership(call)
     if endpoint.opens is not None:
         endpoint.opens(call)
+    check_query(endpoint, call)
     call.action = audited.action_of(call, endpoint.method, endpoint.path)
     if endpoint.body is None and call.action is not None:
         await audited.begin(call)
@@ -164,6 +165,15 @@ def parsed(model: type[_M], data: bytes) -> _M:
         return model.model_validate_json(data)
     except ValidationError as error:
         raise explained(error, "body") from None
+
+
+def check_query(endpoint: Endpoint, call: Call) -> None:
+    """Raise `UsageError` for a query that the route does not have; that of a port is its own."""
+    if not call.scope.get("query_string") or endpoint.method == "*":
+        return
+    if endpoint.query is None:
+        raise UsageError("query: this path takes none", remedy="see /docs for the fields")
+    query_of(call, endpoint.query)
 
 
 def query_of(call: Call, model: type[_M]) -> _M:
