@@ -7,11 +7,12 @@ import time
 
 import httpx
 import pytest
-from servers import ALICE, BOB, Server, error_of, new_sandbox
+from servers import ALICE, BOB, Server, error_of, new_sandbox, running
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 ECHO = """
-import base64, hashlib, http.server, json, os, socketserver
+import base64, hashlib, http.server, json, os, socketserver, threading
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -19,6 +20,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def answer(self):
         if self.headers.get("Upgrade", "").lower() == "websocket":
             return self.socket()
+        if self.path == "/silent": threading.Event().wait()
+        if self.path.startswith("/raw/"):
+            self.wfile.write(bytes.fromhex(self.path[5:])); self.close_connection = True; return
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length)
         if self.path.startswith("/redirect"):
@@ -62,6 +66,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             data = bytes(b ^ mask[i % 4] for i, b in enumerate(self.rfile.read(size)))
             if head[0] & 15 == 8:
                 self.wfile.write(bytes([0x88, len(data)]) + data); return
+            if head[0] & 15 == 2 and data[:6] == b"close:":
+                self.wfile.write(bytes([0x88, len(data) - 6]) + data[6:]); return
+            if data == b"break off": return
             self.wfile.write(bytes([head[0], len(data)]) + data); self.wfile.flush()
 
 class Server(socketserver.ThreadingMixIn, http.server.HTTPServer): daemon_threads = True
@@ -70,8 +77,7 @@ Server(("127.0.0.1", 8000), Handler).serve_forever()
 """
 
 
-@pytest.fixture(scope="module")
-def inner(server: Server) -> tuple[str, str]:
+def served(server: Server) -> tuple[str, str]:
     """Return the path of a server inside, and its environment."""
     client = server.client()
     sandbox = f"/sandboxes/{new_sandbox(client)}"
@@ -86,6 +92,11 @@ def inner(server: Server) -> tuple[str, str]:
     with client.stream("GET", f"{sandbox}/commands/{made['id']}/events") as answer:
         environment = next(answer.iter_lines())
     return f"{sandbox}/ports/8000", environment
+
+
+@pytest.fixture(scope="module")
+def inner(server: Server) -> tuple[str, str]:
+    return served(server)
 
 
 @pytest.fixture
@@ -112,6 +123,41 @@ def test_our_bearer_stays_outside(server: Server, inner: tuple[str, str]) -> Non
     seen = server.client(None).get(f"{inner[0]}/", headers=headers).json()
     assert "authorization" not in seen["headers"]
     assert ALICE not in str(seen)
+
+
+@pytest.mark.parametrize("key", [ALICE, BOB])
+def test_our_bearer_beside_our_key_stays_outside(
+    client: httpx.Client, inner: tuple[str, str], key: str
+) -> None:
+    """Control: a bearer that is no key of ours is the inside's own."""
+    seen = client.get(f"{inner[0]}/", headers={"Authorization": f"bearer  {key}"}).json()
+    assert "authorization" not in seen["headers"]
+    assert key not in str(seen)
+    seen = client.get(f"{inner[0]}/", headers={"Authorization": "Bearer its-own"}).json()
+    assert seen["headers"]["authorization"] == "Bearer its-own"
+
+
+def test_bearer_of_the_inside_passes_beside_a_token(server: Server, inner: tuple[str, str]) -> None:
+    """Only beside one that opens this port: other bearers are refused keys, and counted."""
+    path = inner[0]
+    signing = f"{path.partition('/ports/')[0]}/ports/sign"
+    token, other = (
+        server.client().post(signing, json={"port": port}).json()["token"] for port in (8000, 80)
+    )
+    stranger, own = server.client(None), {"Authorization": "Bearer its-own"}
+    for found in (
+        stranger.get(f"{path}/", headers={"X-Cellwall-Token": token, **own}),
+        stranger.get(f"{path}/?cellwall_token={token}", headers=own),
+    ):
+        assert found.json()["headers"]["authorization"] == "Bearer its-own"
+        assert token not in found.text
+    ours = {"X-Cellwall-Token": token, "Authorization": f"Bearer {ALICE}"}
+    assert "authorization" not in stranger.get(f"{path}/", headers=ours).json()["headers"]
+    for wrong in (other, token[:-6] + "AAAAAA", ""):
+        answer = stranger.get(f"{path}/", headers={"X-Cellwall-Token": wrong, **own})
+        assert answer.status_code in {401, 429}
+    asked = stranger.get(path.partition("/ports/")[0], headers={"X-Cellwall-Token": token, **own})
+    assert asked.status_code in {401, 429}
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS"])
@@ -147,6 +193,61 @@ def test_bad_answers_are_502_or_cleaned(client: httpx.Client, inner: tuple[str, 
     assert "x-a" not in split.headers
 
 
+def raw(answer: bytes) -> str:
+    """Return a path at which the server inside says just that."""
+    return f"/raw/{answer.hex()}"
+
+
+@pytest.mark.parametrize("status", [600, 700, 999])
+def test_status_that_is_none_is_502(
+    client: httpx.Client, inner: tuple[str, str], status: int
+) -> None:
+    said = b"HTTP/1.1 %d X\r\nContent-Length: 2\r\n\r\nok" % status
+    answer = client.get(inner[0] + raw(said))
+    assert (answer.status_code, error_of(answer)["code"]) == (502, "port_protocol")
+    assert client.get(inner[0] + raw(said.replace(b"%d" % status, b"599"))).text == "ok"
+
+
+@pytest.mark.parametrize("status", [204, 304])
+def test_length_of_a_body_that_never_comes_is_dropped(
+    client: httpx.Client, inner: tuple[str, str], status: int
+) -> None:
+    answer = client.get(inner[0] + raw(b"HTTP/1.1 %d X\r\nContent-Length: 9\r\n\r\n" % status))
+    assert (answer.status_code, answer.content) == (status, b"")
+    assert "content-length" not in answer.headers
+
+
+def test_chunks_count_and_not_the_length_beside_them(
+    client: httpx.Client, inner: tuple[str, str]
+) -> None:
+    said = b"Content-Length: 9\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"
+    answer = client.get(inner[0] + raw(b"HTTP/1.1 200 X\r\n" + said))
+    assert (answer.status_code, answer.text) == (200, "ok")
+
+
+def test_value_with_white_space_behind_it_passes(server: Server, inner: tuple[str, str]) -> None:
+    head = f"GET {inner[0]}/ HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {ALICE}\r\n"
+    answer = server.raw(f"{head}X-Foo: bar \t\r\nConnection: close\r\n\r\n".encode())
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b'"x-foo": "bar"' in answer
+
+
+def test_body_that_is_refused_is_refused_while_the_inside_waits(
+    server: Server, inner: tuple[str, str]
+) -> None:
+    head = f"POST {inner[0]}/silent HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {ALICE}\r\n"
+    answer = server.raw(f"{head}Content-Length: 2000000000\r\n\r\n".encode())
+    assert answer.startswith(b"HTTP/1.1 413 "), answer
+
+
+def test_body_that_does_not_come_is_refused_while_the_inside_waits() -> None:
+    with running(body_s=1) as server:
+        head = f"POST {served(server)[0]}/silent HTTP/1.1\r\nHost: localhost\r\n"
+        with server.connect() as sock:
+            sock.sendall(f"{head}X-API-Key: {ALICE}\r\nContent-Length: 9\r\n\r\n".encode())
+            assert sock.recv(65_536).startswith(b"HTTP/1.1 408 ")
+
+
 def test_nobody_there_is_502(client: httpx.Client, inner: tuple[str, str]) -> None:
     answer = client.get(inner[0].replace("8000", "8001") + "/")
     assert (answer.status_code, error_of(answer)["code"]) == (502, "port_unreachable")
@@ -166,6 +267,28 @@ def test_websocket_passes_both_ways(server: Server, inner: tuple[str, str]) -> N
         assert socket.recv(timeout=10) == "text"
         socket.send(b"\x00\xff")
         assert socket.recv(timeout=10) == b"\x00\xff"
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "reason"),
+    [
+        (b"close:\x03\xe8", 1000, ""),
+        (b"close:\x0f\xa1why \xc3\xa4", 4001, "why ä"),
+        (b"close:", 1000, ""),
+        (b"close:\x03\xed", 1011, ""),  # 1005, which is never sent
+        (b"break off", 1011, ""),
+    ],
+)
+def test_websocket_is_closed_as_the_inside_closes_it(
+    server: Server, inner: tuple[str, str], said: bytes, code: int, reason: str
+) -> None:
+    address = f"ws://127.0.0.1:{server.port}{inner[0]}/socket"
+    with connect(address, additional_headers={"X-API-Key": ALICE}) as socket:
+        socket.send(said)
+        with pytest.raises(ConnectionClosed) as raised:
+            socket.recv(timeout=10)
+    assert raised.value.rcvd is not None
+    assert (raised.value.rcvd.code, raised.value.rcvd.reason) == (code, reason)
 
 
 def test_port_needs_a_key_or_its_own_token(server: Server, inner: tuple[str, str]) -> None:

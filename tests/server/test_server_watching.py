@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,33 @@ def test_callers_cannot_make_series(watched: Server) -> None:
     page = scrape(watched)
     assert page.count("cellwall_requests_total{") < 120
     assert "/nowhere/" not in page
+
+
+ANY_STATUS = """
+import http.server
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(int(self.path[1:])); self.end_headers()
+http.server.HTTPServer(("127.0.0.1", 8000), Handler).serve_forever()
+"""
+
+
+def test_servers_inside_cannot_make_series(watched: Server) -> None:
+    """What they choose is counted by its class; what we answer in their place is our own."""
+    client = watched.client()
+    sandbox = f"/sandboxes/{new_sandbox(client)}"
+    client.post(
+        f"{sandbox}/commands", json={"argv": ["python", "-c", ANY_STATUS], "background": True}
+    )
+    deadline = time.monotonic() + 20
+    while client.get(f"{sandbox}/ports/8000/200").status_code == 502:
+        assert time.monotonic() < deadline
+    for status in range(400, 440):
+        assert client.get(f"{sandbox}/ports/8000/{status}").status_code == status
+    assert client.get(f"{sandbox}/ports/8001/").status_code == 502
+    page = scrape(watched)
+    series = re.findall(r'cellwall_requests_total{.*/ports/.*,status="(\w+)"}', page)
+    assert sorted(set(series)) == ["2xx", "4xx", "502"]
 
 
 def test_a_row_of_limit_hits_is_flagged(watched: Server) -> None:

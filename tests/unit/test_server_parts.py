@@ -16,11 +16,11 @@ from cellwall.engine.quotas import Quotas, Tenants
 from cellwall.model import errors as model_errors
 from cellwall.model.errors import CapacityError, CellwallError, NotFound, UsageError
 from cellwall.model.limits import Limits
-from cellwall.server import asked, tokens
+from cellwall.server import answers, asked, tokens
 from cellwall.server.downloads import _span, attachment
 from cellwall.server.endpoint import parsed
 from cellwall.server.errors import HttpError, envelope, headers_of, status_of
-from cellwall.server.forwarding import from_inside, query_for_inside, to_inside, token_of
+from cellwall.server.forwarding import from_inside, port_token, query_for_inside, to_inside
 from cellwall.server.guards import allowed_hosts, read_headers
 from cellwall.server.keys import Failures
 from cellwall.server.paths import check_name
@@ -117,8 +117,14 @@ def test_nothing_dangerous_comes_out() -> None:
 def test_our_token_is_taken_out_of_the_query() -> None:
     assert query_for_inside(b"a=1&cellwall_token=t&b=%2F") == b"a=1&b=%2F"
     assert query_for_inside(b"a=%zz&&b") == b"a=%zz&&b"
-    assert token_of(b"a=1&cellwall_token=t") == "t"
-    assert token_of(b"") is None
+    assert port_token({}, b"a=1&cellwall_token=t") == "t"
+    assert port_token({"x-cellwall-token": "h"}, b"cellwall_token=t") == "h"
+    assert port_token({}, b"") is None
+
+
+def test_white_space_around_a_value_is_not_passed_on() -> None:
+    """HTTP allows it there; the parser of requests leaves it, the writer of requests refuses it."""
+    assert (b"x-a", b"b c") in to_inside([(b"x-a", b" \tb c \t")], 80, has_our_bearer=False)
 
 
 # -- requests ------------------------------------------------------------------------------------
@@ -177,11 +183,18 @@ def test_every_error_has_the_one_shape(error: CellwallError) -> None:
     body = envelope(error, "id")
     assert set(body) == {"error"}
     assert {"code", "message", "remedy", "request_id"} <= set(body["error"])
+    answers.Error.model_validate(body)
     assert 400 <= status_of(error) < 600
     if type(error) is not CellwallError and status_of(error) == 500:
         assert error.code == "sandbox_broken"
     if isinstance(error, CapacityError):
         assert headers_of(error) == {"retry-after": "3"}
+
+
+def test_place_in_the_queue_is_in_the_shape_too() -> None:
+    error = CapacityError("m", retry_after_s=1)
+    error.position = 3
+    assert answers.Error.model_validate(envelope(error, "id")).error.position == 3
 
 
 def test_unexpected_errors_keep_their_words() -> None:

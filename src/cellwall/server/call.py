@@ -53,6 +53,7 @@ class Call:
         "has_answered",
         "headers",
         "held",
+        "is_passed_on",
         "object",
         "origin",
         "params",
@@ -99,6 +100,8 @@ class Call:
         self.claims: Mapping[str, Any] = {}
         """What a token of ours that stands for a key allows, once it was opened."""
         self.has_answered = False
+        self.is_passed_on = False
+        """Whether its status is what a server inside said."""
         self.held: Held | None = None
         """Its body, as far as it was read to be kept; counted until `close`, or longer."""
         self._body_read = False

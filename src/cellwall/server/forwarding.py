@@ -8,7 +8,7 @@ its page.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from urllib.parse import parse_qsl, urlencode
 
 Headers = list[tuple[bytes, bytes]]
@@ -39,7 +39,7 @@ def to_inside(raw: Iterable[tuple[bytes, bytes]], port: int, *, has_our_bearer: 
             continue
         if name == b"authorization" and has_our_bearer:
             continue
-        headers.append((name, value))
+        headers.append((name, value.strip(b" \t")))  # the parser leaves what stands behind it
     return headers
 
 
@@ -87,9 +87,13 @@ def query_for_inside(raw: bytes) -> bytes:
     return urlencode([pair for pair in pairs if pair[0] != TOKEN_FIELD]).encode()
 
 
-def token_of(raw: bytes) -> str | None:
-    """Return our token from a query."""
-    for name, value in parse_qsl(raw.decode("latin-1")):
+def port_token(headers: Mapping[str, str], query: bytes) -> str | None:
+    """Return the token for a port that a request carries, or None."""
+    return headers.get("x-cellwall-token") or _token_of(query)
+
+
+def _token_of(query: bytes) -> str | None:
+    for name, value in parse_qsl(query.decode("latin-1")):
         if name == TOKEN_FIELD:
             return value
     return None

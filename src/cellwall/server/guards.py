@@ -12,11 +12,13 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from cellwall.model.errors import FileError
+from cellwall.model.errors import FileError, NotFound
 from cellwall.model.ids import new_id
+from cellwall.server import tokens
 from cellwall.server.call import Call, ClientGone, unauthorized
 from cellwall.server.errors import HttpError, envelope, headers_of, status_of
 from cellwall.server.failures import let_go, tell
+from cellwall.server.forwarding import port_token
 from cellwall.server.origin import ORIGIN
 from cellwall.server.settings import LOOPBACK
 from cellwall.server.tokens import TokenRefused
@@ -152,7 +154,9 @@ class Guard:
             call.principal = self._find(presented, call)
             if call.principal is not None:
                 return
-        if path in PUBLIC or (presented is None and _TOKEN_PATHS.match(path)):
+        if path in PUBLIC:
+            return
+        if _TOKEN_PATHS.match(path) and (presented is None or self._is_of_inside(call)):
             return
         client = call.scope.get("client")
         wait_s = self._state.failures.wait_s(client[0] if client else "unix")
@@ -168,6 +172,23 @@ class Guard:
         refusal = unauthorized()
         refusal.headers["connection"] = "close"
         raise refusal
+
+    def _is_of_inside(self, call: Call) -> bool:
+        """Report whether its bearer is for the server inside, which is no key of ours.
+
+        So it is beside a token that opens that port. Only beside one that we signed: guessing keys
+        beside any other is slowed down as everywhere.
+        """
+        token = port_token(call.headers, call.scope.get("query_string", b""))
+        if token is None or "x-api-key" in call.headers or bearer_of(call.headers) is None:
+            return False
+        try:
+            claims = tokens.opened(self._state.signing_key, "port", token)
+        except NotFound:
+            return False
+        opened = f"/sandboxes/{claims['sandbox']}/ports/{claims['port']}/"
+        path: str = call.scope["path"]
+        return f"{path}/".startswith(opened)
 
     def _find(self, presented: str, call: Call) -> Principal | None:
         found = self._state.keys.find(presented)
@@ -186,14 +207,20 @@ def presented_key(call: Call) -> str | None:
     key = call.headers.get("x-api-key")
     if key is not None:
         return key
-    kind, _, key = call.headers.get("authorization", "").partition(" ")
-    if kind.lower() == "bearer":
-        return key.strip()
+    key = bearer_of(call.headers)
+    if key is not None:
+        return key
     if call.scope["type"] == "websocket":
         for each in call.headers.get("sec-websocket-protocol", "").split(","):
             if each.strip().startswith("key."):
                 return each.strip()[4:]
     return None
+
+
+def bearer_of(headers: Mapping[str, str]) -> str | None:
+    """Return what `Authorization: Bearer` carries, or None."""
+    kind, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if kind.lower() == "bearer" else None
 
 
 def read_headers(raw: list[tuple[bytes, bytes]]) -> tuple[dict[str, str], HttpError | None]:

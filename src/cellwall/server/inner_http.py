@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import h11
 
-from cellwall.model.errors import CellwallError, PortError
+from cellwall.model.errors import CellwallError, PortError, UsageError
 from cellwall.server.call import ClientGone
 from cellwall.server.errors import HttpError
 from cellwall.server.forwarding import Headers, from_inside, to_inside
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _STEP_BYTES = 64 * 1024
 _HEAD_BYTES = 64 * 1024
+_STATUSES = range(200, 600)
+_BODILESS = frozenset({204, 304})
 
 
 class Exchange:
@@ -36,8 +38,12 @@ class Exchange:
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
 
     async def run(self, target: bytes, *, has_our_bearer: bool) -> None:
-        """Pass it on and back. Raises `ClientGone`, 502, `PortError`."""
-        sending = asyncio.ensure_future(self._send(target, has_our_bearer=has_our_bearer))
+        """Pass it on and back.
+
+        Raises `ClientGone`, 502, `PortError`; 400, 408 and 413 for what is asked.
+        """
+        head = self._head(target, has_our_bearer=has_our_bearer)
+        sending = asyncio.ensure_future(self._send(head))
         try:
             await unless_gone(self._call, self._answer(sending))
         except h11.RemoteProtocolError as error:
@@ -51,7 +57,7 @@ class Exchange:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
 
-    async def _send(self, target: bytes, *, has_our_bearer: bool) -> None:
+    def _head(self, target: bytes, *, has_our_bearer: bool) -> h11.Request:
         call = self._call
         headers = to_inside(
             call.scope["headers"], self._connection.port, has_our_bearer=has_our_bearer
@@ -63,8 +69,16 @@ class Exchange:
             (b"x-forwarded-proto", call.scope["scheme"].encode()),
             (b"connection", b"close"),
         ]
-        request = h11.Request(method=call.scope["method"], target=target, headers=headers)
-        await self._write(request)
+        try:
+            return h11.Request(method=call.scope["method"], target=target, headers=headers)
+        except h11.LocalProtocolError as error:
+            raise UsageError(
+                f"request: it cannot be passed on: {error}", remedy="use an HTTP client"
+            ) from None
+
+    async def _send(self, head: h11.Request) -> None:
+        call = self._call
+        await self._write(head)
         async for piece in call.pieces(call.settings.upload_bytes):
             await self._write(h11.Data(data=piece))
         await self._write(h11.EndOfMessage())
@@ -110,18 +124,18 @@ class Exchange:
                 return
 
     async def _start(self, response: h11.Response) -> None:
-        call = self._call
+        call, status = self._call, response.status_code
+        if status not in _STATUSES:
+            raise h11.RemoteProtocolError(f"its status is {status}")
         # Iterated, h11's headers have lower-case names.
-        headers = from_inside(list(response.headers), self._connection.port, self._prefix)
-        headers += [each for each in response.headers if each[0] == b"content-length"]
+        raw = list(response.headers)
+        headers = from_inside(raw, self._connection.port, self._prefix)
+        # Where it does not say how long the body is, uvicorn must not take it for that.
+        if status not in _BODILESS and not any(name == b"transfer-encoding" for name, _ in raw):
+            headers += [each for each in raw if each[0] == b"content-length"]
         call.has_answered = True
-        await call.send(
-            {
-                "type": "http.response.start",
-                "status": response.status_code,
-                "headers": headers,
-            }
-        )
+        call.is_passed_on = True
+        await call.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _next(self, sending: asyncio.Task[None]) -> h11.Event:
         """Return the next event of the answer, reading as much as it needs."""
@@ -148,11 +162,13 @@ class Exchange:
 
     def _check(self, sending: asyncio.Task[None]) -> None:
         error = None if sending.cancelled() else sending.exception()
+        if error is None:
+            return
         if isinstance(error, ClientGone):
             raise error
+        # A server may answer without having read the request: then its answer counts. But what is
+        # wrong with the request itself is said by us, for the inside waits for the rest of it.
         is_stalled = isinstance(error, PortError) and error.reason == "timeout"
-        if error is not None and is_stalled and not self._call.has_answered:
-            raise error
-        # A server may answer without having read the request: then its answer counts.
-        if error is not None and not isinstance(error, (CellwallError, h11.LocalProtocolError)):
+        is_ours = (is_stalled or isinstance(error, HttpError)) and not self._call.has_answered
+        if is_ours or not isinstance(error, (CellwallError, h11.LocalProtocolError)):
             raise error

@@ -8,11 +8,12 @@ waits for the one before it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidHandshake
-from websockets.frames import Frame, Opcode
+from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
@@ -128,17 +129,26 @@ class InnerSocket:
             for event in self._inner.events_received():
                 if isinstance(event, Frame):
                     await self._take(event)
-            await self._flush()
             if self._inner.state is not State.OPEN:
-                code = self._inner.close_code
-                # 1006 and its like stand for a lost connection; they are never sent.
-                await self._outer.close(code if code is not None and code != 1006 else 1011)
+                await self._pass_close()
                 return
+            await self._flush()
             data = await self._connection.read(_STEP_BYTES)
             if data:
                 self._inner.receive_data(data)
             else:
                 self._inner.receive_eof()
+
+    async def _pass_close(self) -> None:
+        said = self._inner.close_rcvd
+        if said is None:  # it broke off, or the protocol
+            await self._outer.close(1011)
+        elif said.code == CloseCode.NO_STATUS_RCVD:  # this stands for none, and is never sent
+            await self._outer.close(1000)
+        else:
+            await self._outer.close(said.code, said.reason)
+        with contextlib.suppress(PortError):  # it need not wait for ours
+            await self._flush()
 
     async def _take(self, frame: Frame) -> None:
         if frame.opcode in {Opcode.TEXT, Opcode.BINARY}:

@@ -75,7 +75,7 @@ class Watch:
         if self.metrics is not None:
             shown = self._method(method)
             self.metrics.requests.observe(seconds, shown, route)
-            self.metrics.statuses.add(shown, route, str(call.status))
+            self.metrics.statuses.add(shown, route, _status_of(call))
         if self.tracing is not None:
             self.tracing.answered(call, method)
 
@@ -141,6 +141,11 @@ def _metrics(redactor: Redactor) -> Metrics:
     from cellwall.server.metrics import Metrics
 
     return Metrics(redactor)
+
+
+def _status_of(call: Call) -> str:
+    """Return its status for a label: of what a server inside chooses freely, the class."""
+    return f"{call.status // 100}xx" if call.is_passed_on else str(call.status)
 
 
 def who_of(call: Call) -> str:

@@ -13,7 +13,8 @@ from cellwall.server import answers, tokens
 from cellwall.server.call import unauthorized
 from cellwall.server.endpoint import Answer, Endpoint, body_of, sandbox
 from cellwall.server.errors import HttpError
-from cellwall.server.forwarding import query_for_inside, token_of
+from cellwall.server.forwarding import port_token, query_for_inside
+from cellwall.server.guards import bearer_of
 from cellwall.server.inner_http import Exchange
 from cellwall.server.inner_socket import InnerSocket
 from cellwall.server.ownership import owned
@@ -45,8 +46,7 @@ async def forward(call: Call) -> None:
     record = _opened(call, port)
     prefix = f"/sandboxes/{record.id}/ports/{port}"
     target = _target(call, prefix)
-    bearer = call.headers.get("authorization", "")
-    has_our_bearer = call.principal is not None and bool(bearer) and "x-api-key" not in call.headers
+    has_our_bearer = _has_our_bearer(call)
     connection = await _connected(record, port)
     try:
         if call.scope["type"] == "websocket":
@@ -63,13 +63,22 @@ def _opened(call: Call, port: int) -> SandboxRecord:
     """Return the sandbox if the caller's key or token opens this port of it."""
     if call.principal is not None:
         return sandbox(call)
-    token = call.headers.get("x-cellwall-token") or token_of(call.scope.get("query_string", b""))
+    token = port_token(call.headers, call.scope.get("query_string", b""))
     if token is None:
         raise unauthorized()
     claims = tokens.opened(call.state.signing_key, "port", token)
     wanted = call.params["sandbox_id"]
     owner = claims["owner"] if (claims["sandbox"], claims["port"]) == (wanted, port) else ""
     return owned(call.state.sandboxes.all, owner, "sandbox", wanted)
+
+
+def _has_our_bearer(call: Call) -> bool:
+    """Report whether its bearer is a key of ours, be it what let the call in or not."""
+    bearer = bearer_of(call.headers)
+    if bearer is None:
+        return False
+    has_let_it_in = call.principal is not None and "x-api-key" not in call.headers
+    return has_let_it_in or call.state.keys.find(bearer) is not None
 
 
 def _port(text: str) -> int:
