@@ -7,7 +7,7 @@ import time
 
 import httpx
 import pytest
-from servers import Server, error_of, lines_of, new_sandbox, run_cell
+from servers import Server, error_of, lines_of, new_sandbox, run_cell, running
 
 OBJECT = {
     "id", "name", "status", "language", "template", "created_at", "expires_at", "isolation",
@@ -66,6 +66,25 @@ def test_list_filters_and_pages(client: httpx.Client) -> None:
     client.delete(f"/sandboxes/{made[0]}")
     running = client.get("/sandboxes", params={"metadata.batch": "pages", "state": "running"})
     assert made[0] not in [each["id"] for each in running.json()["sandboxes"]]
+
+
+def test_pages_go_on_behind_what_has_expired() -> None:
+    with running(retention_s=0.5) as brief:
+        client = brief.client()
+        made = [new_sandbox(client) for _ in range(3)]
+        first = client.get("/sandboxes", params={"limit": 1}).json()
+        assert [each["id"] for each in first["sandboxes"]] == made[2:]
+        client.delete(f"/sandboxes/{made[2]}")
+        while client.get(f"/sandboxes/{made[2]}").status_code != 404:
+            pass
+        rest = client.get("/sandboxes", params={"after": first["next"]}).json()
+        assert [each["id"] for each in rest["sandboxes"]] == made[1::-1]
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "nan-x", "inf-x", "12", "-1-x"])
+def test_what_is_no_cursor_is_refused(client: httpx.Client, cursor: str) -> None:
+    answer = client.get("/sandboxes", params={"after": cursor})
+    assert (answer.status_code, error_of(answer)["code"]) == (400, "usage")
 
 
 def test_life_is_extended_from_now_and_clipped(client: httpx.Client, sandbox: str) -> None:

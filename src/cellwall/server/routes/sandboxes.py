@@ -5,12 +5,14 @@ Not their contexts, commands and files, which have modules of their own.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.admission import Cost
 from cellwall.engine.contexts import MAIN
 from cellwall.engine.requests import check_tools, may_call
 from cellwall.languages import registry
+from cellwall.model.errors import UsageError
 from cellwall.server import answers, asked
 from cellwall.server.endpoint import Answer, Endpoint, body_of, query_of, sandbox
 from cellwall.server.idempotency import gone
@@ -119,20 +121,38 @@ async def index(call: Call) -> None:
     """`GET /sandboxes`, newest first."""
     query = query_of(call, ListQuery)
     wanted = {k.removeprefix("metadata."): v for k, v in (query.model_extra or {}).items()}
-    newest = reversed(list(call.state.sandboxes.all.values()))
-    mine = [record for record in newest if record.owner == call.owner]
-    if query.after is not None:
-        ids = [record.id for record in mine]
-        mine = mine[ids.index(query.after) + 1 :] if query.after in ids else []
+    before = None if query.after is None else _place_of(query.after)
+    mine = [each for each in call.state.sandboxes.all.values() if each.owner == call.owner]
     found = [
         record
-        for record in mine
-        if (query.state is None or record.status == query.state)
+        for record in sorted(mine, key=_place, reverse=True)
+        if (before is None or _place(record) < before)
+        and (query.state is None or record.status == query.state)
         and all(record.metadata.get(key) == value for key, value in wanted.items())
     ]
     page = found[: query.limit]
-    more = page[-1].id if len(found) > query.limit else None
+    more = _cursor(page[-1]) if len(found) > query.limit else None
     await call.answer({"sandboxes": [record.as_json() for record in page], "next": more})
+
+
+def _place(record: SandboxRecord) -> tuple[float, str]:
+    return record.created_at, record.id
+
+
+def _cursor(record: SandboxRecord) -> str:
+    """Return what `_place_of` makes its place of, also when the record is there no longer."""
+    return f"{record.created_at!r}-{record.id}"
+
+
+def _place_of(cursor: str) -> tuple[float, str]:
+    at, dash, sandbox_id = cursor.partition("-")
+    try:
+        found = float(at)
+    except ValueError:
+        found = math.nan
+    if not dash or not math.isfinite(found):
+        raise UsageError("after: it is no cursor of this list", remedy="give what `next` said")
+    return found, sandbox_id
 
 
 async def get(call: Call) -> None:
