@@ -7,6 +7,7 @@ code and goes into a file of ours only under a name the caller gave.
 from __future__ import annotations
 
 import builtins
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
@@ -62,14 +63,14 @@ class Files:
 
     async def write(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
         """Write a whole file, parents included; it appears at once. Return its size."""
-        data = content.encode() if isinstance(content, str) else bytes(content)
+        data = local_files.check_content(content)
         params = {"path": check_path(path), "mode": _octal(mode)}
         answer = await self._live.json(Ask("PUT", "/files", params, content=data, is_held=True))
         return int(answer["size"])
 
     async def append(self, path: str, content: str | bytes) -> None:
         """Append to a file, making it if need be."""
-        data = content.encode() if isinstance(content, str) else bytes(content)
+        data = local_files.check_content(content)
         params = {"path": check_path(path), "append": True}
         await self._live.json(
             Ask("PUT", "/files", params, content=data, is_held=True, is_repeatable=False)
@@ -187,14 +188,18 @@ class Files:
         Only regular files and directories arrive; links and special files are left out.
         """
         progress = local_files.Progress(on_progress)
-        pieces = self.stream_dir(remote)
-        return await local_files.unpack(Path(local), pieces, most_bytes, progress)
+        async with contextlib.aclosing(self.stream_dir(remote)) as pieces:
+            return await local_files.unpack(Path(local), pieces, most_bytes, progress)
 
     async def stream_dir(self, remote: str) -> AsyncGenerator[bytes, None]:
-        """Yield a directory as a tar stream. Hostile bytes: do not extract them carelessly."""
+        """Yield a directory as a tar stream. Hostile bytes: do not extract them carelessly.
+
+        Left early it has to be closed (`contextlib.aclosing`): until then nothing else is heard.
+        """
         ask = Ask("GET", "/files/archive", {"path": check_path(remote)})
-        async for piece in self._live.pieces(ask):
-            yield piece
+        async with contextlib.aclosing(self._live.pieces(ask)) as pieces:
+            async for piece in pieces:
+                yield piece
 
 
 def check_path(path: str) -> str:

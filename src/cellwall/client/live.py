@@ -6,7 +6,8 @@ that it has ended, it stays so here.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -54,11 +55,12 @@ class Live:
             self.ended()
             raise
 
-    async def pieces(self, ask: Ask) -> AsyncIterator[bytes]:
-        """Yield the bytes of an answer."""
+    async def pieces(self, ask: Ask) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes of an answer; closed early, it closes the connection."""
         try:
-            async for data in self.transport.pieces(self._here(ask)):
-                yield data
+            async with contextlib.aclosing(self.transport.pieces(self._here(ask))) as pieces:
+                async for data in pieces:
+                    yield data
         except SandboxUnavailable:
             self.ended()
             raise

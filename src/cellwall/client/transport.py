@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -149,7 +149,7 @@ class Transport:
         finally:
             await response.aclose()
 
-    async def pieces(self, ask: Ask) -> AsyncIterator[bytes]:
+    async def pieces(self, ask: Ask) -> AsyncGenerator[bytes, None]:
         """Yield the body of an answer as it comes. Raises ServerUnreachable if it breaks off."""
         try:
             async with self.stream(ask) as response:

@@ -81,7 +81,7 @@ class Files:
     async def _ask(self, op: str, path: str, body: bytes = b"", **fields: object) -> Reply:
         self._live.check_alive()
         self._live.touch()
-        with _translated(f"{op} {path!r}"):
+        with self._translated(f"{op} {path!r}"):
             return await self._live.channel.request(op, body, path=check_path(path), **fields)
 
     @overload
@@ -97,12 +97,12 @@ class Files:
         """Return a file's content."""
         self._live.check_alive()
         self._live.touch()
-        with _translated(f"file_read {path!r}"):
+        with self._translated(f"file_read {path!r}"):
             return await read_file(self._live, check_path(path), READ_CAP_BYTES)
 
     async def write(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
         """Write a whole file, parents included; atomic up to 32 MiB. Return its size."""
-        data = content.encode() if isinstance(content, str) else bytes(content)
+        data = local_files.check_content(content)
         for start in range(0, max(1, len(data)), FILE_CAP_BYTES):
             await self._ask(
                 "file_write",
@@ -117,7 +117,7 @@ class Files:
 
     async def append(self, path: str, content: str | bytes) -> None:
         """Append to a file, making it if need be."""
-        data = content.encode() if isinstance(content, str) else bytes(content)
+        data = local_files.check_content(content)
         for start in range(0, max(1, len(data)), FILE_CAP_BYTES):
             step = data[start : start + FILE_CAP_BYTES]
             await self._ask("file_write", path, step, append=True, parents=True, mode=None)
@@ -125,8 +125,8 @@ class Files:
     async def stat(self, path: str) -> FileEntry:
         """Describe one file; links are described, not followed."""
         reply = await self._ask("file_stat", path)
-        with _translated(f"file_stat {path!r}"):
-            return FileEntry.parse(strict_json(reply.body) if reply.body else reply.header)
+        with self._translated(f"file_stat {path!r}"):
+            return _entry(strict_json(reply.body) if reply.body else reply.header)
 
     async def exists(self, path: str) -> bool:
         """Report whether there is something of that name."""
@@ -145,11 +145,11 @@ class Files:
     async def listing(self, path: str = ".", *, depth: int = 1, limit: int = 1000) -> Listing:
         """Do what `list` does, and say whether there were more entries."""
         reply = await self._ask("file_list", path, depth=depth, limit=limit)
-        with _translated(f"file_list {path!r}"):
+        with self._translated(f"file_list {path!r}"):
             entries = strict_json(reply.body)
             if not isinstance(entries, builtins.list):
                 raise FrameError("file_list: not a list")
-            found = [FileEntry.parse(entry) for entry in entries]
+            found = [_entry(entry) for entry in entries]
         return Listing(found, bool(reply.header.get("truncated")))
 
     async def mkdir(self, path: str, *, parents: bool = True) -> None:
@@ -170,7 +170,7 @@ class Files:
         """Return up to `length` bytes (at most 1 MiB) from `offset`."""
         self._live.check_alive()
         self._live.touch()
-        with _translated(f"file_read {path!r}"):
+        with self._translated(f"file_read {path!r}"):
             return await transfers.read_piece(self._live, check_path(path), offset, length)
 
     async def read_stream(
@@ -178,7 +178,7 @@ class Files:
     ) -> AsyncIterator[bytes]:
         """Yield exactly `length` bytes from `offset` of one file (that of `inode`), or raise."""
         self._live.check_alive()
-        with _translated(f"file_read {path!r}"):
+        with self._translated(f"file_read {path!r}"):
             name = check_path(path)
             async for data in transfers.read_stream(self._live, name, offset, length, inode):
                 self._live.touch()
@@ -189,20 +189,29 @@ class Files:
     ) -> int:
         """Write a file of any size, parents included; it appears at once. Return its size."""
         self._live.check_alive()
-        with _translated(f"file_write {path!r}"):
-            return await transfers.write_stream(self._live, check_path(path), pieces, mode)
+        with self._translated(f"file_write {path!r}"):
+            name = check_path(path)
+            return await transfers.write_stream(self._live, name, self._noted(pieces), mode)
 
     async def append_stream(self, path: str, pieces: AsyncIterable[bytes]) -> int:
         """Append to a file, making it if need be; return the number of bytes."""
         self._live.check_alive()
-        with _translated(f"file_write {path!r}"):
-            return await transfers.append_stream(self._live, check_path(path), pieces)
+        with self._translated(f"file_write {path!r}"):
+            name = check_path(path)
+            return await transfers.append_stream(self._live, name, self._noted(pieces))
 
     async def put_tree(self, path: str, pieces: AsyncIterable[bytes]) -> tuple[int, int]:
         """Unpack a tar stream below `path`; return the numbers of files and bytes."""
         self._live.check_alive()
-        with _translated(f"tree_put {path!r}"):
-            return await transfers.put_tree(self._live, check_path(path), pieces)
+        with self._translated(f"tree_put {path!r}"):
+            name = check_path(path)
+            return await transfers.put_tree(self._live, name, self._noted(pieces))
+
+    async def _noted(self, pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+        """Pass them on: who sends is not idle, however small the pieces are."""
+        async for piece in pieces:
+            self._live.touch()
+            yield piece
 
     def watch(self, path: str = ".", *, recursive: bool = True) -> Watch:
         """Return the changes in a directory as they come: `async for change in …`.
@@ -261,20 +270,26 @@ class Files:
         Only regular files and directories arrive; links and special files are left out.
         """
         progress = local_files.Progress(on_progress)
-        pieces = self.stream_dir(remote)
-        return await local_files.unpack(Path(local), pieces, most_bytes, progress)
+        async with contextlib.aclosing(self.stream_dir(remote)) as pieces:
+            return await local_files.unpack(Path(local), pieces, most_bytes, progress)
 
     async def stream_dir(self, remote: str) -> AsyncGenerator[bytes, None]:
-        """Yield a directory as a tar stream. Hostile bytes: do not extract them carelessly."""
+        """Yield a directory as a tar stream. Hostile bytes: do not extract them carelessly.
+
+        Left early it has to be closed (`contextlib.aclosing`): until then nothing else is heard.
+        """
         self._live.check_alive()
         self._live.touch()
         channel = self._live.channel
         steps: asyncio.Queue[bytes] = asyncio.Queue()
+        pauses = 0
 
         def on_chunk(data: bytes) -> None:
+            nonlocal pauses
             if not data:
                 return  # what ends it is the reply; see below
             steps.put_nowait(data)
+            pauses += 1
             channel.pause()  # one step at a time: a slow reader stops the guest, not the host
 
         number, reply = channel.open_transfer("tree_get", {"path": check_path(remote)}, on_chunk)
@@ -282,22 +297,35 @@ class Files:
         try:
             while step := await steps.get():
                 yield step
+                self._live.touch()
+                pauses -= 1
                 channel.resume()
-            with _translated(f"tree_get {remote!r}"):
+            with self._translated(f"tree_get {remote!r}"):
                 await reply
         finally:
             channel.forget(number)
-            for _ in range(steps.qsize()):
-                if steps.get_nowait():
-                    channel.resume()
+            for _ in range(pauses):  # also that of the step at which our reader left
+                channel.resume()
             channel.send({"op": "signal", "id": number, "signal": 9})
 
+    # -- errors ----------------------------------------------------------------------------
 
-@contextlib.contextmanager
-def _translated(step: str) -> Iterator[None]:
+    @contextlib.contextmanager
+    def _translated(self, step: str) -> Iterator[None]:
+        """Say what failed in the words of `model.errors`; a caller's own errors pass."""
+        try:
+            with self._live.speaking():
+                yield
+        except GuestRefused as refusal:
+            raise file_error(refusal, step) from None
+        except FrameError as error:
+            raise SandboxBroken(
+                f"{step}: bad answer: {error}", remedy="close the sandbox"
+            ) from None
+
+
+def _entry(value: object) -> FileEntry:
     try:
-        yield
-    except GuestRefused as refusal:
-        raise file_error(refusal, step) from None
-    except ValueError as error:  # a FrameError, or an entry that is none
-        raise SandboxBroken(f"{step}: bad answer: {error}", remedy="close the sandbox") from None
+        return FileEntry.parse(value)
+    except ValueError as error:
+        raise FrameError(str(error)) from None

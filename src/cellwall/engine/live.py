@@ -1,16 +1,20 @@
 """A sandbox that an owner holds: the runtime's object plus what the engine must know of it.
 
 Used by one-shot runs and by the public sandbox object alike; not public itself. The invariant:
-once `kill` was called, or the kernel killed something in it for memory, it serves nobody again.
+once `kill` was called it serves nobody again. Whether memory is a reason is for the owner's object
+(`sandbox`) to say.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from cellwall.engine.verdicts import Cause
 from cellwall.model.errors import SandboxUnavailable
+from cellwall.runtimes.answers import ChannelLost
 
 if TYPE_CHECKING:
     from cellwall.engine.recorder import Recorder
@@ -74,10 +78,20 @@ class Live:
 
     def check_alive(self) -> None:
         """Raise `SandboxUnavailable`, with the reason, if it has ended."""
-        if self.is_alive:
-            return
+        if not self.is_alive:
+            raise self._unavailable()
+
+    @contextlib.contextmanager
+    def speaking(self) -> Iterator[None]:
+        """Raise what `check_alive` does if it ends under what is asked of it in the block."""
+        try:
+            yield
+        except ChannelLost as lost:
+            raise self._unavailable() from lost
+
+    def _unavailable(self) -> SandboxUnavailable:
         reason = self.ended_because or str(self.channel.lost)
-        raise SandboxUnavailable(
+        return SandboxUnavailable(
             f"sandbox {self.spec.sandbox_id}: it has ended: {reason}",
             remedy="create a new sandbox",
         )

@@ -18,6 +18,9 @@ CHANGE_KINDS: dict[str, ChangeKind] = {
     "overflow": "overflow",
 }
 
+_MOST = 1 << 63
+"""No kernel counts as far; `float` has an end, too."""
+
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
@@ -43,9 +46,9 @@ class FileEntry:
         numbers = [value.get(name, 0) for name in ("size", "mode", "mtime")]
         target = value.get("target")
         if not all(isinstance(text, str) for text in texts) or not all(
-            isinstance(number, (int, float)) for number in numbers
+            isinstance(number, (int, float)) and abs(number) < _MOST for number in numbers
         ):
-            raise ValueError("file entry: fields of the wrong type")
+            raise ValueError("file entry: fields of the wrong type, or out of range")
         return cls(
             texts[0],
             texts[1],

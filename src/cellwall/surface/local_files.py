@@ -38,6 +38,18 @@ class Progress:
             self._on_progress(self.bytes, self._total)
 
 
+def check_content(content: str | bytes) -> bytes:
+    """Return what is to be written; `UsageError` unless it is text or bytes."""
+    if isinstance(content, str):
+        return content.encode()
+    if isinstance(content, (bytes, bytearray, memoryview)):
+        return bytes(content)
+    # `bytes` takes more than that: of a number it makes as many NULs.
+    raise UsageError(
+        f"content: {type(content).__name__} is not text", remedy="give a string or bytes"
+    )
+
+
 async def check_file(path: Path, step: str) -> int:
     """Return the size of a regular file of the caller's; `UsageError` if it is none."""
     if not await asyncio.to_thread(path.is_file):
