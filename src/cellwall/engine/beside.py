@@ -63,7 +63,7 @@ class Beside:
             self.file_name, memory_mb=self.limits.memory_mb, build="build"
         )
         attempt = Attempt(self.live, self._work(argv, None, cwd=self.directory), None)
-        stages.begin(attempt)
+        attempt.hand_out(stages.begin)
         outcome = staged(await attempt.wait(), self.language)
         if outcome.verdict is Verdict.OK:
             return None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from cellwall.engine.execution import Attempt, Work
 from cellwall.engine.files import file_error
-from cellwall.engine.requests import check_env, check_path, check_stdin, check_words
+from cellwall.engine.requests import check_env, check_path, check_signal, check_stdin, check_words
 from cellwall.model.errors import NotFound, UsageError
 from cellwall.model.execution import CommandResult
 from cellwall.runtimes.answers import GuestRefused
@@ -52,6 +52,9 @@ class Command:
         except asyncio.CancelledError:
             self._result.cancel()
             raise
+        except Exception as error:  # noqa: BLE001 - a callback's, or ours: who waits gets it
+            self._result.set_exception(error)
+            self._result.exception()
         else:
             recorder = self.attempt.recorder
             self._result.set_result(
@@ -83,7 +86,8 @@ class Command:
         channel = self._live.channel
         for start in range(0, len(checked), 1 << 20):
             channel.send({"op": "stdin", "id": self.id}, checked[start : start + (1 << 20)])
-            await channel.wait_writable()
+            with self._live.speaking():
+                await channel.wait_writable()
 
     async def close_stdin(self) -> None:
         """End its standard input."""
@@ -91,7 +95,8 @@ class Command:
 
     async def kill(self, signal: int = signals.SIGKILL) -> None:
         """Signal its whole process tree."""
-        self._live.channel.send({"op": "signal", "id": self.id, "signal": int(signal)})
+        number = check_signal(signal)
+        self._live.channel.send({"op": "signal", "id": self.id, "signal": number})
 
 
 class Commands:
@@ -179,7 +184,11 @@ class Commands:
                 raise UsageError("pty: callbacks get text", remedy="read the terminal's bytes")
             attempt = on_terminal(self._live, work, pty)
             started = Terminal(self._live, attempt, argv, self._tasks)
-        await _started(attempt.recorder, argv)
+        try:
+            await _started(attempt.recorder, argv)
+        except asyncio.CancelledError:
+            attempt.cancel()  # nobody has it, so nobody could end it
+            raise
         self._keep(started)
         return started
 
@@ -244,13 +253,9 @@ class Commands:
 async def _started(recorder: Recorder, argv: Sequence[str]) -> None:
     """Return when it has started, or ended at once. Raises NotFound, FileError."""
     recorder.started = asyncio.get_running_loop().create_future()
-    try:
-        await recorder.started
-    except asyncio.CancelledError:
-        if recorder.refused is not None:
-            raise _refused(recorder.refused, argv) from None
-        if not recorder.is_ended:
-            raise
+    await recorder.started
+    if recorder.refused is not None:
+        raise _refused(recorder.refused, argv)
 
 
 def _refused(refusal: GuestRefused, argv: Sequence[str]) -> Exception:

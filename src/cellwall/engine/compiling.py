@@ -101,7 +101,7 @@ class Compiler:
         started_at = time.time()
         try:
             attempt = await begin(live, compile_stage(plan), None, None)
-            stages.begin(attempt)
+            attempt.hand_out(stages.begin)
             outcome = staged(await attempt.wait(), plan.language)
         except GuestRefused as refusal:
             raise explain(refusal, plan) from None

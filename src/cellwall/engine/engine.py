@@ -285,7 +285,7 @@ class Engine:
             before = None if watch.before_code is None else partial(self._before_code, watch)
             attempt = await begin(live, program, watch.on_event, before)
             self._runs += 1
-            stages.begin(attempt)
+            attempt.hand_out(stages.begin)
             outcome = await attempt.wait()
         except GuestRefused as refusal:
             raise explain(refusal, work) from None

@@ -139,6 +139,14 @@ class Attempt:
         self._deadlines = self._grace = None
         self.recorder.on_refused = _nothing
 
+    def hand_out(self, on_start: OnStart | None) -> None:
+        """Give the caller its handle; what it raises ends the work, and `wait` raises it."""
+        try:
+            if on_start is not None:
+                on_start(self)
+        except Exception as error:  # noqa: BLE001 - the caller's own
+            self.recorder.refuse(error)
+
     def go(self) -> None:
         """Let begin what is held; the clocks start now."""
         self._began_s = time.perf_counter()
@@ -160,7 +168,8 @@ class Attempt:
     def _on_breach(self, cause: Cause) -> None:
         # What has arrived counts: also a `done` that came at the same moment.
         self.live.channel.poll()
-        if self.recorder.is_ended:
+        # It is asked once: what comes while it ends neither changes the cause nor gives it longer.
+        if self.recorder.is_ended or self._grace is not None:
             return
         self.recorder.cause = cause
         if self.work.stop is None or not self.live.channel.is_open:
@@ -171,6 +180,9 @@ class Attempt:
         self._grace = loop.call_later(_GRACE_S, self._give_up)
 
     def _give_up(self) -> None:
+        self.live.channel.poll()
+        if self.recorder.is_ended:
+            return
         self.recorder.settle(self.recorder.cause, "it did not stop when asked")
         self.live.kill("a program did not stop at its limit")
 
@@ -196,17 +208,16 @@ class Attempt:
 
         Raises `NotBegun` if the sandbox ended before it was ready for the work.
         """
+        calls = self.recorder.calls
         try:
             await self.recorder.waiter
         except asyncio.CancelledError:
             await self._cancelled()
             raise
         finally:
-            self._stop_clocks()
             self.resume()
-            self.live.channel.forget(self.recorder.number)
-            self.live.running.discard(self.recorder)
-            calls, self.recorder.calls = self.recorder.calls, None
+            if self.recorder.is_ended:
+                self._let_go()
         if calls is not None:
             await calls.wait_ended()
         if self.recorder.cause is Cause.LOST and self.live.channel.is_unready:
@@ -220,12 +231,27 @@ class Attempt:
         self.recorder.end(outcome)
         return outcome
 
+    def _let_go(self) -> None:
+        self._stop_clocks()
+        self.live.channel.forget(self.recorder.number)
+        self.live.running.discard(self.recorder)
+        self.recorder.calls = None
+
     async def _cancelled(self) -> None:
         """The caller no longer waits. In a living sandbox, leave its context usable."""
-        self.recorder.waiter = asyncio.get_running_loop().create_future()
+        recorder, loop = self.recorder, asyncio.get_running_loop()
+        recorder.waiter = loop.create_future()
         self._on_breach(Cause.CANCEL)
-        if not self.recorder.is_ended:
-            await self.recorder.waiter
+        if recorder.is_ended:
+            return
+        try:
+            await recorder.waiter
+        except asyncio.CancelledError:
+            # Cancelled again, as some frameworks do at once: it has its grace all the same, and
+            # then it has ended or its sandbox has. Until then it counts as running.
+            recorder.waiter = loop.create_future()
+            recorder.waiter.add_done_callback(lambda _: self._let_go())
+            raise
 
     def _judge(self, wall_s: float) -> Outcome:
         recorder, before, now = self.recorder, self._before, self.live.readings()

@@ -102,9 +102,10 @@ class Recorder:
         self.is_ended = False
         # Apart from the flag: cancelling who waits must not look like an end.
         self.waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.started: asyncio.Future[int] | None = None
+        self.started: asyncio.Future[None] | None = None
+        """Done when it has started, or has ended at once."""
         self.refused_by_caller: Exception | None = None
-        """What `on_event` raised."""
+        """What `on_event` or `on_start` raised."""
         self.on_refused: Callable[[], object] = lambda: None
 
     # -- frames ----------------------------------------------------------------------------
@@ -179,8 +180,7 @@ class Recorder:
 
     def _on_started(self, header: dict[str, Any], body: bytes) -> None:
         self.pid = int(header["pid"])
-        if self.started is not None and not self.started.done():
-            self.started.set_result(self.pid)
+        self._tell_started()
 
     def _on_fail(self, header: dict[str, Any], body: bytes) -> None:
         self.refused = GuestRefused(str(header["code"])[:40], str(header["message"])[:2000])
@@ -208,8 +208,12 @@ class Recorder:
                     self._emit(stream.kind, text=rest)
         if not self.waiter.done():
             self.waiter.set_result(None)
+        self._tell_started()
+
+    def _tell_started(self) -> None:
+        # Also for an end a result: cancelled, it could not be told from its waiter's cancellation.
         if self.started is not None and not self.started.done():
-            self.started.cancel()
+            self.started.set_result(None)
 
     def _emit(self, kind: EventKind, **content: Any) -> None:  # noqa: ANN401 - of an Event
         if self._on_event is None:
@@ -218,12 +222,16 @@ class Recorder:
         try:
             self._on_event(Event(self._seq, kind, **content))
         except Exception as error:  # noqa: BLE001 - the caller's own, who gets it from `wait`
-            self._on_event = None
-            self.refused_by_caller = error
-            self.on_refused()
+            self.refuse(error)
+
+    def refuse(self, error: Exception) -> None:
+        """End it because a callback of the caller's raised; `raise_refusal` raises it."""
+        self._on_event = None
+        self.refused_by_caller = error
+        self.on_refused()
 
     def raise_refusal(self) -> None:
-        """Raise what the guest refused, or what `on_event` raised, if there is any.
+        """Raise what the guest refused, or what a callback raised, if there is any.
 
         Kept here, or in a variable, it would be in a circle with the frames that it passes.
         """

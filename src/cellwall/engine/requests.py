@@ -30,6 +30,8 @@ FILE_CAP_BYTES = 32 * 1024 * 1024
 ARGUMENTS_CAP_BYTES = 512 * 1024
 """They travel in a frame's header together with `args`; init reads headers up to 1 MiB."""
 
+_LAST_SIGNAL = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -131,7 +133,9 @@ def plan(request: Request, defaults: Limits) -> Plan:
         limits=check_limits(request.limits, request.timeout, usual_limits(language, defaults)),
         env=check_env(request.env or {}),
         args=check_words(request.args, "args"),
-        collect=tuple(check_inner_path(path, "collect") for path in request.collect),
+        collect=tuple(
+            check_inner_path(path, "collect") for path in check_words(request.collect, "collect")
+        ),
         artifacts=None if request.artifacts is None else _folder(request.artifacts),
         file_name=file_name,
         compile_options=check_compile_options(request.compile_options, language),
@@ -311,6 +315,15 @@ def check_words(words: Sequence[str], what: str) -> tuple[str, ...]:
     ):
         raise UsageError(f"{what}: not a list of strings without NUL", remedy="give ['a', 'b']")
     return tuple(words)
+
+
+def check_signal(signal: int) -> int:
+    """Return the number of a signal that Linux has."""
+    if not isinstance(signal, int) or not 1 <= signal <= _LAST_SIGNAL:
+        raise UsageError(
+            f"signal: {signal!r} is none", remedy=f"give a number from 1 to {_LAST_SIGNAL}"
+        )
+    return int(signal)
 
 
 def check_inner_path(path: str, what: str) -> str:

@@ -8,6 +8,7 @@ invariant: once closed or killed it stays so, and every call says why.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from cellwall.engine.files import Files, file_error
 from cellwall.engine.requests import check_source, check_stdin, check_tools, may_call
 from cellwall.engine.stages import Stages
 from cellwall.languages import registry
-from cellwall.model.errors import Conflict, UsageError
+from cellwall.model.errors import CellwallError, Conflict, UsageError
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 from cellwall.model.outcome import Isolation, Outcome, Verdict
 from cellwall.runtimes.answers import GuestRefused
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
 
 Status = Literal["running", "stopped"]
 _DEADLY = frozenset({Verdict.MEMORY, Verdict.SANDBOX_ERROR})
-"""After these the sandbox is destroyed: the kernel has killed something in it, or it lies."""
+"""After code that ended so the sandbox is destroyed: the kernel has killed something in it, or it
+lies. Commands are processes of their own: one of them that needs too much ends alone."""
 _STREAM_HIGH = 256
 
 
@@ -127,7 +129,10 @@ class AsyncSandbox:
         return time.time() + self._ends_s - self._loop.time()
 
     def on_ended(self, callback: Callable[[str], None]) -> None:
-        """Call `callback` once with the reason when it ends; at once if it has."""
+        """Call `callback` once with the reason when it ends; at once if it has.
+
+        What it raises then goes to the event loop's exception handler.
+        """
         if self._closed:
             callback(self.live.ended_because)
         else:
@@ -233,9 +238,9 @@ class AsyncSandbox:
 
     async def _attempt(self, work: Work, language: str, watch: _Watch) -> Execution:
         started_at = time.time()
-        attempt = Attempt(self.live, work, watch.on_event)
-        if watch.on_start is not None:
-            watch.on_start(attempt)
+        with self.live.speaking():
+            attempt = Attempt(self.live, work, watch.on_event)
+        attempt.hand_out(watch.on_start)
         outcome = await attempt.wait()
         is_cell = work.fields.get("mode") == "cell"
         if is_cell and not attempt.recorder.done.get("alive"):
@@ -278,8 +283,10 @@ class AsyncSandbox:
                 ) from None
             raise file_error(refusal, f"run {language.name}") from None
         finally:
+            # What it ended with counts, also where it has shut its own directory, or removed it.
             if self.live.is_alive:
-                await self.files.remove(program.directory, recursive=True)
+                with contextlib.suppress(CellwallError):
+                    await self.files.remove(program.directory, recursive=True)
 
     async def stream(self, code: str, **options: Any) -> AsyncIterator[Event]:  # noqa: ANN401 - of run
         """Yield the events of `run(code, …)` as they come; the last one is `end`.
@@ -288,10 +295,12 @@ class AsyncSandbox:
         """
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         channel = self.live.channel
-        is_paused = False
+        is_paused = is_left = False
 
         def on_event(event: Event) -> None:
             nonlocal is_paused
+            if is_left:
+                return  # nobody would resume
             events.put_nowait(event)
             if events.qsize() > _STREAM_HIGH and not is_paused:
                 is_paused = True
@@ -307,6 +316,7 @@ class AsyncSandbox:
                 yield event
             await running
         finally:
+            is_left = True
             if is_paused:
                 channel.resume()
             if not running.done():
@@ -370,7 +380,11 @@ class AsyncSandbox:
         self._on_closed(self)
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
-            listener(self.live.ended_because)
+            try:
+                listener(self.live.ended_because)
+            except Exception as error:  # noqa: BLE001 - the others are to hear of it, too
+                told = {"message": "on_ended: a callback failed", "exception": error}
+                self._loop.call_exception_handler(told)
 
     async def close(self) -> None:
         """Destroy it; what runs in it ends as cancelled. Idempotent."""
