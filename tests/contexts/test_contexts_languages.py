@@ -384,7 +384,7 @@ def test_contexts_that_never_came_to_be_leave_nothing(
     async def known(engine: Engine, _put: object) -> set[str]:
         found = engine.sandbox(sandbox.id)
         assert found is not None
-        return set(found.contexts._locks)
+        return set(found.contexts._known)
 
     assert not any("nowhere" in name for name in runner.call(known))
     assert sandbox.run("6 * 7").text == "42"

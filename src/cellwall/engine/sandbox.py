@@ -178,29 +178,27 @@ class AsyncSandbox:
         if wanted is not None and wanted.context is None:
             self._box(tools, wanted)
             return await self._run_file(wanted, source, data, limits, watch)
-        context = self.contexts.chosen(context, wanted)
-        async with self.contexts.lock(context):
+        async with self.contexts.turn(context, wanted) as (name, spoken):
             self.live.check_alive()
-            spoken = self.contexts.language(context) or registry.find("python")
             language = spoken.name
-            work = self._cell(context, source, data, limits, self._box(tools, spoken))
+            work = self._cell(name, source, data, limits, self._box(tools, spoken))
             try:
                 try:
-                    is_new = await self.contexts.ensure(context)
+                    is_new = await self.contexts.ensure(name)
                     execution = await self._attempt(work, language, watch)
                 except GuestRefused as refusal:
                     if refusal.reason != "no_context":
                         raise
                     # Its process ended between two cells and we were not told; nothing has run.
-                    await self.contexts.restart(context)
+                    await self.contexts.restart(name)
                     is_new = True
                     execution = await self._attempt(work, language, watch)
             except GuestRefused as refusal:
                 raise Conflict(
-                    f"context {context!r}: {refusal}", remedy="run again, or restart it"
+                    f"context {name!r}: {refusal}", remedy="run again, or restart it"
                 ) from None
         if is_new:
-            note = f"context {context!r} had ended; this ran in a new one, without its state"
+            note = f"context {name!r} had ended; this ran in a new one, without its state"
             outcome = replace(execution.outcome, notes=(*execution.outcome.notes, note))
             return replace(execution, outcome=outcome)
         return execution
@@ -238,13 +236,15 @@ class AsyncSandbox:
 
     async def _attempt(self, work: Work, language: str, watch: _Watch) -> Execution:
         started_at = time.time()
+        is_cell = work.fields.get("mode") == "cell"
+        context = str(work.fields.get("context"))
+        birth = self.contexts.birth(context) if is_cell else None
         with self.live.speaking():
             attempt = Attempt(self.live, work, watch.on_event)
         attempt.hand_out(watch.on_start)
         outcome = await attempt.wait()
-        is_cell = work.fields.get("mode") == "cell"
         if is_cell and not attempt.recorder.done.get("alive"):
-            self.contexts.mark_ended(str(work.fields["context"]))
+            self.contexts.mark_ended(context, birth)
         self._after(outcome)
         return finish(attempt, outcome, language, started_at)
 
@@ -326,7 +326,7 @@ class AsyncSandbox:
     async def interrupt(self, context: str = "main") -> None:
         """Raise KeyboardInterrupt in what the context runs now."""
         self.live.check_alive()
-        self.contexts.lock(context)
+        self.contexts.check(context)
         for recorder in self.live.running:
             recorder.interrupt_sent = recorder.interrupt_sent or recorder.context == context
         self.live.channel.tell("interrupt", context=context)
