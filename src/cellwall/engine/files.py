@@ -112,7 +112,8 @@ class Files:
                 parents=True,
                 mode=mode,
             )
-            await self._live.channel.wait_writable()
+            with self._live.speaking():
+                await self._live.channel.wait_writable()
         return len(data)
 
     async def append(self, path: str, content: str | bytes) -> None:

@@ -76,7 +76,8 @@ class Embedded:
         live.check_alive()
         live.touch()
         try:
-            return await read_file(live, check_path(path), most_bytes)
+            with live.speaking():
+                return await read_file(live, check_path(path), most_bytes)
         except GuestRefused as refusal:
             raise file_error(refusal, f"read {path!r}") from None
 
