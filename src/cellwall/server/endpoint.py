@@ -168,8 +168,12 @@ def parsed(model: type[_M], data: bytes) -> _M:
 
 
 def check_query(endpoint: Endpoint, call: Call) -> None:
-    """Raise `UsageError` for a query that the route does not have; that of a port is its own."""
-    if not call.scope.get("query_string") or endpoint.method == "*":
+    """Raise `UsageError` for a query that the route does not have; that of a port is its own.
+
+    Where nothing is asked for but a page, whoever keeps caches away may add what they like.
+    """
+    is_free = endpoint.method == "*" or endpoint.access == "public"
+    if is_free or not call.scope.get("query_string"):
         return
     if endpoint.query is None:
         raise UsageError("query: this path takes none", remedy="see /docs for the fields")
