@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import os
+import tempfile
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -202,3 +205,128 @@ def test_host_namespaces_are_our_own() -> None:
 def test_a_process_that_is_gone_has_no_posture() -> None:
     with pytest.raises(OSError, match="No such file"):
         posture.read(4_194_304)
+
+
+# -- what was verified once ------------------------------------------------------------------
+#
+# A verifier that has seen one good process recognises the next by its text. Each deviation is
+# therefore shown to one that knows the good text, not to a new one, which compares everything.
+
+
+class Process(int):
+    """A pid whose /proc is a directory of the test's, written as the kernel writes it."""
+
+    place: Path
+
+    def __format__(self, spec: str) -> str:
+        """Where it is, as seen from /proc."""
+        return f"..{self.place}"
+
+
+Make = Callable[..., Process]
+Mounts = dict[str, frozenset[str]]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """`make(facts, mounts)`: the process that shows them."""
+
+    def process(facts: dict[str, Any] = GOOD, mounts: Mounts | None = None) -> Process:
+        made = Process(7)
+        made.place = Path(tempfile.mkdtemp(dir=tmp_path))
+        for name, text in _files(facts, mounts or _mounts()).items():
+            made.place.joinpath(name).write_text(text)
+        made.place.joinpath("ns").mkdir()
+        for name, link in facts["namespaces"].items():
+            made.place.joinpath("ns", name).symlink_to(link)
+        return made
+
+    return process
+
+
+def _files(facts: dict[str, Any], mounts: Mounts) -> dict[str, str]:
+    status = {name: facts[name] for name in posture._STATUS if facts[name] != "not reported"}
+    status |= {"Groups": facts["Groups"] + " "} if "Groups" in status else {}
+    points = [(point, ",".join(sorted(options))) for point, options in mounts.items()]
+    return {
+        "status": "Name:\tguest\n" + "".join(f"{k}:\t{v}\n" for k, v in status.items()),
+        "limits": "Limit  Soft  Hard\n"
+        + "".join(
+            f"{name:<26}{soft:<21}{hard}\n" for name, (soft, hard) in facts["limits"].items()
+        ),
+        "uid_map": " ".join(facts["uid_map"]) + "\n",
+        "gid_map": " ".join(facts["gid_map"]) + "\n",
+        "cgroup": f"4:memory:/{next(iter(facts['cgroups'])).rpartition(':')[2].lstrip('/')}\n",
+        "mountinfo": "".join(f"1 2 0:3 / {point} {how} - x x rw\n" for point, how in points),
+        "mounts": "".join(f"x {point} x {how} 0 0\n" for point, how in points),
+    }
+
+
+@pytest.fixture
+def knowing(make: Make) -> posture.Verifier:
+    """One that has seen a good process, its mounts and what its namespaces are."""
+    verifier = posture.Verifier()
+    verifier.verify(make(), _want())
+    verifier.verify_mounts(make(), _want())
+    return verifier
+
+
+LINKS = tuple(GOOD["namespaces"].values())
+
+
+def test_what_was_verified_once_is_recognised(
+    make: Make, knowing: posture.Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: below, it is the short way that finds each deviation."""
+    monkeypatch.setattr(posture, "compare", None)
+    monkeypatch.setattr(posture, "compare_mounts", None)
+    assert knowing.verify(make(), _want()) == LINKS
+    knowing.verify_beside(make(), _want(), LINKS)
+    knowing.verify_mounts(make(), _want())
+
+
+@pytest.mark.parametrize(
+    "change", [change for _, change in DEVIATIONS], ids=[name for name, _ in DEVIATIONS]
+)
+def test_each_single_deviation_is_found_after_a_good_one(
+    make: Make, knowing: posture.Verifier, change: Callable[[dict[str, Any]], object]
+) -> None:
+    with pytest.raises(posture.PostureMismatch):
+        knowing.verify(make(_found(change)), _want())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [change for name, change in DEVIATIONS if "_map" not in name],
+    ids=[name for name, _ in DEVIATIONS if "_map" not in name],
+)
+def test_each_single_deviation_is_found_beside_a_good_one(
+    make: Make, knowing: posture.Verifier, change: Callable[[dict[str, Any]], object]
+) -> None:
+    """But for the id maps, which belong to a namespace that is compared."""
+    with pytest.raises(posture.PostureMismatch):
+        knowing.verify_beside(make(_found(change)), _want(), LINKS)
+
+
+@pytest.mark.parametrize("name", NAMESPACES)
+def test_namespace_of_the_fork_server_is_found_after_a_good_one(
+    make: Make, knowing: posture.Verifier, name: str
+) -> None:
+    shared = replace(_want(), server_namespaces={name: GOOD["namespaces"][name]})
+    with pytest.raises(posture.PostureMismatch, match=f"{name} namespace"):
+        knowing.verify(make(), shared)
+
+
+@pytest.mark.parametrize("name", NAMESPACES)
+def test_namespace_of_another_sandbox_is_found_beside_the_first(
+    make: Make, knowing: posture.Verifier, name: str
+) -> None:
+    other = make(_found(_in("namespaces", name, f"{name}:[3]")))
+    with pytest.raises(posture.PostureMismatch, match="namespaces"):
+        knowing.verify_beside(other, _want(), LINKS)
+
+
+def test_weak_mount_is_found_after_good_ones(make: Make, knowing: posture.Verifier) -> None:
+    for point in ("/usr", "/surprise"):
+        with pytest.raises(posture.PostureMismatch, match=f"mount {point}"):
+            knowing.verify_mounts(make(GOOD, _mounts() | {point: _WORK}), _want())
