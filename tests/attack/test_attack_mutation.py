@@ -6,6 +6,7 @@ How a guard is dropped is in `mutations`. A mutation nobody notices means a guar
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from arena import Arena, Traces
 from mutations import Drop, dropping
 
 from cellwall import CellwallError, Engine, EngineSettings, Execution
+from cellwall.jail import posture
+from cellwall.runtimes.jail_sandbox import JailSandbox
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 
@@ -147,3 +150,43 @@ def test_leaked_mount_is_reached_only_without_landlock(drop: Drop, tmp_path: Pat
     assert _run(PROBE_LEAK).stdout == "PermissionError\n"
     drop(plan=LEAK.format(str(leaked)), lockdown="def restrict_files(lock, free_fd): return ()")
     assert _run(PROBE_LEAK).stdout == "REACHED token-of-the-canary\n"
+
+
+KEEPS_WHAT_THE_WORKER_HAS = """
+class fds:
+    HIGHEST = 1
+    as_nameless_file = staticmethod(fds.as_nameless_file)
+"""
+
+
+def _sockets(pid: int) -> set[str]:
+    links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+    return {link for link in links if link.startswith("socket:")}
+
+
+def _shared_with_the_worker() -> set[str]:
+    """Sockets that both init and the worker have; it speaks to its fork-server through one."""
+
+    async def once() -> set[str]:
+        engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
+        try:
+            async with await engine.create_sandbox() as sandbox:
+                jail = sandbox.live.runtime_sandbox
+                assert isinstance(jail, JailSandbox)
+                status = posture.read_status(posture.read_text(f"/proc/{jail.pid}/status"))
+                ours, workers = _sockets(jail.pid), _sockets(int(status["PPid"]))
+                assert ours, "its channel, at least"
+                assert workers, "its way to the fork-server, at least"
+                return ours & workers
+        finally:
+            await engine.aclose()
+
+    return asyncio.run(once())
+
+
+def test_init_has_no_socket_of_the_worker(drop: Drop) -> None:
+    """Through it, code that got hold of init would give the worker's answers."""
+    drop()
+    assert _shared_with_the_worker() == set()
+    drop(inside=KEEPS_WHAT_THE_WORKER_HAS)
+    assert len(_shared_with_the_worker()) == 1
