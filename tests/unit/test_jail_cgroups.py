@@ -283,6 +283,34 @@ def test_v1_buffers_of_connections_have_a_quarter_beside_the_memory(tmp_path: Pa
     assert _text(tmp_path / "memory.kmem.tcp.limit_in_bytes") == str(16 << 20)
 
 
+def _v1_groups(path: Path, peak: int = 3) -> cgroups.Groups:
+    texts = {"pids.peak": f"{peak}\n", "cpuacct.usage": "5000000000\n"}
+    for name in ("pids.max", "cpu.cfs_quota_us", "cgroup.procs"):
+        texts[name] = ""
+    for name, text in texts.items():
+        (path / name).write_text(text)
+    controllers = frozenset({"pids", "cpu", "cpuacct"})
+    return cgroups.Groups(((hierarchies.Hierarchy(1, controllers, path.parent), str(path)),))
+
+
+@pytest.mark.parametrize(("peak", "is_kept"), [(16, True), (17, False)])
+def test_v1_directory_with_a_high_peak_serves_nobody_else(
+    tmp_path: Path, peak: int, is_kept: bool
+) -> None:
+    """It cannot be set back, and a sandbox behind it would be told it had so many processes."""
+    groups = _v1_groups(tmp_path, peak)
+    assert groups.reusable() == ({str(tmp_path)} if is_kept else set())
+
+
+def test_v1_cpu_time_of_the_sandbox_before_is_not_the_next_ones(tmp_path: Path) -> None:
+    groups = _v1_groups(tmp_path)
+    groups.reset()
+    assert groups.cpu_s() == 5.0  # nobody was here before: nothing is written
+    groups.apply(LIMITS)
+    groups.reset()
+    assert groups.cpu_s() == 0.0
+
+
 def test_the_posture_expects_engine_and_sandbox_names(tmp_path: Path) -> None:
     path = tmp_path / "cellwall.label" / "sandbox"
     hierarchy = hierarchies.Hierarchy(2, frozenset(), tmp_path)

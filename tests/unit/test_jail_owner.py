@@ -57,7 +57,6 @@ def test_a_zombie_counts_as_ended() -> None:
     ("index", "value", "dead"),
     [
         pytest.param(0, "00000000", True, id="other boot"),
-        pytest.param(1, "1", False, id="other pid namespace: not ours to judge"),
         pytest.param(2, "4194303", True, id="no such pid"),
         pytest.param(3, "1", True, id="pid reused"),
     ],
@@ -74,6 +73,12 @@ def test_masked_boot_id_is_not_the_end_of_what_no_reboot_leaves() -> None:
     _, namespace, pid, started, nonce = _parts()
     assert not owner.is_dead_since_boot(f"00000000-{int(namespace) + 1}-{pid}-{started}-{nonce}")
     assert owner.is_dead_since_boot(f"00000000-{namespace}-{pid}-1-{nonce}")
+
+
+def test_who_lives_in_another_pid_namespace_is_not_ours_to_judge() -> None:
+    """Its pid says nothing here, where nobody has it, or somebody else."""
+    boot, _, _, started, token = _parts()
+    assert not owner.is_dead(f"{boot}-1-4194303-{started}-{token}")
 
 
 @pytest.mark.parametrize("label", ["", "engine", "../../etc", "a-b-c-d-e", "1-2-3-4-5-6"])

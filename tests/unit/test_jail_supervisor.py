@@ -215,6 +215,32 @@ def test_a_garbled_word_of_boot_is_our_own_error(tmp_path: Path, said: str) -> N
         _start(tmp_path, f"control.send({said!r}.encode())")
 
 
+def test_a_fork_server_that_boot_did_not_start_is_not_believed(
+    tmp_path: Path, child: Child
+) -> None:
+    """Its process is killed at the end, and those below it: they must never be the host's."""
+    said = f'control.send(b\'{{"event": "forked", "pid": {child.process.pid}}}\')'
+    with pytest.raises(SandboxBroken, match="is not the one that boot started"):
+        _start(tmp_path, said)
+    assert child.process.poll() is None
+
+
+def test_a_worker_that_ended_and_was_replaced_is_noticed(tmp_path: Path) -> None:
+    """The number of them is right then, but a socket of ours leads to somebody else."""
+    guest = tmp_path / "guest.py"
+    guest.write_text(_SAY.format(_PROGRAMS_ONLY.format(_REPLACED)), encoding="utf-8")
+
+    async def scenario() -> None:
+        server = supervisor.ForkServer(_settings(guest), facts.collect())
+        await server.start()
+        with pytest.raises(SandboxBroken, match="a worker has ended"):
+            await server.complete(0)
+        assert not server.is_usable
+        await server.aclose()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("handed", ["lifeline", "two"])
 def test_a_fork_server_cannot_have_its_host_killed(tmp_path: Path, handed: str) -> None:
     """It holds the embedding process's pidfd; the control is that we are still here to assert."""
@@ -374,6 +400,21 @@ if os.fork() == 0:
 control.send(b'{{"event": "programs", "preload": {{}}}}')
 control.recv(100)
 {}
+"""
+
+
+_REPLACED = """
+os.close(leash)
+os.wait()
+wait, leash = os.pipe()
+for _ in range(2):
+    if os.fork() == 0:
+        control.close()
+        os.close(leash)
+        os.read(wait, 1)
+        os._exit(0)
+control.send(b'{"event": "ready"}')
+control.recv(1)
 """
 
 

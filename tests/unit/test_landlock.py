@@ -66,6 +66,14 @@ def _code(work: Callable[[], object]) -> int:
     return int(forked.answer(lambda: _attempt(work)))
 
 
+def test_kernel_that_fails_is_not_one_without_landlock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else files would be left unlocked for any reason at all, and nobody be told."""
+    monkeypatch.setattr(landlock, "_CREATE_RULESET_VERSION", 1 << 31)  # no flag the kernel has
+    with pytest.raises(OSError, match="probe Landlock ABI") as caught:
+        landlock.abi()
+    assert caught.value.errno == errno.EINVAL
+
+
 ATTEMPTS: dict[str, tuple[Callable[[Path], object], int]] = {
     "read a file to read": (lambda t: (t / "read/file").read_text(), 0),
     "list a tree to read": (lambda t: os.listdir(t / "read"), 0),
