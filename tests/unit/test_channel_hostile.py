@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellwall.runtimes.answers import RUN, ChannelLost, GuestRefused
-from cellwall.runtimes.channel import BODY_CAP_BYTES, HEADER_CAP_BYTES
+from cellwall.runtimes.channel import BODY_CAP_BYTES, HEADER_CAP_BYTES, SEND_BODY_CAP_BYTES
 from cellwall.runtimes.frames import FrameError, strict_json
 
 DONE: dict[str, Any] = {
@@ -104,6 +104,19 @@ def test_listener_that_refuses_a_frame_learns_of_the_end(event: dict[str, Any]) 
         await asyncio.wait_for(ended.wait(), 5)
         assert [error.is_hostile for error in listener.lost] == [True]
         assert len(pair.violations) == 1
+
+    with_pair(body)
+
+
+def test_body_that_no_guest_would_take_is_not_sent() -> None:
+    """It would end the sandbox for a breach of the protocol that was ours."""
+
+    async def body(pair: Pair) -> None:
+        with pytest.raises(FrameError, match="a body of"):
+            pair.channel.send({"op": "x", "id": 1}, bytes(SEND_BODY_CAP_BYTES + 1))
+        pair.guest.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            pair.guest.recv(1)
 
     with_pair(body)
 
@@ -385,6 +398,6 @@ def test_strict_json_takes_two_hundred_levels_and_brackets_in_texts() -> None:
 
 
 def test_strict_json_replaces_lone_surrogates() -> None:
-    value = strict_json(b'{"a": ["\\ud800", "\\ud83d\\ude00"]}')
+    value = strict_json(b'{"a": ["\\ud800", "\\ud83d\\ude00"], "\\udfff": {"\\ud800": 1}}')
     assert json.dumps(value, ensure_ascii=False).encode()
     assert value["a"][1] == "\U0001f600"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import pytest
 
 from cellwall.engine import verdicts
+from cellwall.engine.recorder import Recorder
 from cellwall.engine.verdicts import Cause, Evidence, classify
 from cellwall.guest import display, outbox
 from cellwall.model.limits import Limits
@@ -86,6 +88,21 @@ def test_both_kinds_of_cut_are_told() -> None:
 def test_display_bounds_are_the_guests() -> None:
     assert outbox.MAX_BODY_BYTES == verdicts.ONE_DISPLAY_MB << 20
     assert display.DEFAULT_DISPLAY_BYTES == verdicts.DISPLAYS_MB << 20
+
+
+def test_displays_above_what_is_kept_are_counted_not_kept() -> None:
+    """The guest's bound is lower; this one holds where the guest is somebody else's."""
+    body = b'{"text/plain": "' + b"x" * (1 << 20) + b'"}'
+
+    async def record() -> Recorder:
+        recorder = Recorder(Limits(), None)
+        for _ in range(20):
+            recorder.on_frame("display", {"kind": "display"}, body)
+        return recorder
+
+    recorder = asyncio.run(record())
+    assert len(recorder.results) == 15
+    assert recorder.truncated.display == 5 * len(body)
 
 
 @pytest.mark.parametrize(("peak_mb", "verdict"), [(64, Verdict.MEMORY), (63, Verdict.EXCEPTION)])

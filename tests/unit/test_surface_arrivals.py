@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellwall.model.errors import CellwallError, Conflict, FileError
+from cellwall.surface import arrivals
 from cellwall.surface.arrivals import Arrival
 
 
@@ -97,6 +98,31 @@ def test_too_many_bytes_are_refused_before_they_are_written(tmp_path: Path) -> N
         arrive(tmp_path / "out", tar(("a", FILE, b"x" * 2000)), most_bytes=1999)
     assert caught.value.reason == "too_large"
     assert os.listdir(tmp_path / "out") == []
+
+
+def test_too_many_entries_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever they are: empty directories take inodes of the caller's, too."""
+    monkeypatch.setattr(arrivals, "_MOST_ENTRIES", 3)
+    entries = [(str(n), DIRECTORY, b"") for n in range(4)]
+    assert arrive(tmp_path / "control", tar(*entries[:3])) == 0
+    with pytest.raises(FileError, match="more than 3 entries"):
+        arrive(tmp_path / "out", tar(*entries))
+
+
+@pytest.mark.parametrize("kind", [b"L", b"K", b"x", b"g"])
+def test_long_extended_header_is_refused_before_it_is_kept(tmp_path: Path, kind: bytes) -> None:
+    """It is kept in memory and is not among the bytes that the caller allowed."""
+    header = tarfile.TarInfo("x")
+    header.type, header.size = kind, 64 * 1024 + 1
+    with pytest.raises(FileError, match="extended header is too long"):
+        arrive(tmp_path / "out", header.tobuf())
+
+
+def test_size_that_no_file_has_is_refused(tmp_path: Path) -> None:
+    header = tarfile.TarInfo("x")
+    header.size = (1 << 50) + 1
+    with pytest.raises(FileError, match="impossible size"):
+        arrive(tmp_path / "out", header.tobuf(tarfile.GNU_FORMAT), most_bytes=1 << 60)
 
 
 @pytest.mark.parametrize("cut", [100, 600, 1600])

@@ -242,6 +242,33 @@ def test_result_that_is_not_json_is_an_error(make: Callable[[], Any], is_async: 
     assert (answer.decision, "is not JSON" in said(answer)["message"]) == ("raised", True)
 
 
+def test_result_above_its_bound_stays_outside() -> None:
+    def long(size: int) -> str:
+        return "x" * size
+
+    tools = {"t": Tool(long, max_bytes=100)}
+    assert ask(tools, "t", {"size": 98}).decision == "ok"  # with its quotes
+    assert ask(tools, "t", {"size": 99}).decision == "too_large"
+
+
+@pytest.mark.parametrize(("verdict", "decision"), [(True, "ok"), ("no", "denied"), (1, "denied")])
+def test_only_true_is_an_approval(verdict: object, decision: str) -> None:
+    """Whatever merely looks true was no decision: a word, a record, a coroutine nobody awaited."""
+    tool = Tool(lambda: 1, needs_approval=lambda call: verdict)  # type: ignore[arg-type, return-value]
+    assert ask({"t": tool}, "t", {}).decision == decision
+
+
+@pytest.mark.parametrize(("levels", "decision"), [(50, "ok"), (80, "invalid")])
+def test_arguments_nested_deeper_than_anybody_means_are_refused(levels: int, decision: str) -> None:
+    def take(x: Any) -> int:
+        return 1
+
+    deep: list[Any] = []
+    for _ in range(levels):
+        deep = [deep]
+    assert ask([take], "take", {"x": deep}).decision == decision
+
+
 def test_schema_that_leads_nowhere_is_told_when_it_is_used(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
