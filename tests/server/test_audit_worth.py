@@ -279,6 +279,23 @@ def test_nothing_goes_that_was_not_exported(store_url: str, tmp_path: Path) -> N
     assert (found["whole"], found["first"], found["records"]) == (True, 1, 3)
 
 
+def test_nothing_goes_that_could_not_be_anchored(store_url: str, tmp_path: Path) -> None:
+    """What went is proved by the anchor alone; a directory is where that should be written."""
+    made = Kept(tmp_path / "state", tmp_path / "anchors.log", None, store_url)
+    soon = time.time() + 1
+    accept, trim = (lambda audit: audit.before(ACCEPT)), (lambda audit: audit.trim(soon))
+    asyncio.run(auditing(made, [accept, accept]))
+    archive(made).mkdir()
+    assert made.cellwall("export", "--rotate", archive(made)).returncode == 0
+    made.anchors.unlink(missing_ok=True)
+    made.anchors.mkdir()
+    asyncio.run(auditing(made, [accept, trim]))
+    assert json.loads(made.cellwall("verify", "--json").stdout)["first"] == 1
+    made.anchors.rmdir()
+    asyncio.run(auditing(made, [trim]))  # the control
+    assert json.loads(made.cellwall("verify", "--json").stdout)["first"] > 1
+
+
 def test_what_is_left_says_where_it_begins(trimmed: Kept) -> None:
     done = trimmed.cellwall("verify", "--anchor", trimmed.anchors)
     assert done.returncode == 0, done.stdout

@@ -144,6 +144,11 @@ def test_broken_forms_are_refused(client: httpx.Client, sandbox: str) -> None:
     assert client.post(f"{sandbox}/files", files=many).status_code == 413
     head = b"--b\r\nContent-Disposition: form-data; name=f; filename=" + b"x" * 20_000
     assert client.post(f"{sandbox}/files", content=head, headers=kind).status_code in {400, 413}
+    for count, status in ((2, 200), (3, 413)):
+        head = b"--b\r\nContent-Disposition: form-data; name=f; filename=x\r\n"
+        whole = head + (b"X: " + b"x" * 3000 + b"\r\n") * count + b"\r\nx\r\n--b--\r\n"
+        answer = client.post(f"{sandbox}/files", content=whole, headers=kind)
+        assert answer.status_code == status, answer.text
 
 
 def test_list_stat_mkdir_move_remove(client: httpx.Client, sandbox: str) -> None:
@@ -351,6 +356,17 @@ def test_uploads_above_the_cap_end_early(has_length: bool) -> None:
         assert answer == b"" or b" 413 " in answer.split(b"\r\n")[0]
         assert server.rss_bytes() - before < 24 * MIB
         assert shell(client, sandbox, "ls -A") == "fine\n"
+
+
+def test_signed_address_never_allows_more_than_the_server() -> None:
+    with running(upload_bytes=MIB) as server:
+        client = server.client()
+        sandbox = f"/sandboxes/{new_sandbox(client)}"
+        asked = {"path": "w", "operation": "write", "max_bytes": 4 * MIB}
+        url = client.post(f"{sandbox}/files/sign", json=asked).json()["url"]
+        stranger = server.client(None)
+        assert stranger.put(url, content=bytes(MIB)).json()["size"] == MIB  # the control
+        assert stranger.put(url, content=bytes(2 * MIB)).status_code == 413
 
 
 def test_upload_larger_than_the_work_area_is_507(client: httpx.Client) -> None:

@@ -108,6 +108,13 @@ def test_nothing_is_served_without_a_key(server: Server, headers: dict[str, str]
     assert error_of(answer)["code"] in {"unauthorized", "rate_limited"}
 
 
+def test_wrong_key_is_refused_where_a_token_would_do(server: Server) -> None:
+    """Else that would be where keys are tried as fast as anybody can ask."""
+    answer = server.client("wrong").get("/signed/x")
+    assert error_of(answer)["code"] in {"unauthorized", "rate_limited"}
+    assert server.client(None).get("/signed/x").status_code == 404  # the control
+
+
 def test_bearer_is_as_good_as_the_header(server: Server) -> None:
     answer = server.client(None).get("/stats", headers={"Authorization": f"Bearer {ALICE}"})
     assert answer.status_code == 200

@@ -125,6 +125,8 @@ def test_expired_key_ends_at_once(server: Server, folder: Path) -> None:
     expires = time.monotonic() + 5.0
     client = server.client(made["key"])
     assert client.get("/stats").status_code == 200
+    with streaming(client) as lines, pytest.raises(httpx.RemoteProtocolError):
+        list(lines)  # cut: the key was looked at when it came, and is again
     check_refused_from(client, expires)
     (shown,) = [
         each for each in json.loads(keys(folder, "ls", "--json").stdout) if each["id"] == made["id"]

@@ -214,8 +214,10 @@ def test_keys_expire_and_are_revoked_at_once() -> None:
     ring.replace_stored([KeyRecord(digest_of(ADMIN))])
     assert ring.find(ALICE) is None
     assert ring.find(ADMIN) is not None
+    assert ring.accepted() == {digest_of(ADMIN)[:12]}  # of these, what is under way goes on
     ring.replace_stored([])
     assert ring.find(ADMIN) is None
+    assert ring.accepted() == set()
 
 
 def test_scopes_contain_the_lower_ones() -> None:

@@ -15,6 +15,12 @@ from servers import ALICE, BOB, Server, error_of, new_sandbox, running
 import cellwall
 from cellwall import Event, Tool, ToolBox, ToolError, Verdict
 from cellwall.client.blocking import Client
+from cellwall.model.errors import Conflict
+from cellwall.server.remote_tools import RemoteTools
+from cellwall.server.settings import ServerSettings
+from cellwall.server.tool_schemas import ToolsBody
+from cellwall.surface.tool_calls import Answer
+from cellwall.surface.tools import Incoming
 
 STREAM = {"Accept": "application/x-ndjson"}
 DOUBLE = {"functions": {"double": {"head": "(number: int) -> int", "doc": "Twice."}}}
@@ -332,3 +338,20 @@ def test_cancelled_execution_ends_its_calls(server: Server) -> None:
         assert server.client().delete(program.path).status_code == 200
         assert json.loads(list(lines)[-1])["type"] == "end"
     assert program.answer(number, result=1).status_code == 409
+
+
+def test_second_answer_of_a_call_is_refused_before_the_first_is_taken() -> None:
+    """Both come in one turn of the loop; the record names who answered first."""
+
+    async def both() -> None:
+        tools = RemoteTools(ToolsBody.model_validate({"functions": {"t": {}}}), ServerSettings())
+        with tools.listening():
+            asked = asyncio.ensure_future(tools.answer(Incoming(1, "t", 2, dict)))
+            await asyncio.sleep(0)
+            tools.take(1, Answer("ok", b"1"), "alice")
+            with pytest.raises(Conflict, match="it is over"):
+                tools.take(1, Answer("ok", b"2"), "bob")
+            assert (await asked).body == b"1"
+        assert tools.actor(1) == "alice"
+
+    asyncio.run(both())

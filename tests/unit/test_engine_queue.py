@@ -337,6 +337,16 @@ def test_creation_rate_is_a_bucket() -> None:
         scene.queue.hold("a", COST)
 
 
+def test_idle_hour_saves_up_no_more_than_a_minute() -> None:
+    scene = Scene(tiers={"a": Quotas(creates_per_min=3)})
+    scene.queue.hold("a", COST).release()
+    scene.now += 3600
+    for _ in range(3):
+        scene.queue.hold("a", COST).release()
+    with pytest.raises(QuotaExceeded, match="creates_per_min"):
+        scene.queue.hold("a", COST)
+
+
 def test_output_above_its_quota_keeps_new_work_out_for_a_while() -> None:
     scene = Scene(tiers={"a": Quotas(output_mb=1)})
     scene.ask("a")

@@ -120,6 +120,15 @@ def test_a_changed_hash_is_found_here_and_behind() -> None:
     assert [fault.seq for fault in check(rows).faults] == [5, 6]
 
 
+def test_a_first_record_that_follows_another_is_found() -> None:
+    """What was before it went, and the rest was numbered anew with good hashes."""
+    before = sealed(entry(1))(1, START)
+    first = sealed(entry(1))(1, before.hash)
+    report = check([first, sealed(entry(2))(2, first.hash)])
+    assert [fault.seq for fault in report.faults] == [1]
+    assert check([before, sealed(entry(2))(2, before.hash)]).is_whole  # the control
+
+
 def test_a_removed_record_is_named() -> None:
     rows = chain(10)
     report = check(rows[:4] + rows[5:])

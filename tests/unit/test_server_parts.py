@@ -140,6 +140,17 @@ def test_limits_never_pass_the_ceiling(wanted: dict[str, int]) -> None:
         assert (name in clipped) == (value > getattr(most, name))
 
 
+@given(st.dictionaries(st.sampled_from(["memory_mb", "processes"]), st.integers(16, 4096)))
+def test_limits_of_a_compile_never_pass_the_ceiling_either(wanted: dict[str, int]) -> None:
+    most = Limits(memory_mb=1024, processes=200)
+    own = Limits(memory_mb=2048)
+    body = parsed(ExecuteBody, json.dumps({"code": "1", "compile_limits": wanted}).encode())
+    limits = asked.compile_limits(body, own, most)
+    for name in ("memory_mb", "processes"):
+        value = wanted.get(name, getattr(own, name))
+        assert getattr(limits, name) == min(value, getattr(most, name))
+
+
 @pytest.mark.parametrize(
     ("text", "mebibytes"), [("256m", 256), ("1g", 1024), ("65536k", 64), ("134217728", 128)]
 )

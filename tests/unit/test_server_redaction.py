@@ -55,6 +55,15 @@ def test_base64_of_a_text_with_a_secret_in_it_is_useless(
     assert len(whole) > 24
 
 
+def test_base64_for_addresses_has_letters_of_its_own() -> None:
+    secret = "ÿÿþû¿ÿ" * 3
+    form = base64.urlsafe_b64encode(secret.encode()).decode()
+    assert set("-_") & set(form), "else it is written as base64 is"
+    redactor = Redactor()
+    redactor.learn(secret, "alice")
+    assert redactor.clean(f"x {form} y") == f"x {REDACTED} y"
+
+
 def test_text_without_secrets_stays_as_it_is(redactor: Redactor) -> None:
     for text in (
         "request POST /sandboxes/{sandbox_id}/files 200 alice 4b5c6d7e8f90",
@@ -111,6 +120,14 @@ def test_adjacent_and_overlapping_secrets() -> None:
     assert redactor.clean("x abcdefghijklmn y abcdefghijabcdefghij") == (
         f"x {REDACTED} y {REDACTED}{REDACTED}"
     )
+
+
+def test_text_seen_before_its_secret_was_one_is_looked_at_again() -> None:
+    redactor = Redactor()
+    text = "x correct horse battery y"
+    assert redactor.clean(text) == text
+    redactor.learn("correct horse battery", "alice")
+    assert redactor.clean(text) == f"x {REDACTED} y"
 
 
 def test_one_tenant_cannot_make_it_forget_anothers() -> None:

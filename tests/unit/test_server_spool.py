@@ -62,6 +62,16 @@ def test_attached_reader_loses_nothing_and_presses() -> None:
     assert spool.kept_bytes <= 5000
 
 
+def test_reader_that_never_comes_back_does_not_keep_everything() -> None:
+    """The source is paused long before; what came through its pause is bounded here."""
+    spool = Spool(5000)
+    reader = spool.reader()
+    fill(spool, 40, 1 << 20)
+    assert 31 << 20 < spool.kept_bytes <= 32 << 20
+    first, *_ = reader.take()
+    assert json.loads(first.text)["lost"] == spool.first - 1
+
+
 def test_reader_that_leaves_presses_no_more() -> None:
     spool = Spool(5000)
     pressure = [0]

@@ -24,7 +24,7 @@ from receivers import Receiver, answer, listening
 from cellwall.egress.addresses import AddressPolicy
 from cellwall.egress.posting import Resolve
 from cellwall.egress.target import target_of
-from cellwall.egress.webhook import Webhooks, WebhookSettings
+from cellwall.egress.webhook import Webhooks, WebhookSettings, WebhookStatistics
 from cellwall.model.errors import UsageError
 from conftest import Require
 
@@ -112,8 +112,8 @@ def test_refusals_are_final(status: int) -> None:
 
 @pytest.mark.parametrize(
     "said",
-    [b"", b"SSH-2.0-moss\r\n", b"HTTP/1.1 200\x00 x\r\n\r\n", b"x: " + b"y" * 100_000],
-    ids=["hang up", "other protocol", "bad line", "endless head"],
+    [b"", b"SSH-2.0-moss\r\n", b"HTTP/1.1 200\x00 x\r\n\r\n", answer(200, "x: " + "y" * 100_000)],
+    ids=["hang up", "other protocol", "bad line", "long head"],
 )
 def test_attempts_are_bounded_whatever_is_answered(said: bytes) -> None:
     async def run() -> None:
@@ -163,6 +163,22 @@ def test_slow_receiver_of_one_tenant_holds_up_no_other() -> None:
     asyncio.run(run())
 
 
+def test_place_of_a_delivery_is_free_once_it_is_over() -> None:
+    """Also after a failed one: a dead receiver stops its tenant's webhooks for a while only."""
+
+    async def run() -> None:
+        hooks = webhooks(settings=WebhookSettings(delays_s=(), most_waiting_per_tenant=2))
+        async with listening(lambda n: answer(500 if n < 3 else 200)) as receiver:
+            for _ in range(3):
+                sent = [hooks.send(receiver.url(), {}, tenant="moss") for _ in range(3)]
+                assert sent == [True, True, False]
+                await hooks._tasks.wait_empty()
+        await hooks.aclose()
+        assert hooks.statistics() == WebhookStatistics(0, delivered=4, failed=2, dropped=3)
+
+    asyncio.run(run())
+
+
 def test_everybody_together_is_bounded() -> None:
     async def run() -> None:
         hooks = webhooks(settings=WebhookSettings(most_waiting=10))
@@ -181,7 +197,8 @@ def test_what_cannot_be_sent_is_dropped_not_raised() -> None:
     assert not hooks.send("ftp://x", {})
     assert not hooks.send("https://x", {"nan": float("nan")})
     assert not hooks.send("https://x", {"object": object()})
-    assert hooks.statistics().dropped == 3
+    assert not hooks.send("https://x", {"long": "x" * 1024 * 1024})
+    assert hooks.statistics().dropped == 4
 
 
 # ── where to ──────────────────────────────────────────────────────────────────────────────────
