@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellwall.apps.cli.terminal import Output, visible
+from cellwall.apps.cli import table
+from cellwall.apps.cli.terminal import Output, complain, visible
 
 
 @pytest.mark.parametrize(
@@ -52,3 +53,17 @@ def test_a_pipe_gets_the_text_as_it_is_even_in_an_ascii_locale() -> None:
     stream = io.TextIOWrapper(raw, encoding="ascii")
     Output(stream).write("\x1b[31mčervená\r\n")
     assert raw.getvalue() == "\x1b[31mčervená\r\n".encode()
+
+
+def test_a_complaint_of_ours_quotes_nothing_a_terminal_obeys(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    complain("read 'x\x1b[31m': no such file")
+    assert capsys.readouterr().err == "cellwall: read 'x^[[31m': no such file\n"
+
+
+def test_a_table_shows_nothing_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    table.show(["name"], [["x\x1b[31m\u202ey"]])
+    shown = capsys.readouterr().out
+    assert r"x^[[31m\u202ey" in shown
+    assert "\x1b" not in shown

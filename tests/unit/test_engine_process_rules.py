@@ -56,6 +56,19 @@ def test_link_that_leads_outside_is_refused(rules: PathRules, home: Path) -> Non
         rules.check_request("file_read", {"path": "link/passwd"})
 
 
+@pytest.mark.parametrize("cwd", ["/etc", "..", "a/../.."])
+def test_program_is_not_started_outside(rules: PathRules, cwd: str) -> None:
+    for program in ("bash", "./built"):
+        with pytest.raises(UsageError, match="outside"):
+            rules.check_request("start", {"argv": [program], "cwd": cwd})
+
+
+@pytest.mark.parametrize("target", ["/tmp/x", "../x"])
+def test_nothing_is_moved_outside(rules: PathRules, target: str) -> None:
+    with pytest.raises(UsageError, match="outside"):
+        rules.check_request("file_move", {"path": "a", "target": target})
+
+
 def test_path_inside_is_allowed(rules: PathRules) -> None:
     rules.check_request("file_write", {"path": "a/b/c"})
     rules.check_request("file_move", {"path": "a", "target": "b"})
