@@ -299,6 +299,8 @@ def test_v1_directory_with_a_high_peak_serves_nobody_else(
 ) -> None:
     """It cannot be set back, and a sandbox behind it would be told it had so many processes."""
     groups = _v1_groups(tmp_path, peak)
+    groups.apply(LIMITS)  # of more processes than that: none was refused
+    groups.begin()
     assert groups.reusable() == ({str(tmp_path)} if is_kept else set())
 
 
