@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -279,6 +281,58 @@ def test_interrupted_command_is_killed(direct: Client) -> None:
         while sandbox.commands.list() and time.monotonic() < deadline:
             time.sleep(0.05)
         assert sandbox.commands.list() == []
+
+
+def test_close_beside_a_run_ends_it_and_its_thread(server: Server, direct: Client) -> None:
+    from servers import ALICE
+
+    def work() -> None:
+        with pytest.raises(cellwall.Conflict, match="closed meanwhile"):
+            client.attach(sandbox.id).run(TICKING)
+        answered.append(True)
+
+    answered: list[bool] = []
+    client = cellwall.connect(server.address, ALICE)
+    with direct.Sandbox() as sandbox:
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        deadline = time.monotonic() + 20
+        while not sandbox.files.exists("tick") and time.monotonic() < deadline:
+            time.sleep(0.05)
+        client.close()
+        thread.join(10)
+        assert answered
+        wait_ended(direct, sandbox, "tick")
+
+
+def test_program_that_ends_beside_a_run_exits(server: Server) -> None:
+    from servers import ALICE
+
+    code = """if True:
+        import cellwall, os, sys, threading
+        begun = threading.Event()
+        client = cellwall.connect(sys.argv[1], sys.argv[2])
+        def work():
+            client.run("print(1, flush=True); import time; time.sleep(100)",
+                       on_event=lambda event: begun.set())
+        threading.Thread(target=work).start()
+        begun.wait()
+    """
+    command = [sys.executable, "-c", code, server.address, ALICE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=40, check=True)
+    assert "Conflict" in done.stderr
+
+
+def test_closed_client_says_so(server: Server) -> None:
+    from servers import ALICE
+
+    async def main() -> None:
+        client = await cellwall.aconnect(server.address, ALICE)
+        await client.aclose()
+        with pytest.raises(cellwall.UsageError, match="closed"):
+            await client.arun("print(1)")
+
+    asyncio.run(main())
 
 
 def test_two_runs_of_one_context_queue(server: Server, direct: Client) -> None:

@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 import httpx
 
 from cellwall.client.retry import Budget, unreachable
-from cellwall.model.errors import CellwallError, ServerUnreachable
+from cellwall.model.errors import CellwallError, ServerUnreachable, UsageError
 from cellwall.surface.tasks import Tasks
 from cellwall.wire.asking import encoded
 from cellwall.wire.reading import error_of
@@ -165,6 +165,8 @@ class Transport:
             raise self.unreachable(error) from error
 
     def _built(self, ask: Ask) -> httpx.Request:
+        if self._http.is_closed:
+            raise UsageError("call: the client was closed", remedy="make a new one")
         headers: dict[str, str] = {}
         content: Any = ask.content
         if ask.body is not None:

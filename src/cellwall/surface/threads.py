@@ -16,9 +16,11 @@ from collections.abc import Callable, Coroutine, Generator
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from cellwall.model.errors import UsageError
+from cellwall.model.errors import Conflict, UsageError
 
 _STOP_S = 30.0
+_LEAVE_S = 10.0
+"""For the calls that a close cancels to clean up; then what they use is closed under them."""
 _SIGNAL_S = 0.25
 """How late a signal's handler may run in a thread that waits."""
 
@@ -66,6 +68,14 @@ class LoopThread(Generic[S]):
         self._loop = asyncio.new_event_loop()
         self._subject: S | None = None
         self._pid = os.getpid()
+        self._calls: set[asyncio.Future[Any]] = set()
+        """Under way; touched on the loop only."""
+        self._is_closing = False
+        self._is_stopped = False
+        # Between "is it there" and "hand over" nobody may stop it. Reentrant: for signal handlers.
+        self._open = threading.RLock()
+        self._ending = threading.RLock()
+        """Held by who closes: a second one comes back when that is done."""
         self._thread = threading.Thread(target=self._main, name="cellwall", daemon=True)
         self._thread.start()
 
@@ -119,13 +129,13 @@ class LoopThread(Generic[S]):
 
         item = None
         try:
-            self._loop.call_soon_threadsafe(begin)
+            if not self._hand_over(begin):
+                raise _closed()
             while not isinstance(item, Ended):
                 item = _next(queue)
                 yield item
         finally:
-            if not isinstance(item, Ended):
-                self._loop.call_soon_threadsafe(cancel)
+            if not isinstance(item, Ended) and self._hand_over(cancel):
                 while not isinstance(_next(queue), Ended):
                     pass
 
@@ -145,11 +155,12 @@ class LoopThread(Generic[S]):
         def cancel() -> None:  # begun by then: what comes to this loop first is done first
             tasks[0].cancel()
 
-        self._loop.call_soon_threadsafe(lambda: tasks.append(self._begin(work, tell)))
+        if not self._hand_over(lambda: tasks.append(self._begin(work, tell))):
+            raise _closed()
         try:
             item = await asyncio.shield(ended)
         except asyncio.CancelledError:
-            self._loop.call_soon_threadsafe(cancel)
+            self._hand_over(cancel)
             await ended
             raise
         if item.error is not None:
@@ -162,12 +173,27 @@ class LoopThread(Generic[S]):
         """Start `work`, on this loop; `tell` hears of its end."""
         task: asyncio.Future[Any]
         try:
+            if self._is_closing:
+                raise _closed()
             task = asyncio.ensure_future(work(self.subject))
         except BaseException as error:  # noqa: BLE001 - it belongs to the caller
             task = self._loop.create_future()
             task.set_exception(error)
-        task.add_done_callback(lambda ended: tell(Ended(ended)))
+            tell(Ended(task))  # at once: the loop may be about to stop
+            return task
+        self._calls.add(task)
+        task.add_done_callback(lambda ended: self._end(ended, tell))
         return task
+
+    def _end(self, task: asyncio.Future[Any], tell: Callable[[Ended], None]) -> None:
+        self._calls.discard(task)
+        ended = Ended(task)
+        if self._is_closing and task.cancelled():
+            ended.error = Conflict(
+                "call: it was closed meanwhile, in another thread",
+                remedy="close when the last call has returned",
+            )
+        tell(ended)
 
     def _check_caller(self) -> None:
         if threading.current_thread() is self._thread:
@@ -177,19 +203,44 @@ class LoopThread(Generic[S]):
                 "call: this object was made before a fork", remedy="make a new one in the child"
             )
         if self._loop.is_closed():
-            raise UsageError("call: it was closed", remedy="make a new one")
+            raise _closed()
+
+    def _hand_over(self, step: Callable[[], None]) -> bool:
+        """Have the loop do `step`; False if it was stopped: no call is left then."""
+        with self._open:
+            if not self._is_stopped:
+                self._loop.call_soon_threadsafe(step)
+            return not self._is_stopped
 
     def close(self) -> None:
-        """Close the subject and end the thread; idempotent."""
-        if self._thread.is_alive() and self._pid == os.getpid():
-            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(_STOP_S)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(_STOP_S)
-            self._loop.close()
+        """Close the subject and end the thread; calls of others end as `Conflict`. Idempotent."""
+        if self._pid != os.getpid():  # the thread is the parent's, and so may be who held a lock
+            return
+        with self._ending:
+            if self._thread.is_alive():
+                asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(_STOP_S)
+                with self._open:
+                    self._is_stopped = True
+                    self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join(_STOP_S)
+                self._loop.close()
 
     async def _close(self) -> None:
+        self._is_closing = True
+        await self._leave(_LEAVE_S)  # before the subject: they clean up by its means
         if self._subject is not None:
             await self._subject.aclose()
+        await self._leave(None)
+
+    async def _leave(self, timeout_s: float | None) -> None:
+        for task in self._calls:
+            task.cancel()
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=timeout_s)
+
+
+def _closed() -> UsageError:
+    return UsageError("call: it was closed", remedy="make a new one")
 
 
 def _next(queue: SimpleQueue[Any]) -> Any:  # noqa: ANN401 - whatever was put
