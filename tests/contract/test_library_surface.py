@@ -717,6 +717,10 @@ SESSION_MISTAKES: dict[str, Callable[[SyncSandbox], object]] = {
     "context": lambda sandbox: sandbox.run("1", context="none"),
     "context twice": lambda sandbox: sandbox.contexts.create("main"),
     "context name": lambda sandbox: sandbox.contexts.create(""),
+    "context above": lambda sandbox: sandbox.contexts.create("..", "bash"),
+    "context here": lambda sandbox: sandbox.contexts.create("."),
+    "context below": lambda sandbox: sandbox.contexts.create("a/b"),
+    "context surrogate": lambda sandbox: sandbox.contexts.create("\ud800"),
     "empty": lambda sandbox: sandbox.run(""),
     "command": lambda sandbox: sandbox.commands.run([]),
     "program": lambda sandbox: sandbox.commands.run(["no-such-program"]),
@@ -737,6 +741,24 @@ def test_mistake_in_a_session_is_the_same_error(remote: Library, mistake: str) -
         error = refused.value
         found.append((type(error), error.message.replace(sandbox.id, "ID")))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["..", ".", "../..", "", "a/../.."])
+def test_text_of_the_callers_reaches_nothing_above(remote: Library, name: str) -> None:
+    """What the SDK puts into paths: an HTTP client takes dots out, however they are quoted."""
+    asked: tuple[Callable[[SyncSandbox], object], ...] = (
+        lambda sandbox: sandbox.contexts.close(name),
+        lambda sandbox: sandbox.contexts.restart(name),
+        lambda sandbox: sandbox.interrupt(name),
+        lambda sandbox: sandbox.commands.kill(name),
+        lambda _: remote.attach(name),
+        lambda _: remote.execution(name).cancel(),
+    )
+    with remote.Sandbox() as sandbox:
+        for ask in asked:
+            with pytest.raises((UsageError, NotFound)):
+                ask(sandbox)
+        assert sandbox.status == "running"
 
 
 def test_option_that_is_none_is_refused(library: Library) -> None:

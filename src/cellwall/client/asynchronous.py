@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cellwall.client.attempts import Attempt
 from cellwall.client.sandbox import AsyncSandbox, Opening
 from cellwall.client.submitted import AsyncSubmitted
-from cellwall.client.transport import Ask, Transport
+from cellwall.client.transport import Ask, Transport, segment
 from cellwall.model.ids import new_id
 from cellwall.surface.tools import box_of
 from cellwall.wire import asking
@@ -160,9 +160,7 @@ class AsyncClient:
 
     async def attach(self, sandbox_id: str) -> AsyncSandbox:
         """Return a sandbox that exists; entering it closes it at the end, as with one's own."""
-        from urllib.parse import quote
-
-        path = f"/sandboxes/{quote(sandbox_id, safe='')}"
+        path = f"/sandboxes/{segment(sandbox_id, 'sandbox', remedy='list sandboxes')}"
         return AsyncSandbox(self._transport, await self._transport.json(Ask("GET", path)))
 
     async def sandboxes(

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from cellwall.client.attempts import Attempt, events_of, follow
-from cellwall.client.transport import Ask
+from cellwall.client.transport import Ask, segment
 from cellwall.model.errors import Conflict, SandboxUnavailable, UsageError
 from cellwall.model.ids import new_id
 from cellwall.surface.callbacks import OnEvent, OnText, by_stream
@@ -225,7 +225,8 @@ class Commands:
 
     async def get(self, command_id: str) -> Command:
         """Return the command of that id, also one that ended a while ago or that others started."""
-        return self._found(await self._live.json(Ask("GET", f"/commands/{_checked(command_id)}")))
+        checked = segment(command_id, "command", remedy="list commands")
+        return self._found(await self._live.json(Ask("GET", f"/commands/{checked}")))
 
     def _found(self, facts: Json) -> Command:
         known = self._known.get(facts["id"])
@@ -241,16 +242,6 @@ class Commands:
     async def send_stdin(self, command_id: str, data: str | bytes) -> None:
         """Write to a background command's standard input."""
         await (await self.get(command_id)).send_stdin(data)
-
-
-def _checked(command_id: object) -> str:
-    """Return an id that can stand in a path; what can be none is `NotFound`, as elsewhere."""
-    text = str(command_id)
-    if text.isalnum() and text.isascii():
-        return text
-    from cellwall.model.errors import NotFound
-
-    raise NotFound(f"command {text[:80]!r}: none runs under that id", remedy="list commands")
 
 
 def _body(

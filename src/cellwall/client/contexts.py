@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from cellwall.client.transport import Ask
-from cellwall.model.context import ContextName
-from cellwall.model.errors import UsageError
+from cellwall.model.context import ContextName, check_name
 
 if TYPE_CHECKING:
     from cellwall.client.live import Live
@@ -23,7 +22,7 @@ class Contexts:
 
     async def create(self, name: str, language: str = "python") -> ContextName:
         """Start another context, of any language that keeps state between cells; its name."""
-        _check(name)
+        check_name(name)
         body = {"name": name, "language": language}
         answer = await self._live.json(Ask("POST", "/contexts", body=body))
         return ContextName(answer["name"], answer["language"])
@@ -46,10 +45,5 @@ class Contexts:
         await self._live.json(Ask("POST", f"{self._path(name)}/interrupt"))
 
     def _path(self, name: str) -> str:
-        _check(name)
+        check_name(name)
         return f"/contexts/{quote(name, safe='')}"
-
-
-def _check(name: str) -> None:
-    if not isinstance(name, str) or not 1 <= len(name) <= 64:
-        raise UsageError("context name: needs 1 to 64 characters", remedy="shorten it")

@@ -11,10 +11,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Generator
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from cellwall.client.attempts import events_of, follow
-from cellwall.client.transport import Ask, Json, Transport
+from cellwall.client.transport import Ask, Json, Transport, segment
 from cellwall.surface.threads import Ended
 from cellwall.wire.reading import execution_of
 
@@ -33,7 +32,8 @@ class AsyncSubmitted:
     def __init__(self, transport: Transport, execution_id: str) -> None:
         """`submit` and `execution` make it."""
         self._transport = transport
-        self._place = f"/executions/{quote(execution_id, safe='')}"
+        checked = segment(execution_id, "execution", remedy="give the id that `submit` returned")
+        self._place = f"/executions/{checked}"
         self.id = execution_id
 
     async def status(self) -> str:

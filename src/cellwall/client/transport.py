@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 import httpx
 
 from cellwall.client.retry import Budget, unreachable
-from cellwall.model.errors import CellwallError, ServerUnreachable, UsageError
+from cellwall.model.errors import CellwallError, NotFound, ServerUnreachable, UsageError
 from cellwall.surface.tasks import Tasks
 from cellwall.wire.asking import encoded
 from cellwall.wire.reading import error_of
@@ -253,6 +253,17 @@ def present(params: Mapping[str, Any]) -> dict[str, str]:
         for name, value in params.items()
         if value is not None
     }
+
+
+def segment(given: object, kind: str, *, remedy: str) -> str:
+    """Return an id of the caller's as a segment of a path; `NotFound` if nothing has such a one.
+
+    Not quoted instead: `..` stays what it is, and leads to what is above.
+    """
+    text = str(given)
+    if text.isalnum() and text.isascii():
+        return text
+    raise NotFound(f"{kind} {text[:80]!r}: there is none of that id", remedy=remedy)
 
 
 def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> CellwallError:

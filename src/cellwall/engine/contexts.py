@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from cellwall.engine.requests import check_words
 from cellwall.languages import registry
-from cellwall.model.context import ContextName
+from cellwall.model.context import ContextName, check_name
 from cellwall.model.errors import Conflict, NotFound, SandboxBroken, UsageError
 from cellwall.runtimes.answers import REPLY, GuestRefused, Reply, Single
 from cellwall.runtimes.frames import FrameError, strict_json
@@ -145,9 +144,7 @@ class Contexts:
                 f"context {name!r}: {spoken.name} keeps no state between cells",
                 remedy=f"run it without a context; these do: {', '.join(speaking())}",
             )
-        check_words([name], "context name")
-        if not name or len(name) > 64:
-            raise UsageError("context name: needs 1 to 64 characters", remedy="shorten it")
+        check_name(name)
         if name in self._known:
             raise Conflict(f"context {name!r}: it exists", remedy="use it, or restart it")
         self._known[name] = _Context(spoken)

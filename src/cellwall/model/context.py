@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from cellwall.model.errors import UsageError
+
+_MOST_CHARACTERS = 64
+
 
 class ContextName(str):
     """A context's name that knows the context's language."""
@@ -16,3 +20,25 @@ class ContextName(str):
         made = super().__new__(cls, name)
         made.language = language
         return made
+
+
+def check_name(name: object) -> str:
+    """Return `name` if a context may be called so. Raises UsageError.
+
+    It is one segment of a path of the HTTP API. `.` and `..` are none, however they are quoted:
+    clients and proxies take them out, and what is asked for then is the sandbox itself.
+    """
+    if not isinstance(name, str) or not 1 <= len(name) <= _MOST_CHARACTERS:
+        raise UsageError(
+            f"context name: needs 1 to {_MOST_CHARACTERS} characters", remedy="shorten it"
+        )
+    if name in {".", ".."} or set(name) & {"/", "\0"} or not _is_unicode(name):
+        raise UsageError(
+            f"context name: {name!r} cannot stand in an address",
+            remedy="give letters and digits; `.`, `..` and a `/` are none",
+        )
+    return name
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
