@@ -13,7 +13,7 @@ from cellwall.client.asynchronous import AsyncClient
 from cellwall.client.ports import listening
 from cellwall.client.streaming import objects
 from cellwall.client.terminals import shell_line
-from cellwall.client.transport import Ask
+from cellwall.client.transport import Ask, Transport
 from cellwall.model.errors import SandboxBroken, ServerUnreachable, UsageError
 from cellwall.model.files import ListeningPort
 
@@ -96,14 +96,16 @@ class Clock:
         self.now_s += seconds
 
 
-def tried(budget: retry.Budget, clock: Clock, lasting_s: float = 0.0) -> int:
+def tried(
+    budget: retry.Budget, clock: Clock, lasting_s: float = 0.0, *, was_held: bool = True
+) -> int:
     """Return how often a connection that lasts so long may be made again, up to 50."""
 
     async def main() -> int:
         for count in range(50):
             clock.now_s += lasting_s
             try:
-                await budget.wait(OSError("gone"))
+                await budget.wait(OSError("gone"), was_held=was_held)
             except ServerUnreachable:
                 return count
         return 50
@@ -126,6 +128,62 @@ def test_tries_without_progress_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 def test_connection_that_lasted_counts_as_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     assert tried(retry.Budget("there"), clock, lasting_s=60.0) == 50
+
+
+@pytest.mark.parametrize("lasting_s", [6.0, 10.0, 60.0])
+def test_tries_that_time_out_are_few(monkeypatch: pytest.MonkeyPatch, lasting_s: float) -> None:
+    clock = Clock(monkeypatch)
+    count = tried(retry.Budget("there"), clock, lasting_s, was_held=False)
+    assert 1 <= count < len(retry.DELAYS_S)
+    assert clock.now_s <= lasting_s + retry._WITHIN_S + lasting_s
+
+
+@pytest.mark.parametrize(
+    ("ask", "says_nothing", "is_bounded"),
+    [
+        (Ask("GET", "/stats"), True, True),
+        (Ask("GET", "/stats"), False, True),
+        (Ask("PUT", "/files", content=b"x", is_held=True), False, True),
+        (Ask("GET", "/events", is_held=True), False, False),  # control: a program may run
+    ],
+)
+def test_server_that_answers_nothing_is_an_error_soon(
+    monkeypatch: pytest.MonkeyPatch, ask: Ask, says_nothing: bool, is_bounded: bool
+) -> None:
+    """With all times made short; it holds each connection longer than what counts as lasting."""
+    monkeypatch.setattr(retry, "DELAYS_S", (0.01,) * 4)
+    monkeypatch.setattr(retry, "_LASTING_S", 0.1)
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            async with asyncio.timeout(None if says_nothing else 0.15):
+                await reader.read()  # until we leave
+        except TimeoutError:
+            if connections > 8:
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        finally:
+            writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        transport = Transport(address_of(f"http://127.0.0.1:{port}", KEY, {}), 0.3)
+        try:
+            if is_bounded:
+                with pytest.raises(ServerUnreachable):
+                    await transport.json(ask)
+            else:
+                assert await transport.json(ask) == {}
+        finally:
+            await transport.aclose()
+            server.close()
+
+    asyncio.run(main())
+    assert connections == (5 if is_bounded else 9)
 
 
 def test_progress_gives_all_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:

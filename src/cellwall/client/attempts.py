@@ -159,7 +159,7 @@ async def follow(
                         return
             raise httpx.RemoteProtocolError("the stream ended before its last event")
         except httpx.TransportError as error:
-            await budget.wait(error)
+            await budget.wait(error, was_held=True)
 
 
 def _event(value: Json) -> Event:

@@ -66,7 +66,7 @@ class ToolCalls:
                         self._take(value)
                 raise httpx.RemoteProtocolError("the stream ended before the execution")
             except httpx.TransportError as error:
-                await budget.wait(error)
+                await budget.wait(error, was_held=True)
 
     def _take(self, value: Json) -> None:
         number = value["call"]

@@ -32,6 +32,7 @@ _CONNECT_S = 10.0
 _LIMITS = httpx.Limits(max_connections=512, max_keepalive_connections=64, keepalive_expiry=30.0)
 _IDEMPOTENT = frozenset({"GET", "PUT", "DELETE"})
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_CUT = (httpx.ReadError, httpx.RemoteProtocolError)
 # Answers are awaited for as long as a program runs; that the server is gone shows by these.
 _ALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -160,7 +161,9 @@ class Transport:
 
     async def _again(self, ask: Ask, budget: Budget, error: httpx.TransportError) -> None:
         if ask.may_repeat or isinstance(error, _NOT_SENT):
-            await budget.wait(error)
+            # How long an upload was sent says nothing of a server.
+            is_waiting = ask.is_held and ask.content is None
+            await budget.wait(error, was_held=is_waiting and isinstance(error, _CUT))
         else:
             raise self.unreachable(error) from error
 
