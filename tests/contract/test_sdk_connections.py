@@ -180,6 +180,22 @@ def test_file_goes_up_whole_although_the_connection_was_cut(
     assert shared.files.read_bytes("cut.bin") == data
 
 
+def test_upload_that_is_refused_is_told_why(direct: Client, tmp_path: Path) -> None:
+    """Most of it has not been read when the server says no, and it is sent once."""
+    sent: list[int] = []
+    (tmp_path / "up").touch()
+    os.truncate(tmp_path / "up", 40 << 20)
+    with direct.Sandbox(limits={"disk_mb": 16}) as sandbox:
+        with pytest.raises(cellwall.FileError, match="No space left"):
+            sandbox.files.upload(
+                tmp_path / "up", "b", on_progress=lambda done, _: sent.append(done)
+            )
+        assert sent == sorted(set(sent))
+        direct.attach(sandbox.id).close()
+        with pytest.raises(cellwall.SandboxUnavailable):
+            sandbox.files.upload(tmp_path / "up", "b")
+
+
 def test_what_may_not_be_repeated_is_not(
     proxy: CuttingProxy, client: Client, shared: RemoteSandbox
 ) -> None:

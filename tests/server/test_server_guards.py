@@ -5,6 +5,7 @@ API-3, 4, 5, 15, 16, 17, 18, 20.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -118,6 +119,28 @@ def test_wrong_key_is_refused_where_a_token_would_do(server: Server) -> None:
 def test_bearer_is_as_good_as_the_header(server: Server) -> None:
     answer = server.client(None).get("/stats", headers={"Authorization": f"Bearer {ALICE}"})
     assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("key", "announced_bytes", "is_told"),
+    [
+        (f"X-API-Key: {ALICE}\r\n", 24 << 20, True),
+        (f"X-API-Key: {ALICE}\r\n", 1 << 40, False),  # more than would ever be taken
+        ("", 24 << 20, False),
+    ],
+)
+def test_refused_body_is_taken_to_its_end_from_who_has_a_key(
+    server: Server, key: str, announced_bytes: int, is_told: bool
+) -> None:
+    """It is sent before the answer is read, as clients do."""
+    head = f"PUT /sandboxes/none/files?path=x HTTP/1.1\r\nHost: localhost\r\n{key}"
+    answer = b""
+    with server.connect() as sock, contextlib.suppress(ConnectionError):
+        sock.sendall(f"{head}Content-Length: {announced_bytes}\r\n\r\n".encode())
+        sock.sendall(bytes(24 << 20))
+        answer = read_all(sock)
+    assert answer.startswith(b"HTTP/1.1 404") == is_told
+    assert bool(answer) == is_told
 
 
 def test_unauthorised_body_is_refused_before_it_is_read(server: Server) -> None:

@@ -33,6 +33,10 @@ JSON_TYPE = "application/json"
 _STARTS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 _DRAIN_S = 1.0
 _DRAIN_BYTES = 8 * 1024 * 1024
+"""Of a refused body, from anybody."""
+_DRAIN_KNOWN_S = 60.0
+"""From who has a key and goes on sending: up to as much as an upload may have."""
+_DRAIN_PAUSE_S = 2.0
 
 
 class ClientGone(Exception):
@@ -284,8 +288,11 @@ class Call:
     ) -> None:
         """Answer although the body may not have been read.
 
-        A small rest of it is thrown away, so that the answer arrives instead of a reset.
+        The rest of it is thrown away, so that the answer arrives instead of a reset: clients read
+        when they have sent. From strangers, and of what is too long to end, only a little.
         """
+        if self.held is not None:
+            self.held.let_go()
         if not self._has_rest:
             await self.answer(value, status, headers)
             return
@@ -303,14 +310,23 @@ class Call:
         return "transfer-encoding" in self.headers or self.headers.get("content-length", "0") != "0"
 
     async def _drain(self) -> None:
-        size = 0
+        size, (most_bytes, longest_s) = 0, self._patience
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_DRAIN_S):
-                while size < _DRAIN_BYTES:
-                    message = await self.receive()
+            async with asyncio.timeout(longest_s):
+                while size < most_bytes:
+                    async with asyncio.timeout(_DRAIN_PAUSE_S):
+                        message = await self.receive()
                     size += len(message.get("body", b""))
                     if not message.get("more_body", False):
                         return
+
+    @property
+    def _patience(self) -> tuple[int, float]:
+        """Most bytes, and seconds, of a refused body."""
+        announced = int(self.headers.get("content-length", "0"))
+        if self.principal is None or announced > self.settings.upload_bytes:
+            return _DRAIN_BYTES, _DRAIN_S
+        return self.settings.upload_bytes, _DRAIN_KNOWN_S
 
     async def answer_bytes(
         self,

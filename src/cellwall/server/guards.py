@@ -286,6 +286,7 @@ async def _answer_error(call: Call, error: Exception) -> None:
         return
     body = envelope(error, call.request_id)
     headers = headers_of(error)
+    let_go(error)  # before the rest of a refused body comes, which may take a while
     if call.scope["type"] == "websocket":
         await _refuse_socket(call, status, body, headers)
     else:
