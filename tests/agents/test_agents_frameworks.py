@@ -179,6 +179,15 @@ def test_smolagents_sets_up_a_sandbox_that_takes_a_dead_ones_place() -> None:
         assert executor("shout(who)").output == "'YOU'"
 
 
+def test_smolagents_sets_up_a_new_sandbox_that_was_looked_at_before() -> None:
+    with CellwallExecutor() as executor:
+        executor.send_tools({})
+        executor("x = 1")
+        executor.sandbox.close()
+        executor.sandbox.files.write("in.csv", "1")  # for the next code, in the new one already
+        assert executor("final_answer(9)").output == 9
+
+
 def test_smolagents_refuses_what_cannot_travel() -> None:
     with CellwallExecutor() as executor:
         with pytest.raises(cellwall.UsageError, match="not JSON"):

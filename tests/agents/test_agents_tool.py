@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from counting_run import left_open
-from servers import ALICE, Server
+from servers import ALICE, Server, running
 
 import cellwall
 from cellwall.integrations.code_tool import CodeTool
@@ -78,6 +79,43 @@ def test_a_dead_sandbox_is_replaced_and_the_model_is_told() -> None:
         assert NEW in after.text
         assert "False still here" in after.text
         assert NEW not in tool.call({"code": "1"}).text
+
+
+def test_who_looks_at_the_new_sandbox_first_does_not_keep_it_from_the_model() -> None:
+    with CodeTool() as tool:
+        tool.call({"code": "x = 1"})
+        tool.sandbox.close()
+        tool.sandbox.files.write("in.csv", "1")  # for the next call, in the new one already
+        assert tool.call({"code": "  "}).is_error  # runs nothing
+        assert NEW in tool.call({"code": "print(open('in.csv').read())"}).text
+        assert NEW not in tool.call({"code": "1"}).text
+
+
+def test_a_new_sandbox_that_could_not_be_made_at_once_is_still_told_of() -> None:
+    with CodeTool() as tool:
+        tool.call({"code": "x = 1"})
+        tool.sandbox.close()
+        tool._keeper._files["/etc/none"] = "1"
+        with pytest.raises(cellwall.FileError):
+            tool.call({"code": "1"})
+        tool._keeper._files.clear()
+        assert NEW in tool.call({"code": "1"}).text
+
+
+def test_a_sandbox_that_the_server_has_forgotten_is_replaced() -> None:
+    with (
+        running(store="none", retention_s=0) as own,
+        cellwall.connect(own.address, ALICE) as client,
+        CodeTool(client=client) as tool,
+    ):
+        tool.call({"code": "x = 1"})
+        lost = tool.sandbox.id
+        client.attach(lost).close()  # as its idle time would
+        deadline = time.monotonic() + 20
+        while any(each.id == lost for each in client.sandboxes()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert NEW in tool.call({"code": "print(2)"}).text
 
 
 def test_a_closed_tool_makes_no_sandbox() -> None:

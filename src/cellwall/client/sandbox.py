@@ -121,13 +121,11 @@ class AsyncSandbox:
         return Ports(self._live)
 
     async def refresh(self) -> None:
-        """Learn how it is; `NotFound` once the server knows nothing of it any more."""
+        """Learn how it is."""
         try:
-            facts = await self._live.json(Ask("GET", ""))
-        except NotFound:
+            self._live.take(await self._live.json(Ask("GET", "")))
+        except NotFound:  # it ended so long ago that the server forgot it
             self._live.ended()
-            raise
-        self._live.take(facts)
 
     async def metrics(self) -> Json:
         """Return its counters, from the kernel: the object of `GET /sandboxes/{id}/metrics`."""

@@ -115,7 +115,9 @@ class CellwallCodeExecutor(CodeExecutor, Component[CellwallCodeExecutorConfig]):
             execution = await sandbox.arun(block.code, language, timeout=self.timeout)
         except (cellwall.NotFound, cellwall.UsageError) as error:
             raise ValueError(str(error)) from error
-        return await asyncio.to_thread(Answer.of, execution, sandbox, self.budget_chars, is_new)
+        answer = await asyncio.to_thread(Answer.of, execution, sandbox, self.budget_chars, is_new)
+        self._keeper.told(sandbox)
+        return answer
 
     async def start(self) -> None:
         """Make the sandbox; without it the first block does."""

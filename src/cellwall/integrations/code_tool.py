@@ -84,7 +84,9 @@ class CodeTool(Closing):
             wanted = self.definition.read(arguments)
             sandbox, is_new = self._keeper.take()
             execution = sandbox.run(wanted.code, wanted.language, timeout=self.timeout)
-            return Answer.of(execution, sandbox, self.budget_chars, is_new)
+            answer = Answer.of(execution, sandbox, self.budget_chars, is_new)
+            self._keeper.told(sandbox)
+            return answer
         except cellwall.CellwallError as error:
             return self._refusal(error)
 
@@ -94,7 +96,11 @@ class CodeTool(Closing):
             wanted = self.definition.read(arguments)
             sandbox, is_new = await asyncio.to_thread(self._keeper.take)
             execution = await sandbox.arun(wanted.code, wanted.language, timeout=self.timeout)
-            return await asyncio.to_thread(Answer.of, execution, sandbox, self.budget_chars, is_new)
+            answer = await asyncio.to_thread(
+                Answer.of, execution, sandbox, self.budget_chars, is_new
+            )
+            self._keeper.told(sandbox)
+            return answer
         except cellwall.CellwallError as error:
             return self._refusal(error)
 

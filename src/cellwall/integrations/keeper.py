@@ -40,6 +40,8 @@ class Keeper:
         self._options = options
         self._lock = threading.Lock()
         self._sandbox: SyncSandbox | None = None
+        self._is_replaced = False
+        """A sandbox died, and nobody has said yet that he knows it."""
         self._is_closed = False
 
     @property
@@ -48,18 +50,26 @@ class Keeper:
         return self._given is None
 
     def take(self) -> tuple[SyncSandbox, bool]:
-        """Return the living sandbox, and whether it has just taken the place of a dead one."""
+        """Return the living sandbox, and whether it has taken the place of a dead one.
+
+        The second stays so until `told`, whoever takes it meanwhile: only to look, or in vain.
+        """
         with self._lock:
             if self._is_closed:
                 raise cellwall.UsageError("use a sandbox: it was closed", remedy="make a new one")
             if self._given is not None:
                 return self._given, False
-            old = self._sandbox
-            if old is not None and old.status == "running":
-                return old, False
-            self._sandbox = None
-            self._sandbox = self._new()
-            return self._sandbox, old is not None
+            if self._sandbox is not None and self._sandbox.status != "running":
+                self._sandbox, self._is_replaced = None, True
+            if self._sandbox is None:
+                self._sandbox = self._new()
+            return self._sandbox, self._is_replaced
+
+    def told(self, sandbox: SyncSandbox) -> None:
+        """Note that what had to be known or done of a new sandbox is."""
+        with self._lock:
+            if sandbox is self._sandbox:
+                self._is_replaced = False
 
     def _new(self) -> SyncSandbox:
         sandbox: SyncSandbox = self._make(**self._options)

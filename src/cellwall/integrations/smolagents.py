@@ -10,7 +10,7 @@ names.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import cellwall
@@ -133,8 +133,12 @@ class CellwallExecutor(Closing, PythonExecutor):  # type: ignore[misc] # smolage
     def _set_up(self, what: str, source: str) -> None:
         self._setup[what] = source
         sandbox, is_new = self._keeper.take()
-        for part in self._setup.values() if is_new else [source]:
+        self._prepare_all(sandbox, self._setup.values() if is_new else [source])
+
+    def _prepare_all(self, sandbox: SyncSandbox, parts: Iterable[str]) -> None:
+        for part in parts:
             self._prepare(sandbox, part)
+        self._keeper.told(sandbox)
 
     def _prepare(self, sandbox: SyncSandbox, source: str) -> None:
         if source:
@@ -146,8 +150,7 @@ class CellwallExecutor(Closing, PythonExecutor):  # type: ignore[misc] # smolage
         """Run what the agent wrote. Raises `CodeFailed`, which the agent shows its model."""
         sandbox, is_new = self._keeper.take()
         if is_new:
-            for part in self._setup.values():
-                self._prepare(sandbox, part)
+            self._prepare_all(sandbox, self._setup.values())
         self.execution = execution = sandbox.run(code_action, timeout=self.timeout, **self._offered)
         if execution.error is not None and execution.error.name == "CellwallFinalAnswer":
             return CodeOutput(_final_answer(execution), execution.stdout, True)
