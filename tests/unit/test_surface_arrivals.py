@@ -88,6 +88,13 @@ def test_link_of_a_third_party_is_not_followed(tmp_path: Path) -> None:
     assert os.listdir(outside) == []
 
 
+@pytest.mark.parametrize("record", [b"9" * 5000 + b" path=a\n", b"0" * 4990 + b"11 path=a\n"])
+def test_length_of_a_record_that_is_no_number_is_refused(tmp_path: Path, record: bytes) -> None:
+    """Python itself reads no number of more than 4300 digits."""
+    with pytest.raises(FileError, match="a broken extended header"):
+        arrive(tmp_path / "out", tar(("x", tarfile.XHDTYPE, record), ("e", FILE, b"")))
+
+
 def test_file_that_comes_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="twice"):
         arrive(tmp_path / "out", tar(("a", FILE, b"1"), ("a", FILE, b"2")))

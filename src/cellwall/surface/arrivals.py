@@ -182,11 +182,15 @@ class Arrival:
 
     def _read_pax(self, data: bytes) -> None:
         while data:
-            length, _, _ = data.partition(b" ")
-            if not length.isdigit() or not len(length) < int(length) <= len(data):
+            digits, _, _ = data.partition(b" ")
+            # More digits than the length of all records has: no number, however many zeros lead.
+            if not digits.isdigit() or len(digits) > len(str(_MOST_EXTENSION_BYTES)):
                 raise _refused("a broken extended header")
-            record = data[len(length) + 1 : int(length) - 1]
-            data = data[int(length) :]
+            length = int(digits)
+            if not len(digits) < length <= len(data):
+                raise _refused("a broken extended header")
+            record = data[len(digits) + 1 : length - 1]
+            data = data[length:]
             key, _, value = record.partition(b"=")
             if key == b"path":
                 self._name = value.decode("utf-8", "surrogateescape")

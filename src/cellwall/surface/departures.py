@@ -1,7 +1,8 @@
 """The caller's own directory as a tar stream, on its way into a sandbox.
 
 The other direction, where the stream is hostile, is `arrivals`. The invariant: of a file of any
-size no more than one piece is in memory, and what is sent is as long as its header says.
+size no more than one piece is in memory, what is sent is as long as its header says, and nothing
+is left out because it could not be read.
 """
 
 from __future__ import annotations
@@ -21,21 +22,28 @@ _PIECE_BYTES = 1024 * 1024
 def tar_steps(root: Path) -> Iterator[bytes]:
     """Yield everything below `root` as tar, in pieces of about 1 MiB.
 
-    Owners are left out, sockets too. `UsageError` for a file that becomes shorter meanwhile.
+    Owners are left out, sockets too. `UsageError` for what may not be read, and for a file that
+    becomes shorter meanwhile.
     """
     held = bytearray()
-    for piece in _pieces(root):
-        held += piece
-        if len(held) >= _PIECE_BYTES:
-            yield bytes(held)
-            held.clear()
+    try:
+        for piece in _pieces(root):
+            held += piece
+            if len(held) >= _PIECE_BYTES:
+                yield bytes(held)
+                held.clear()
+    except OSError as error:
+        raise UsageError(
+            f"upload_dir: read {error.filename or root}: {error.strerror}",
+            remedy="let this process read it, or take it out of the directory",
+        ) from None
     yield bytes(held) + bytes(2 * _BLOCK)
 
 
 def _pieces(root: Path) -> Iterator[bytes]:
     # Only to describe files; nothing is written through it.
     with tarfile.open(fileobj=io.BytesIO(), mode="w") as describer:
-        for directory, names, files in os.walk(root):
+        for directory, names, files in os.walk(root, onerror=_fail):
             names.sort()
             for name in sorted([*names, *files]):
                 path = os.path.join(directory, name)
@@ -49,6 +57,10 @@ def _pieces(root: Path) -> Iterator[bytes]:
                 yield info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
                 if info.isreg():
                     yield from _content(path, info.size)
+
+
+def _fail(error: OSError) -> None:
+    raise error
 
 
 def _content(path: str, size: int) -> Iterator[bytes]:

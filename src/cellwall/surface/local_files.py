@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import secrets
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from pathlib import Path
 
 from cellwall.model.errors import UsageError
@@ -52,14 +52,10 @@ def check_content(content: str | bytes) -> bytes:
 
 async def check_file(path: Path, step: str) -> int:
     """Return the size of a regular file of the caller's; `UsageError` if it is none."""
-    if not await asyncio.to_thread(path.is_file):
-        raise UsageError(f"{step}: {path} is not a file", remedy="name a file of this machine")
-    try:
+    with _refused(f"{step}: read {path}", "name a file you may read"):
+        if not await asyncio.to_thread(path.is_file):
+            raise UsageError(f"{step}: {path} is not a file", remedy="name a file of this machine")
         return await asyncio.to_thread(_size_of, path, step)
-    except OSError as error:
-        raise UsageError(
-            f"{step}: read {path}: {error.strerror}", remedy="name a file you may read"
-        ) from None
 
 
 def _size_of(path: Path, step: str) -> int:
@@ -75,13 +71,25 @@ def _size_of(path: Path, step: str) -> int:
 
 async def check_directory(path: Path, step: str) -> None:
     """Raise `UsageError` unless `path` is a directory of the caller's."""
-    if not await asyncio.to_thread(path.is_dir):
-        raise UsageError(f"{step}: {path} is not a directory", remedy="name a directory")
+    with _refused(f"{step}: read {path}", "name a directory you may read"):
+        if not await asyncio.to_thread(path.is_dir):
+            raise UsageError(f"{step}: {path} is not a directory", remedy="name a directory")
+
+
+@contextlib.contextmanager
+def _refused(step: str, remedy: str) -> Iterator[None]:
+    """Make what this machine refuses to do with the caller's files a `UsageError`."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{step}: {error.strerror}", remedy=remedy) from None
 
 
 async def file_pieces(path: Path, size: int, progress: Progress) -> AsyncIterator[bytes]:
     """Yield the first `size` bytes of a file; `UsageError` if it has fewer by then."""
-    with await asyncio.to_thread(path.open, "rb") as stream:
+    with _refused(f"upload: read {path}", "name a file you may read"):
+        opened = await asyncio.to_thread(path.open, "rb")
+    with opened as stream:
         left = size
         while left:
             piece = await asyncio.to_thread(stream.read, min(left, _PIECE_BYTES))
@@ -102,8 +110,9 @@ async def tree_pieces(root: Path, progress: Progress) -> AsyncIterator[bytes]:
 
 async def save(path: Path, pieces: AsyncIterable[bytes], progress: Progress) -> int:
     """Write pieces to a file of the caller's, at once when all are there; return its size."""
-    if await asyncio.to_thread(path.is_dir):
-        raise UsageError(f"download: {path} is a directory", remedy="name a file")
+    with _refused(f"download: write {path}", "name a file you may write"):
+        if await asyncio.to_thread(path.is_dir):
+            raise UsageError(f"download: {path} is a directory", remedy="name a file")
     draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
         with await asyncio.to_thread(draft.open, "xb") as stream:
@@ -125,7 +134,8 @@ async def unpack(
     local: Path, pieces: AsyncIterable[bytes], most_bytes: int, progress: Progress
 ) -> int:
     """Take a hostile tar stream apart into a new or empty directory; return its file count."""
-    arrival = await asyncio.to_thread(Arrival, local, most_bytes)
+    with _refused(f"download_dir: write {local}", "name a directory you may write"):
+        arrival = await asyncio.to_thread(Arrival, local, most_bytes)
     try:
         async for piece in pieces:
             await asyncio.to_thread(arrival.feed, piece)
