@@ -698,6 +698,11 @@ MISTAKES: dict[str, Callable[[Library], object]] = {
     "leads out": lambda it: it.run("1", files={"../a": "5"}),
     "collect": lambda it: it.run("1", collect=["/etc/passwd"]),
     "words": lambda it: it.run("1", args="abc"),
+    "surrogate in stdin": lambda it: it.run("1", stdin="\ud800"),
+    "surrogate in a file": lambda it: it.run("1", files={"a": "\ud800"}),
+    "surrogate in args": lambda it: it.run("1", args=["\ud800"]),
+    "surrogate in env": lambda it: it.run("1", env={"A": "\ud800"}),
+    "surrogate in a name": lambda it: it.run("1", files={"\ud800": "1"}),
     "start": lambda it: it.Sandbox("no-such-template"),
 }
 
@@ -723,6 +728,9 @@ SESSION_MISTAKES: dict[str, Callable[[SyncSandbox], object]] = {
     "context surrogate": lambda sandbox: sandbox.contexts.create("\ud800"),
     "empty": lambda sandbox: sandbox.run(""),
     "command": lambda sandbox: sandbox.commands.run([]),
+    "surrogate in a command": lambda sandbox: sandbox.commands.run("echo \ud800"),
+    "surrogate in an argument": lambda sandbox: sandbox.commands.run(["echo", "\ud800"]),
+    "surrogate in content": lambda sandbox: sandbox.files.write("a", "\ud800"),
     "program": lambda sandbox: sandbox.commands.run(["no-such-program"]),
     "path": lambda sandbox: sandbox.files.read("a\0b"),
     "no file": lambda sandbox: sandbox.files.stat("none"),
@@ -759,6 +767,25 @@ def test_text_of_the_callers_reaches_nothing_above(remote: Library, name: str) -
             with pytest.raises((UsageError, NotFound)):
                 ask(sandbox)
         assert sandbox.status == "running"
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"env": {"A": "\ud800"}}, "env: the value of A"),
+        ({"env": {"\ud800": "A"}}, "env: the name"),
+        ({"files": {"\ud800": "x"}}, "files: "),
+        ({"collect": ["\ud800"]}, "collect: "),
+        ({"language": None}, "language: NoneType"),
+    ],
+)
+def test_what_is_no_text_is_named_before_anything_starts(
+    options: dict[str, Any], named: str
+) -> None:
+    """Control: what stands for bytes is passed on."""
+    with pytest.raises(UsageError, match=named):
+        cellwall.run("1", **options)
+    assert cellwall.run("import sys; sys.argv[1]", args=["\udcff"]).ok
 
 
 def test_option_that_is_none_is_refused(library: Library) -> None:

@@ -149,7 +149,7 @@ class AsyncClient:
         body = {
             **asking.given(
                 limits=asking.limits(limits),
-                env=None if env is None else dict(env),
+                env=asking.env(env),
                 name=name,
                 metadata=None if metadata is None else dict(metadata),
             ),
@@ -248,7 +248,7 @@ def _program(  # noqa: PLR0913 - each is a choice of the caller's
             arguments=None if arguments is None else dict(arguments),
             files=asking.files(files),
             limits=wanted,
-            env=None if env is None else dict(env),
+            env=asking.env(env),
             artifacts=artifacts,
             compile_limits=asking.limits(compile_limits),
         ),

@@ -17,6 +17,7 @@ from cellwall.client.attempts import Attempt, events_of, follow
 from cellwall.client.transport import Ask, segment
 from cellwall.model.errors import Conflict, SandboxUnavailable, UsageError
 from cellwall.model.ids import new_id
+from cellwall.model.unicode import utf8
 from cellwall.surface.callbacks import OnEvent, OnText, by_stream
 from cellwall.wire import asking
 from cellwall.wire.reading import command_result_of, error_of
@@ -106,7 +107,7 @@ class Command:
 
     async def send_stdin(self, data: str | bytes) -> None:
         """Write to its standard input; ignored after its end."""
-        raw = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
+        raw = utf8(data, "stdin", escapes=True) if isinstance(data, str) else data
         if not isinstance(raw, bytes):
             raise UsageError(
                 f"stdin: {type(data).__name__} is not text", remedy="give a string or bytes"
@@ -250,5 +251,5 @@ def _body(
     env: Mapping[str, str] | None,
     timeout_s: float | None,
 ) -> dict[str, Any]:
-    fields = asking.given(cwd=cwd, env=None if env is None else dict(env), timeout=timeout_s)
+    fields = asking.given(cwd=cwd, env=asking.env(env), timeout=timeout_s)
     return {**asking.command(command), **fields}

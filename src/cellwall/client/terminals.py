@@ -19,6 +19,7 @@ from cellwall.client.transport import Ask
 from cellwall.model.errors import CellwallError, UsageError
 from cellwall.model.execution import CommandResult
 from cellwall.model.outcome import Outcome, Verdict
+from cellwall.model.unicode import utf8
 from cellwall.wire import asking
 from cellwall.wire.reading import outcome_of
 
@@ -129,7 +130,7 @@ class Terminal(Command):
 
     async def write(self, data: str | bytes) -> None:
         """Type `data`; waits while the program takes no input. Ignored after its end."""
-        raw = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
+        raw = utf8(data, "stdin", escapes=True) if isinstance(data, str) else data
         for start in range(0, len(raw), _STEP_BYTES):
             await self._say(raw[start : start + _STEP_BYTES])
 

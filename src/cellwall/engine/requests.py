@@ -18,6 +18,7 @@ from cellwall.languages import registry
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
 from cellwall.model.nesting import MOST_ARGUMENT_LEVELS, is_nested
+from cellwall.model.unicode import utf8
 from cellwall.surface.tools import Offer, Tools, box_of
 
 if TYPE_CHECKING:
@@ -223,12 +224,7 @@ def check_source(code: str) -> bytes:
         raise UsageError("code: it is empty", remedy="give the program as a string")
     if "\0" in code:
         raise UsageError("code: it contains a NUL character", remedy="remove it")
-    try:
-        source = code.encode()
-    except UnicodeEncodeError:
-        raise UsageError(
-            "code: it contains half a surrogate pair", remedy="send valid Unicode"
-        ) from None
+    source = utf8(code, "code")
     if len(source) > SOURCE_CAP_BYTES:
         raise UsageError(
             f"code: {len(source)} bytes is above {SOURCE_CAP_BYTES}",
@@ -245,7 +241,7 @@ def check_stdin(stdin: str | bytes | None) -> bytes | None:
         raise UsageError(
             f"stdin: {type(stdin).__name__} is not text", remedy="give a string or bytes"
         )
-    data = stdin.encode("utf-8", "surrogateescape") if isinstance(stdin, str) else stdin
+    data = utf8(stdin, "stdin", escapes=True) if isinstance(stdin, str) else stdin
     if len(data) > STDIN_CAP_BYTES:
         raise UsageError(
             f"stdin: {len(data)} bytes is above {STDIN_CAP_BYTES}", remedy="send it as a file"
@@ -305,6 +301,8 @@ def check_env(env: Mapping[str, str]) -> dict[str, str]:
             )
         if not isinstance(value, str) or "\0" in value:
             raise UsageError(f"env: the value of {name} is not text", remedy="give strings")
+        utf8(name, f"env: the name {name!r}", escapes=True)
+        utf8(value, f"env: the value of {name}", escapes=True)
     return dict(env)
 
 
@@ -314,6 +312,8 @@ def check_words(words: Sequence[str], what: str) -> tuple[str, ...]:
         isinstance(word, str) and "\0" not in word for word in words
     ):
         raise UsageError(f"{what}: not a list of strings without NUL", remedy="give ['a', 'b']")
+    for word in words:
+        utf8(word, what, escapes=True)
     return tuple(words)
 
 
@@ -335,6 +335,7 @@ def check_inner_path(path: str, what: str) -> str:
             f"{what}: {path!r} leads out of the working directory",
             remedy="use a relative path without `..`",
         )
+    utf8(path, f"{what}: {path!r}", escapes=True)
     return path
 
 
@@ -363,7 +364,11 @@ def _files(files: Mapping[str, str | bytes]) -> tuple[tuple[str, bytes], ...]:
                 f"files: content of {path!r} is {type(content).__name__}",
                 remedy="give a string or bytes",
             )
-        data = content.encode() if isinstance(content, str) else bytes(content)
+        data = (
+            utf8(content, f"files: content of {path!r}")
+            if isinstance(content, str)
+            else bytes(content)
+        )
         if len(data) > FILE_CAP_BYTES:
             raise UsageError(
                 f"files: {path!r} has {len(data)} bytes, above {FILE_CAP_BYTES}",

@@ -16,6 +16,7 @@ from cellwall.engine.commands import Command
 from cellwall.engine.execution import Attempt, Work
 from cellwall.engine.recorder import Recorder
 from cellwall.model.errors import UsageError
+from cellwall.model.unicode import utf8
 from cellwall.runtimes.answers import TERMINAL, ChannelLost
 from cellwall.runtimes.streams import WINDOW_BYTES, ByteStream
 
@@ -87,7 +88,7 @@ class Terminal(Command):
 
     async def write(self, data: str | bytes) -> None:
         """Type `data`; waits while the program takes no input. Ignored after its end."""
-        raw = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
+        raw = utf8(data, "stdin", escapes=True) if isinstance(data, str) else data
         self._live.touch()
         with contextlib.suppress(ChannelLost):  # that is an end, too
             await self._stream.write(raw)

@@ -36,7 +36,7 @@ from cellwall.languages import (
 )
 from cellwall.languages.language import Language
 from cellwall.languages.tools import Installed, detect
-from cellwall.model.errors import NotFound
+from cellwall.model.errors import NotFound, UsageError
 
 __all__ = ["LANGUAGES", "Installed", "Language", "by_extension", "detect", "find"]
 
@@ -66,6 +66,10 @@ _BY_EXTENSION = _index(tuple(LANGUAGES.values()), by="extension")
 
 def find(name: str) -> Language:
     """Return the language of that name or alias, in any case; `NotFound` when there is none."""
+    if not isinstance(name, str):
+        raise UsageError(
+            f"language: {type(name).__name__} is not text", remedy="give the name of one"
+        )
     language = _BY_NAME.get(name.lower()) or jupyter.find(name)
     if language is None:
         raise NotFound(

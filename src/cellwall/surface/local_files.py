@@ -15,6 +15,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from pathlib import Path
 
 from cellwall.model.errors import UsageError
+from cellwall.model.unicode import utf8
 from cellwall.surface.arrivals import Arrival
 from cellwall.surface.callbacks import OnProgress
 from cellwall.surface.departures import tar_steps
@@ -41,7 +42,7 @@ class Progress:
 def check_content(content: str | bytes) -> bytes:
     """Return what is to be written; `UsageError` unless it is text or bytes."""
     if isinstance(content, str):
-        return content.encode()
+        return utf8(content, "content")
     if isinstance(content, (bytes, bytearray, memoryview)):
         return bytes(content)
     # `bytes` takes more than that: of a number it makes as many NULs.

@@ -14,6 +14,7 @@ from typing import Any
 
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
+from cellwall.model.unicode import utf8
 
 Body = dict[str, Any]
 
@@ -55,7 +56,7 @@ def stdin(data: str | bytes | None) -> Body:
             data.encode()
             return {"stdin": data}
         except UnicodeEncodeError:
-            data = data.encode("utf-8", "surrogateescape")
+            data = utf8(data, "stdin", escapes=True)
     return {"stdin_b64": base64.b64encode(data).decode("ascii")}
 
 
@@ -80,7 +81,10 @@ def files(value: Mapping[str, str | bytes] | None) -> Body | None:
 
 
 def _file(path: str, content: object) -> str | Body:
+    if isinstance(path, str):
+        utf8(path, f"files: {path!r}")
     if isinstance(content, str):
+        utf8(content, f"files: content of {path!r}")
         return content
     if not isinstance(content, (bytes, bytearray, memoryview)):
         raise UsageError(
@@ -94,7 +98,19 @@ def words(value: Sequence[str], what: str) -> list[str]:
     """Return a list of strings."""
     if isinstance(value, (str, bytes)) or not all(isinstance(word, str) for word in value):
         raise UsageError(f"{what}: not a list of strings without NUL", remedy="give ['a', 'b']")
+    for word in value:
+        utf8(word, what)  # what stands for bytes cannot travel as JSON
     return list(value)
+
+
+def env(value: Mapping[str, str] | None) -> dict[str, str] | None:
+    """Return environment variables; what is no text the server refuses."""
+    for name, each in (value or {}).items():
+        if isinstance(name, str):
+            utf8(name, f"env: the name {name!r}")
+        if isinstance(each, str):
+            utf8(each, f"env: the value of {name}")
+    return None if value is None else dict(value)
 
 
 def tools(manifest: Mapping[str, Any] | None, *, is_optional: bool = False) -> Body:
@@ -121,4 +137,6 @@ def command(value: str | Sequence[str]) -> Body:
     )
     if not value:
         raise UsageError("command: it is empty", remedy="name a program")
+    if isinstance(value, str):
+        utf8(value, "command")
     return found
