@@ -156,7 +156,10 @@ class Client:
         return self._thread.call(lambda client, _put: client.statistics())
 
     def close(self) -> None:
-        """Let go of the connections; sandboxes live on. Idempotent."""
+        """Let go of the connections; sandboxes live on, calls of other threads end as `Conflict`.
+
+        Idempotent.
+        """
         self._thread.close()
 
     def __enter__(self) -> Client:
