@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Literal, overload
 from cellwall.client.transport import Ask
 from cellwall.model.errors import FileError, UsageError
 from cellwall.model.files import FileEntry, Listing
-from cellwall.model.unicode import utf8
 from cellwall.surface import local_files
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from cellwall.engine import transfers
 from cellwall.engine.requests import FILE_CAP_BYTES, check_path
 from cellwall.model.errors import FileError, SandboxBroken
 from cellwall.model.files import FileEntry, Listing
-from cellwall.model.unicode import utf8
 from cellwall.runtimes.answers import GuestRefused, Reply
 from cellwall.runtimes.frames import FrameError, strict_json
 from cellwall.surface import local_files
