@@ -115,7 +115,7 @@ class ServerSettings:
     """Ended executions kept in memory at most; the others are read from the store, if there is one,
     and forgotten if there is none."""
     retained_bytes: int = 64 * 1024 * 1024
-    """Bytes of their answers and events kept in memory at most."""
+    """Bytes of their answers and events kept in memory at most; of ended commands as much again."""
     body_bytes: int = 64 * 1024 * 1024
     """Largest JSON body; routes that need less have less."""
     bodies_mb: int = 0
