@@ -201,7 +201,8 @@ def test_a_signed_write_is_its_owners(audited: Server) -> None:
     sandbox = new_sandbox(client)
     asked = {"path": "a.txt", "operation": "write"}
     signed = client.post(f"/sandboxes/{sandbox}/files/sign", json=asked).json()["url"]
-    httpx.put(f"{signed}?path=else.txt", content=b"x").raise_for_status()
+    assert httpx.put(f"{signed}?path=else.txt", content=b"x").status_code == 400
+    httpx.put(signed, content=b"x").raise_for_status()
     written = wait_for(audited, before, "file.write", tenant="alice")
     assert written["object"] == f"sandbox:{sandbox} path:a.txt"
     assert written["actor"] == "address:127.0.0.1"

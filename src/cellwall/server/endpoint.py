@@ -88,9 +88,9 @@ async def serve(endpoint: Endpoint, call: Call) -> None:
         )
     if endpoint.access == "key":
         await check_ownership(call)
+    check_query(endpoint, call)
     if endpoint.opens is not None:
         endpoint.opens(call)
-    check_query(endpoint, call)
     call.action = audited.action_of(call, endpoint.method, endpoint.path)
     if endpoint.body is None and call.action is not None:
         await audited.begin(call)
