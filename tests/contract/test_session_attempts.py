@@ -141,7 +141,7 @@ def test_a_stream_left_early_hears_out_what_is_said_at_its_end() -> None:
         async for event in events:
             if event.kind == "stdout":
                 break
-        await events.aclose()  # type: ignore[attr-defined]
+        await events.aclose()  # type: ignore[attr-defined]  # a generator, typed as less
         assert (await sandbox.run("print(kept)", timeout=5)).stdout == "41\n"
 
     with_sandbox(scenario)

@@ -191,7 +191,7 @@ def test_what_nearly_bears_our_name_is_never_touched(
 ) -> None:
     for path in lookalikes:
         _join(str(path / "1"), bystander.pid)
-        _, kept = leftovers.sweep(hierarchies.discover(), owner.is_dead_since_boot)
+        _, kept = leftovers.sweep(hierarchies.discover(), owner.is_dead_in_this_boot)
         assert str(path) not in kept
         assert bystander.poll() is None, path
         assert (path / "1").is_dir(), path
@@ -205,7 +205,7 @@ def test_what_bears_a_dead_engines_name_is_swept_with_what_is_in_it(
     path = hierarchies.discover().hierarchies[0].base / f"cellwall.{boot}-{namespace}-1-1-{nonce}"
     (path / "1").mkdir(parents=True)
     _join(str(path / "1"), bystander.pid)
-    leftovers.sweep(hierarchies.discover(), owner.is_dead_since_boot)
+    leftovers.sweep(hierarchies.discover(), owner.is_dead_in_this_boot)
     assert bystander.wait(10) == -signal.SIGKILL
     assert not path.exists()
 

@@ -65,14 +65,14 @@ def test_each_part_of_a_label_counts(index: int, value: str, dead: bool) -> None
     parts = _parts()
     parts[index] = value
     assert owner.is_dead("-".join(parts)) is dead
-    assert owner.is_dead_since_boot("-".join(parts)) is (dead and index != 0)
+    assert owner.is_dead_in_this_boot("-".join(parts)) is (dead and index != 0)
 
 
 def test_masked_boot_id_is_not_the_end_of_what_no_reboot_leaves() -> None:
     """systemd-nspawn gives each container a boot id of its own; pid namespaces tell them apart."""
     _, namespace, pid, started, nonce = _parts()
-    assert not owner.is_dead_since_boot(f"00000000-{int(namespace) + 1}-{pid}-{started}-{nonce}")
-    assert owner.is_dead_since_boot(f"00000000-{namespace}-{pid}-1-{nonce}")
+    assert not owner.is_dead_in_this_boot(f"00000000-{int(namespace) + 1}-{pid}-{started}-{nonce}")
+    assert owner.is_dead_in_this_boot(f"00000000-{namespace}-{pid}-1-{nonce}")
 
 
 def test_who_lives_in_another_pid_namespace_is_not_ours_to_judge() -> None:
@@ -84,4 +84,4 @@ def test_who_lives_in_another_pid_namespace_is_not_ours_to_judge() -> None:
 @pytest.mark.parametrize("label", ["", "engine", "../../etc", "a-b-c-d-e", "1-2-3-4-5-6"])
 def test_what_is_no_label_of_ours_is_left_alone(label: str) -> None:
     assert not owner.is_dead(label)
-    assert not owner.is_dead_since_boot(label)
+    assert not owner.is_dead_in_this_boot(label)

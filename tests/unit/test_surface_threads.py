@@ -174,7 +174,7 @@ def test_call_that_a_close_overtakes_is_refused(thread: LoopThread[Subject]) -> 
     async def aclose() -> None:
         await asyncio.to_thread(call)
 
-    thread.subject.aclose = aclose  # type: ignore[method-assign]
+    thread.subject.aclose = aclose  # type: ignore[method-assign]  # this test's own
     thread.close()
     assert refused == ["call: it was closed"]
 
@@ -193,7 +193,7 @@ def test_second_thread_that_closes_comes_back_when_it_is_closed(
         other_is_there.set()
         thread.close()
 
-    thread.subject.aclose = aclose  # type: ignore[method-assign]
+    thread.subject.aclose = aclose  # type: ignore[method-assign]  # this test's own
     other = threading.Thread(target=close, daemon=True)
     other.start()
     thread.close()

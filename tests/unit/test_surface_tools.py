@@ -254,6 +254,7 @@ def test_result_above_its_bound_stays_outside() -> None:
 @pytest.mark.parametrize(("verdict", "decision"), [(True, "ok"), ("no", "denied"), (1, "denied")])
 def test_only_true_is_an_approval(verdict: object, decision: str) -> None:
     """Whatever merely looks true was no decision: a word, a record, a coroutine nobody awaited."""
+    # What a caller without a type checker may write.
     tool = Tool(lambda: 1, needs_approval=lambda call: verdict)  # type: ignore[arg-type, return-value]
     assert ask({"t": tool}, "t", {}).decision == decision
 

@@ -11,6 +11,7 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from signal import NSIG
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.levels import NO_FLOOR, Asked, Floor
@@ -30,8 +31,6 @@ STDIN_CAP_BYTES = 64 * 1024 * 1024
 FILE_CAP_BYTES = 32 * 1024 * 1024
 ARGUMENTS_CAP_BYTES = 512 * 1024
 """They travel in a frame's header together with `args`; init reads headers up to 1 MiB."""
-
-_LAST_SIGNAL = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,9 +318,9 @@ def check_words(words: Sequence[str], what: str) -> tuple[str, ...]:
 
 def check_signal(signal: int) -> int:
     """Return the number of a signal that Linux has."""
-    if not isinstance(signal, int) or not 1 <= signal <= _LAST_SIGNAL:
+    if not isinstance(signal, int) or not 1 <= signal < NSIG:
         raise UsageError(
-            f"signal: {signal!r} is none", remedy=f"give a number from 1 to {_LAST_SIGNAL}"
+            f"signal: {signal!r} is none", remedy=f"give a number from 1 to {NSIG - 1}"
         )
     return int(signal)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from cellwall.guest import sources
 from cellwall.guest.display import flush_stdout
 from cellwall.guest.program import EXIT_INTERRUPTED, Ending, report_error
-from cellwall.guest.value import Encoded, encode_value
+from cellwall.guest.value import Encoded, encode_value, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -149,7 +149,12 @@ class Database:
             if name in frames and hasattr(frames[name], "columns"):
                 connection.register(name, frames[name])
 
-    def _table(self, cursor: Any, statement: Any, most: int) -> Table | None:  # noqa: ANN401
+    def _table(
+        self,
+        cursor: Any,  # noqa: ANN401  DuckDB's, imported late
+        statement: Any,  # noqa: ANN401  the same
+        most: int,
+    ) -> Table | None:
         if not cursor.description:
             return None
         rows = cursor.fetchmany(most + 1)
@@ -240,8 +245,7 @@ def _result_of(table: Table) -> Encoded:
     """All of its rows or none: a part would be taken for the whole."""
     if table.is_whole:
         return encode_value(table.records())
-    reason = f"table (more than {_MOST_RESULT_ROWS} rows; COPY writes it to a file)"
-    return Encoded({"ev": "value", "unserialisable": reason}, b"")
+    return refused(f"table (more than {_MOST_RESULT_ROWS} rows; COPY writes it to a file)")
 
 
 def _distinct(columns: list[str]) -> list[str]:

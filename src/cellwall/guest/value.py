@@ -46,16 +46,16 @@ def encode_value(value: object) -> Encoded:
     try:
         body = json.dumps(value, allow_nan=False, default=plain_form).encode("ascii")
     except _CannotSay as refusal:
-        return _refused(str(refusal))
+        return refused(str(refusal))
     except ValueError:
-        return _refused(f"{type(value).__name__} (NaN, infinity or a cycle)")
+        return refused(f"{type(value).__name__} (NaN, infinity or a cycle)")
     except Exception:  # noqa: BLE001  keys that are no strings, endless depth, caller's methods
-        return _refused(type(value).__name__)
+        return refused(type(value).__name__)
     if len(body) > MAX_BODY_BYTES:
-        return _refused(f"{type(value).__name__} ({len(body)} bytes; limit {MAX_BODY_BYTES})")
+        return refused(f"{type(value).__name__} ({len(body)} bytes; limit {MAX_BODY_BYTES})")
     # Only now, when there is no cycle in it; and few have as many brackets.
     if body.count(b"[") + body.count(b"{") > _MOST_LEVELS and _is_nested(value, forms):
-        return _refused(f"{type(value).__name__} (nested deeper than {_MOST_LEVELS} levels)")
+        return refused(f"{type(value).__name__} (nested deeper than {_MOST_LEVELS} levels)")
     return Encoded({"ev": "value"}, body)
 
 
@@ -71,7 +71,8 @@ def _is_nested(value: object, forms: list[object]) -> bool:
     return is_nested(value, _MOST_LEVELS) or any(is_nested(f, _MOST_FORM_LEVELS) for f in forms)
 
 
-def _refused(reason: str) -> Encoded:
+def refused(reason: str) -> Encoded:
+    """Say why there is no value although there is a result."""
     return Encoded({"ev": "value", "unserialisable": reason[:200]}, b"")
 
 

@@ -1,8 +1,8 @@
 """Owner labels: every object of ours on the host says which engine made it.
 
 A label names a process beyond doubt: boot, pid namespace, pid and start time. `is_dead` and
-`is_dead_since_boot` are the only judges of "this is a leftover"; what they cannot judge is not ours
-to touch.
+`is_dead_in_this_boot` are the only judges of "this is a leftover"; what they cannot judge is not
+ours to touch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def is_dead(label: str) -> bool:
     return match is not None and (match[1] != _boot() or _is_gone(match))
 
 
-def is_dead_since_boot(label: str) -> bool:
+def is_dead_in_this_boot(label: str) -> bool:
     """The same of what no reboot leaves, control groups say.
 
     SECURITY: its owner's boot is ours, whatever the label says: a container may be given a boot

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cellwall.model.errors import UsageError
+from cellwall.model.unicode import utf8
 
 _MOST_CHARACTERS = 64
 
@@ -32,13 +33,10 @@ def check_name(name: object) -> str:
         raise UsageError(
             f"context name: needs 1 to {_MOST_CHARACTERS} characters", remedy="shorten it"
         )
-    if name in {".", ".."} or set(name) & {"/", "\0"} or not _is_unicode(name):
+    utf8(name, "context name")
+    if name in {".", ".."} or set(name) & {"/", "\0"}:
         raise UsageError(
             f"context name: {name!r} cannot stand in an address",
             remedy="give letters and digits; `.`, `..` and a `/` are none",
         )
     return name
-
-
-def _is_unicode(text: str) -> bool:
-    return not any("\ud800" <= letter <= "\udfff" for letter in text)

@@ -358,7 +358,7 @@ class GvisorRuntime:
 
     async def sweep(self) -> SweepReport:
         """Remove cgroups, what still runs in them, and sockets of engines that are gone."""
-        judge = owner.is_dead_since_boot
+        judge = owner.is_dead_in_this_boot
         removed, kept = await asyncio.to_thread(leftovers.sweep, self.layout, judge)
         sockets = await asyncio.to_thread(gvisor_witness.sweep, self._sinks)
         counts = {"cgroups": removed, "sockets": sockets}

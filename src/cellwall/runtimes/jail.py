@@ -381,7 +381,7 @@ class JailRuntime:
 
     async def sweep(self) -> SweepReport:
         """Remove cgroups, and what still runs in them, of engines that are gone."""
-        judge = owner.is_dead_since_boot
+        judge = owner.is_dead_in_this_boot
         removed, kept = await asyncio.to_thread(leftovers.sweep, self.layout, judge)
         return SweepReport({"cgroups": removed}, tuple(kept))
 

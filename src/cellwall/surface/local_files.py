@@ -111,23 +111,19 @@ async def tree_pieces(root: Path, progress: Progress) -> AsyncIterator[bytes]:
 
 async def save(path: Path, pieces: AsyncIterable[bytes], progress: Progress) -> int:
     """Write pieces to a file of the caller's, at once when all are there; return its size."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     with _refused(f"download: write {path}", "name a file you may write"):
         if await asyncio.to_thread(path.is_dir):
             raise UsageError(f"download: {path} is a directory", remedy="name a file")
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-    try:
-        with await asyncio.to_thread(draft.open, "xb") as stream:
-            async for piece in pieces:
-                await asyncio.to_thread(stream.write, piece)
-                progress.add(len(piece))
-        await asyncio.to_thread(draft.replace, path)
-    except OSError as error:
-        raise UsageError(
-            f"download: write {path}: {error.strerror}", remedy="name a file you may write"
-        ) from None
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
+        try:
+            with await asyncio.to_thread(draft.open, "xb") as stream:
+                async for piece in pieces:
+                    await asyncio.to_thread(stream.write, piece)
+                    progress.add(len(piece))
+            await asyncio.to_thread(draft.replace, path)
+        finally:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
     return progress.bytes
 
 

@@ -5,11 +5,10 @@ Not a third library: a protocol that both have, but for the names of two calls.
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from cellwall.engine.requests import check_path
-from cellwall.model.errors import FileError, NotFound
+from cellwall.model.errors import FileError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -104,8 +103,7 @@ class OnServer:
 
     async def refresh(self, sandbox: AnySandbox) -> None:
         """Ask the server."""
-        with contextlib.suppress(NotFound):
-            await cast("ServersSandbox", sandbox).refresh()
+        await cast("ServersSandbox", sandbox).refresh()
 
     async def content(self, sandbox: AnySandbox, path: str, most_bytes: int) -> bytes:
         """Return a file's bytes."""

@@ -47,11 +47,12 @@ local function decode(text)
   end
 
   local function sequence(close, item)
-    local made = {}
+    local made, number = {}, 0
     place = place + 1
     skip()
     while text:sub(place, place) ~= close do
-      item(made)
+      number = number + 1
+      item(made, number)
       skip()
       if text:sub(place, place) == "," then place = place + 1 end
       skip()
@@ -71,13 +72,8 @@ local function decode(text)
       end)
     end,
     ["["] = function()
-      return sequence("]", (function()
-        local count = 0
-        return function(made) -- a null leaves its place empty
-          count = count + 1
-          made[count] = value()
-        end
-      end)())
+      -- By number: a null leaves its place empty.
+      return sequence("]", function(made, number) made[number] = value() end)
     end,
     t = function() place = place + 4 return true end,
     f = function() place = place + 5 return false end,
