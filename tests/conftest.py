@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cellwall.runtimes.jail import JailRuntime
+
 if TYPE_CHECKING:
     from arena import Arena
     from docker_daemon import Daemon
@@ -144,3 +146,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("node"):
         found = shutil.which("node", path="/usr/local/bin:/usr/bin:/bin")
         require_capability("node", found is not None, "run: apt-get install nodejs")
+
+
+@pytest.fixture
+def whole_init(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sandbox has an init that knows all there is, as where `jail.alone` cannot be used."""
+    monkeypatch.setattr(JailRuntime, "runs_alone", False)

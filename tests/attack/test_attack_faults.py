@@ -224,7 +224,7 @@ _BROKEN = [
     pytest.param("jail/forkserver.py", "_write_maps(pid, ", "id map", id="id-maps"),
     pytest.param("jail/inside.py", "do_all(lock.become_user)", "_lock", id="become-user"),
     pytest.param("jail/inside.py", "apply.walk(ready.runs)", "_lock", id="mounts"),
-    pytest.param("jail/inside.py", "do_all(_OWN_CGROUP", "_lock", id="cgroup-namespace"),
+    pytest.param("jail/inside.py", "do_all(OWN_CGROUP", "_lock", id="cgroup-namespace"),
     pytest.param("jail/inside.py", "do_all(lock.privileges)", "_lock", id="privileges"),
     pytest.param("jail/inside.py", "do_all(lock.files)", "_lock", id="landlock"),
     pytest.param("jail/inside.py", "do_all(lock.filter)", "_lock", id="seccomp"),
@@ -235,15 +235,17 @@ _FAILING = "raise OSError(12, 'failed on purpose')\n"
 
 
 def _changed(bundle: Path, file: str, line: str, inserted: str, target: Path) -> Path:
-    """A copy of the guest bundle with something inserted before one line of one file."""
+    """A copy of the guest bundle with something inserted before each such line of one file."""
     with zipfile.ZipFile(bundle) as old, zipfile.ZipFile(target, "w") as new:
         for name in old.namelist():
             text = old.read(name)
             if name == f"cellwall/{file}":
                 lines = text.decode().splitlines(keepends=True)
-                (at,) = [n for n, found in enumerate(lines) if found.strip().startswith(line)]
-                indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
-                lines.insert(at, indent + inserted)
+                places = [n for n, found in enumerate(lines) if found.strip().startswith(line)]
+                assert places
+                for at in reversed(places):
+                    indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
+                    lines.insert(at, indent + inserted)
                 text = "".join(lines).encode()
             if name != f"cellwall/{file}c":
                 new.writestr(name, text)
@@ -266,7 +268,12 @@ async def _refused(code: str, *, is_session: bool = False) -> CellwallError:
 
 @pytest.mark.parametrize(("file", "line", "step"), _BROKEN)
 def test_failing_setup_step_is_named_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, line: str, step: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    whole_init: None,
+    file: str,
+    line: str,
+    step: str,
 ) -> None:
     real = guest_bundle.build_bundle
     target = tmp_path / "broken.pyz"

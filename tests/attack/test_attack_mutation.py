@@ -70,7 +70,7 @@ REFUSED = {
     "mount-read-only": ({"plan": "_RO = m.ATTR_NOSUID | m.ATTR_NODEV"}, "'ro'"),
     "rlimits": ({"lockdown": "def set_rlimits(lock): return ()"}, "Max open files"),
     "seccomp": ({"lockdown": "def filter_syscalls(program): return ()"}, "Seccomp"),
-    "capabilities": ({"lockdown": "def drop_privileges(last): return ()"}, "CapEff"),
+    "capabilities": ({"lockdown": "def drop_privileges(last): return ()"}, "CapBnd"),
     # Somebody without an id here can not even make its own work area.
     "ids": ({"lockdown": "def become_user(lock): return ()"}, "mkdir /tmp/home"),
     "network-namespace": (
@@ -80,7 +80,7 @@ REFUSED = {
     "ipc-namespace": ({"forkserver": NAMESPACE.format("IPC")}, "ipc namespace"),
     "uts-namespace": ({"forkserver": NAMESPACE.format("UTS")}, "uts namespace"),
     "cgroup-namespace": (
-        {"forkserver": NAMESPACE.format("CGROUP"), "inside": "_OWN_CGROUP_NAMESPACE = ()"},
+        {"forkserver": NAMESPACE.format("CGROUP"), "inside": "OWN_CGROUP_NAMESPACE = ()"},
         "cgroup namespace",
     ),
 }

@@ -95,7 +95,7 @@ def test_program_whose_sandbox_died_before_it_runs_once_in_another(arena: Arena,
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_program_in_a_sandbox_that_dies_before_it_is_ready_runs_once_in_another(
-    arena: Arena, monkeypatch: pytest.MonkeyPatch, which: int
+    arena: Arena, monkeypatch: pytest.MonkeyPatch, whole_init: None, which: int
 ) -> None:
     """It has been given the program by then. Both are stopped first: it cannot become ready."""
     killed: list[int] = []
@@ -246,7 +246,11 @@ def test_cell_whose_context_died_unnoticed_runs_once_in_a_new_one(
 
 @pytest.mark.parametrize("which", [0, -1])
 def test_init_may_die_where_the_host_wants_it(
-    arena: Arena, monkeypatch: pytest.MonkeyPatch, require: Require, which: int
+    arena: Arena,
+    monkeypatch: pytest.MonkeyPatch,
+    require: Require,
+    whole_init: None,
+    which: int,
 ) -> None:
     """Each of two CPUs in turn: init is pinned to one of them until then."""
     allowed = sorted(os.sched_getaffinity(0))

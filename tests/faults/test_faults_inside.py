@@ -159,7 +159,7 @@ def _speaking(what: str, target: Path) -> Any:
 
 @pytest.mark.parametrize("what", _GARBAGE)
 def test_garbage_on_the_channel_ends_the_sandbox_and_costs_us_nothing(
-    arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_init: None, what: str
 ) -> None:
     build = _speaking(_GARBAGE[what], tmp_path / "hostile.pyz")
     limits = {**LIMITS, "output_kb": _MARKED_KB}

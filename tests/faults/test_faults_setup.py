@@ -82,7 +82,7 @@ async def _steps(engine: Engine) -> list[str]:
 
 
 def test_every_call_of_the_set_up_that_fails_is_named_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_init: None
 ) -> None:
     real = guest_bundle.build_bundle
     monkeypatch.setattr(

@@ -22,7 +22,7 @@ from cellwall.engine.compiling import Compiled, Compiler, Job, Place
 from cellwall.engine.execution import BeforeCode, NotBegun, OnEvent, OnStart, finish
 from cellwall.engine.exhaustion import instead_of
 from cellwall.engine.levels import NO_FLOOR, Asked, Floor
-from cellwall.engine.oneshot import Stage, begin, explain, run_stage
+from cellwall.engine.oneshot import Stage, begin, explain, may_be_alone, run_stage
 from cellwall.engine.pool import Pool, PoolStatistics
 from cellwall.engine.requests import Plan, Request, check_env, check_limits, check_start, plan
 from cellwall.engine.sandbox import AsyncSandbox
@@ -35,7 +35,13 @@ from cellwall.model.errors import CellwallError, Conflict
 from cellwall.model.execution import Compilation, Execution
 from cellwall.model.ids import new_id
 from cellwall.runtimes.answers import GuestRefused
-from cellwall.runtimes.base import RuntimeGone, RuntimeStatistics, SandboxSpec, SweepReport
+from cellwall.runtimes.base import (
+    RuntimeGone,
+    RuntimeStatistics,
+    SandboxSpec,
+    SweepReport,
+    runs_alone,
+)
 from cellwall.surface.tools import Tools, box_of
 
 if TYPE_CHECKING:
@@ -229,6 +235,8 @@ class Engine:
                 return made
             compilation, product = made.stage, made.product.files
         program = run_stage(work, product)
+        if runs_alone(runtime) and may_be_alone(work, program):
+            spec = replace(spec, is_alone=spec.start == "fork")
 
         async def run(live: Live) -> Execution:
             return await self._run_in(live, work, program, watch, stages)

@@ -47,6 +47,21 @@ class Stage:
     directories: tuple[str, ...]
     work: Work
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is one small request and nothing before, beside or after it."""
+        work = self.work
+        return (
+            work.op == "execute"
+            and work.stdin is None
+            and work.tools is None
+            and not self.files
+            and not self.directories
+            and len(work.body) <= MOST_HELD_BYTES // 2
+            # What JSON makes of a character is twelve bytes at most.
+            and len(repr(work.fields)) <= MOST_HELD_BYTES // 2 // 12
+        )
+
 
 async def begin(
     live: Live, stage: Stage, on_event: OnEvent | None, before_code: BeforeCode | None
@@ -68,17 +83,17 @@ async def begin(
 
 
 def _may_be_held(live: Live, stage: Stage) -> bool:
-    work = stage.work
+    return live.channel.may_hold and stage.is_plain
+
+
+def may_be_alone(plan: Plan, stage: Stage) -> bool:
+    """Whether a sandbox is asked for this program, which init knows itself, and nothing else."""
     return (
-        live.channel.may_hold
-        and work.op == "execute"
-        and work.stdin is None
-        and work.tools is None
-        and not stage.files
-        and not stage.directories
-        and len(work.body) <= MOST_HELD_BYTES // 2
-        # What JSON makes of a character is twelve bytes at most.
-        and len(repr(work.fields)) <= MOST_HELD_BYTES // 2 // 12
+        plan.is_warm
+        and plan.language.context == "python"
+        and not plan.collect
+        and plan.artifacts is None
+        and stage.is_plain
     )
 
 

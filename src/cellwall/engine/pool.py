@@ -126,7 +126,7 @@ class Pool:
         """Park nothing until something was claimed."""
         self._settings = settings
         self._shelves: dict[tuple[str, ...], _Shelf] = {}
-        self._gate = StartGate((os.cpu_count() or 1) + 1)
+        self._gate = StartGate((os.cpu_count() or 1) + 2)
         self._refills = Tasks()
         self._destructions = Tasks()
         self._is_open = True
@@ -223,7 +223,8 @@ class Pool:
     # -- parking ---------------------------------------------------------------------------
 
     def _shelf(self, runtime: Runtime, spec: SandboxSpec) -> _Shelf:
-        key = (runtime.name, spec.template.digest, spec.template.path, spec.purpose, spec.language)
+        kind = "alone" if spec.is_alone else spec.purpose
+        key = (runtime.name, spec.template.digest, spec.template.path, kind, spec.language)
         shelf = self._shelves.get(key)
         if shelf is None:
             plain = replace(

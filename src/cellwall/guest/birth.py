@@ -109,7 +109,7 @@ def _become_context(
             processes.set_dumpable(True)
         os.chdir(config["home"])
         if not config.get("is_environment_set"):
-            _change_environment(found, config["env"])
+            change_environment(found, config["env"])
         run(Link(parent.address, _LINE_FD, is_named=parent.are_named), config)
     except BaseException:  # noqa: BLE001  this is the child's outermost frame
         import traceback
@@ -120,7 +120,8 @@ def _become_context(
         os._exit(70)
 
 
-def _change_environment(found: dict[str, str], wanted: dict[str, str]) -> None:
+def change_environment(found: dict[str, str], wanted: dict[str, str]) -> None:
+    """Make `os.environ`, which is `found`, the one that is wanted."""
     # The difference only: a fork-server has nearly the environment of its sandboxes already.
     for name in found:
         if name not in wanted:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 _PF_EXITING = 4
 """Of `flags` in proc_pid_stat(5); include/linux/sched.h. Set for good when a thread leaves."""
-_FLAGS, _THREADS, _SIZE, _EXIT_CODE = 6, 17, 20, 49
-"""Of what `processes.read_stat` gives: flags, num_threads, vsize and exit_code."""
+_PARENT, _FLAGS, _THREADS, _SIZE, _EXIT_CODE = 1, 6, 17, 20, 49
+"""Of what `processes.read_stat` gives: ppid, flags, num_threads, vsize and exit_code."""
 _TRIES = 20
 _kill: Callable[[int, int], None] = os.kill
 """As it was before caller code could put another in its place."""
@@ -82,14 +82,18 @@ def foreseen(pid: int, wakeup_fd: int = -1, wait_s: float = 0.0) -> int | None:
     return None
 
 
-def status_of(pid: int) -> int | None:
+def status_of(pid: int, parent: int | None = None) -> int | None:
     """The wait status of a process that will run no more code of its own; None if it may.
+
+    With a `parent` it has to be a child of that one, which nobody else with its number is.
 
     Without its memory (`vsize` is 0) the first thread is past the point where the kernel noted
     its exit code, and then that may be read by whoever has the same user, dumpable or not.
     """
     fields = processes.read_stat(pid)
     if len(fields) <= _EXIT_CODE or not _is_exiting(fields) or fields[_SIZE] != b"0":
+        return None
+    if parent is not None and int(fields[_PARENT]) != parent:
         return None
     if fields[_THREADS] != b"1" and not _are_all_leaving(pid):
         return None

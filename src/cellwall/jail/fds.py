@@ -1,7 +1,7 @@
 """Who owns which descriptor, and the messages that carry them.
 
 Control messages between the host and the fork-server are single SEQPACKET datagrams: a JSON object
-or an order (`orders`), and up to eight descriptors. SECURITY: descriptors cross only here;
+or an order (`orders`), and up to twelve descriptors. SECURITY: descriptors cross only here;
 `keep_only` is what stands between a leaked host descriptor and a sandbox (runc CVE-2024-21626).
 """
 
@@ -14,7 +14,7 @@ import socket
 from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
 _MAX_MESSAGE = 65_536
-_MAX_FDS = 8
+_MAX_FDS = 12
 HIGHEST = 2**31 - 1
 
 

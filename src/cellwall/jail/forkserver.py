@@ -27,9 +27,9 @@ import signal
 import socket
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Set
 
-from cellwall.jail import fds, inside, orders, plan
+from cellwall.jail import alone, fds, inside, orders, plan
 from cellwall.jail.boot import read_config
-from cellwall.jail.linux import huge_pages, libraries, memory, process
+from cellwall.jail.linux import huge_pages, libraries, machine, memory, process
 
 _NAMESPACES = (
     process.CLONE_NEWUSER
@@ -58,6 +58,8 @@ class Worker(NamedTuple):
     program: bytes
     last_capability: int
     guest_main: Callable[..., Any]
+    guest_alone: alone.Context
+    """A context that has no init of ours beside it."""
     exec_python: str
     forker: process.Cloner
     """Makes workers, without the fork hooks of libraries."""
@@ -189,6 +191,7 @@ def _worker(config: Dict[str, Any]) -> Worker:
         last_capability=process.last_capability(),
         program=bytes.fromhex(config["seccomp"]),
         guest_main=getattr(importlib.import_module(module), name),
+        guest_alone=importlib.import_module(config["guest_alone"]).main,
         exec_python=config["python"],
         forker=process.Cloner(0, exit_signal=signal.SIGCHLD),
         cloner=cloner,
@@ -239,15 +242,20 @@ def _serve(worker: Worker, fd: int) -> None:
     process.do(process.prepare_parent_death_signal(signal.SIGKILL))
     _raise_oom_score()
     known = orders.Orders(worker.facts, worker.program, worker.last_capability)
+    alone_here = _Alone(worker) if machine.IS_KNOWN else None
     while True:
         try:
             data, received = fds.receive(control)
-            if data != orders.MOVE:
-                _spawn(worker, control, *known.read(data), received)
-            else:
+            if data == orders.MOVE:
                 _go_through(received)
                 fds.close_all(received)
                 fds.send_message(control, {"moved": True})
+                continue
+            uid, order = known.read(data)
+            if order.alone is None or alone_here is None:
+                _spawn(worker, control, uid, order, received)
+            else:
+                alone_here.spawn(control, uid, order.alone, order, received)
         except fds.ControlClosed:
             os._exit(0)
 
@@ -291,6 +299,50 @@ def _spawn(
         fds.send_prepared(control, worker.answer)
     finally:
         fds.close_all([wait_r, wait_w, pidfd, *received])
+
+
+class _Alone:
+    """Step 4c for sandboxes of one program; theirs are in `alone`."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._maker = alone.Maker(_NAMESPACES, worker.guest_alone)
+        self._answer = fds.prepare(b"{}", self._maker.pidfd_cell)
+
+    def spawn(
+        self,
+        control: socket.socket,
+        uid: int,
+        lists: alone.Ready,
+        order: orders.Order,
+        received: List[int],
+    ) -> None:
+        """Make one, leave its cgroups, and answer with its pidfd."""
+        pidfd, entrances = self._maker.pidfd_cell, received[len(alone.RECEIVED) :]
+        pidfd.value = -1
+        try:
+            if tuple(received[: len(alone.RECEIVED)]) != alone.RECEIVED:
+                raise OSError(errno.EBADF, f"descriptors: {received} instead of 3 and on")
+            self._maker.make(
+                lists, order.guest, lambda pid: _write_maps(pid, uid), is_told=order.is_told
+            )
+        except OSError as error:
+            is_dead = pidfd.value >= 0 and _is_dead(pidfd.value)
+            number = errno.ESRCH if is_dead else error.errno
+            fds.send_message(control, {"error": str(error), "errno": number})
+        else:
+            try:
+                self._maker.check()
+            except OSError as error:
+                inside.report(alone.CHANNEL_FD, error)
+            _go_through(entrances)
+            fds.send_prepared(control, self._answer)
+        finally:
+            fds.close_all([*received, *([pidfd.value] if pidfd.value >= 0 else ())])
+
+
+def _is_dead(pidfd: int) -> bool:
+    """Whether its process ends in a moment, or has; see `_spawn`."""
+    return bool(select.select([pidfd], [], [], _DYING_S)[0])
 
 
 def _go_through(entrances: List[int]) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 CHANNEL_FD = 3
 FREE_FD = 4
 """The worker has 0, 1, 2 and one high number open: what it receives first is the channel."""
-_OWN_CGROUP_NAMESPACE = (process.prepare_unshare(process.CLONE_NEWCGROUP),)
+OWN_CGROUP_NAMESPACE = (process.prepare_unshare(process.CLONE_NEWCGROUP),)
 """Its root is where we are at the time: the sandbox's cgroups, into which we were born."""
 
 
@@ -54,7 +54,7 @@ def main(worker: Worker, order: Order, channel: int, wait_r: int) -> None:
     except (Abandoned, BrokenPipeError, EOFError):
         os._exit(1)  # the host gave us up; nobody is left to tell
     except Exception as error:  # noqa: BLE001 - the host must hear which step failed
-        _report(channel, error)
+        report(channel, error)
         os._exit(1)
     if order.start == "exec":
         _say_locked(channel)
@@ -73,7 +73,7 @@ def _lock(ready: Ready, channel: int, wait_r: int) -> None:
     lock = ready.lockdown
     do_all(lock.become_user)
     apply.walk(ready.runs)
-    do_all(_OWN_CGROUP_NAMESPACE)
+    do_all(OWN_CGROUP_NAMESPACE)
     do_all(lock.privileges)
     do_all(lock.files)
     do_all(lock.filter)
@@ -84,7 +84,7 @@ def _say_locked(channel: int) -> None:
     os.write(channel, b"L")
 
 
-def _report(channel: int, error: Exception) -> None:
+def report(channel: int, error: Exception) -> None:
     """Tell the host which step failed; "E" and a JSON object."""
     frames = traceback.extract_tb(error.__traceback__)
     data = {

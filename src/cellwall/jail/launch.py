@@ -46,6 +46,7 @@ class Settings:
     guest_main: str
     guest_preload: str
     guest_reseed: str
+    guest_alone: str
 
 
 class Launched(NamedTuple):
@@ -117,6 +118,7 @@ def _config(settings: Settings, host: plan.HostFacts) -> dict[str, Any]:
             "guest_main": settings.guest_main,
             "guest_preload": settings.guest_preload,
             "guest_reseed": settings.guest_reseed,
+            "guest_alone": settings.guest_alone,
             "python": settings.python,
         },
     }

@@ -12,11 +12,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from functools import lru_cache
-from typing import Any, Dict, Mapping, NamedTuple, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
-from cellwall.jail import apply, inside, lockdown, plan
+from cellwall.jail import alone, apply, inside, lockdown, plan
 from cellwall.jail.linux.libc import Prepared
 
+ALONE = "alone"
+"""How a sandbox of one program is started."""
 MOVE = b"move"
 """To a worker that is to go to its first berth, and to clone nothing."""
 _REMEMBERED = 32
@@ -45,14 +47,24 @@ class Ready(NamedTuple):
     runs: Tuple[Prepared, ...]
     lockdown: lockdown.Ready
 
+    def alone(self) -> alone.Ready:
+        """The same calls in the same order, for a sandbox of one program."""
+        lock = self.lockdown
+        own = inside.OWN_CGROUP_NAMESPACE
+        return alone.prepare(
+            (*lock.become_user, *self.runs, *own, *lock.privileges, *lock.files, *lock.filter)
+        )
+
 
 class Order(NamedTuple):
     """How to make a sandbox."""
 
     ready: Ready
+    alone: Optional[alone.Ready]
+    """Where it is started so."""
     guest: Dict[str, Any]
     start: str
-    """`fork`, or `exec` for a really fresh interpreter."""
+    """`fork`, `exec` for a really fresh interpreter, or `alone`."""
     is_told: bool
     """Whether its environment lies in its channel."""
 
@@ -67,6 +79,7 @@ class Orders:
         self._last_capability = last_capability
         self._known: Dict[bytes, Order] = {}
         self._plans: Dict[plan.Shape, Ready] = {}
+        self._alone: Dict[plan.Shape, alone.Ready] = {}
 
     def read(self, data: bytes) -> Tuple[int, Order]:
         """The uid, and the rest, of what `written` wrote.
@@ -82,11 +95,22 @@ class Orders:
         return int(uid), order
 
     def _understand(self, said: Dict[str, Any]) -> Order:
-        shape = plan.Shape(**said["shape"])
+        shape, start = plan.Shape(**said["shape"]), said["start"]
+        ready = self._plan(shape)
+        lists = self._lists(shape, ready) if start == ALONE else None
+        return Order(ready, lists, said["guest"], start, said["is_told"])
+
+    def _plan(self, shape: plan.Shape) -> Ready:
         if shape not in self._plans:
             _forget(self._plans)
             self._plans[shape] = self._prepare(shape)
-        return Order(self._plans[shape], said["guest"], said["start"], said["is_told"])
+        return self._plans[shape]
+
+    def _lists(self, shape: plan.Shape, ready: Ready) -> alone.Ready:
+        if shape not in self._alone:
+            _forget(self._alone)
+            self._alone[shape] = ready.alone()
+        return self._alone[shape]
 
     def _prepare(self, shape: plan.Shape) -> Ready:
         decided = plan.sandbox_plan(self._facts, shape)

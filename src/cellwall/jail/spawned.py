@@ -17,8 +17,9 @@ import socket
 from dataclasses import dataclass, field
 
 from cellwall.jail import posture
+from cellwall.jail.linux import machine
 from cellwall.jail.replies import error_number, wait_readable
-from cellwall.model.errors import HostUnsupported, SandboxBroken
+from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
 from cellwall.model.shortage import shortage
 
 _WORD_TIMEOUT_S = 20.0
@@ -32,8 +33,19 @@ class Spawned:
     pid: int
     pidfd: int
     channel: socket.socket
+    outputs: list[int] = field(default_factory=list)
+    """Our ends of its stdout and stderr, where we have them; whoever takes them empties it."""
     _ended: asyncio.Future[None] | None = field(default=None, repr=False)
     _is_killed: bool = False
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether init has not ended; its pid is its own as long."""
+        if self.pidfd < 0:
+            return False
+        poller = select.poll()
+        poller.register(self.pidfd, select.POLLIN)
+        return not poller.poll(0)
 
     def kill(self) -> None:
         """SIGKILL the pid namespace's init: the kernel kills the rest; nothing once closed."""
@@ -62,7 +74,9 @@ class Spawned:
         if self._ended is not None and not self._ended.done():
             asyncio.get_running_loop().remove_reader(self.pidfd)
         self.channel.close()
-        os.close(self.pidfd)
+        for fd in (self.pidfd, *self.outputs):
+            os.close(fd)
+        self.outputs.clear()
 
 
 def pid_of(pidfd: int) -> int:
@@ -109,12 +123,48 @@ async def hear(child: Spawned, word: bytes) -> None:
     child.channel.setblocking(False)
     await wait_readable(child.channel.fileno(), _WORD_TIMEOUT_S)
     first = child.channel.recv(1)
-    if first == word:
-        return
+    if first != word:
+        raise _failed(child, first)
+
+
+async def hear_alone(child: Spawned, idle: bytes) -> tuple[socket.socket, bool]:
+    """The same for a sandbox of one program: its listener, and whether its context is idle.
+
+    The context says so in the bytes `idle`, before the word or after it.
+    """
+    child.channel.setblocking(False)
+    heard = b""
+    numbers: list[int] = []
+    while not numbers:
+        try:
+            data, numbers, _, _ = socket.recv_fds(child.channel, 1 + len(idle), 1)
+        except BlockingIOError:
+            await wait_readable(child.channel.fileno(), _WORD_TIMEOUT_S)
+            continue
+        heard += data
+        word = heard.removeprefix(idle)
+        if not data or word[:1] == b"E":
+            raise _failed(child, word[:1], word[1:])
+    listener = socket.socket(fileno=numbers[0])
+    listener.setblocking(False)
+    if heard not in (machine.WORD, idle + machine.WORD) or not _is_listener(listener):
+        listener.close()
+        raise SandboxBroken("sandbox set-up: the child said something else than a child says")
+    return listener, heard != machine.WORD
+
+
+def _is_listener(sock: socket.socket) -> bool:
+    """SECURITY: a worker, which imported packages nobody reviewed, could hand us anything."""
+    is_ours = (sock.family, sock.type) == (socket.AF_UNIX, socket.SOCK_STREAM)
+    return is_ours and bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _failed(child: Spawned, first: bytes, more: bytes = b"") -> CellwallError:
+    """What a child's report says, or that it made none."""
     if first != b"E":
-        raise SandboxBroken("sandbox set-up: the child ended without a word")
+        return SandboxBroken("sandbox set-up: the child ended without a word")
     try:
-        data = json.loads(child.channel.recv(65_536))
+        data = json.loads(more + child.channel.recv(65_536))
         step, problem, errno = data["step"], data["error"], error_number(data)
     except (
         BlockingIOError,
@@ -124,5 +174,7 @@ async def hear(child: Spawned, word: bytes) -> None:
         RecursionError,
         SandboxBroken,
     ) as error:
-        raise SandboxBroken("sandbox set-up: the child's report was cut short") from error
-    raise HostUnsupported("jail", f"sandbox set-up, {step}: {problem}", remedy=REMEDY, errno=errno)
+        cut_short = SandboxBroken("sandbox set-up: the child's report was cut short")
+        cut_short.__cause__ = error
+        return cut_short
+    return HostUnsupported("jail", f"sandbox set-up, {step}: {problem}", remedy=REMEDY, errno=errno)

@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from cellwall.jail import environment, fds, orders, owner, plan, posture
 from cellwall.jail.launch import Settings, launch
@@ -30,8 +30,49 @@ _STEP_TIMEOUT_S = 20.0
 _OTHERS_ENDED = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ESRCH})
 """What it says when a process that it rehearses with is gone: no lack of the host's, and another
 fork-server will not say it."""
-_START_DESCRIPTORS = 5
-"""Two ends of a channel, a pidfd, the work area, and one to read with."""
+_START_DESCRIPTORS = 8
+"""Two ends of a channel and of two pipes, or of one pipe each, a pidfd and a listener; the work
+area, and one to read with."""
+
+
+class _Ends(NamedTuple):
+    """What a sandbox is started with."""
+
+    ours: socket.socket
+    theirs: socket.socket
+    outputs: list[int]
+    """Ours of its stdout and stderr, if we are to have them."""
+    inputs: list[int]
+    """Theirs."""
+
+    @classmethod
+    def opened(cls, own_environment: Mapping[str, str] | None, *, is_alone: bool) -> _Ends:
+        """Raises as `_channel` does."""
+        ours, theirs = _channel(own_environment)
+        pipes: list[tuple[int, int]] = []
+        try:
+            while is_alone and len(pipes) < 2:
+                pipes.append(os.pipe())
+        except OSError as error:
+            ends = cls(ours, theirs, *_sides(pipes))
+            ends.close_theirs()
+            ends.close_ours()
+            raise shortage(error.errno, "clone a sandbox", error) or error from error
+        return cls(ours, theirs, *_sides(pipes))
+
+    def close_ours(self) -> None:
+        """For one that does not come."""
+        self.ours.close()
+        fds.close_all(self.outputs)
+
+    def close_theirs(self) -> None:
+        """It has them."""
+        self.theirs.close()
+        fds.close_all(self.inputs)
+
+
+def _sides(pipes: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    return [reading for reading, _ in pipes], [writing for _, writing in pipes]
 
 
 def _channel(own_environment: Mapping[str, str] | None) -> tuple[socket.socket, socket.socket]:
@@ -275,20 +316,20 @@ class ForkServer:
         Then the worker goes on to its berth, if it has one. `own_environment`: another than the
         fork-server's; UsageError if it is too large.
         """
-        ours, theirs = _channel(own_environment)
+        ends = _Ends.opened(own_environment, is_alone=start == orders.ALONE)
         order = orders.written(shape, uid, guest, start, is_told=own_environment is not None)
         entrances = worker.berth.entrances if worker.berth else ()
         try:
-            message, received = await self._ask(worker.control, order, entrances, theirs)
+            message, received = await self._ask(worker.control, order, entrances, ends)
             number = None if received else error_number(message)
         except BaseException as error:
-            ours.close()
+            ends.close_ours()
             self.lose(f"{type(error).__name__}: {error}")
             if isinstance(error, (fds.ControlClosed, OSError, TimeoutError)):
                 raise SandboxBroken(f"fork-server: a worker is gone ({error})") from error
             raise
         if not received:
-            ours.close()
+            ends.close_ours()
             if number in _OTHERS_ENDED:
                 raise SandboxBroken(f"clone a sandbox: it was killed ({message.get('error')})")
             raise shortage(number, "clone a sandbox", message.get("error")) or HostUnsupported(
@@ -303,11 +344,11 @@ class ForkServer:
             # SECURITY: it holds a pidfd of ours, to notice our end. Whatever it hands us is
             # killed on the slightest doubt, so that must never be a process of the host.
             fds.close_all(received)
-            ours.close()
+            ends.close_ours()
             self.lose(str(error))
             raise
         self.forks += 1
-        child = Spawned(pid, received[0], ours)
+        child = Spawned(pid, received[0], ends.ours, ends.outputs)
         try:
             worker.arrive()
         except BaseException as error:
@@ -322,11 +363,14 @@ class ForkServer:
         worker: socket.socket,
         order: bytes,
         entrances: Sequence[int] = (),
-        channel: socket.socket | None = None,
+        ends: _Ends | None = None,
     ) -> tuple[dict[str, Any], list[int]]:
         with contextlib.ExitStack() as given:
-            # Closed before the answer comes: there is a number free for its descriptor.
-            numbers = [] if channel is None else [given.enter_context(channel).fileno()]
+            numbers: list[int] = []
+            if ends is not None:
+                # Closed before the answer comes: there is a number free for its descriptor.
+                given.callback(ends.close_theirs)
+                numbers = [ends.theirs.fileno(), *ends.inputs]
             fds.send(worker, order, [*numbers, *entrances])
         return await receive(worker, _STEP_TIMEOUT_S)
 

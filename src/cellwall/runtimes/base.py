@@ -56,6 +56,10 @@ class SandboxSpec:
     """`exec` gives an interpreter that shares no hash seed or layout with others; slower."""
     purpose: Purpose = "session"
     """`program` may leave out what only a session's cells use; a smaller image forks faster."""
+    is_alone: bool = False
+    """One small Python program is all that it will ever be asked for: no input, files or tools.
+
+    Only for a runtime that says `runs_alone`, and so makes less for such a one."""
     is_awaited: bool = True
     """Somebody waits for it; False for one to be parked, which has time to make itself warm."""
 
@@ -144,6 +148,11 @@ class SweepReport:
     removed: Mapping[str, int] = field(default_factory=dict)
     kept: tuple[str, ...] = ()
     """Objects that are ours, dead, and could not be removed, with the reason."""
+
+
+def runs_alone(runtime: Runtime) -> bool:
+    """Whether a runtime may be asked for a sandbox that `is_alone`; most know of no such thing."""
+    return bool(getattr(runtime, "runs_alone", False))
 
 
 class Runtime(Protocol):

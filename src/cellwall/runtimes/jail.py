@@ -19,6 +19,7 @@ from cellwall.jail import (
     facts,
     hierarchies,
     leftovers,
+    orders,
     owner,
     plan,
     posture,
@@ -153,6 +154,14 @@ class JailRuntime:
 
     def _shape(self, limits: Limits) -> plan.Shape:
         return shape_of(limits, self.layout, rootless=self.rootless)
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether a sandbox of one program does without an interpreter as init.
+
+        Where memory is held softly an end is waited for, which only a full init tells enough of.
+        """
+        return "memory" in self.layout.hard and facts.runs_alone()
 
     async def probe(self) -> list[Finding]:
         """Check each host feature in throw-away processes."""
@@ -327,7 +336,7 @@ class JailRuntime:
             shape=self._shape(spec.limits),
             uid=index,
             guest=guest,
-            start=spec.start,
+            start=orders.ALONE if spec.is_alone else spec.start,
             own_environment=None if is_usual else environment,
         )
 

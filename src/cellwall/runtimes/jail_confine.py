@@ -8,13 +8,18 @@ kernel's report of init and of every context equals the plan's expectation.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from cellwall.guest.first import IDLE
 from cellwall.jail import cgroups, plan, posture
-from cellwall.jail.spawned import Spawned, hear
+from cellwall.jail.spawned import Spawned, hear, hear_alone
 from cellwall.jail.steps import Lockdown
+from cellwall.model.errors import SandboxBroken
+from cellwall.runtimes.alone_channel import AloneChannel, Parts
 from cellwall.runtimes.base import SandboxSpec
 from cellwall.runtimes.channel import GuestChannel
 from cellwall.runtimes.jail_servers import Entry
@@ -55,6 +60,44 @@ def _is_whole(spec: SandboxSpec, contexts: Sequence[int]) -> bool:
     return spec.is_awaited and is_usual and len(contexts) == len(spec.contexts) == 1
 
 
+async def _heard(child: Spawned, spec: SandboxSpec) -> GuestChannel:
+    """The channel, once the child is locked down and has forked its contexts."""
+    if spec.is_alone:
+        listener, is_idle = await hear_alone(child, IDLE)
+        stdout, stderr = child.outputs
+        child.outputs.clear()
+        return AloneChannel(
+            Parts(child.channel, (stdout, stderr), listener, is_idle),
+            child.pid,
+            on_violation=lambda _: child.kill(),
+            kill_context=lambda: _kill_contexts(child),
+        )
+    await hear(child, b"L")
+    return GuestChannel(
+        child.channel,
+        on_violation=lambda _: child.kill(),
+        may_hold=spec.purpose == "program",
+    )
+
+
+def _kill_contexts(child: Spawned) -> None:
+    """Kill init's children; what has their numbers by now is none of them."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for pid in posture.children(child.pid) if child.is_alive else ():
+            pidfd = os.pidfd_open(pid)
+            try:
+                if pid in posture.children(child.pid):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            finally:
+                os.close(pidfd)
+
+
+def _only(contexts: Sequence[int]) -> int:
+    if len(contexts) != 1:
+        raise SandboxBroken(f"sandbox set-up: init has {len(contexts)} children instead of one")
+    return contexts[0]
+
+
 class Confinement:
     """Compares one sandbox after the other; what was verified once is recognised."""
 
@@ -74,12 +117,7 @@ class Confinement:
         `OSError`, `ChannelLost`, `HostUnsupported`; the child is the caller's to discard.
         """
         child, groups = born.child, born.groups
-        await hear(child, b"L")
-        channel = GuestChannel(
-            child.channel,
-            on_violation=lambda _: child.kill(),
-            may_hold=spec.purpose == "program",
-        )
+        channel = await _heard(child, spec)
         work_fd = -1
         try:
             lockdown, digest = self._decided(shape)
@@ -88,6 +126,8 @@ class Confinement:
             self._verifier.verify_mounts(child.pid, want)
             work_fd = os.open(f"/proc/{child.pid}/root/tmp", os.O_PATH | os.O_CLOEXEC)
             contexts = posture.descendants(child.pid)
+            if isinstance(channel, AloneChannel):
+                channel.context_pid = _only(contexts)
             if _is_whole(spec, contexts):
                 channel.expect_ready(_READY_TIMEOUT_S)
             else:

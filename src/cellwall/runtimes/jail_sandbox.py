@@ -118,7 +118,7 @@ class JailSandbox:
             spec.template.digest == self._spec.template.digest
             and spec.contexts == self._spec.contexts
             and spec.language == self._spec.language
-            and spec.purpose == self._spec.purpose
+            and (spec.purpose, spec.is_alone) == (self._spec.purpose, self._spec.is_alone)
             and spec.start == self._spec.start == "fork"
             and dict(spec.env) == dict(self._spec.env)
             and math.ceil(ours.cpus) == math.ceil(theirs.cpus)
@@ -165,11 +165,13 @@ class JailSandbox:
             return
         self._runtime.cpus.give_back(self._cpus)
         pids = self._made.pids
+        if self._spec.is_alone:
+            pids = pids[-1:]  # init only waits
         self._cpus = self._runtime.cpus.take(count, posture.last_cpu(pids[-1]))
         if not self._cpus:
             return
         beside = self._cpus
-        if self._spec.purpose == "program":
+        if self._spec.purpose == "program" and not self._spec.is_alone:
             # What passes on a program's output, and waits for its end, does it meanwhile.
             beside = self._runtime.cpus.others(self._cpus) or self._cpus
             self._is_apart = beside is not self._cpus

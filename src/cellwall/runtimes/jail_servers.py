@@ -28,6 +28,7 @@ _BUNDLE = (
     *(
         f"cellwall.jail.{name}"
         for name in (
+            "alone",
             "apply",
             "boot",
             "entry",
@@ -54,8 +55,11 @@ _PRELOAD_ENVIRONMENT = {"HOME": "/tmp", "MPLCONFIGDIR": "/tmp/matplotlib", "LD_B
 
 
 def workers_on(cpus: int) -> dict[str, int]:
-    """How many processes of a fork-server clone sandboxes, by what the sandboxes are for."""
-    return {"program": max(2, cpus), "session": max(1, cpus // 2)}
+    """How many processes of a fork-server clone sandboxes, by what the sandboxes are for.
+
+    One more than there are CPUs for programs: a worker stands still while its child locks down.
+    """
+    return {"program": max(2, cpus) + 1, "session": max(1, cpus // 2)}
 
 
 @dataclass(slots=True)
@@ -178,6 +182,7 @@ class ForkServers:
             guest_main="cellwall.guest.init:main",
             guest_preload="cellwall.guest.preload",
             guest_reseed="cellwall.guest.reseed",
+            guest_alone="cellwall.guest.alone",
         )
         server = supervisor.ForkServer(settings, self._facts)
         try:

@@ -48,7 +48,9 @@ _IFF_UP = 0x1
 _LOOPBACK_UP = struct.pack("=16sH14x", b"lo", _IFF_UP)
 
 
-class _CloneArgs(ctypes.Structure):
+class CloneArgs(ctypes.Structure):
+    """`struct clone_args` of clone3(2)."""
+
     _fields_ = [
         (name, ctypes.c_uint64)
         for name in (
@@ -67,7 +69,7 @@ class _CloneArgs(ctypes.Structure):
     ]
 
 
-def _tid_address() -> int:
+def tid_address() -> int:
     """Where glibc keeps this thread's id, so that a raw clone updates it as fork(3) would.
 
     0 on kernels built without CONFIG_CHECKPOINT_RESTORE; then the child's cached id is stale,
@@ -93,11 +95,11 @@ class Cloner:
         self._step = f"clone3 flags={flags:#x}"
         self.pidfd_cell = ctypes.c_int(-1)
         """Where the kernel puts each child's pidfd."""
-        self._args = args = _CloneArgs()
+        self._args = args = CloneArgs()
         args.flags = flags | CLONE_PIDFD
         args.pidfd = ctypes.addressof(self.pidfd_cell)
         args.exit_signal = exit_signal
-        tid = _tid_address()
+        tid = tid_address()
         if tid:
             args.flags |= CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID
             args.child_tid = tid
@@ -134,6 +136,11 @@ def prepare_no_new_privs() -> Prepared:
 def prepare_no_dumps() -> Prepared:
     """Keep same-uid processes out of our /proc files and memory. PR_SET_DUMPABLE(2const)."""
     return _prepare_prctl(_PR_SET_DUMPABLE, 0, "PR_SET_DUMPABLE")
+
+
+def prepare_dumpable() -> Prepared:
+    """Let same-uid processes look into us again. PR_SET_DUMPABLE(2const)."""
+    return _prepare_prctl(_PR_SET_DUMPABLE, 1, "PR_SET_DUMPABLE")
 
 
 def prepare_parent_death_signal(signal: int) -> Prepared:

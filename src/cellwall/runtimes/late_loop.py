@@ -1,0 +1,93 @@
+"""What parts of init ask of their loop, done by asyncio's: later and less often than it could be.
+
+Used by `alone_channel`, which does for a sandbox of one program what init does for others. Most
+such programs end before anything is watched here, and a stream that is written to all the time
+wakes this loop once in a millisecond, not for each line. It reads nothing itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from cellwall.guest.loop import READ
+
+_FIRST_S = 0.003
+"""Until somebody looks at what a program prints; its end is heard at once."""
+_GATHER_S = 0.001
+
+
+class LateLoop:
+    """Reading ends of one sandbox. Its callbacks are called with an event mask, as init's are."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Watch nothing yet."""
+        self._loop = loop
+        self._callbacks: dict[int, Callable[[int], None]] = {}
+        self._registered: set[int] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._alarms: dict[object, asyncio.TimerHandle] = {}
+        self._is_paused = False
+
+    def watch(self, fd: int, _events: int, callback: Callable[[int], None]) -> None:
+        """Call `callback` whenever `fd` can be read, soon."""
+        self._callbacks[fd] = callback
+        self._arm(_FIRST_S)
+
+    def forget(self, fd: int) -> None:
+        """Watch it no longer; harmless when it is not watched."""
+        self._callbacks.pop(fd, None)
+        self._unregister(fd)
+
+    def set_alarm(self, whose: object, after_s: float, callback: Callable[[], None]) -> None:
+        """Call `callback` once, unless this is closed before."""
+        self._alarms[whose] = self._loop.call_later(after_s, callback)
+
+    def pause(self) -> None:
+        """Call nobody until `resume`."""
+        self._is_paused = True
+        for fd in tuple(self._registered):
+            self._unregister(fd)
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+        self._is_paused = False
+        if self._callbacks:
+            self._arm(_GATHER_S)
+
+    def close(self) -> None:
+        """Watch nothing any more; the descriptors are their owners'."""
+        for fd in tuple(self._registered):
+            self._unregister(fd)
+        self._callbacks.clear()
+        for timer in (self._timer, *self._alarms.values()):
+            if timer is not None:
+                timer.cancel()
+        self._timer = None
+        self._alarms.clear()
+
+    def _arm(self, after_s: float) -> None:
+        if self._timer is None and not self._is_paused:
+            self._timer = self._loop.call_later(after_s, self._register)
+
+    def _register(self) -> None:
+        self._timer = None
+        if self._is_paused:
+            return
+        for fd in self._callbacks:
+            if fd not in self._registered:
+                self._registered.add(fd)
+                self._loop.add_reader(fd, self._on_readable, fd)
+
+    def _unregister(self, fd: int) -> None:
+        if fd in self._registered:
+            self._registered.discard(fd)
+            self._loop.remove_reader(fd)
+
+    def _on_readable(self, fd: int) -> None:
+        self._unregister(fd)
+        callback = self._callbacks.get(fd)
+        if callback is not None:
+            callback(READ)
+        if self._callbacks:
+            self._arm(_GATHER_S)
