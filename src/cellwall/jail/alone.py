@@ -19,10 +19,12 @@ between the clone and the end of the lockdown. What the worker remembers is no c
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
 import os
+import select
 import signal
 import socket
 import struct
@@ -44,6 +46,9 @@ ADDRESS = "\0cellwall"
 """Where a context calls: in a network namespace of its own, so the name may always be this."""
 _BACKLOG = 64
 _AT_EMPTY_PATH = 0x1000
+_MFD_EXEC = 0x10
+_DYING_S = 1.0
+"""So long a process may need for its end."""
 _SIGACTION_BYTES, _SIGSET_BYTES = 32, 8
 
 Context = Callable[[str, int, Dict[str, Any], Optional[Dict[str, str]]], NoReturn]
@@ -122,10 +127,14 @@ class Maker:
         pid = self._walker.clone(ready.child, ready.context)
         try:
             write_maps(pid)
-        except OSError:
-            signal.pidfd_send_signal(self.pidfd_cell.value, signal.SIGKILL)
+        except OSError as error:
+            is_dead = bool(select.select([self.pidfd_cell.value], [], [], _DYING_S)[0])
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd_cell.value, signal.SIGKILL)
             self._walker.wait()  # until it is dead: it uses our memory
-            raise
+            if is_dead:  # somebody killed it, and the files of such a one are root's
+                raise OSError(errno.ESRCH, f"id map: {error}") from error
+            raise OSError(error.errno, f"id map: {error}") from error
         if self._walker.wait():
             self._become_context(guest, is_told)
 
@@ -141,13 +150,23 @@ class Maker:
             os._exit(1)  # SECURITY: whatever happens, a copy never goes on as a worker
 
 
+def _executable_memfd() -> int:
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        return os.memfd_create("init", flags | _MFD_EXEC)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.memfd_create("init", flags)  # before Linux 6.3 each one is
+
+
 def _hold_program() -> None:
     """Have the small program at its descriptor, sealed, and readable by nobody inside.
 
     Who executes what it may not read cannot be looked into by others of its user:
     `would_dump` in the kernel's fs/exec.c. The program asks for that once more by itself.
     """
-    made = os.memfd_create("init", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    made = _executable_memfd()
     try:
         os.write(made, machine.init_program())
         os.fchmod(made, 0o111)

@@ -25,7 +25,7 @@ import os
 import select
 import signal
 import socket
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Set
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set
 
 from cellwall.jail import alone, fds, inside, orders, plan
 from cellwall.jail.boot import read_config
@@ -242,7 +242,7 @@ def _serve(worker: Worker, fd: int) -> None:
     process.do(process.prepare_parent_death_signal(signal.SIGKILL))
     _raise_oom_score()
     known = orders.Orders(worker.facts, worker.program, worker.last_capability)
-    alone_here = _Alone(worker) if machine.IS_KNOWN else None
+    alone_here = _able(worker)
     while True:
         try:
             data, received = fds.receive(control)
@@ -252,10 +252,13 @@ def _serve(worker: Worker, fd: int) -> None:
                 fds.send_message(control, {"moved": True})
                 continue
             uid, order = known.read(data)
-            if order.alone is None or alone_here is None:
+            if order.alone is None:
                 _spawn(worker, control, uid, order, received)
-            else:
+            elif alone_here is not None:
                 alone_here.spawn(control, uid, order.alone, order, received)
+            else:
+                fds.close_all(received)
+                fds.send_message(control, {"error": "no program alone here", "errno": None})
         except fds.ControlClosed:
             os._exit(0)
 
@@ -301,6 +304,14 @@ def _spawn(
         fds.close_all([wait_r, wait_w, pidfd, *received])
 
 
+def _able(worker: Worker) -> Optional[_Alone]:
+    """Whoever cannot make sandboxes of one program still makes others; `facts` knows beforehand."""
+    try:
+        return _Alone(worker) if machine.IS_KNOWN else None
+    except OSError:
+        return None
+
+
 class _Alone:
     """Step 4c for sandboxes of one program; theirs are in `alone`."""
 
@@ -326,9 +337,7 @@ class _Alone:
                 lists, order.guest, lambda pid: _write_maps(pid, uid), is_told=order.is_told
             )
         except OSError as error:
-            is_dead = pidfd.value >= 0 and _is_dead(pidfd.value)
-            number = errno.ESRCH if is_dead else error.errno
-            fds.send_message(control, {"error": str(error), "errno": number})
+            fds.send_message(control, {"error": str(error), "errno": error.errno})
         else:
             try:
                 self._maker.check()
@@ -338,11 +347,6 @@ class _Alone:
             fds.send_prepared(control, self._answer)
         finally:
             fds.close_all([*received, *([pidfd.value] if pidfd.value >= 0 else ())])
-
-
-def _is_dead(pidfd: int) -> bool:
-    """Whether its process ends in a moment, or has; see `_spawn`."""
-    return bool(select.select([pidfd], [], [], _DYING_S)[0])
 
 
 def _go_through(entrances: List[int]) -> None:

@@ -34,6 +34,14 @@ _PEER = struct.Struct("3i")
 OnFrame = Callable[[dict[str, Any], bytes], None]
 
 
+def _ignore(_header: dict[str, Any], _body: bytes) -> None:
+    """Nobody listens any more."""
+
+
+def _nothing() -> None:
+    """Nobody is to be told."""
+
+
 class Line:
     """One connection of the context."""
 
@@ -123,6 +131,8 @@ class Lines:
             self._drop(line)
         self._loop.forget(self._listener.fileno())
         self._listener.close()
+        # They are methods of who has us: in a circle, all of it would wait for the collector.
+        self._on_frame, self._on_broken = _ignore, _nothing
 
     def abandon(self) -> None:
         """In a forked child: close the descriptors, tell no loop."""

@@ -66,6 +66,11 @@ class LateLoop:
         self._timer = None
         self._alarms.clear()
 
+    def abandon(self) -> None:
+        """In a forked child: forget what is watched, tell no loop."""
+        self._registered.clear()
+        self._callbacks.clear()
+
     def _arm(self, after_s: float) -> None:
         if self._timer is None and not self._is_paused:
             self._timer = self._loop.call_later(after_s, self._register)

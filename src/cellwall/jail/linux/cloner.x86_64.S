@@ -1,33 +1,41 @@
-# Called from a worker. See the layout in machine.py.
-        .set RSP, 0
-        .set RBX, 8
-        .set RBP, 16
-        .set R12, 24
-        .set R13, 32
-        .set R14, 40
-        .set R15, 48
-        .set CLONE_ARGS, 56
-        .set SCRIPT, 64
-        .set CONTEXT_SCRIPT, 72
-        .set GO, 80
-        .set TID, 84
-        .set FAILED, 88
-        .set RESULT, 96
+# What a worker calls (`jail.linux.script`): `clone` makes a child in this memory, `wait` has it go on
+# and stands still until it has left it again. Assembled into `machine.py`; a test compares.
+#
+# %rdi is the state, thirteen words:
+        .set    RSP, 0                  # the registers of who is in `wait`
+        .set    RBX, 8
+        .set    RBP, 16
+        .set    R12, 24
+        .set    R13, 32
+        .set    R14, 40
+        .set    R15, 48
+        .set    CLONE_ARGS, 56          # struct clone_args
+        .set    SCRIPT, 64              # the child's list
+        .set    CONTEXT_SCRIPT, 72      # of who is forked in it
+        .set    GO, 80                  # 32 bits: not 0 when the child may go on
+        .set    TID, 84                 # 32 bits: 0 when it has left; the kernel writes that
+        .set    FAILED, 88              # the record of the call that failed,
+        .set    RESULT, 96              # and what it returned
+#
+# A list is records of nine words: number, six arguments, the one good result or -1 for any, an
+# errno that is no failure. Number -2 forks, -1 is the end.
         .text
-clone:
+
+clone:                                  # long clone(state): the child's pid, or -errno
         push    %rbx
         mov     %rdi, %rbx
         mov     CLONE_ARGS(%rbx), %rdi
         mov     $88, %esi
-        mov     $435, %eax
+        mov     $435, %eax              # clone3
         syscall
         test    %rax, %rax
         jz      child
         pop     %rbx
         ret
+
         .balign 64
-wait:
-        mov     %rsp, RSP(%rdi)
+wait:                                   # long wait(state): 0; 1 in who was forked
+        mov     %rsp, RSP(%rdi)         # the return address is there
         mov     %rbx, RBX(%rdi)
         mov     %rbp, RBP(%rdi)
         mov     %r12, R12(%rdi)
@@ -37,34 +45,36 @@ wait:
         mov     %rdi, %rbx
         movl    $1, GO(%rbx)
         lea     GO(%rbx), %rdi
-        mov     $1, %esi
+        mov     $1, %esi                # FUTEX_WAKE, one
         mov     $1, %edx
-        mov     $202, %eax
+        mov     $202, %eax              # futex
         syscall
 0:      mov     TID(%rbx), %edx
         test    %edx, %edx
         jz      1f
         lea     TID(%rbx), %rdi
-        xor     %esi, %esi
+        xor     %esi, %esi              # FUTEX_WAIT, while it is %edx, for ever
         xor     %r10d, %r10d
-        mov     $202, %eax
+        mov     $202, %eax              # futex
         syscall
         jmp     0b
 1:      mov     RBX(%rbx), %rbx
         xor     %eax, %eax
         ret
-child:
+
+child:                                  # on its own stack, which it does not use
         cmpl    $0, GO(%rbx)
         jne     0f
         lea     GO(%rbx), %rdi
-        xor     %esi, %esi
+        xor     %esi, %esi              # FUTEX_WAIT, while it is 0, for ever
         xor     %edx, %edx
         xor     %r10d, %r10d
-        mov     $202, %eax
+        mov     $202, %eax              # futex
         syscall
         jmp     child
 0:      mov     SCRIPT(%rbx), %r12
-walk:
+
+walk:                                   # %r12 is the record
         mov     (%r12), %rax
         cmp     $-1, %rax
         je      resume
@@ -76,13 +86,13 @@ walk:
         mov     48(%r12), %r9
         cmp     $-2, %rax
         jne     0f
-        mov     $56, %eax
+        mov     $56, %eax               # clone, as fork does
         syscall
         test    %rax, %rax
         jnz     check
         mov     CONTEXT_SCRIPT(%rbx), %r12
         jmp     walk
-0:      syscall
+0:      syscall                         # the record's
 check:
         mov     56(%r12), %rdx
         cmp     $-1, %rdx
@@ -93,11 +103,11 @@ fail:
         mov     %r12, FAILED(%rbx)
         mov     %rax, RESULT(%rbx)
         mov     $1, %edi
-        mov     $231, %eax
+        mov     $231, %eax              # exit_group
         syscall
         hlt
 any:
-        cmp     $-4095, %rax
+        cmp     $-4095, %rax            # from there on it is -errno
         jb      next
         mov     %rax, %rdx
         neg     %rdx
@@ -106,7 +116,8 @@ any:
 next:
         add     $72, %r12
         jmp     walk
-resume:
+
+resume:                                 # a copy of who stands in `wait`: return from it
         mov     %rbx, %rdi
         mov     RSP(%rdi), %rsp
         mov     RBX(%rdi), %rbx
