@@ -21,6 +21,7 @@ _SHARED = "what jails share of the host: its files and its kernel's numbers for 
 
 MODULES: Mapping[str, str] = {
     "test_attack_ahead": "a jail's forks share its fork-server's pages; a container has its own",
+    "test_attack_alone": "only a jail makes less for one program; others have one init for all",
     "test_attack_cancel": "cancelled at every step of a jail's start; `test_attack_verdicts` and "
     "`test_faults_whole_tree` end the others from outside",
     "test_attack_counts": _SHARED,

@@ -376,3 +376,26 @@ def test_replies_are_not_what_a_program_gets() -> None:
         ]
 
     _play(play)
+
+
+def test_abandoned_after_its_output_has_ended_it_closes_nobody_elses_descriptors() -> None:
+    """Numbers are given out again: a child of a test's once lost the pipe it was born with."""
+
+    async def whole() -> None:
+        inside = Inside()
+        inside.execute()
+        before = set(os.listdir("/proc/self/fd"))
+        os.close(inside.stdout)
+        os.close(inside.stderr)
+        inside.host.poll()  # it reads to the end of both, and closes its own ends
+        freed = before - set(os.listdir("/proc/self/fd"))
+        taken = [os.open(os.devnull, os.O_RDONLY) for _ in freed]
+        assert {str(fd) for fd in taken} & freed
+        fd = inside.host._fd
+        inside.host.abandon()
+        asyncio.get_running_loop().remove_reader(fd)
+        for each in taken:
+            os.close(each)  # OSError if somebody has done so already
+        inside.channel.close()
+
+    asyncio.run(whole())
