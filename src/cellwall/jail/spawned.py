@@ -16,7 +16,7 @@ import signal
 import socket
 from dataclasses import dataclass, field
 
-from cellwall.jail import posture
+from cellwall.jail import fds, posture
 from cellwall.jail.linux import machine
 from cellwall.jail.replies import error_number, wait_readable
 from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
@@ -137,13 +137,16 @@ async def hear_alone(child: Spawned, idle: bytes) -> tuple[socket.socket, bool]:
     numbers: list[int] = []
     while not numbers:
         try:
-            data, numbers, _, _ = socket.recv_fds(child.channel, 1 + len(idle), 1)
+            data, numbers, _, _ = socket.recv_fds(
+                child.channel, 1 + len(idle), 1, socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             await wait_readable(child.channel.fileno(), _WORD_TIMEOUT_S)
             continue
         heard += data
         word = heard.removeprefix(idle)
         if not data or word[:1] == b"E":
+            fds.close_all(numbers)
             raise _failed(child, word[:1], word[1:])
     listener = socket.socket(fileno=numbers[0])
     listener.setblocking(False)
