@@ -17,6 +17,7 @@ from cellwall.guest.frames import encode
 from cellwall.jail.linux import machine
 from cellwall.runtimes.alone_channel import AloneChannel, Parts
 from cellwall.runtimes.answers import REPLY, RUN, ChannelLost, GuestRefused
+from cellwall.runtimes.late_loop import LateLoop
 
 _EXIT_3 = 3 << 8
 _SOON_S = 5
@@ -240,9 +241,12 @@ def test_output_above_its_bound_is_read_counted_and_told() -> None:
         inside.host.poll()
         assert inside.heard.kinds == ["stdout", "cut"]
         assert inside.heard.frames[1][1]["bytes"] == 59_000
+        for _ in range(10):  # from now on it is moved to nowhere, and counted
+            os.write(inside.stdout, bytes(1000))
         inside.end()
         await inside.heard.wait()
-        assert inside.heard.frames[-1][1]["cut"]["stdout"] == 59_000
+        assert inside.heard.frames[-1][1]["cut"]["stdout"] == 69_000
+        assert inside.heard.kinds == ["stdout", "cut", "done"]
 
     _play(play)
 
@@ -399,3 +403,24 @@ def test_abandoned_after_its_output_has_ended_it_closes_nobody_elses_descriptors
         inside.channel.close()
 
     asyncio.run(whole())
+
+
+def test_floods_share_what_they_may_cost_the_loop() -> None:
+    """Ten of them are read as often as one is; and once they are over, the next is read at once."""
+
+    async def whole() -> int:
+        flooding = [Inside() for _ in range(10)]
+        try:
+            for inside in flooding:
+                inside.execute()
+                os.write(inside.stdout, bytes(60_000))
+                inside.host.poll()
+                os.write(inside.stdout, bytes(60_000))
+                inside.host.poll()
+            return LateLoop._floods
+        finally:
+            for inside in flooding:
+                inside.close()
+
+    assert asyncio.run(whole()) == 10
+    assert LateLoop._floods == 0

@@ -91,7 +91,7 @@ def test_too_large_a_message_is_refused_and_its_descriptors_closed(pair: Pair) -
 
 def test_too_many_descriptors_are_refused_and_closed(pair: Pair) -> None:
     before = _open()
-    many = b"".join((0).to_bytes(4, "little") for _ in range(9))
+    many = b"".join((0).to_bytes(4, "little") for _ in range(fds._MAX_FDS + 1))
     pair[0].sendmsg([b"{}"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, many)])
     with pytest.raises(ValueError, match="larger than both ends agreed on"):
         fds.receive_message(pair[1])

@@ -18,7 +18,8 @@ from cellwall.guest.channel import Channel
 from cellwall.guest.loop import READ, WRITE, Loop
 
 _READ_BYTES = 64 * 1024
-_WIDE_PIPE_BYTES = 1024 * 1024
+WIDE_PIPE_BYTES = 1024 * 1024
+"""Of a stream that is busy."""
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ; fcntl names it only since Python 3.10
 _MOST_SINKS = 64
 _TELL_S = 0.05
@@ -84,7 +85,7 @@ class Pump:
     def drain(self) -> None:
         """Forward what is there, without waiting for more."""
         # One pipe's content at most: a writer that outlives its job could keep this going for ever.
-        for _ in range(_WIDE_PIPE_BYTES // _READ_BYTES + 1):
+        for _ in range(WIDE_PIPE_BYTES // _READ_BYTES + 1):
             if not self._read():
                 break
 
@@ -191,7 +192,7 @@ class Pump:
         # A full read means a busy stream. Best effort: an account's sum of wide pipes is limited.
         self._is_wide = True
         try:
-            fcntl.fcntl(self._fd, _SET_PIPE_SIZE, _WIDE_PIPE_BYTES)
+            fcntl.fcntl(self._fd, _SET_PIPE_SIZE, WIDE_PIPE_BYTES)
         except OSError:
             return
 
@@ -265,7 +266,7 @@ class Feed:
     def _write(self) -> None:
         try:
             with memoryview(self._queue) as view:
-                written = os.write(self._fd, view[:_WIDE_PIPE_BYTES])
+                written = os.write(self._fd, view[:WIDE_PIPE_BYTES])
         except BlockingIOError:
             written = 0
         except OSError:

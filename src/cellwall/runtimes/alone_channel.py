@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 from cellwall.guest import leaving
 from cellwall.guest.execution import Execution
 from cellwall.guest.first import IDLE
-from cellwall.guest.pipes import Pump
 from cellwall.guest.processes import Exit
 from cellwall.jail.linux import machine
 from cellwall.runtimes.alone_lines import Lines
+from cellwall.runtimes.alone_output import Output
 from cellwall.runtimes.answers import ChannelLost
 from cellwall.runtimes.channel import GuestChannel
 from cellwall.runtimes.frames import FrameError
@@ -97,7 +97,7 @@ class AloneChannel(GuestChannel):
         self._late = LateLoop(self._loop)
         self._lines = Lines(self._late, parts.listener, self._on_said, kill_context)
         self._outputs: tuple[int, ...] = parts.outputs
-        self._pumps: list[Pump] = []
+        self._pumps: list[Output] = []
         self._books: Execution | None = None
         self._has_begun = self._has_concluded = self._is_ending = False
         self._heard = b""
@@ -137,11 +137,10 @@ class AloneChannel(GuestChannel):
     def _open_books(self, request: Mapping[str, Any]) -> None:
         number, output_bytes = request["id"], request["output_bytes"]
         sink: Any = _Sink(self._tell)  # as much of a guest's channel as is asked of one
-        late: Any = self._late
         self._books = books = Execution(sink, number, output_bytes, _DISPLAY_BYTES)
         meters = (("stdout", books.stdout), ("stderr", books.stderr))
         for fd, (event, meter) in zip(self._outputs, meters, strict=True):
-            pump = Pump(late, sink, fd, event)
+            pump = Output(self._late, sink, fd, event)
             pump.begin(number, meter)
             self._pumps.append(pump)
         if not request.get("held"):
