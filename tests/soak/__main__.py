@@ -26,7 +26,8 @@ from servers import ADMIN, ALICE
 
 _EVERY_S = 10.0
 _FEWEST_LOOKS = 30
-_PARKED = 4
+_PARKED = 2
+"""On each shelf, always: more of them come and go with the load, and their descriptors too."""
 _QUIET_S = 60.0
 _LEAKING = str(Path(__file__).with_name("leaking_main.py"))
 _CONTROL_LOOKS = 10
