@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cellwall.jail import alone
 from cellwall.jail.linux import machine
 from conftest import Require
 
@@ -66,10 +68,9 @@ def test_sources_make_these_calls_and_no_others(name: str, calls: set[int]) -> N
     assert numbers == calls
 
 
-def test_init_that_is_nobodys_says_so_and_waits(tmp_path: Path) -> None:
+def test_init_that_is_nobodys_says_so_and_waits(require: Require, tmp_path: Path) -> None:
     """Executed by anybody, as any program inside may: it has no channel, and nothing happens."""
-    if not machine.IS_KNOWN:
-        pytest.skip("no code for this processor")
+    require("machine code", machine.IS_KNOWN, "there is none for this processor")
     program = tmp_path / "init"
     program.write_bytes(machine.init_program())
     program.chmod(0o755)
@@ -81,3 +82,18 @@ def test_init_that_is_nobodys_says_so_and_waits(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize("refused", ["memfd_create", None])
+def test_host_that_refuses_what_it_takes_has_a_whole_init(
+    require: Require, monkeypatch: pytest.MonkeyPatch, refused: str | None
+) -> None:
+    """As under `vm.memfd_noexec=2`, or a container's filter. The control: nothing is refused."""
+    require("machine code", machine.IS_KNOWN, "there is none for this processor")
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "refused")
+
+    if refused:
+        monkeypatch.setattr(os, refused, refuse)
+    assert alone.is_possible() is not bool(refused)

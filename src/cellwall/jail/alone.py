@@ -150,6 +150,23 @@ class Maker:
             os._exit(1)  # SECURITY: whatever happens, a copy never goes on as a worker
 
 
+def is_possible() -> bool:
+    """Try what every worker needs: code for this processor, and memory and a memfd to execute.
+
+    Whoever sits around us may refuse each (`vm.memfd_noexec`, a container's filter); then
+    sandboxes of one program have a whole init, as others do.
+    """
+    if not machine.IS_KNOWN:
+        return False
+    try:
+        machine.cloner()
+        made = _executable_memfd()
+    except OSError:
+        return False
+    os.close(made)
+    return True
+
+
 def _executable_memfd() -> int:
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:

@@ -13,7 +13,8 @@ import stat
 from functools import lru_cache
 from pathlib import Path
 
-from cellwall.jail.linux import landlock, machine, process
+from cellwall.jail import alone
+from cellwall.jail.linux import landlock, process
 from cellwall.jail.plan import HostFacts
 from cellwall.model.errors import HostUnsupported
 
@@ -37,8 +38,6 @@ _ETC_BOUND = (
 _VAR_BOUND = ("ghc",)
 _TEXT_LIMIT = 262_144
 _CORE_PATTERN = "/proc/sys/kernel/core_pattern"
-_MEMFD_NOEXEC = Path("/proc/sys/vm/memfd_noexec")
-_REFUSED = 2
 CORE_REMEDY = (
     "start it with a hard limit of 1 or more: `ulimit -Hc unlimited` before (as root), "
     "LimitCORE=infinity in a systemd unit, --ulimit core=-1 for a container"
@@ -121,15 +120,8 @@ def _etc_copied() -> tuple[tuple[str, str], ...]:
 
 @lru_cache(maxsize=1)
 def runs_alone() -> bool:
-    """Whether `jail.alone` works here: it has code for this processor and may execute a memfd.
-
-    `vm.memfd_noexec` in Documentation/admin-guide/sysctl/vm.rst; absent before Linux 6.3.
-    """
-    try:
-        is_refused = int(_MEMFD_NOEXEC.read_text(encoding="ascii")) >= _REFUSED
-    except OSError:
-        is_refused = False
-    return machine.IS_KNOWN and not is_refused
+    """Whether `jail.alone` works here, tried once; see `alone.is_possible`."""
+    return alone.is_possible()
 
 
 def _java() -> tuple[str, ...]:

@@ -167,7 +167,9 @@ def _failed(child: Spawned, first: bytes, more: bytes = b"") -> CellwallError:
     if first != b"E":
         return SandboxBroken("sandbox set-up: the child ended without a word")
     try:
-        data = json.loads(more + child.channel.recv(65_536))
+        # A context about to be killed may have said that it is idle, behind it: a zero begins that.
+        report, _, _ = (more + child.channel.recv(65_536)).partition(b"\0")
+        data = json.loads(report)
         step, problem, errno = data["step"], data["error"], error_number(data)
     except (
         BlockingIOError,
