@@ -56,13 +56,7 @@ from cellwall.jail.linux import process as _process
 _process.prepare_no_new_privs = lambda: _process.prepare_session(0o22)[1]  # umask: it never fails
 """
 NAMESPACE = "_NAMESPACES &= ~process.CLONE_NEW{}"
-NO_LOOPBACK = """
-_sandbox_plan = sandbox_plan
-def sandbox_plan(facts, shape):
-    whole = _sandbox_plan(facts, shape)
-    rest = [step for step in whole.steps if not isinstance(step, s.Loopback)]
-    return s.SandboxPlan(tuple(rest), whole.lockdown)
-"""
+NO_NETWORK = "Networks.enter = lambda self: None"
 
 REFUSED = {
     "mount-nosuid": ({"plan": "_RO = m.ATTR_RDONLY | m.ATTR_NODEV"}, "nosuid"),
@@ -73,10 +67,7 @@ REFUSED = {
     "capabilities": ({"lockdown": "def drop_privileges(last): return ()"}, "CapBnd"),
     # Somebody without an id here can not even make its own work area.
     "ids": ({"lockdown": "def become_user(lock): return ()"}, "mkdir /tmp/home"),
-    "network-namespace": (
-        {"forkserver": NAMESPACE.format("NET"), "plan": NO_LOOPBACK},
-        "net namespace",
-    ),
+    "network-namespace": ({"networks": NO_NETWORK}, "net namespace"),
     "ipc-namespace": ({"forkserver": NAMESPACE.format("IPC")}, "ipc namespace"),
     "uts-namespace": ({"forkserver": NAMESPACE.format("UTS")}, "uts namespace"),
     "cgroup-namespace": (

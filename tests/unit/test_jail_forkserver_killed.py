@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from cellwall.jail import fds, forkserver
+from cellwall.jail import fds, forkserver, networks
 
 
 class _Cloner:
@@ -27,6 +27,22 @@ class _Cloner:
             os._exit(0)
         self.pidfd = os.pidfd_open(pid)
         return pid
+
+
+class _NoNetworks(networks.Networks):
+    """This process stays where it is; what is tested comes after."""
+
+    def __init__(self) -> None:
+        """Hold nothing."""
+
+    def enter(self) -> None:
+        """Stay."""
+
+    def lend(self, pidfd: int) -> None:
+        """Keep nothing."""
+
+    def leave(self) -> None:
+        """Stay."""
 
 
 @pytest.mark.parametrize(("dies_after_s", "number"), [(0.05, errno.ESRCH), (None, errno.EACCES)])
@@ -47,7 +63,7 @@ def test_files_of_one_that_is_dying_are_no_lack_of_the_hosts(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel, other = socket.socketpair()
     worker = cast("Any", SimpleNamespace(cloner=_Cloner()))
-    forkserver._spawn(worker, theirs, 1, cast("Any", None), [channel.detach()])
+    forkserver._spawn(worker, theirs, _NoNetworks(), 1, cast("Any", None), [channel.detach()])
     answer, _ = fds.receive_message(ours)
     assert answer["errno"] == number
     assert os.waitpid(children[0], 0)[1] == signal.SIGKILL  # either way it is gone

@@ -16,7 +16,6 @@ from cellwall.jail.steps import (
     Device,
     Directory,
     File,
-    Loopback,
     Mount,
     Remount,
     Setting,
@@ -52,8 +51,6 @@ def prepare(steps: Sequence[Step], free_fd: int) -> Tuple[Prepared, ...]:
             calls += step.prepared("")
         elif isinstance(step, (File, Setting)):
             calls += step.prepared("", free_fd)
-        elif isinstance(step, Loopback):
-            calls += step.prepared(free_fd)
         else:
             raise TypeError(f"{step.describe()}: a fork cannot do this step")
     return tuple(calls)

@@ -9,8 +9,9 @@ sandbox made from it. The steps, letter = process:
                   programs; told to go on, the same once more with what sessions need, for theirs
     2b  first     wait: the control socket's end, or the embedding process's, is our end
     3c  worker    receive `spawn` with the sandbox's end of its channel
-    4c  worker    clone3 into all namespaces; write the id maps; let it go; leave the cgroups that
-                  the child was born into for those of the next one; answer with its pidfd
+    4c  worker    enter a network namespace that is new, or as new (`networks`); clone3 into all
+                  others, and go home; write the id maps; let it go; leave the cgroups that the
+                  child was born into for those of the next one; answer with its pidfd
     5d  init      see `inside`
 """
 
@@ -27,7 +28,7 @@ import signal
 import socket
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set
 
-from cellwall.jail import alone, fds, inside, orders, plan
+from cellwall.jail import alone, fds, inside, networks, orders, plan
 from cellwall.jail.boot import read_config
 from cellwall.jail.linux import huge_pages, libraries, machine, memory, process
 
@@ -35,7 +36,6 @@ _NAMESPACES = (
     process.CLONE_NEWUSER
     | process.CLONE_NEWPID
     | process.CLONE_NEWNS
-    | process.CLONE_NEWNET
     | process.CLONE_NEWIPC
     | process.CLONE_NEWUTS
     | process.CLONE_NEWCGROUP
@@ -83,6 +83,7 @@ def main(arguments: List[str], arenas: memory.Arenas) -> None:
     programs = config["program_workers"]
     with _told(control, config) as preloading:
         process.do(process.prepare_no_new_privs())
+        process.unshare(process.CLONE_NEWNET)  # the one we came in is not our user namespace's
         os.umask(0o022)
         worker = _worker(config)
         guest = importlib.import_module(config["guest_preload"])
@@ -242,7 +243,7 @@ def _serve(worker: Worker, fd: int) -> None:
     process.do(process.prepare_parent_death_signal(signal.SIGKILL))
     _raise_oom_score()
     known = orders.Orders(worker.facts, worker.program, worker.last_capability)
-    alone_here = _able(worker)
+    alone_here, nets = _able(worker), networks.Networks()
     while True:
         try:
             data, received = fds.receive(control)
@@ -253,9 +254,9 @@ def _serve(worker: Worker, fd: int) -> None:
                 continue
             uid, order = known.read(data)
             if order.alone is None:
-                _spawn(worker, control, uid, order, received)
+                _spawn(worker, control, nets, uid, order, received)
             elif alone_here is not None:
-                alone_here.spawn(control, uid, order.alone, order, received)
+                alone_here.spawn(control, nets, uid, order.alone, order, received)
             else:
                 fds.close_all(received)
                 fds.send_message(control, {"error": "no program alone here", "errno": None})
@@ -270,13 +271,20 @@ def _raise_oom_score() -> None:
 
 
 def _spawn(
-    worker: Worker, control: socket.socket, uid: int, order: orders.Order, received: List[int]
+    worker: Worker,
+    control: socket.socket,
+    nets: networks.Networks,
+    uid: int,
+    order: orders.Order,
+    received: List[int],
 ) -> None:
     channel, *entrances = received
     wait_r, wait_w = os.pipe()
     try:
+        nets.enter()
         pid = worker.cloner.clone()
     except OSError as error:
+        nets.leave()
         fds.close_all([wait_r, wait_w, *received])
         fds.send_message(control, {"error": str(error), "errno": error.errno})
         return
@@ -286,6 +294,8 @@ def _spawn(
         finally:
             os._exit(1)  # SECURITY: whatever happens, a child never goes on as a worker
     pidfd = worker.cloner.pidfd
+    nets.lend(pidfd)
+    nets.leave()
     try:
         _write_maps(pid, uid)
         os.write(wait_w, b"!")
@@ -322,6 +332,7 @@ class _Alone:
     def spawn(
         self,
         control: socket.socket,
+        nets: networks.Networks,
         uid: int,
         lists: alone.Ready,
         order: orders.Order,
@@ -333,6 +344,7 @@ class _Alone:
         try:
             if tuple(received[: len(alone.RECEIVED)]) != alone.RECEIVED:
                 raise OSError(errno.EBADF, f"descriptors: {received} instead of 3 and on")
+            nets.enter()
             self._maker.make(
                 lists, order.guest, lambda pid: _write_maps(pid, uid), is_told=order.is_told
             )
@@ -346,7 +358,11 @@ class _Alone:
             _go_through(entrances)
             fds.send_prepared(control, self._answer)
         finally:
-            fds.close_all([*received, *([pidfd.value] if pidfd.value >= 0 else ())])
+            made = [pidfd.value] if pidfd.value >= 0 else []
+            for each in made:
+                nets.lend(each)
+            nets.leave()
+            fds.close_all([*received, *made])
 
 
 def _go_through(entrances: List[int]) -> None:

@@ -297,7 +297,6 @@ def sandbox_plan(facts: HostFacts, shape: Shape) -> s.SandboxPlan:
             m.MS_NOSUID | m.MS_NOEXEC,
             "newinstance,ptmxmode=0666,mode=0620,max=64",
         ),
-        s.Loopback(),
     ]
     return s.SandboxPlan(tuple(steps), _lockdown(facts, shape))
 

@@ -249,24 +249,7 @@ class Remount:
         do_all(self.prepared(root))
 
 
-@dataclass(frozen=True)
-class Loopback:
-    """Bring up `lo` of the sandbox's own, otherwise empty network namespace."""
-
-    def describe(self) -> str:
-        """One line for people."""
-        return "loopback up"
-
-    def prepared(self, free_fd: int) -> Tuple[Prepared, ...]:
-        """The calls; the socket becomes descriptor `free_fd` for a moment."""
-        return process.prepare_loopback_up(free_fd)
-
-    def execute(self, root: str) -> None:
-        """Bring it up; `root` plays no part."""
-        do_all(self.prepared(process.lowest_free_fd()))
-
-
-Step = Union[Directory, Symlink, File, Setting, Mount, Cover, Remount, Loopback, Bind, Device]
+Step = Union[Directory, Symlink, File, Setting, Mount, Cover, Remount, Bind, Device]
 
 
 @dataclass(frozen=True)

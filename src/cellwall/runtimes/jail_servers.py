@@ -37,6 +37,7 @@ _BUNDLE = (
             "forkserver",
             "inside",
             "lockdown",
+            "networks",
             "orders",
             "plan",
             "seccomp",

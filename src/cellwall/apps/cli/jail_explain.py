@@ -60,6 +60,9 @@ def _shape(limits: Limits) -> Shape:
     return shape_of(limits, hierarchies.discover(), rootless=uids.is_rootless())
 
 
+_NETWORK = "network namespace of its own, new or with no trace of anybody: empty, loopback up"
+
+
 def _as_json(root: tuple[Step, ...], sandbox: SandboxPlan) -> dict[str, Any]:
     from cellwall.jail import plan
     from cellwall.jail.steps import as_json
@@ -68,6 +71,7 @@ def _as_json(root: tuple[Step, ...], sandbox: SandboxPlan) -> dict[str, Any]:
         "root": [as_json(step) for step in root],
         "root_digest": plan.digest(root),
         "sandbox": [as_json(step) for step in sandbox.steps],
+        "network": _NETWORK,
         "sandbox_digest": plan.digest(sandbox.steps),
         "lockdown": as_json(sandbox.lockdown),
     }
@@ -77,7 +81,8 @@ def _print(root: tuple[Step, ...], sandbox: SandboxPlan) -> None:
     typer.echo("Root, built once per template, read-only, then pivoted into:")
     for step in root:
         typer.echo(f"  {step.describe()}")
-    typer.echo("\nEach sandbox, in new user, pid, mount, net, ipc, uts and cgroup namespaces:")
+    typer.echo("\nEach sandbox, in new user, pid, mount, ipc, uts and cgroup namespaces:")
+    typer.echo(f"  {_NETWORK}")
     for step in sandbox.steps:
         typer.echo(f"  {step.describe()}")
     typer.echo("\nLockdown, complete before the first byte of code is read:")

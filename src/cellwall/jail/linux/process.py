@@ -217,17 +217,20 @@ def do(call: Prepared) -> None:
     do_all((call,))
 
 
-def prepare_loopback_up(free_fd: int) -> Tuple[Prepared, ...]:
-    """Bring `lo` of this network namespace up. netdevice(7).
+def loopback_up() -> None:
+    """Bring `lo` of this network namespace up. netdevice(7). Raises SyscallError.
 
-    `free_fd` is the lowest free descriptor when the calls are made. A fresh `lo` has no flag but
-    IFF_LOOPBACK, which the kernel keeps by itself, so there is nothing to read first.
+    A fresh `lo` has no flag but IFF_LOOPBACK, which the kernel keeps by itself, so there is nothing
+    to read first.
     """
-    family, kind = ctypes.c_int(socket.AF_INET), ctypes.c_int(socket.SOCK_DGRAM)
-    fd = ctypes.c_int(free_fd)
-    up = (fd, ctypes.c_ulong(_SIOCSIFFLAGS), _LOOPBACK_UP)
-    opened = Prepared(LIBC.socket, (family, kind, ctypes.c_int(0)), "socket for lo", 0, free_fd)
-    return opened, Prepared(LIBC.ioctl, up, "ioctl SIOCSIFFLAGS lo"), prepare_close(free_fd)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as opened:
+        words = (ctypes.c_int(opened.fileno()), ctypes.c_ulong(_SIOCSIFFLAGS), _LOOPBACK_UP)
+        check(LIBC.ioctl(*words), "ioctl SIOCSIFFLAGS lo")
+
+
+def join(namespace: int, kind: int) -> None:
+    """Move this process into a namespace of that CLONE_NEW kind. setns(2). Raises SyscallError."""
+    check(LIBC.setns(ctypes.c_int(namespace), ctypes.c_int(kind)), f"setns {kind:#x}")
 
 
 def lowest_free_fd() -> int:

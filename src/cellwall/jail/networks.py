@@ -1,0 +1,175 @@
+"""Network namespaces for sandboxes: a new one each, or one in which nobody left a trace.
+
+Called by `forkserver` in a worker, which enters one for the moment of the clone and leaves it
+again. A new one costs the kernel half a millisecond and its clearing away as much again, an eighth
+of a small program's run, and most programs never open a socket (`design/0017`). So a worker keeps
+a descriptor of what it lent, and lends it again if the kernel says both:
+
+* its sandbox is dead: a pidfd of pid 1 is readable once no process of its pid namespace is left;
+* it is as it was when it was made: no socket of any family, nothing in TIME_WAIT, no flow label,
+  not one packet, and not one event counted since (`_WITNESSES`, letter by letter).
+
+Doubt destroys: what cannot be read, or is anything else, is given back to the kernel.
+
+SECURITY: such a namespace belongs to the fork-server's user namespace, so nobody in a sandbox ever
+has a capability over it: `lo` and its settings are as this module left them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+from typing import Dict, FrozenSet, List, NamedTuple, Optional
+
+from cellwall.jail.linux import process
+from cellwall.jail.linux.libc import SyscallError
+
+_HIGH_FD = 128
+"""From here on: the descriptors a worker receives are low ones, and the same every time."""
+_MOST = 8
+"""So many are kept, the latest; each is nine descriptors and some 100 KiB of the kernel's."""
+_MOST_BYTES = 65_536
+_COUNTED = "sockstat"
+_WITNESSES = ("dev", "snmp", "netstat", "snmp6", "ip6_flowlabel")
+"""Of /proc/net, proc_pid_net(5). What has no line in them has a socket, which `sockstat` counts:
+routes and addresses take capabilities, and what is learned of peers takes packets."""
+_NO_SOCKET = b"sockets: used 0\n"
+_NONE_WAITING = b"\nTCP: inuse 0 orphan "
+_NO_TIME_WAIT = b" tw 0 "
+
+
+class Network(NamedTuple):
+    """One network namespace with `lo` up, and what the kernel said of it before anybody was in."""
+
+    namespace: int
+    counted: int
+    """A descriptor of its `sockstat`, some numbers of which are the whole host's."""
+    before: Dict[int, bytes]
+    """By descriptor: the text of each witness."""
+    absent: FrozenSet[str]
+    """Witnesses that this kernel does not have, unless a protocol is loaded later."""
+
+    def enter(self) -> None:
+        """Move this process there. Raises SyscallError."""
+        process.join(self.namespace, process.CLONE_NEWNET)
+
+    def is_as_new(self) -> bool:
+        """Whether nobody left anything; this process is in it."""
+        if not _is_empty(os.pread(self.counted, _MOST_BYTES, 0)):
+            return False
+        if any(os.path.exists(_path(name)) for name in self.absent):
+            return False
+        return all(os.pread(fd, _MOST_BYTES, 0) == text for fd, text in self.before.items())
+
+    def close(self) -> None:
+        """Give it back; the kernel clears it away once no process is in it."""
+        for fd in (self.namespace, self.counted, *self.before):
+            os.close(fd)
+
+
+class Networks:
+    """Of one worker, which has one thread."""
+
+    def __init__(self) -> None:
+        """Remember where this process is, which its user namespace must own; nothing is made."""
+        self._home = _held("/proc/self/ns/net")
+        self._current: Optional[Network] = None
+        self._lent: Dict[int, Network] = {}
+        """By pidfd of the sandbox that has it, the oldest first."""
+        self._poller = select.poll()
+
+    def enter(self) -> None:
+        """Move to where the next sandbox is to be. Raises OSError; we are at home then."""
+        try:
+            self._current = self._unused() or self._made()
+        except OSError:
+            self.leave()
+            raise
+
+    def lend(self, pidfd: int) -> None:
+        """A sandbox was cloned, whose pid 1 that is; the caller keeps its descriptor."""
+        network, self._current = self._current, None
+        if network is None:
+            return
+        mine = fcntl.fcntl(pidfd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+        self._lent[mine] = network
+        self._poller.register(mine, select.POLLIN)
+        if len(self._lent) > _MOST:
+            self._taken_back(next(iter(self._lent))).close()
+
+    def leave(self) -> None:
+        """Go home. What was entered and not lent is given back. Raises SyscallError."""
+        process.join(self._home, process.CLONE_NEWNET)
+        if self._current is not None:
+            self._current.close()
+            self._current = None
+
+    def _taken_back(self, pidfd: int) -> Network:
+        self._poller.unregister(pidfd)
+        os.close(pidfd)
+        return self._lent.pop(pidfd)
+
+    def _unused(self) -> Optional[Network]:
+        """One whose sandbox is dead and that is as new; this process is in it."""
+        for pidfd, _ in self._poller.poll(0):
+            network = self._taken_back(pidfd)
+            with contextlib.suppress(OSError):
+                network.enter()
+                if network.is_as_new():
+                    return network
+            network.close()
+        return None
+
+    def _made(self) -> Optional[Network]:
+        """A new one, in which this process is. None if the kernel could not say what it is like."""
+        process.unshare(process.CLONE_NEWNET)
+        process.loopback_up()
+        opened: List[int] = []
+        try:
+            return _described(opened)
+        except OSError:
+            for fd in opened:
+                os.close(fd)
+            return None
+
+
+def _described(opened: List[int]) -> Network:
+    """What this process is in. Adds each descriptor to `opened`. Raises OSError."""
+
+    def hold(path: str) -> int:
+        opened.append(_held(path))
+        return opened[-1]
+
+    namespace, counted = hold("/proc/self/ns/net"), hold(_path(_COUNTED))
+    before: Dict[int, bytes] = {}
+    absent = set()
+    for name in _WITNESSES:
+        try:
+            fd = hold(_path(name))
+        except FileNotFoundError:
+            absent.add(name)
+        else:
+            before[fd] = os.pread(fd, _MOST_BYTES, 0)
+    if absent & {"dev", "snmp", "netstat"} or not _is_empty(os.pread(counted, _MOST_BYTES, 0)):
+        raise SyscallError(0, "read the state of a new network namespace")
+    return Network(namespace, counted, before, frozenset(absent))
+
+
+def _is_empty(counted: bytes) -> bool:
+    """Of a `sockstat`: the numbers behind `orphan` and `mem` are the whole host's."""
+    return counted.startswith(_NO_SOCKET) and _NONE_WAITING in counted and _NO_TIME_WAIT in counted
+
+
+def _path(name: str) -> str:
+    return f"/proc/self/net/{name}"
+
+
+def _held(path: str) -> int:
+    """Open for reading, at a high number. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+    finally:
+        os.close(fd)
