@@ -34,6 +34,8 @@ MODULES: Mapping[str, str] = {
     "test_attack_mutation": "guards of the jail left out one by one; `test_gvisor_parts` and "
     "`test_attack_docker` compare what a guard is on theirs",
     "test_attack_neighbour": "two jails on one kernel's clock; the others have the same cgroups",
+    "test_attack_networks": "only jails have one after the other; a container's network is "
+    "its own, and gVisor's network is in its kernel",
     "test_attack_pid_reuse": "pids of a jail; the others are killed by pidfd and pid namespace",
     "test_attack_ports": _GUEST,
     "test_attack_posture": _JAILS_OWN,

@@ -27,6 +27,7 @@ from cellwall.jail import posture
 from cellwall.jail.spawned import Spawned
 from cellwall.model.errors import CapacityError, SandboxBroken
 from cellwall.model.outcome import Verdict
+from cellwall.runtimes.alone_channel import AloneChannel
 from cellwall.runtimes.channel import GuestChannel
 from cellwall.runtimes.cpus import Cpus
 from cellwall.runtimes.jail_sandbox import JailSandbox
@@ -62,6 +63,13 @@ async def _kill(pid: int) -> None:
     os.close(gone)
 
 
+async def _heard(channel: GuestChannel) -> None:
+    """Wait until we were told: until then a program counts as begun, and is not run again."""
+    async with asyncio.timeout(10):
+        while channel._lost is None:  # noqa: ASYNC110 - nothing to wait for
+            await asyncio.sleep(0.001)
+
+
 def _killer(arena: Arena, who: str, times: int, killed: list[int]) -> Callable[[], Awaitable[None]]:
     """Return a `before_code` that kills the first sandboxes that are claimed."""
 
@@ -73,6 +81,8 @@ def _killer(arena: Arena, who: str, times: int, killed: list[int]) -> Callable[[
         assert isinstance(sandbox, JailSandbox)
         pid = sandbox.pid if who.startswith("init") else posture.children(sandbox.pid)[0]
         await _kill(pid)
+        if isinstance(live.channel, AloneChannel):
+            await _heard(live.channel)  # init has to be given a CPU to say it
         killed.append(pid)
 
     return kill
