@@ -252,6 +252,11 @@ def test_v2_counters_are_read(tmp_path: Path) -> None:
     assert groups.processes_refused(12) == 0
 
 
+@pytest.fixture(autouse=True)
+def _every_directory_is_another_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "_there", set())
+
+
 @pytest.mark.parametrize(("before", "after"), [(64, 32), (32, 64)])
 def test_v1_memory_and_swap_keep_their_order(tmp_path: Path, before: int, after: int) -> None:
     """memory.memsw must never be below memory, whichever way a limit moves: EINVAL otherwise."""

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from cellwall.jail.cgroup_files import open_for, read, read_counter, read_number, write
 from cellwall.jail.hierarchies import Hierarchy
@@ -35,6 +36,20 @@ def is_reusable(hierarchy: Hierarchy) -> bool:
 def _tail(path: str) -> str:
     """The last two components: the engine's directory and the sandbox's."""
     return "/".join(path.rsplit("/", 2)[-2:])
+
+
+_there: set[tuple[Path, str]] = set()
+
+
+def _has(hierarchy: Hierarchy, path: str, name: str) -> bool:
+    """Whether cgroups of a hierarchy have this file: all but its root, or none.
+
+    Only that it is there is remembered. Were it not after all, writing to it would fail.
+    """
+    known = (hierarchy.base, name)
+    if known not in _there and os.path.exists(path + name):
+        _there.add(known)
+    return known in _there
 
 
 @functools.lru_cache(512)
@@ -128,19 +143,19 @@ class Groups:
         hierarchy, path = found
         if hierarchy.version == 2:
             self._set(path + "/memory.max", str(size))
-            if os.path.exists(path + "/memory.swap.max"):
+            if _has(hierarchy, path, "/memory.swap.max"):
                 self._set(path + "/memory.swap.max", "0")
             self._set(path + "/memory.oom.group", "0")
             return
         both = path + "/memory.memsw.limit_in_bytes"
         files = [path + "/memory.limit_in_bytes"]
-        if os.path.exists(both):
+        if _has(hierarchy, path, "/memory.memsw.limit_in_bytes"):
             raising = size >= int(self.applied.get(both, str(2**62)))
             files = [both, *files] if raising else [*files, both]
         for file in files:
             self._set(file, str(size))
         buffers = path + BUFFERS
-        if os.path.exists(buffers):
+        if _has(hierarchy, path, BUFFERS):
             self._set(buffers, str(size // _BUFFERS_PART))
 
     def join(self, pid: int) -> None:

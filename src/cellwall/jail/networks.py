@@ -17,24 +17,26 @@ has a capability over it: `lo` and its settings are as this module left them.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import select
-from typing import Dict, FrozenSet, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from cellwall.jail.linux import process
-from cellwall.jail.linux.libc import SyscallError
+from cellwall.jail.linux.libc import Prepared, SyscallError, do_all
 
 _HIGH_FD = 128
 """From here on: the descriptors a worker receives are low ones, and the same every time."""
 _MOST = 8
 """So many are kept, the latest; each is nine descriptors and some 100 KiB of the kernel's."""
-_MOST_BYTES = 65_536
+_MOST_BYTES = 32_768
+"""Of one witness; the longest has 4,000. A longer one would be read in part."""
 _COUNTED = "sockstat"
 _WITNESSES = ("dev", "snmp", "netstat", "snmp6", "ip6_flowlabel")
 """Of /proc/net, proc_pid_net(5). What has no line in them has a socket, which `sockstat` counts:
 routes and addresses take capabilities, and what is learned of peers takes packets."""
+_ALWAYS = frozenset({"dev", "snmp", "netstat"})
+"""Of every kernel with a network."""
 _NO_SOCKET = b"sockets: used 0\n"
 _NONE_WAITING = b"\nTCP: inuse 0 orphan "
 _NO_TIME_WAIT = b" tw 0 "
@@ -44,28 +46,27 @@ class Network(NamedTuple):
     """One network namespace with `lo` up, and what the kernel said of it before anybody was in."""
 
     namespace: int
+    enter: Tuple[Prepared]
+    """Moves this process there."""
     counted: int
     """A descriptor of its `sockstat`, some numbers of which are the whole host's."""
-    before: Dict[int, bytes]
-    """By descriptor: the text of each witness."""
-    absent: FrozenSet[str]
+    before: Tuple[Tuple[int, bytes], ...]
+    """Of each witness a descriptor and its text."""
+    absent: Tuple[str, ...]
     """Witnesses that this kernel does not have, unless a protocol is loaded later."""
-
-    def enter(self) -> None:
-        """Move this process there. Raises SyscallError."""
-        process.join(self.namespace, process.CLONE_NEWNET)
 
     def is_as_new(self) -> bool:
         """Whether nobody left anything; this process is in it."""
         if not _is_empty(os.pread(self.counted, _MOST_BYTES, 0)):
             return False
-        if any(os.path.exists(_path(name)) for name in self.absent):
-            return False
-        return all(os.pread(fd, _MOST_BYTES, 0) == text for fd, text in self.before.items())
+        for fd, text in self.before:
+            if os.pread(fd, _MOST_BYTES, 0) != text:
+                return False
+        return not (self.absent and any(os.path.exists(_path(name)) for name in self.absent))
 
     def close(self) -> None:
         """Give it back; the kernel clears it away once no process is in it."""
-        for fd in (self.namespace, self.counted, *self.before):
+        for fd in (self.namespace, self.counted, *(fd for fd, _ in self.before)):
             os.close(fd)
 
 
@@ -74,7 +75,7 @@ class Networks:
 
     def __init__(self) -> None:
         """Remember where this process is, which its user namespace must own; nothing is made."""
-        self._home = _held("/proc/self/ns/net")
+        self._go_home = process.prepare_join(_held("/proc/self/ns/net"), process.CLONE_NEWNET)
         self._current: Optional[Network] = None
         self._lent: Dict[int, Network] = {}
         """By pidfd of the sandbox that has it, the oldest first."""
@@ -101,7 +102,7 @@ class Networks:
 
     def leave(self) -> None:
         """Go home. What was entered and not lent is given back. Raises SyscallError."""
-        process.join(self._home, process.CLONE_NEWNET)
+        do_all(self._go_home)
         if self._current is not None:
             self._current.close()
             self._current = None
@@ -115,10 +116,12 @@ class Networks:
         """One whose sandbox is dead and that is as new; this process is in it."""
         for pidfd, _ in self._poller.poll(0):
             network = self._taken_back(pidfd)
-            with contextlib.suppress(OSError):
-                network.enter()
+            try:
+                do_all(network.enter)
                 if network.is_as_new():
                     return network
+            except OSError:
+                pass  # a new one is made in its place, or says what is wrong
             network.close()
         return None
 
@@ -143,18 +146,21 @@ def _described(opened: List[int]) -> Network:
         return opened[-1]
 
     namespace, counted = hold("/proc/self/ns/net"), hold(_path(_COUNTED))
-    before: Dict[int, bytes] = {}
-    absent = set()
+    before: List[Tuple[int, bytes]] = []
+    absent = []
     for name in _WITNESSES:
         try:
             fd = hold(_path(name))
         except FileNotFoundError:
-            absent.add(name)
+            absent.append(name)
         else:
-            before[fd] = os.pread(fd, _MOST_BYTES, 0)
-    if absent & {"dev", "snmp", "netstat"} or not _is_empty(os.pread(counted, _MOST_BYTES, 0)):
+            before.append((fd, os.pread(fd, _MOST_BYTES, 0)))
+    is_whole = all(len(text) < _MOST_BYTES for _, text in before)
+    is_told = is_whole and _ALWAYS.isdisjoint(absent)
+    if not is_told or not _is_empty(os.pread(counted, _MOST_BYTES, 0)):
         raise SyscallError(0, "read the state of a new network namespace")
-    return Network(namespace, counted, before, frozenset(absent))
+    enter = process.prepare_join(namespace, process.CLONE_NEWNET)
+    return Network(namespace, enter, counted, tuple(before), tuple(absent))
 
 
 def _is_empty(counted: bytes) -> bool:

@@ -228,9 +228,10 @@ def loopback_up() -> None:
         check(LIBC.ioctl(*words), "ioctl SIOCSIFFLAGS lo")
 
 
-def join(namespace: int, kind: int) -> None:
-    """Move this process into a namespace of that CLONE_NEW kind. setns(2). Raises SyscallError."""
-    check(LIBC.setns(ctypes.c_int(namespace), ctypes.c_int(kind)), f"setns {kind:#x}")
+def prepare_join(namespace: int, kind: int) -> Tuple[Prepared]:
+    """Move this process into a namespace of that CLONE_NEW kind. setns(2)."""
+    words = (ctypes.c_int(namespace), ctypes.c_int(kind))
+    return (Prepared(LIBC.setns, words, f"setns {kind:#x}"),)
 
 
 def lowest_free_fd() -> int:
