@@ -7,12 +7,13 @@ the control of each is that the database alone lacks what the journal has.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -356,6 +357,137 @@ def test_journal_that_cannot_be_made_is_told_and_missed_by_nobody(
     assert asyncio.run(run()) == [False, True]
     assert [each.name for each in caplog.records] == ["cellwall.store"]
     assert "every write takes longer" in caplog.text
+
+
+# -- ends that go with another write ---------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def crowded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, running_now: int = 8
+) -> AsyncIterator[tuple[Store, list[int]]]:
+    """Yield a store in which so many run, and the numbers of the records that its journal took."""
+    records: list[int] = []
+    append = Journal.append
+
+    def counted(self: Journal, number: int, content: bytes) -> bool:
+        is_taken = append(self, number, content)
+        records.extend([number] * is_taken)
+        return is_taken
+
+    store = await served(folder)
+    try:
+        for number in range(1, running_now + 1):
+            assert store.take(running(number), audit(f"accept {number}"))
+        monkeypatch.setattr(Journal, "append", counted)
+        yield store, records
+    finally:
+        await store.aclose()
+
+
+def end_of(number: int, *, size: int = 0) -> tuple[Change, ...]:
+    ended = Ended(f"ex{number}", 200.0 + number, {"verdict": "ok"}, (), "x" * size)
+    return ended, audit(f"end {number}")
+
+
+async def ending(store: Store, number: int) -> asyncio.Task[None]:
+    task = asyncio.ensure_future(store.write(*end_of(number)))
+    await asyncio.sleep(0)
+    return task
+
+
+@pytest.mark.parametrize(("running_now", "together"), [(8, True), (5, False)])
+def test_ends_go_with_the_next_write_while_many_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, running_now: int, together: bool
+) -> None:
+    monkeypatch.setattr(writer, "_GATHER_S", 3600.0)
+
+    async def run() -> None:
+        async with crowded(tmp_path / "live", monkeypatch, running_now) as (store, records):
+            ends = [await ending(store, number) for number in (1, 2)]
+            assert [each.done() for each in ends] == [not together] * 2
+            assert store.take(running(9), audit("accept 9"))
+            await asyncio.wait_for(asyncio.gather(*ends), 10)
+            assert len(records) == (1 if together else 3)
+            # Whoever was told finds it there after a crash.
+            shutil.copytree(tmp_path / "live", tmp_path / "after")
+        again = await served(tmp_path / "after")
+        words = [row.record.decode() for row in await again.audit(0, 99)]
+        assert words[running_now:] == ["end 1", "end 2", "accept 9"]
+        states = [await again.execution(f"ex{number}") for number in (1, 2, 9)]
+        assert [each is not None and each.state for each in states] == ["ended"] * 2 + ["running"]
+        await again.aclose()
+
+    asyncio.run(run())
+
+
+def test_end_with_nothing_to_go_with_waits_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with crowded(tmp_path, monkeypatch) as (store, records):
+            end = await ending(store, 1)
+            assert not records
+            await asyncio.wait_for(end, 10)
+            assert len(records) == 1
+
+    asyncio.run(run())
+
+
+def test_no_record_of_many_ends_is_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "_GATHER_S", 3600.0)
+
+    async def run() -> None:
+        async with crowded(tmp_path, monkeypatch, running_now=12) as (store, records):
+            await store.write(*end_of(1, size=writer._GATHER_BYTES + 1))
+            assert len(records) == 1  # at once, and alone
+            ends = [await ending(store, number) for number in range(2, 2 + writer._GATHER_MOST)]
+            assert len(records) == 1
+            await store.write(*end_of(2 + writer._GATHER_MOST))  # no room: it takes them along
+            await asyncio.wait_for(asyncio.gather(*ends), 10)
+            assert len(records) == 2
+
+    asyncio.run(run())
+
+
+def test_what_goes_into_the_database_goes_behind_the_ends_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "_GATHER_S", 3600.0)
+
+    async def run() -> None:
+        async with crowded(tmp_path, monkeypatch) as (store, records):
+            end = await ending(store, 1)
+            await store.write(Accept(execution(9)), audit("queued 9"))  # the journal takes none
+            assert end.done()
+            assert not records
+            words = [row.record.decode() for row in await store.audit(0, 99)]
+            assert words[8:] == ["end 1", "queued 9"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_ends_reach_the_database_if_the_journal_fails_or_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_closed: bool
+) -> None:
+    async def run() -> None:
+        async with crowded(tmp_path, monkeypatch) as (store, _):
+            end = await ending(store, 1)
+            if is_closed:
+                await store.aclose()
+            else:
+                monkeypatch.setattr(Journal, "append", lambda *_: False)
+            await asyncio.wait_for(end, 10)
+        again = await served(tmp_path)
+        found = await again.execution("ex1")
+        assert found is not None
+        assert found.state == "ended"
+        await again.aclose()
+
+    asyncio.run(run())
 
 
 # -- the file -----------------------------------------------------------------------------------

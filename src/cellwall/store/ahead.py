@@ -51,6 +51,11 @@ class Ahead:
         return len(self._pending) >= _MUCH
 
     @property
+    def running(self) -> int:
+        """How many executions run whose acceptance it took."""
+        return len(self._running)
+
+    @property
     def is_broken(self) -> bool:
         """Whether it failed; it takes nothing any more."""
         return self._is_broken

@@ -7,7 +7,8 @@ however slow the disk is; only waiting for a turn has a bound.
 
 Where there is a journal (`ahead`), what it takes is durable at once and goes into the database
 with the next transaction, or a moment later. It takes nothing while others wait for theirs, so
-that changes keep the order in which they were given.
+that changes keep the order in which they were given. While many executions run, an end waits a
+moment for another write, and both are one record there, with one sync.
 """
 
 from __future__ import annotations
@@ -33,6 +34,13 @@ _AHEAD_MOST_S = 0.5
 """…or since the first of it, if more comes all the time."""
 _AHEAD_AGAIN_S = 1.0
 """After an attempt at that failed."""
+_CROWD = 6
+"""So many run at once that a sync less is worth more than a few milliseconds of one of them."""
+_GATHER_S = 0.005
+"""How long an end waits then for a write to go to the disk with."""
+_GATHER_BYTES = 8 * 1024
+"""Of one end: larger ones go alone, because a record has a bound."""
+_GATHER_MOST = 4
 _LOST_PAUSE_S = 0.25
 """Between attempts to reach a server that is gone; it refuses without making us wait."""
 
@@ -74,6 +82,9 @@ class Writer:
     ahead: Ahead | None = None
     counts: Counts = field(default_factory=Counts)
     _waiting: deque[_Waiting] = field(default_factory=deque)
+    _gathered: list[_Waiting] = field(default_factory=list)
+    """Ends that go with the next write, whatever it is; nothing else is written before them."""
+    _gather_timer: asyncio.TimerHandle | None = None
     _tasks: Tasks = field(default_factory=Tasks)
     _arrival: asyncio.Future[None] | None = None
     _is_closing: bool = False
@@ -92,7 +103,7 @@ class Writer:
     @property
     def waiting(self) -> int:
         """How many writes wait for their turn."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._gathered)
 
     async def write(self, changes: tuple[Change, ...]) -> None:
         """Return when the changes are durable.
@@ -102,21 +113,57 @@ class Writer:
         """
         if self._is_closing:
             raise StoreBroken("write: the store is closed", remedy="open it again")
-        if not self.take(changes):
+        if self._may_gather(changes):
+            await self._gather(changes)
+        elif not self.take(changes):
             await self._wait_written(changes)
 
     def take(self, changes: tuple[Change, ...]) -> bool:
         """Make the changes durable at once, if the journal may; else nothing has happened."""
         if self.ahead is None or self._waiting or self._is_committing or self._is_closing:
             return False
-        if not self.ahead.take(changes):
+        gathered, self._gathered = self._gathered, []
+        if not self.ahead.take([*_changes_of(gathered), *changes]):
+            self._gathered = gathered  # first in the line where `changes` go next
             return False
-        self.counts.writes += 1
+        _tell(gathered)
+        self.counts.writes += len(gathered) + bool(changes)
         self._last_ahead = asyncio.get_running_loop().time()
         if self._ahead_timer is None:
             self._first_ahead = self._last_ahead
             self._arm_ahead(_AHEAD_S)
         return True
+
+    def _may_gather(self, changes: tuple[Change, ...]) -> bool:
+        is_crowd = self.ahead is not None and self.ahead.running >= _CROWD
+        if not is_crowd or self._waiting or self._is_committing:
+            return False
+        has_room = len(self._gathered) < _GATHER_MOST
+        ends = [each for each in changes if isinstance(each, Ended)]
+        size = sum(_size_of(each) + len(each.line) for each in ends)
+        return has_room and bool(ends) and size <= _GATHER_BYTES
+
+    async def _gather(self, changes: tuple[Change, ...]) -> None:
+        loop = asyncio.get_running_loop()
+        item = _Waiting(changes, loop.create_future(), loop.time() + self.wait_s)
+        self._gathered.append(item)
+        if self._gather_timer is None:
+            self._gather_timer = loop.call_later(_GATHER_S, self._on_gathered)
+        await item.done
+
+    def _on_gathered(self) -> None:
+        self._gather_timer = None
+        if self._gathered and not self.take(()):
+            self._pass_gathered_on()
+
+    def _pass_gathered_on(self) -> None:
+        """Have the database write what was to go with the next record."""
+        gathered, self._gathered = self._gathered, []
+        for item in gathered:
+            self._arm(item)
+            self._waiting.append(item)
+        if gathered:
+            self._wake()
 
     async def settle(self) -> None:
         """Return when the database has what the journal took until now; raises as `write`."""
@@ -127,6 +174,7 @@ class Writer:
         if len(self._waiting) >= self.most_waiting:
             self.counts.refused += 1
             raise busy(f"write: {len(self._waiting)} others wait", 0)
+        self._pass_gathered_on()
         loop = asyncio.get_running_loop()
         item = _Waiting(changes, loop.create_future(), loop.time() + self.wait_s)
         self._arm(item)
@@ -191,7 +239,7 @@ class Writer:
         return batch
 
     async def _commit(self, batch: list[_Waiting]) -> None:
-        changes = [each for item in batch for each in item.changes]
+        changes = _changes_of(batch)
         first = () if self.ahead is None else self.ahead.begin()
         self._is_ahead_due = False
         self._is_committing = bool(batch)
@@ -210,9 +258,7 @@ class Writer:
         self.counts.writes += len(batch)
         self.counts.transactions += 1
         self.counts.largest = max(self.counts.largest, len(batch))
-        for item in batch:
-            if not item.done.done():
-                item.done.set_result(None)
+        _tell(batch)
 
     def _end_ahead(self, first: Sequence[Change], *, is_applied: bool) -> None:
         if self.ahead is None or not first:
@@ -268,8 +314,20 @@ class Writer:
     async def aclose(self) -> None:
         """Write what waits, then stop; later writes are refused. Idempotent."""
         self._is_closing = True
+        self._pass_gathered_on()
         self._wake()
         await self._tasks.wait_empty()
+
+
+def _changes_of(items: Sequence[_Waiting]) -> list[Change]:
+    return [each for item in items for each in item.changes]
+
+
+def _tell(items: Sequence[_Waiting]) -> None:
+    """That it is durable, each who still waits."""
+    for item in items:
+        if not item.done.done():
+            item.done.set_result(None)
 
 
 def _size_of(change: Change) -> int:
