@@ -45,7 +45,7 @@ SHARED = """
 def _any(self):
     for pidfd in list(self._lent):
         network = self._taken_back(pidfd)
-        network.enter()
+        do_all(network.enter)
         return network
 Networks._unused = _any
 """
