@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import dis
 import errno
 import gc
 import os
 import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,7 @@ import pytest
 from forked import answer
 from guest_host import Host
 
-from cellwall.guest import context, init, rehearsal
+from cellwall.guest import alone, context, init, preload, program, rehearsal
 from cellwall.guest.execution import Execution
 from cellwall.guest.processes import Exit
 
@@ -25,7 +29,11 @@ def _state() -> dict[str, Any]:
         # The listing's own is gone by the time it is looked for.
         "descriptors": sorted(name for name in names if os.path.lexists(f"/proc/self/fd/{name}")),
         "streams": [os.readlink(f"/proc/self/fd/{number}") for number in range(3)],
-        "handler": str(signal.getsignal(signal.SIGCHLD)),
+        "handlers": [str(signal.getsignal(number)) for number in sorted(signal.valid_signals())],
+        "exits": atexit._ncallbacks(),
+        "frozen": gc.get_freeze_count(),
+        "is_main_thread_alive": threading.main_thread().is_alive(),
+        "exit": str(os._exit),
         "directory": os.getcwd(),
         "environment": dict(os.environ),
     }
@@ -34,7 +42,20 @@ def _state() -> dict[str, Any]:
 def _rehearse() -> None:
     context.prepare()
     rehearsal.rehearse_link()
+    _rehearse_program()
     rehearsal.rehearse(lambda: init.Init(context.main))
+
+
+def _rehearse_program() -> None:
+    with preload.untouched_interpreter():
+        rehearsal.rehearse_program(alone.main)
+
+
+def _is_learnt(function: Callable[..., Any]) -> bool:
+    """Whether CPython has specialised code of it (`dis`, 3.11)."""
+    plain = [each.opname for each in dis.get_instructions(function)]
+    learnt = [each.opname for each in dis.get_instructions(function, adaptive=True)]
+    return any("LOAD_" in now and now != then for then, now in zip(plain, learnt, strict=True))
 
 
 def _children() -> str:
@@ -79,6 +100,30 @@ def test_rehearsal_runs_a_program_to_its_end_in_every_round(
         return codes
 
     assert answer(run) == [0] * rehearsal.ROUNDS
+
+
+def test_rehearsed_program_is_known_by_heart_in_this_very_process() -> None:
+    """Else each fork begins to learn it, in pages of its own."""
+    path = (
+        *(alone.main, context.main, context._Context.begin, context._Context.serve),
+        *(context._Context._wait_for_work, program.run, program.prepare_main, program._leave),
+        *(program._flush_files, program._clear),
+    )
+
+    def before_and_after() -> list[list[bool]]:
+        context.prepare()
+        before = [_is_learnt(each) for each in path]
+        _rehearse_program()
+        return [before, [_is_learnt(each) for each in path]]
+
+    before, after = answer(before_and_after)
+    assert not all(before)
+    assert all(after)
+
+
+def test_rehearsed_program_says_nothing_here(capfd: pytest.CaptureFixture[str]) -> None:
+    answer(_rehearse_program)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_prepared_init_serves_like_a_fresh_one(tmp_path: Path) -> None:

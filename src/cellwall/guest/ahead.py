@@ -45,12 +45,12 @@ def while_waiting(fd: int, whose: int) -> None:
     """Copy the pages of INIT or CONTEXT a moment from now, until `fd` becomes readable."""
     if not pages[whose]:
         return
-    from cellwall.guest import native  # loaded where pages are known
-
     poller = select.poll()
     poller.register(fd, _READABLE)
     if poller.poll(_MOMENT_MS):
         return
+    from cellwall.guest import native  # loaded where pages are known
+
     for number, (address, length) in enumerate(_RANGE.iter_unpack(pages[whose])):
         if number % _STRETCH == 0:
             # It is a millisecond in all, and somebody else's run may want this CPU.

@@ -14,6 +14,7 @@ import _signal  # type: ignore[import-not-found]
 import io
 import os
 import sys
+from _thread import get_native_id
 
 from cellwall.guest import ahead, leaving, sources
 from cellwall.guest import program as one_shot
@@ -66,20 +67,35 @@ def prepare() -> None:
 
     What they need not build they need not write, and every page that a fork writes to is copied.
     """
-    if _prepared:
-        return
-    kept = [os.dup(number) for number in range(3)]
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    pipe = os.pipe()
-    try:
+    if not _prepared:
         # What a stream finds out about its descriptor it remembers: these are a context's.
-        for number, descriptor in enumerate((nothing, pipe[1], pipe[1])):
+        with StandardStreams():
+            _prepared.append(_Context())
+
+
+def forget() -> None:
+    """Undo what a rehearsal in this process left of itself in what `prepare` has built."""
+    for each in _prepared:
+        each.forget()
+
+
+class StandardStreams:
+    """While it is entered 0, 1 and 2 are a context's: nothing, and pipes that nobody reads."""
+
+    def __enter__(self) -> None:
+        """Put them there."""
+        self._kept = [os.dup(number) for number in range(3)]
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        self._pipe = os.pipe()
+        for number, descriptor in enumerate((nothing, self._pipe[1], self._pipe[1])):
             os.dup2(descriptor, number)
-        _prepared.append(_Context())
-    finally:
-        for number, descriptor in enumerate(kept):
+        os.close(nothing)
+
+    def __exit__(self, *_: object) -> None:
+        """Put back what was there."""
+        for number, descriptor in enumerate(self._kept):
             os.dup2(descriptor, number)
-        for descriptor in (*kept, nothing, *pipe):
+        for descriptor in (*self._kept, *self._pipe):
             os.close(descriptor)
 
 
@@ -114,14 +130,17 @@ class _Context:
         self._outbox.open(link)
         self._display.limit_bytes = int(config.get("display_bytes") or DEFAULT_DISPLAY_BYTES)
         if "random" in sys.modules:  # else no generator was alive before the fork
-            from cellwall.guest import reseed
-
-            reseed.apply()
+            _reseed()
         threading: Any = sys.modules.get("threading")
         if threading is not None:
             # The fork ran no hooks (`processes.fork_quietly`), and this is the one thing they mend
             # that a program with one thread can see.
-            threading.main_thread()._set_native_id()
+            threading._main_thread._native_id = get_native_id()
+
+    def forget(self) -> None:
+        """Be nobody's again, and hold nothing that a fork would have to let go of."""
+        self._link = None  # type: ignore[assignment]  # until `begin`
+        self._outbox.forget()
 
     def serve(self) -> NoReturn:
         """Report idle, take one execution, run it; a program never comes back."""
@@ -248,6 +267,14 @@ class _Context:
 _prepared: list[_Context] = []
 
 
+def _reseed() -> None:
+    # Not an import statement: the way to a module that is loaded leads over a dozen pages.
+    reseed: Any = sys.modules.get("cellwall.guest.reseed")
+    if reseed is None:
+        from cellwall.guest import reseed
+    reseed.apply()
+
+
 def _report_threads(threading: Any) -> None:  # noqa: ANN401  the module
     """Have the last words of threads show the caller's lines."""
     from cellwall.guest import tracebacks
@@ -256,7 +283,7 @@ def _report_threads(threading: Any) -> None:  # noqa: ANN401  the module
 
 
 def _install_tools(manifest: dict[str, Any] | None, link: Link) -> None:
-    if manifest is not None or "cellwall.guest.tools" in sys.modules:
+    if manifest is not None or "tools" in sys.modules:
         from cellwall.guest import tools
 
         tools.install(manifest, link)

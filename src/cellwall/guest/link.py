@@ -28,6 +28,7 @@ from cellwall.guest.frames import (
 _MOST_DESCRIPTORS = 4
 _SCM_CREDENTIALS = 2
 _DESCRIPTOR = struct.Struct("i")
+_LENGTHS_BYTES, _lengths_of = LENGTHS.size, LENGTHS.unpack
 _ROOM = _socket.CMSG_SPACE(_MOST_DESCRIPTORS * _DESCRIPTOR.size)
 
 
@@ -97,8 +98,8 @@ class Link:
         """Wait for one request; the descriptors that came with it belong to the caller."""
         descriptors: list[int] = []
         try:
-            lengths = self._read(LENGTHS.size, descriptors)
-            header_length, body_length = LENGTHS.unpack(lengths)
+            lengths = self._read(_LENGTHS_BYTES, descriptors)
+            header_length, body_length = _lengths_of(lengths)
             if header_length > MAX_REQUEST_HEADER_BYTES or body_length > MAX_REQUEST_BODY_BYTES:
                 raise FrameError(f"request from init: {header_length} + {body_length} bytes")
             payload = self._read(header_length + body_length, descriptors)

@@ -59,6 +59,11 @@ class Outbox:
         self._link = link
         self._owner_pid = os.getpid()
 
+    def forget(self) -> None:
+        """Be nobody's again."""
+        self._link = None
+        self._owner_pid = 0
+
     @property
     def is_ours(self) -> bool:
         """False in a process that caller code forked off the context."""

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 # What json, pickle and friends load only when first used would be loaded again by every fork.
 from cellwall.guest import (  # noqa: F401 - loaded, not used
     ahead,
+    alone,
     context,
     init,
     kernel,
@@ -115,6 +116,8 @@ def _rehearse() -> None:
     sys._clear_type_cache()
     _run_program()
     rehearsal.rehearse_link()
+    with untouched_interpreter():
+        rehearsal.rehearse_program(alone.main)
     rehearsal.rehearse(lambda: init.Init(context.main))
     rehearsal.rehearse_first(lambda: init.Init(context.main))
 
@@ -245,7 +248,7 @@ def _run_program() -> None:
     """The exact paths of a program, so that their code is loaded and specialised."""
     outbox = _outbox()
     display = Display(outbox)
-    with _untouched_interpreter():
+    with untouched_interpreter(), _quiet():
         request = {"filename": "main.py", "display": True, "arguments": {}}
         for header in (request, {}) * rehearsal.ROUNDS:
             one = program.Program(header, _PROGRAM)
@@ -257,7 +260,7 @@ def _run_cells() -> None:
     """The same for cells."""
     outbox = _outbox()
     display = Display(outbox)
-    with _untouched_interpreter():
+    with untouched_interpreter(), _quiet():
         ipython = shell.build()
         if ipython is not None:
             # IPython itself loads it with the first await. No loop is made: it would hold sockets.
@@ -274,16 +277,21 @@ def _nothing() -> None:
 
 
 @contextlib.contextmanager
-def _untouched_interpreter() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
+    nobody = io.StringIO()
+    with contextlib.redirect_stdout(nobody), contextlib.redirect_stderr(nobody):
+        yield
+
+
+@contextlib.contextmanager
+def untouched_interpreter() -> Iterator[None]:
     """Put back everything a run changes in this process."""
     main, argv, path = sys.modules.get("__main__"), sys.argv[:], sys.path[:]
     hook, finders, sources = sys.displayhook, sys.meta_path[:], dict(linecache.cache)
     names = dict(vars(builtins))
     backend = os.environ.get("MPLBACKEND")
-    quiet = io.StringIO()
     try:
-        with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
-            yield
+        yield
     finally:
         if main is not None:
             sys.modules["__main__"] = main

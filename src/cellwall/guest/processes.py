@@ -25,7 +25,7 @@ _TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK")
 _SIGINT: int = _signal.SIGINT
 SIGCHLD: int = _signal.SIGCHLD
 _SIGKILL: int = _signal.SIGKILL
-_DEFAULT_IN_CHILDREN: tuple[int, ...] = (
+DEFAULT_IN_CHILDREN: tuple[int, ...] = (
     SIGCHLD,
     _signal.SIGTERM,
     _signal.SIGHUP,
@@ -33,7 +33,7 @@ _DEFAULT_IN_CHILDREN: tuple[int, ...] = (
     _signal.SIGUSR1,
     _signal.SIGUSR2,
 )
-_IGNORED_BY_INIT = (_SIGINT, *(number for number in _DEFAULT_IN_CHILDREN if number != SIGCHLD))
+_IGNORED_BY_INIT = (_SIGINT, *(number for number in DEFAULT_IN_CHILDREN if number != SIGCHLD))
 
 
 class Exit:
@@ -167,7 +167,7 @@ def _prctl(option: int, value: int) -> None:
 def reset_signals() -> None:
     """Give a forked child the signal state of a fresh Python interpreter."""
     _signal.set_wakeup_fd(-1)
-    for number in _DEFAULT_IN_CHILDREN:
+    for number in DEFAULT_IN_CHILDREN:
         _signal.signal(number, _signal.SIG_DFL)
     _signal.signal(_SIGINT, _signal.default_int_handler)
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _EXIT_FLUSH_FAILED = 120
 """What CPython exits with when stdout cannot be flushed at the end."""
 
+_WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+
 EXIT_INTERRUPTED = 130
 """128 + SIGINT: how a shell tells of a program that ended by an interrupt."""
 
@@ -56,7 +58,7 @@ class Program:
         """Take the fields of `execute` that concern a program."""
         self.source = source
         self.filename = str(header.get("filename") or "main.py")
-        self.argv = [self.filename, *(str(a) for a in header.get("argv") or ())]
+        self.argv = [self.filename, *map(str, header.get("argv") or ())]
         self.arguments: dict[str, Any] | None = header.get("arguments")
         self.is_displayed = bool(header.get("display"))
 
@@ -97,7 +99,7 @@ def prepare_main(program: Program) -> ModuleType:
         namespace["arguments"] = program.arguments
     sys.modules["__main__"] = module
     sys.argv[:] = program.argv
-    sys.path.insert(0, os.path.dirname(os.path.abspath(program.filename)))
+    sys.path.insert(0, _folder_of(program.filename))
     sys.excepthook = sys.__excepthook__
     sys.displayhook = sys.__displayhook__
     vars(builtins).pop("__IPYTHON__", None)
@@ -105,6 +107,13 @@ def prepare_main(program: Program) -> ModuleType:
     sources.remember(program.filename, program.source.decode("utf-8", "replace"))
     after_import("multiprocessing.spawn", lambda spawn: _lend_main(spawn, program))
     return module
+
+
+def _folder_of(filename: str) -> str:
+    # The usual name has none; what finds that out of any lies on a dozen pages.
+    if "/" not in filename:
+        return os.getcwd()
+    return os.path.dirname(os.path.abspath(filename))
 
 
 def execute(
@@ -222,7 +231,8 @@ def _leave(ending: Ending, module: ModuleType, figures: Figures) -> int:
     """What CPython does between the last line and the exit; returns the exit code."""
     _guarded(figures.flush)
     threading = sys.modules.get("threading")
-    if threading is not None:
+    # Without another thread, and nobody to tell, all that it does is to call the main one stopped.
+    if threading is not None and (len(sys._current_frames()) > 1 or threading._threading_atexits):
         _guarded(threading._shutdown)
     _guarded(atexit._run_exitfuncs)
     # Before the collector, which closes a file that is in a cycle without writing its buffer.
@@ -268,7 +278,7 @@ def _clear(module: ModuleType) -> None:
 def _flush_files() -> None:
     # What modules of the caller's, or cycles, still hold: os._exit would lose its buffers.
     for thing in gc.get_objects():
-        if type(thing) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
+        if type(thing) in _WRITERS:
             try:
                 if not thing.closed and thing.writable():
                     thing.flush()

@@ -9,14 +9,17 @@ all of it to settle, and whatever they change of this process must be put back.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import os
 import signal
 import socket
+import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, NoReturn
 
-from cellwall.guest import native
+from cellwall.guest import ahead, context, leaving, native, processes
 from cellwall.guest.channel import HostGone
 from cellwall.guest.frames import (
     MAX_EVENT_BODY_BYTES,
@@ -28,6 +31,7 @@ from cellwall.guest.link import Link
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import Any
 
     from cellwall.guest.init import Init
 
@@ -38,6 +42,7 @@ _PATIENCE_S = 30
 _leave = os._exit
 """Also while this name stands for something else (`ahead`)."""
 _PROGRAM = b"import sys\nprint(1)\n"
+_SIGNALS = (signal.SIGINT, *processes.DEFAULT_IN_CHILDREN)
 
 
 def rehearse(make: Callable[[], Init]) -> None:
@@ -64,6 +69,60 @@ def _rehearse_init(make: Callable[[], Init], names: list[str], purpose: str) -> 
             make().run(theirs.detach(), config)
         with contextlib.suppress(ChildProcessError):  # init reaps whatever ends
             os.waitpid(host, 0)
+
+
+def rehearse_program(main: Callable[..., Any]) -> None:
+    """Be the context of a program in this very process, a dozen times, until it would exit.
+
+    What CPython learns of code that only forks run is lost with them, and each fork writes to that
+    code as it begins to learn. `main` is `alone.main`.
+    """
+    config = {"home": os.getcwd(), "env": {}, "purpose": "program", "is_end_foreseen": True}
+    request = encode({"op": "execute", "id": 1, "context": "main", "mode": "program"}, _PROGRAM)
+    with _unchanged_process(), _stand_ins(), context.StandardStreams():
+        for _ in range(ROUNDS):
+            ours, theirs = socket.socketpair()
+            with ours, contextlib.suppress(_Left):
+                ours.sendall(request)
+                main("\0", theirs.detach(), config, None)
+        context.forget()
+
+
+class _Left(ConnectionError):
+    """In the place of an exit; a context takes it for its init's end, and exits as well."""
+
+
+def _stay(_code: int) -> NoReturn:
+    raise _Left
+
+
+@contextlib.contextmanager
+def _stand_ins() -> Iterator[None]:
+    """Nobody exits, and what a process does once before it does is left out.
+
+    CPython learns how a call is made: so what is called without arguments has a stand-in like it.
+    """
+    threading: Any = sys.modules.get("threading") or SimpleNamespace()
+    changes: list[tuple[Any, str, Any]] = [
+        (os, "_exit", _stay),
+        (gc, "freeze", gc.isenabled),
+        (atexit, "_run_exitfuncs", gc.isenabled),
+        (threading, "_shutdown", _nothing),
+        (leaving, "announce", _nothing),
+        (ahead, "pages", [b"", bytes(16)]),  # a range without a length
+    ]
+    before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in changes]
+    try:
+        for owner, name, stand_in in changes:
+            setattr(owner, name, stand_in)
+        yield
+    finally:
+        for owner, name, found in before:
+            setattr(owner, name, found)
+
+
+def _nothing() -> None:
+    return
 
 
 def rehearse_link() -> None:
@@ -114,13 +173,14 @@ def _frames(line: socket.socket) -> Iterator[object]:
 def _unchanged_process() -> Iterator[None]:
     """Put back signals and descriptors that an init takes and, being the last, never returns."""
     before = _descriptors()
-    handler = signal.getsignal(signal.SIGCHLD)
+    handlers = [(number, signal.getsignal(number)) for number in _SIGNALS]
     wakeup_fd = signal.set_wakeup_fd(-1)
     try:
         yield
     finally:
         signal.set_wakeup_fd(wakeup_fd)
-        signal.signal(signal.SIGCHLD, handler)
+        for number, handler in handlers:
+            signal.signal(number, handler)
         # Objects first: they close what they own, and must not close a number twice.
         gc.collect()
         for descriptor in _descriptors() - before:

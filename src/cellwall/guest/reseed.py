@@ -10,6 +10,7 @@ predict another's.
 
 from __future__ import annotations
 
+import _random
 import ctypes
 import gc
 import os
@@ -18,6 +19,8 @@ import sys
 from typing import Any, NamedTuple
 
 _SEED_BYTES = 32
+_seed = _random.Random.seed
+_number_of = int.from_bytes
 
 _MT19937_KEY_BYTES = 624 * 4
 """numpy's mt19937_state: 624 words of 32 bits, then the position as a C int."""
@@ -33,7 +36,7 @@ class _Key(NamedTuple):
     position: ctypes.c_void_p
 
 
-_plain: list[random.Random] = []
+_plain: list[random.Random] = [random._inst]
 _numpy_states: list[Any] = []
 _numpy_bits: list[Any] = []
 _numpy_keys: dict[int, _Key] = {}
@@ -98,10 +101,11 @@ def _add(found: list[Any], thing: object) -> None:
 
 def apply() -> None:
     """Give every collected generator, and the global ones, a seed of this process alone."""
-    global_one = random._inst
-    for generator in [global_one, *(g for g in _plain if g is not global_one)]:
-        # Not generator.seed: a subclass may make of it what it likes.
-        random.Random.seed(generator, int.from_bytes(os.urandom(_SEED_BYTES), "little"))
+    for generator in _plain:
+        # What random.Random.seed does for a number, in the C class under it: not generator.seed,
+        # a subclass may make of that what it likes.
+        _seed(generator, _number_of(os.urandom(_SEED_BYTES), "little"))
+        generator.gauss_next = None  # type: ignore[attr-defined]  # typeshed: not told
     for _bits, words, position in _numpy_keys.values():
         ctypes.memmove(words, os.urandom(_MT19937_KEY_BYTES), _MT19937_KEY_BYTES)
         ctypes.memmove(position, ctypes.byref(_MT19937_SPENT), 4)
