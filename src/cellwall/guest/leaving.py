@@ -25,6 +25,7 @@ _PF_EXITING = 4
 _PARENT, _FLAGS, _THREADS, _SIZE, _EXIT_CODE = 1, 6, 17, 20, 49
 """Of what `processes.read_stat` gives: ppid, flags, num_threads, vsize and exit_code."""
 _TRIES = 20
+_SIGCHLD = processes.SIGCHLD
 _kill: Callable[[int, int], None] = os.kill
 """As it was before caller code could put another in its place."""
 
@@ -44,7 +45,7 @@ class Usage:
 def announce() -> None:
     """Tell the parent that nothing is left to do here but to leave."""
     # It has a handler for this one, so nothing is opened for it, and pid 1 hears it, too.
-    _kill(os.getppid(), processes.SIGCHLD)
+    _kill(os.getppid(), _SIGCHLD)
 
 
 def step_back() -> None:

@@ -88,6 +88,7 @@ def warm(
     if environment is not None:
         os.environ.clear()
         os.environ.update(environment)
+    sys.argv[:] = [""]  # ours: a fork would have to let go of each word
     _restore_site_names()
     context.prepare()
     if is_rehearsed:
@@ -120,6 +121,18 @@ def _rehearse() -> None:
         rehearsal.rehearse_program(alone.main)
     rehearsal.rehearse(lambda: init.Init(context.main))
     rehearsal.rehearse_first(lambda: init.Init(context.main))
+
+
+def recall() -> None:
+    """Do once more what programs do, for CPython's cache of attribute lookups.
+
+    A fork that looks for something else than its fork-server did last writes to the cache, and
+    to the name that it pushes out. So what programs look for has to be what is there.
+    """
+    sys._clear_type_cache()
+    _run_program(rounds=1)
+    with untouched_interpreter():
+        rehearsal.rehearse_program(alone.main, rounds=1)
 
 
 def learn() -> None:
@@ -244,13 +257,13 @@ def _outbox() -> Outbox:
     return outbox
 
 
-def _run_program() -> None:
+def _run_program(rounds: int = rehearsal.ROUNDS) -> None:
     """The exact paths of a program, so that their code is loaded and specialised."""
     outbox = _outbox()
     display = Display(outbox)
     with untouched_interpreter(), _quiet():
         request = {"filename": "main.py", "display": True, "arguments": {}}
-        for header in (request, {}) * rehearsal.ROUNDS:
+        for header in (request, {}) * rounds:
             one = program.Program(header, _PROGRAM)
             program.execute(one, program.prepare_main(one), outbox, display, _nothing)
             display.begin()

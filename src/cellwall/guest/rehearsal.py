@@ -71,16 +71,18 @@ def _rehearse_init(make: Callable[[], Init], names: list[str], purpose: str) -> 
             os.waitpid(host, 0)
 
 
-def rehearse_program(main: Callable[..., Any]) -> None:
+def rehearse_program(main: Callable[..., Any], rounds: int = ROUNDS) -> None:
     """Be the context of a program in this very process, a dozen times, until it would exit.
 
     What CPython learns of code that only forks run is lost with them, and each fork writes to that
     code as it begins to learn. `main` is `alone.main`.
     """
     config = {"home": os.getcwd(), "env": {}, "purpose": "program", "is_end_foreseen": True}
-    request = encode({"op": "execute", "id": 1, "context": "main", "mode": "program"}, _PROGRAM)
+    request = encode(
+        {"op": "execute", "id": 1, "context": "main", "mode": "program", "display": True}, _PROGRAM
+    )
     with _unchanged_process(), _stand_ins(), context.StandardStreams():
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             ours, theirs = socket.socketpair()
             with ours, contextlib.suppress(_Left):
                 ours.sendall(request)
@@ -108,7 +110,7 @@ def _stand_ins() -> Iterator[None]:
         (gc, "freeze", gc.isenabled),
         (atexit, "_run_exitfuncs", gc.isenabled),
         (threading, "_shutdown", _nothing),
-        (leaving, "announce", _nothing),
+        (leaving, "_kill", _kill_nobody),
         (ahead, "pages", [b"", bytes(16)]),  # a range without a length
     ]
     before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in changes]
@@ -122,6 +124,10 @@ def _stand_ins() -> Iterator[None]:
 
 
 def _nothing() -> None:
+    return
+
+
+def _kill_nobody(_pid: int, _number: int) -> None:
     return
 
 

@@ -28,11 +28,11 @@ import select
 import signal
 import socket
 import struct
-from typing import Any, Callable, Dict, NamedTuple, NoReturn, Optional, Tuple
+from typing import Any, Callable, Dict, NoReturn, Optional, Tuple
 
 from cellwall.jail import environment, plan
 from cellwall.jail.linux import machine, process, script
-from cellwall.jail.linux.libc import Prepared, SyscallError
+from cellwall.jail.linux.libc import Prepared, SyscallError, do_all
 from cellwall.jail.linux.script import Call, Fork, Script, Step
 
 CHANNEL_FD, _STDOUT_FD, _STDERR_FD = RECEIVED = (3, 4, 5)
@@ -54,11 +54,15 @@ _SIGACTION_BYTES, _SIGSET_BYTES = 32, 8
 Context = Callable[[str, int, Dict[str, Any], Optional[Dict[str, str]]], NoReturn]
 
 
-class Ready(NamedTuple):
+class Ready:
     """Two lists: the child's, and what the context does before it goes on in Python."""
 
-    child: Script
-    context: Script
+    __slots__ = ("child", "context")
+
+    def __init__(self, child: Script, context: Script) -> None:
+        """Keep both."""
+        self.child = child
+        self.context = context
 
 
 def prepare(locking: Tuple[Prepared, ...]) -> Ready:
@@ -99,14 +103,18 @@ def prepare(locking: Tuple[Prepared, ...]) -> Ready:
 class Maker:
     """Makes such sandboxes in one worker, one after the other."""
 
-    def __init__(self, namespaces: int, context: Context) -> None:
+    def __init__(
+        self, namespaces: int, context: Context, write_maps: Callable[[int, int], None]
+    ) -> None:
         """`context` is called in each context and never returns. Raises OSError.
 
         It gets the address to call, the channel, what it is, and an environment of its own or None.
+        `write_maps` gives a process, by its pid, a uid.
         """
         self._context = context
         self._walker = script.Walker(namespaces)
-        self._dumpable = process.prepare_dumpable()
+        self._write_maps = write_maps
+        self._dumpable = (process.prepare_dumpable(),)
         self.pidfd_cell = self._walker.pidfd_cell
         _hold_program()
 
@@ -114,7 +122,7 @@ class Maker:
         self,
         ready: Ready,
         guest: Dict[str, Any],
-        write_maps: Callable[[int], None],
+        uid: int,
         *,
         is_told: bool,
     ) -> None:
@@ -123,10 +131,10 @@ class Maker:
         What fails in the child's own steps: `SyscallError` from `check`.
         """
         # Our memory is the child's, and its change of user hid it: our /proc files are root's then.
-        process.do(self._dumpable)
+        do_all(self._dumpable)
         pid = self._walker.clone(ready.child, ready.context)
         try:
-            write_maps(pid)
+            self._write_maps(pid, uid)
         except OSError as error:
             is_dead = bool(select.select([self.pidfd_cell.value], [], [], _DYING_S)[0])
             with contextlib.suppress(ProcessLookupError):
@@ -136,18 +144,19 @@ class Maker:
                 raise OSError(errno.ESRCH, f"id map: {error}") from error
             raise OSError(error.errno, f"id map: {error}") from error
         if self._walker.wait():
-            self._become_context(guest, is_told)
+            _become_context(self._context, guest, is_told)
 
     def check(self) -> None:
         """Raise `SyscallError` with the step that failed in the latest child, if one did."""
         self._walker.check()
 
-    def _become_context(self, guest: Dict[str, Any], is_told: bool) -> NoReturn:
-        try:
-            told = environment.read(CHANNEL_FD) if is_told else None
-            self._context(ADDRESS, CHANNEL_FD, guest, told)
-        finally:
-            os._exit(1)  # SECURITY: whatever happens, a copy never goes on as a worker
+
+def _become_context(context: Context, guest: Dict[str, Any], is_told: bool) -> NoReturn:
+    try:
+        told = environment.read(CHANNEL_FD) if is_told else None
+        context(ADDRESS, CHANNEL_FD, guest, told)
+    finally:
+        os._exit(1)  # SECURITY: whatever happens, a copy never goes on as a worker
 
 
 def is_possible() -> bool:

@@ -91,7 +91,7 @@ def main(arguments: List[str], arenas: memory.Arenas) -> None:
             list(config["preload"]), config["environment"], config["preload_environment"]
         )
         arenas.give_back()
-        _fork_workers(config, worker, worker_fds[:programs], ours, guest.learn)
+        _fork_workers(config, worker, worker_fds[:programs], ours, guest.recall, guest.learn)
     if preloading.has_failed:
         os._exit(1)
     _tell(control, {"event": "programs", "preload": report})
@@ -100,7 +100,7 @@ def main(arguments: List[str], arenas: memory.Arenas) -> None:
         arenas = memory.Arenas(memory.SESSION_ARENAS)
         guest.warm_sessions()
         arenas.give_back()
-        _fork_workers(config, worker, worker_fds[programs:], ours, _nothing)
+        _fork_workers(config, worker, worker_fds[programs:], ours, _nothing, _nothing)
     fds.close_all(worker_fds)
     if not preloading.has_failed:
         _tell(control, {"event": "ready"})
@@ -157,6 +157,7 @@ def _fork_workers(
     worker: Worker,
     worker_fds: List[int],
     ours: Set[int],
+    recall: Callable[[], None],
     learn: Callable[[], None],
 ) -> None:
     """Freeze what has been warmed up to now and fork the workers that are to have it."""
@@ -169,6 +170,7 @@ def _fork_workers(
     libraries.join_constants()
     huge_pages.collapse_anonymous()
     huge_pages.collapse_interpreter()
+    recall()
     # After whatever frees what was there before: that is a hole, and most lie in huge pages.
     memory.Fillers()
     learn()  # in a fork of what the workers' forks will be like
@@ -326,7 +328,7 @@ class _Alone:
     """Step 4c for sandboxes of one program; theirs are in `alone`."""
 
     def __init__(self, worker: Worker) -> None:
-        self._maker = alone.Maker(_NAMESPACES, worker.guest_alone)
+        self._maker = alone.Maker(_NAMESPACES, worker.guest_alone, _write_maps)
         self._answer = fds.prepare(b"{}", self._maker.pidfd_cell)
 
     def spawn(
@@ -345,9 +347,7 @@ class _Alone:
             if tuple(received[: len(alone.RECEIVED)]) != alone.RECEIVED:
                 raise OSError(errno.EBADF, f"descriptors: {received} instead of 3 and on")
             nets.enter()
-            self._maker.make(
-                lists, order.guest, lambda pid: _write_maps(pid, uid), is_told=order.is_told
-            )
+            self._maker.make(lists, order.guest, uid, is_told=order.is_told)
         except OSError as error:
             fds.send_message(control, {"error": str(error), "errno": error.errno})
         else:

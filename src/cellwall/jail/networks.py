@@ -20,7 +20,7 @@ from __future__ import annotations
 import fcntl
 import os
 import select
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from cellwall.jail.linux import process
 from cellwall.jail.linux.libc import Prepared, SyscallError, do_all
@@ -42,18 +42,28 @@ _NONE_WAITING = b"\nTCP: inuse 0 orphan "
 _NO_TIME_WAIT = b" tw 0 "
 
 
-class Network(NamedTuple):
+class Network:
     """One network namespace with `lo` up, and what the kernel said of it before anybody was in."""
 
-    namespace: int
-    enter: Tuple[Prepared]
-    """Moves this process there."""
-    counted: int
-    """A descriptor of its `sockstat`, some numbers of which are the whole host's."""
-    before: Tuple[Tuple[int, bytes], ...]
-    """Of each witness a descriptor and its text."""
-    absent: Tuple[str, ...]
-    """Witnesses that this kernel does not have, unless a protocol is loaded later."""
+    __slots__ = ("absent", "before", "counted", "enter", "namespace")
+
+    def __init__(
+        self,
+        namespace: int,
+        counted: int,
+        before: Tuple[Tuple[int, bytes], ...],
+        absent: Tuple[str, ...],
+    ) -> None:
+        """Of descriptors: itself, its `sockstat`, and with its text each other witness.
+
+        `absent` are those that this kernel does not have, unless a protocol is loaded later.
+        """
+        self.namespace = namespace
+        self.enter: Tuple[Prepared] = process.prepare_join(namespace, process.CLONE_NEWNET)
+        """Moves this process there."""
+        self.counted = counted
+        self.before = before
+        self.absent = absent
 
     def is_as_new(self) -> bool:
         """Whether nobody left anything; this process is in it."""
@@ -159,8 +169,7 @@ def _described(opened: List[int]) -> Network:
     is_told = is_whole and _ALWAYS.isdisjoint(absent)
     if not is_told or not _is_empty(os.pread(counted, _MOST_BYTES, 0)):
         raise SyscallError(0, "read the state of a new network namespace")
-    enter = process.prepare_join(namespace, process.CLONE_NEWNET)
-    return Network(namespace, enter, counted, tuple(before), tuple(absent))
+    return Network(namespace, counted, tuple(before), tuple(absent))
 
 
 def _is_empty(counted: bytes) -> bool:

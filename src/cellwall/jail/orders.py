@@ -56,17 +56,31 @@ class Ready(NamedTuple):
         )
 
 
-class Order(NamedTuple):
-    """How to make a sandbox."""
+class Order:
+    """How to make a sandbox.
 
-    ready: Ready
-    alone: Optional[alone.Ready]
-    """Where it is started so."""
-    guest: Dict[str, Any]
-    start: str
-    """`fork`, `exec` for a really fresh interpreter, or `alone`."""
-    is_told: bool
-    """Whether its environment lies in its channel."""
+    With slots, and no named tuple: a name that is looked up in one is written to, and copied.
+    """
+
+    __slots__ = ("alone", "guest", "is_told", "ready", "start")
+
+    def __init__(
+        self,
+        ready: Ready,
+        lists: Optional[alone.Ready],
+        guest: Dict[str, Any],
+        start: str,
+        is_told: bool,
+    ) -> None:
+        """`start`: `fork`, `exec` for a really fresh interpreter, or `alone`, which needs `lists`.
+
+        `is_told`: its environment lies in its channel.
+        """
+        self.ready = ready
+        self.alone = lists
+        self.guest = guest
+        self.start = start
+        self.is_told = is_told
 
 
 class Orders:

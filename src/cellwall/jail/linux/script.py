@@ -73,11 +73,8 @@ class Script:
         records = [self._record(call) for call in calls]
         end = _RECORD.pack(_END, *(0,) * 8)
         self._records = ctypes.create_string_buffer(b"".join((*records, end)))
-
-    @property
-    def address(self) -> int:
+        self.address = ctypes.addressof(self._records)
         """Where it begins."""
-        return ctypes.addressof(self._records)
 
     def step_at(self, address: int) -> str:
         """The step whose record lies there."""
