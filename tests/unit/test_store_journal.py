@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 import sqlite3
+import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 from stores import chunk, ended, execution, replay, sandbox
 
-from cellwall.store import ahead, journal, writer
+from cellwall.store import ahead, crowd, journal, writer
 from cellwall.store.backup import restore, save
 from cellwall.store.changes import (
     Accept,
@@ -368,18 +369,17 @@ async def crowded(
 ) -> AsyncIterator[tuple[Store, list[int]]]:
     """Yield a store in which so many run, and the numbers of the records that its journal took."""
     records: list[int] = []
-    append = Journal.append
+    write = Journal.write
 
-    def counted(self: Journal, number: int, content: bytes) -> bool:
-        is_taken = append(self, number, content)
-        records.extend([number] * is_taken)
-        return is_taken
+    def counted(self: Journal, place: journal.Place) -> None:
+        write(self, place)
+        records.append(place.number)
 
     store = await served(folder)
     try:
         for number in range(1, running_now + 1):
-            assert store.take(running(number), audit(f"accept {number}"))
-        monkeypatch.setattr(Journal, "append", counted)
+            await store.write(running(number), audit(f"accept {number}"))
+        monkeypatch.setattr(Journal, "write", counted)
         yield store, records
     finally:
         await store.aclose()
@@ -400,13 +400,15 @@ async def ending(store: Store, number: int) -> asyncio.Task[None]:
 def test_ends_go_with_the_next_write_while_many_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, running_now: int, together: bool
 ) -> None:
-    monkeypatch.setattr(writer, "_GATHER_S", 3600.0)
+    monkeypatch.setattr(crowd, "_END_WAITS_S", 3600.0)
 
     async def run() -> None:
         async with crowded(tmp_path / "live", monkeypatch, running_now) as (store, records):
             ends = [await ending(store, number) for number in (1, 2)]
             assert [each.done() for each in ends] == [not together] * 2
-            assert store.take(running(9), audit("accept 9"))
+            assert store.take(running(9), audit("accept 9")) is not together
+            if together:
+                await asyncio.wait_for(store.write(running(9), audit("accept 9")), 10)
             await asyncio.wait_for(asyncio.gather(*ends), 10)
             assert len(records) == (1 if together else 3)
             # Whoever was told finds it there after a crash.
@@ -437,17 +439,79 @@ def test_end_with_nothing_to_go_with_waits_a_moment(
 def test_no_record_of_many_ends_is_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "_GATHER_S", 3600.0)
+    monkeypatch.setattr(crowd, "_END_WAITS_S", 3600.0)
 
     async def run() -> None:
-        async with crowded(tmp_path, monkeypatch, running_now=12) as (store, records):
-            await store.write(*end_of(1, size=writer._GATHER_BYTES + 1))
-            assert len(records) == 1  # at once, and alone
-            ends = [await ending(store, number) for number in range(2, 2 + writer._GATHER_MOST)]
-            assert len(records) == 1
-            await store.write(*end_of(2 + writer._GATHER_MOST))  # no room: it takes them along
-            await asyncio.wait_for(asyncio.gather(*ends), 10)
-            assert len(records) == 2
+        async with crowded(tmp_path / "live", monkeypatch, running_now=12) as (store, records):
+            ends = [
+                asyncio.ensure_future(store.write(*end_of(number, size=25_000)))
+                for number in range(1, 6)
+            ]
+            await asyncio.sleep(0)
+            await asyncio.wait_for(store.write(running(13), audit("accept 13")), 10)
+            await asyncio.gather(*ends)
+            assert len(records) == 3  # two ends each, and the last with the start
+            await asyncio.wait_for(store.write(*end_of(6, size=crowd._RECORD_BYTES)), 10)
+            assert len(records) == 3  # too large for any: the database has it
+            shutil.copytree(tmp_path / "live", tmp_path / "after")
+        again = await served(tmp_path / "after")
+        words = [row.record.decode() for row in await again.audit(0, 99)][12:]
+        assert words == [*(f"end {number}" for number in range(1, 6)), "accept 13", "end 6"]
+        await again.aclose()
+
+    asyncio.run(run())
+
+
+def test_loop_goes_on_while_the_disk_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who comes while a record is on its way goes with the next; nobody is told too soon."""
+    let_go = threading.Event()
+    sync = os.fdatasync
+
+    def slow(handle: int) -> None:
+        let_go.wait(10)
+        sync(handle)
+
+    async def run() -> None:
+        async with crowded(tmp_path, monkeypatch) as (store, records):
+            monkeypatch.setattr(os, "fdatasync", slow)
+            first = asyncio.ensure_future(store.write(running(9), audit("accept 9")))
+            await asyncio.sleep(0)
+            others = [await ending(store, number) for number in (1, 2)]
+            direct = asyncio.ensure_future(store.write(Accept(execution(10)), audit("queued 10")))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not any(each.done() for each in (first, *others, direct))
+            let_go.set()
+            await asyncio.wait_for(asyncio.gather(first, *others, direct), 10)
+            assert len(records) == 1  # the rest went to the database, in front of the last
+            words = [row.record.decode() for row in await store.audit(0, 99)]
+            assert words[8:] == ["accept 9", "end 1", "end 2", "queued 10"]
+
+    asyncio.run(run())
+
+
+def test_record_that_fails_on_its_way_goes_to_the_database_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_handle: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    async def run() -> None:
+        async with crowded(tmp_path / "live", monkeypatch) as (store, records):
+            monkeypatch.setattr(os, "fdatasync", failing)
+            first = asyncio.ensure_future(store.write(running(9), audit("accept 9")))
+            await asyncio.sleep(0)
+            second = await ending(store, 1)
+            await asyncio.wait_for(asyncio.gather(first, second), 10)
+            assert not records
+            assert store.statistics().is_journal_broken
+            shutil.copytree(tmp_path / "live", tmp_path / "after")
+        again = await served(tmp_path / "after")
+        words = [row.record.decode() for row in await again.audit(0, 99)]
+        assert words[8:] == ["accept 9", "end 1"]
+        await again.aclose()
 
     asyncio.run(run())
 
@@ -455,7 +519,7 @@ def test_no_record_of_many_ends_is_too_large(
 def test_what_goes_into_the_database_goes_behind_the_ends_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "_GATHER_S", 3600.0)
+    monkeypatch.setattr(crowd, "_END_WAITS_S", 3600.0)
 
     async def run() -> None:
         async with crowded(tmp_path, monkeypatch) as (store, records):
@@ -479,7 +543,7 @@ def test_ends_reach_the_database_if_the_journal_fails_or_is_closed(
             if is_closed:
                 await store.aclose()
             else:
-                monkeypatch.setattr(Journal, "append", lambda *_: False)
+                monkeypatch.setattr(Journal, "place", lambda *_: None)
             await asyncio.wait_for(end, 10)
         again = await served(tmp_path)
         found = await again.execution("ex1")

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 
 from cellwall.store.changes import Accept, Change, Ended, PutFact
-from cellwall.store.journal import Journal
+from cellwall.store.journal import Journal, Place
 from cellwall.store.journal_form import encoded
 
 APPLIED = "journal_applied"
@@ -62,40 +62,57 @@ class Ahead:
 
     def take(self, changes: Sequence[Change]) -> bool:
         """Make `changes` durable; False if that is for the database to do."""
-        is_open = not self._is_held and not self._is_broken
-        is_taken = is_open and self._may_take(changes) and self._append(changes)
-        for each in changes:
-            if isinstance(each, Ended):
-                self._running.discard(each.id)
-            elif isinstance(each, Accept) and is_taken:
-                self._running.add(each.row.id)
-        return is_taken
+        content = encoded(changes) if self._may_take(changes) else None
+        try:
+            if content is None or not self._journal.append(self._last + 1, content):
+                return False
+        except OSError as error:
+            self.fail(error)
+            return False
+        self._note(changes)
+        return True
+
+    def place(self, changes: Sequence[Change], content: bytes) -> Place | None:
+        """Begin to do as `take` does; None if that is for the database to do.
+
+        `content` is `encoded(changes)`. Then `write`, on any thread; when that is over `keep` or,
+        with its `OSError`, `fail`. Until then nothing else may be taken.
+        """
+        may_take = self._may_take(changes)
+        return self._journal.place(self._last + 1, content) if may_take else None
+
+    def write(self, place: Place) -> None:
+        """Write what has a place; raises `OSError`."""
+        self._journal.write(place)
+
+    def keep(self, changes: Sequence[Change], place: Place) -> None:
+        """Note that `changes` are durable."""
+        self._journal.keep(place)
+        self._note(changes)
+
+    def fail(self, error: Exception) -> None:
+        """Give the journal up; what was to go there goes to the database."""
+        _log.error(
+            "journal: %s; until the next start every write goes to the database, which takes "
+            "longer; look after its disk",
+            error,
+        )
+        # The record may be there: its number counts as used, and what is in it as applied
+        # with the next transaction, which is the one that its caller is sent to now.
+        self._is_broken = True
+        self._last += 1
 
     def _may_take(self, changes: Sequence[Change]) -> bool:
         ends = [each.id for each in changes if isinstance(each, Ended)]
-        return self._running.issuperset(ends) and len(self._pending) < _MOST_CHANGES
+        is_open = not self._is_held and not self._is_broken
+        is_known = self._running.issuperset(ends) and len(set(ends)) == len(ends)
+        self._running.difference_update(ends)  # wherever they are written
+        return is_open and is_known and len(self._pending) < _MOST_CHANGES
 
-    def _append(self, changes: Sequence[Change]) -> bool:
-        content = encoded(changes)
-        if content is None:
-            return False
-        try:
-            if not self._journal.append(self._last + 1, content):
-                return False
-        except OSError as error:
-            _log.error(
-                "journal: %s; until the next start every write goes to the database, which takes "
-                "longer; look after its disk",
-                error,
-            )
-            # The record may be there: its number counts as used, and what is in it as applied
-            # with the next transaction, which is the one that its caller is sent to now.
-            self._is_broken = True
-            self._last += 1
-            return False
+    def _note(self, changes: Sequence[Change]) -> None:
         self._last += 1
         self._pending += changes
-        return True
+        self._running.update(each.row.id for each in changes if isinstance(each, Accept))
 
     def begin(self) -> Sequence[Change]:
         """Return what the next transaction has to begin with; `end` must follow."""

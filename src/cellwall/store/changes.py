@@ -136,3 +136,12 @@ Change = (
     | PutFact
     | AppendAudit
 )
+
+
+def size_of(change: Change) -> int:
+    """Bytes that it writes, roughly: what callers decide about."""
+    if isinstance(change, Accept):
+        return len(change.row.body or b"")
+    if isinstance(change, Ended):
+        return len(change.line) + sum(len(chunk.lines) for chunk in change.chunks)
+    return len(change.chunk.lines) if isinstance(change, AppendEvents) else 0

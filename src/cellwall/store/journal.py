@@ -19,6 +19,7 @@ import struct
 import time
 from collections import deque
 from pathlib import Path
+from typing import NamedTuple
 
 from cellwall.store.errors import StoreBroken
 from cellwall.store.guard import sync_folder
@@ -40,6 +41,17 @@ _MAGIC = b"cwj1"
 _SEAL_BYTES = 16
 _HEAD = struct.Struct(f">4sIQ{_SEAL_BYTES}s")
 """Magic, length, number, seal (keyed BLAKE2b over length, number and content)."""
+
+
+class Place(NamedTuple):
+    """Where a record goes; in blocks."""
+
+    number: int
+    at: int
+    end: int
+    taken: int
+    """Its own, and those at the end of the file that it did not fit into."""
+    record: bytes
 
 
 class Journal:
@@ -93,25 +105,42 @@ class Journal:
         Blocks for as long as the disk takes; while that is long nothing is taken, see
         `commit_took`. Numbers rise by one. Raises `OSError`; the record may then be there or not.
         """
+        began_s = time.monotonic()
+        place = self.place(number, content)
+        if place is None:
+            return False
+        self.write(place)
+        self._note(began_s, time.monotonic())
+        self.keep(place)
+        return True
+
+    def place(self, number: int, content: bytes) -> Place | None:
+        """Find room for a record, None if there is none now; `write` and `keep` must follow.
+
+        Until then there may be no other.
+        """
         blocks = -(-(_HEAD.size + len(content)) // BLOCK_BYTES)
         is_round = self._next + blocks > BLOCKS
         skipped = BLOCKS - self._next if is_round else 0
-        now = time.monotonic()
         is_full = self._used + skipped + blocks > BLOCKS
         if blocks > _MOST_BLOCKS or is_full or self._is_resting:
-            return False
-        at = 0 if is_round else self._next
+            return None
         seal = _seal(self._key, number, content)
         head = _HEAD.pack(_MAGIC, len(content), number, seal)
-        record = head + content
-        if os.pwrite(self._handle, record, at * BLOCK_BYTES) != len(record):
+        at = 0 if is_round else self._next
+        return Place(number, at, at + blocks, skipped + blocks, head + content)
+
+    def write(self, place: Place) -> None:
+        """Make it durable; on any thread. Raises as `append`."""
+        if os.pwrite(self._handle, place.record, place.at * BLOCK_BYTES) != len(place.record):
             raise OSError(errno.EIO, f"{self._path}: a record was written in part")
         os.fdatasync(self._handle)
-        self._note(now, time.monotonic())
-        self._next = at + blocks
-        self._used += skipped + blocks
-        self._held.append((number, skipped + blocks))
-        return True
+
+    def keep(self, place: Place) -> None:
+        """Note that it was written."""
+        self._next = place.end
+        self._used += place.taken
+        self._held.append((place.number, place.taken))
 
     def _note(self, began_s: float, ended_s: float) -> None:
         self._usual_s += _WEIGHT * (ended_s - began_s - self._usual_s)

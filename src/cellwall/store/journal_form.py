@@ -42,6 +42,11 @@ def encoded(changes: Sequence[Change]) -> bytes | None:
     return f"[{','.join(parts)}]".encode("ascii")
 
 
+def joined(records: Sequence[bytes]) -> bytes:
+    """Return one record of what is in `records`, in their order."""
+    return b"[%s]" % b",".join(record[1:-1] for record in records)
+
+
 def decoded(record: bytes, seal: Seal) -> list[Change]:
     """Return the changes of a record that `encoded` made."""
     return [_READERS[kind](rest, seal) for kind, *rest in json.loads(record)]

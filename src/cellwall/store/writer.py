@@ -7,8 +7,8 @@ however slow the disk is; only waiting for a turn has a bound.
 
 Where there is a journal (`ahead`), what it takes is durable at once and goes into the database
 with the next transaction, or a moment later. It takes nothing while others wait for theirs, so
-that changes keep the order in which they were given. While many executions run, an end waits a
-moment for another write, and both are one record there, with one sync.
+that changes keep the order in which they were given. While many executions run it takes several
+writes at once, on a thread (`crowd`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cellwall.store.ahead import Ahead
-from cellwall.store.changes import Accept, AppendEvents, Change, Ended
+from cellwall.store.changes import Change
+from cellwall.store.crowd import Crowd, Waiting, tell
 from cellwall.store.database import Database
 from cellwall.store.errors import StoreBroken
 from cellwall.store.failures import answer_to, busy, kind_of
@@ -34,27 +35,8 @@ _AHEAD_MOST_S = 0.5
 """…or since the first of it, if more comes all the time."""
 _AHEAD_AGAIN_S = 1.0
 """After an attempt at that failed."""
-_CROWD = 6
-"""So many run at once that a sync less is worth more than a few milliseconds of one of them."""
-_GATHER_S = 0.005
-"""How long an end waits then for a write to go to the disk with."""
-_GATHER_BYTES = 8 * 1024
-"""Of one end: larger ones go alone, because a record has a bound."""
-_GATHER_MOST = 4
 _LOST_PAUSE_S = 0.25
 """Between attempts to reach a server that is gone; it refuses without making us wait."""
-
-
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    changes: tuple[Change, ...]
-    done: asyncio.Future[None]
-    until: float
-    timer: asyncio.TimerHandle | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(_size_of(each) for each in self.changes)
 
 
 @dataclass(slots=True)
@@ -81,10 +63,8 @@ class Writer:
     most_waiting: int
     ahead: Ahead | None = None
     counts: Counts = field(default_factory=Counts)
-    _waiting: deque[_Waiting] = field(default_factory=deque)
-    _gathered: list[_Waiting] = field(default_factory=list)
-    """Ends that go with the next write, whatever it is; nothing else is written before them."""
-    _gather_timer: asyncio.TimerHandle | None = None
+    _waiting: deque[Waiting] = field(default_factory=deque)
+    _crowd: Crowd | None = None
     _tasks: Tasks = field(default_factory=Tasks)
     _arrival: asyncio.Future[None] | None = None
     _is_closing: bool = False
@@ -98,12 +78,14 @@ class Writer:
 
     def start(self) -> None:
         """Begin to write; `aclose` ends it."""
+        if self.ahead is not None:
+            self._crowd = Crowd(self.ahead, self._note_ahead, self._take_over)
         self._tasks.spawn(self._work())
 
     @property
     def waiting(self) -> int:
         """How many writes wait for their turn."""
-        return len(self._waiting) + len(self._gathered)
+        return len(self._waiting) + (0 if self._crowd is None else len(self._crowd))
 
     async def write(self, changes: tuple[Change, ...]) -> None:
         """Return when the changes are durable.
@@ -113,57 +95,49 @@ class Writer:
         """
         if self._is_closing:
             raise StoreBroken("write: the store is closed", remedy="open it again")
-        if self._may_gather(changes):
-            await self._gather(changes)
+        crowd = self._crowd
+        may_join = crowd is not None and self._is_free and len(crowd) < self.most_waiting
+        record = crowd.record_of(changes) if crowd is not None and may_join else None
+        if crowd is not None and record is not None:
+            loop = asyncio.get_running_loop()
+            item = Waiting(changes, loop.create_future(), loop.time() + self.wait_s)
+            await crowd.write(item, record)
         elif not self.take(changes):
             await self._wait_written(changes)
 
     def take(self, changes: tuple[Change, ...]) -> bool:
         """Make the changes durable at once, if the journal may; else nothing has happened."""
-        if self.ahead is None or self._waiting or self._is_committing or self._is_closing:
+        crowd = self._crowd
+        if self.ahead is None or not self._is_free or (crowd is not None and crowd.is_one):
             return False
-        gathered, self._gathered = self._gathered, []
-        if not self.ahead.take([*_changes_of(gathered), *changes]):
-            self._gathered = gathered  # first in the line where `changes` go next
+        if not self.ahead.take(changes):
             return False
-        _tell(gathered)
-        self.counts.writes += len(gathered) + bool(changes)
+        self._note_ahead(1)
+        return True
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether nobody's write waits for the database or is on its way there."""
+        return not (self._waiting or self._is_committing or self._is_closing)
+
+    def _note_ahead(self, writes: int) -> None:
+        """The journal has taken so many."""
+        self.counts.writes += writes
         self._last_ahead = asyncio.get_running_loop().time()
         if self._ahead_timer is None:
             self._first_ahead = self._last_ahead
             self._arm_ahead(_AHEAD_S)
-        return True
 
-    def _may_gather(self, changes: tuple[Change, ...]) -> bool:
-        is_crowd = self.ahead is not None and self.ahead.running >= _CROWD
-        if not is_crowd or self._waiting or self._is_committing:
-            return False
-        has_room = len(self._gathered) < _GATHER_MOST
-        ends = [each for each in changes if isinstance(each, Ended)]
-        size = sum(_size_of(each) + len(each.line) for each in ends)
-        return has_room and bool(ends) and size <= _GATHER_BYTES
+    def _take_over(self, items: list[Waiting]) -> None:
+        """Have the database write what was to go into the journal, before all else.
 
-    async def _gather(self, changes: tuple[Change, ...]) -> None:
-        loop = asyncio.get_running_loop()
-        item = _Waiting(changes, loop.create_future(), loop.time() + self.wait_s)
-        self._gathered.append(item)
-        if self._gather_timer is None:
-            self._gather_timer = loop.call_later(_GATHER_S, self._on_gathered)
-        await item.done
-
-    def _on_gathered(self) -> None:
-        self._gather_timer = None
-        if self._gathered and not self.take(()):
-            self._pass_gathered_on()
-
-    def _pass_gathered_on(self) -> None:
-        """Have the database write what was to go with the next record."""
-        gathered, self._gathered = self._gathered, []
-        for item in gathered:
+        And what was to go there next, before it can.
+        """
+        next_ones = [] if self._crowd is None else self._crowd.give_up()
+        for item in reversed([*items, *next_ones]):
             self._arm(item)
-            self._waiting.append(item)
-        if gathered:
-            self._wake()
+            self._waiting.appendleft(item)
+        self._wake()
 
     async def settle(self) -> None:
         """Return when the database has what the journal took until now; raises as `write`."""
@@ -174,13 +148,20 @@ class Writer:
         if len(self._waiting) >= self.most_waiting:
             self.counts.refused += 1
             raise busy(f"write: {len(self._waiting)} others wait", 0)
-        self._pass_gathered_on()
+        self._clear_crowd()
         loop = asyncio.get_running_loop()
-        item = _Waiting(changes, loop.create_future(), loop.time() + self.wait_s)
+        item = Waiting(changes, loop.create_future(), loop.time() + self.wait_s)
         self._arm(item)
         self._waiting.append(item)
         self._wake()
         await item.done
+
+    def _clear_crowd(self) -> None:
+        """Whoever waits there for a record goes to the database, behind those who wait for it."""
+        items = [] if self._crowd is None else self._crowd.give_up()
+        for item in items:
+            self._arm(item)
+            self._waiting.append(item)
 
     def _wake(self) -> None:
         if self._arrival is not None and not self._arrival.done():
@@ -200,20 +181,22 @@ class Writer:
         self._is_ahead_due = True
         self._wake()
 
-    def _arm(self, item: _Waiting) -> None:
+    def _arm(self, item: Waiting) -> None:
         item.timer = asyncio.get_running_loop().call_at(item.until, self._give_up, item)
 
-    def _give_up(self, item: _Waiting) -> None:
+    def _give_up(self, item: Waiting) -> None:
         # It stays where it is: `_take` passes over what is done, and removing costs a search.
         self._refuse(item, busy("write: waiting for its turn", self.wait_s))
 
-    def _refuse(self, item: _Waiting, error: Exception) -> None:
+    def _refuse(self, item: Waiting, error: Exception) -> None:
         self.counts.refused += 1
         if not item.done.done():
             item.done.set_exception(error)
 
     async def _work(self) -> None:
         while True:
+            if self._crowd is not None and not self._is_free:
+                await self._crowd.landed()  # what is on its way was given before
             batch = self._take()
             if batch or self._is_ahead_due:
                 await self._commit(batch)
@@ -224,8 +207,8 @@ class Writer:
                 self._arrival = asyncio.get_running_loop().create_future()
                 await self._arrival
 
-    def _take(self) -> list[_Waiting]:
-        batch: list[_Waiting] = []
+    def _take(self) -> list[Waiting]:
+        batch: list[Waiting] = []
         count = size = 0
         while self._waiting and count < _BATCH_CHANGES and size < _BATCH_BYTES:
             item = self._waiting.popleft()
@@ -238,7 +221,7 @@ class Writer:
             size += item.size_bytes
         return batch
 
-    async def _commit(self, batch: list[_Waiting]) -> None:
+    async def _commit(self, batch: list[Waiting]) -> None:
         changes = _changes_of(batch)
         first = () if self.ahead is None else self.ahead.begin()
         self._is_ahead_due = False
@@ -258,7 +241,7 @@ class Writer:
         self.counts.writes += len(batch)
         self.counts.transactions += 1
         self.counts.largest = max(self.counts.largest, len(batch))
-        _tell(batch)
+        tell(batch)
 
     def _end_ahead(self, first: Sequence[Change], *, is_applied: bool) -> None:
         if self.ahead is None or not first:
@@ -275,7 +258,7 @@ class Writer:
         if self.ahead is not None and self.ahead.is_due:
             await self._commit([])
 
-    async def _failed(self, batch: list[_Waiting], error: Exception, *, is_mixed: bool) -> None:
+    async def _failed(self, batch: list[Waiting], error: Exception, *, is_mixed: bool) -> None:
         kind = kind_of(error)
         if kind in ("busy", "lost"):
             self.counts.retried += 1
@@ -292,7 +275,7 @@ class Writer:
             for item in batch:
                 await self._commit([item])
 
-    async def _commit_apart(self, batch: list[_Waiting], error: Exception) -> None:
+    async def _commit_apart(self, batch: list[Waiting], error: Exception) -> None:
         """First what the journal has, then the batch without it."""
         self.counts.retried += 1
         await self._commit([])
@@ -302,7 +285,7 @@ class Writer:
         for item in batch:
             self._refuse(item, answer_to("write", error))
 
-    def _again(self, batch: list[_Waiting]) -> None:
+    def _again(self, batch: list[Waiting]) -> None:
         now = asyncio.get_running_loop().time()
         for item in reversed(batch):
             if item.until <= now:
@@ -314,25 +297,12 @@ class Writer:
     async def aclose(self) -> None:
         """Write what waits, then stop; later writes are refused. Idempotent."""
         self._is_closing = True
-        self._pass_gathered_on()
+        self._clear_crowd()
         self._wake()
         await self._tasks.wait_empty()
+        if self._crowd is not None:
+            await self._crowd.aclose()
 
 
-def _changes_of(items: Sequence[_Waiting]) -> list[Change]:
+def _changes_of(items: Sequence[Waiting]) -> list[Change]:
     return [each for item in items for each in item.changes]
-
-
-def _tell(items: Sequence[_Waiting]) -> None:
-    """That it is durable, each who still waits."""
-    for item in items:
-        if not item.done.done():
-            item.done.set_result(None)
-
-
-def _size_of(change: Change) -> int:
-    if isinstance(change, Accept):
-        return len(change.row.body or b"")
-    if isinstance(change, Ended):
-        return sum(len(chunk.lines) for chunk in change.chunks)
-    return len(change.chunk.lines) if isinstance(change, AppendEvents) else 0

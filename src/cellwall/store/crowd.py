@@ -1,0 +1,189 @@
+"""While many executions run: their writes go to the journal together, and the loop does not wait.
+
+Not what a record is (`ahead`) and not the database's turn (`writer`, which asks here first). One
+record is on its way at a time, on a thread; whoever comes meanwhile goes with the next. A start
+waits for nothing else; an end waits a moment, so that it goes with somebody's start. With few, a
+thread costs more than the sync does: then the loop writes (`Ahead.take`). The invariant: what was
+given first is in an earlier record or further in front, also in the database, where all of it goes
+if there is no place in the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from cellwall.store.ahead import Ahead
+from cellwall.store.changes import Accept, Change, Ended, size_of
+from cellwall.store.journal import Place
+from cellwall.store.journal_form import encoded, joined
+from cellwall.surface.tasks import Tasks
+
+_LEAST = 6
+"""So many run at once that a sync less is worth more than a few milliseconds of one of them."""
+_END_WAITS_S = 0.005
+_RECORD_BYTES = 60 * 1024
+"""Of all that go together; the journal takes 64 KiB."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A write that waits, and who waits for it."""
+
+    changes: tuple[Change, ...]
+    done: asyncio.Future[None]
+    until: float
+    """Its turn has to have come by then, on the loop's clock."""
+    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """How much is written, roughly."""
+        return sum(map(size_of, self.changes))
+
+
+class Crowd:
+    """See the module. Lives on one event loop."""
+
+    def __init__(
+        self,
+        ahead: Ahead,
+        on_written: Callable[[int], None],
+        on_refused: Callable[[list[Waiting]], None],
+    ) -> None:
+        """Tell `on_written` how many writes a record held, `on_refused` which are for the database.
+
+        The latter come before all that anybody waits for there.
+        """
+        self._ahead = ahead
+        self._on_written = on_written
+        self._on_refused = on_refused
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="cellwall-journal")
+        self._thread.submit(int)  # made now: one that cannot be had later would leave work behind
+        self._tasks = Tasks()
+        self._items: list[Waiting] = []
+        self._records: list[bytes] = []
+        self._is_urgent = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._landed: asyncio.Future[None] | None = None
+        """Done when the record that is on its way is there, or is not."""
+
+    def __len__(self) -> int:
+        """Return how many wait for a record."""
+        return len(self._items)
+
+    @property
+    def is_on_its_way(self) -> bool:
+        """Whether a record is."""
+        return self._landed is not None
+
+    @property
+    def is_one(self) -> bool:
+        """Whether writes go together, instead of one by one on the loop."""
+        return self._ahead.running >= _LEAST or bool(self._items) or self.is_on_its_way
+
+    def record_of(self, changes: tuple[Change, ...]) -> bytes | None:
+        """Return what `changes` are in the journal; None if they may not go with the others."""
+        record = encoded(changes) if self.is_one else None
+        return None if record is None or len(record) > _RECORD_BYTES else record
+
+    async def write(self, item: Waiting, record: bytes) -> None:
+        """Return when it is durable; raises what the database says, if it had to go there."""
+        self._items.append(item)
+        self._records.append(record)
+        self._is_urgent = self._is_urgent or not _is_end(item.changes)
+        if self._is_urgent:
+            self._go()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_END_WAITS_S, self._on_timer)
+        await item.done
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._is_urgent = bool(self._items)
+        self._go()
+
+    def _go(self) -> None:
+        """Send what waits on its way, unless something is: that comes back here."""
+        if self._landed is not None or not self._items:
+            return
+        items, content = self._next()
+        changes = [each for item in items for each in item.changes]
+        place = self._ahead.place(changes, content)
+        if place is None:
+            self._on_refused(items)
+            return
+        loop = asyncio.get_running_loop()
+        writing = loop.run_in_executor(self._thread, self._ahead.write, place)
+        self._landed = loop.create_future()
+        self._tasks.spawn(self._land(items, changes, place, writing))
+
+    def _next(self) -> tuple[list[Waiting], bytes]:
+        """Take as many, the oldest first, as go into one record."""
+        count = size = 0
+        for record in self._records:
+            size += len(record)
+            if size > _RECORD_BYTES:
+                break
+            count += 1
+        content, self._records = joined(self._records[:count]), self._records[count:]
+        items, self._items = self._items[:count], self._items[count:]
+        self._is_urgent = bool(self._items)  # else somebody waits for the second time
+        return items, content
+
+    async def _land(
+        self,
+        items: list[Waiting],
+        changes: list[Change],
+        place: Place,
+        writing: asyncio.Future[None],
+    ) -> None:
+        try:
+            await writing
+        except Exception as error:  # noqa: BLE001 - it may be there, or not
+            self._ahead.fail(error)
+            self._on_refused(items)
+        else:
+            self._ahead.keep(changes, place)
+            self._on_written(len(items))
+            tell(items)
+        landed, self._landed = self._landed, None
+        if landed is not None:
+            landed.set_result(None)
+        if self._is_urgent:
+            self._go()
+
+    async def landed(self) -> None:
+        """Return when nothing is on its way; nothing may be given meanwhile."""
+        while self._landed is not None:
+            await asyncio.shield(self._landed)
+
+    def give_up(self) -> list[Waiting]:
+        """Return what waits, to be written by somebody else."""
+        items, self._items = self._items, []
+        self._records.clear()
+        self._is_urgent = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        return items
+
+    async def aclose(self) -> None:
+        """Return when nothing is on its way and the thread has ended."""
+        await self._tasks.wait_empty()
+        self._thread.shutdown()
+
+
+def _is_end(changes: tuple[Change, ...]) -> bool:
+    return any(isinstance(each, Ended) for each in changes) and not any(
+        isinstance(each, Accept) for each in changes
+    )
+
+
+def tell(items: list[Waiting]) -> None:
+    """That it is durable, each who still waits."""
+    for item in items:
+        if not item.done.done():
+            item.done.set_result(None)
