@@ -27,8 +27,8 @@ while True: pass
 nobody can foresee and which were a third of all."""
 _LEARNS_NOTHING = """
 _really_fork_workers = _fork_workers
-def _fork_workers(config, worker, worker_fds, ours, learn):
-    _really_fork_workers(config, worker, worker_fds, ours, _nothing)
+def _fork_workers(config, worker, worker_fds, ours, recall, learn):
+    _really_fork_workers(config, worker, worker_fds, ours, recall, _nothing)
 """
 
 

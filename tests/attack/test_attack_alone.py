@@ -165,11 +165,10 @@ _GARBAGE = {
     "an end that is none": "b'D' + b'x' * 200",
 }
 _SPEAKS = """
-_become = Maker._become_context
-def _speaking(self, guest, is_told):
+_become = _become_context
+def _become_context(context, guest, is_told):
     os.write(CHANNEL_FD, {})
-    _become(self, guest, is_told)
-Maker._become_context = _speaking
+    _become(context, guest, is_told)
 """
 
 
