@@ -89,8 +89,9 @@ def test_events_of_a_run_that_was_cut_short_are_kept_to_where_they_were_written(
     with house(tmp_path, spool_bytes=20_000) as made:
         server = made.start()
         client = server.client()
-        code = program("a", _LINES.format(count=2000) + "import time\ntime.sleep(60)")
-        execution = submitted(client, code)
+        # Slowly: all at once it is two events on a busy machine, and no chunk but one.
+        lines = "import time\n" + _LINES.format(count=2000) + "    time.sleep(0.002)\n"
+        execution = submitted(client, program("a", lines + "time.sleep(60)"))
 
         wait_until(lambda: len(selected(made.database, "SELECT first_seq FROM events")) > 1)
         made.kill(server)
