@@ -492,6 +492,41 @@ def test_loop_goes_on_while_the_disk_is_slow(
     asyncio.run(run())
 
 
+def test_turn_behind_a_stuck_record_is_waited_for_no_longer_than_promised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither who was refused nor who has gone is written; the control is who waits long enough."""
+    let_go = threading.Event()
+    sync = os.fdatasync
+
+    def stuck(handle: int) -> None:
+        let_go.wait(10)
+        sync(handle)
+
+    async def run() -> None:
+        async with crowded(tmp_path, monkeypatch) as (store, records):
+            monkeypatch.setattr(os, "fdatasync", stuck)
+            first = asyncio.ensure_future(store.write(running(9), audit("accept 9")))
+            await asyncio.sleep(0)
+            gone = asyncio.ensure_future(store.write(running(10), audit("accept 10")))
+            await asyncio.sleep(0)
+            gone.cancel()
+            store._writer.wait_s = 0.05
+            with pytest.raises(StoreBusy, match="turn"):
+                await asyncio.wait_for(store.write(running(11), audit("accept 11")), 10)
+            store._writer.wait_s = 60.0
+            last = asyncio.ensure_future(store.write(running(12), audit("accept 12")))
+            await asyncio.sleep(0)
+            assert not first.done()
+            let_go.set()
+            await asyncio.wait_for(asyncio.gather(first, last), 10)
+            assert len(records) == 2
+            words = [row.record.decode() for row in await store.audit(0, 99)]
+            assert words[8:] == ["accept 9", "accept 12"]
+
+    asyncio.run(run())
+
+
 def test_record_that_fails_on_its_way_goes_to_the_database_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

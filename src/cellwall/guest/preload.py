@@ -115,10 +115,8 @@ def _rehearse() -> None:
     looked up last, all over the heap, and each fork would let go of them one by one.
     """
     sys._clear_type_cache()
-    _run_program()
+    _run_program_here()
     rehearsal.rehearse_link()
-    with untouched_interpreter():
-        rehearsal.rehearse_program(alone.main)
     rehearsal.rehearse(lambda: init.Init(context.main))
     rehearsal.rehearse_first(lambda: init.Init(context.main))
 
@@ -130,9 +128,7 @@ def recall() -> None:
     to the name that it pushes out. So what programs look for has to be what is there.
     """
     sys._clear_type_cache()
-    _run_program(rounds=1)
-    with untouched_interpreter():
-        rehearsal.rehearse_program(alone.main, rounds=1)
+    _run_program_here(rounds=1)
 
 
 def learn() -> None:
@@ -257,7 +253,14 @@ def _outbox() -> Outbox:
     return outbox
 
 
-def _run_program(rounds: int = rehearsal.ROUNDS) -> None:
+def _run_program_here(rounds: int = rehearsal.ROUNDS) -> None:
+    """In this very process, which its forks are copies of."""
+    _run_program(rounds)
+    with untouched_interpreter():
+        rehearsal.rehearse_program(alone.main, rounds)
+
+
+def _run_program(rounds: int) -> None:
     """The exact paths of a program, so that their code is loaded and specialised."""
     outbox = _outbox()
     display = Display(outbox)

@@ -231,8 +231,7 @@ def _leave(ending: Ending, module: ModuleType, figures: Figures) -> int:
     """What CPython does between the last line and the exit; returns the exit code."""
     _guarded(figures.flush)
     threading = sys.modules.get("threading")
-    # Without another thread, and nobody to tell, all that it does is to call the main one stopped.
-    if threading is not None and (len(sys._current_frames()) > 1 or threading._threading_atexits):
+    if threading is not None and _has_work(threading):
         _guarded(threading._shutdown)
     _guarded(atexit._run_exitfuncs)
     # Before the collector, which closes a file that is in a cycle without writing its buffer.
@@ -249,6 +248,11 @@ def _leave(ending: Ending, module: ModuleType, figures: Figures) -> int:
         except Exception:  # noqa: BLE001  the caller may have put anything there
             code = _EXIT_FLUSH_FAILED
     return code
+
+
+def _has_work(threading: ModuleType) -> bool:
+    """Whether its end does more than to call the main thread stopped, which takes a dozen pages."""
+    return len(sys._current_frames()) > 1 or bool(getattr(threading, "_threading_atexits", True))
 
 
 def _guarded(step: Any) -> None:  # noqa: ANN401  any callable

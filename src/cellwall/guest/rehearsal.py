@@ -15,8 +15,7 @@ import gc
 import os
 import signal
 import socket
-import sys
-from types import SimpleNamespace
+import threading
 from typing import TYPE_CHECKING, NoReturn
 
 from cellwall.guest import ahead, context, leaving, native, processes
@@ -104,7 +103,6 @@ def _stand_ins() -> Iterator[None]:
 
     CPython learns how a call is made: so what is called without arguments has a stand-in like it.
     """
-    threading: Any = sys.modules.get("threading") or SimpleNamespace()
     changes: list[tuple[Any, str, Any]] = [
         (os, "_exit", _stay),
         (gc, "freeze", gc.isenabled),
@@ -113,7 +111,7 @@ def _stand_ins() -> Iterator[None]:
         (leaving, "_kill", _kill_nobody),
         (ahead, "pages", [b"", bytes(16)]),  # a range without a length
     ]
-    before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in changes]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     try:
         for owner, name, stand_in in changes:
             setattr(owner, name, stand_in)

@@ -105,7 +105,7 @@ def apply() -> None:
         # What random.Random.seed does for a number, in the C class under it: not generator.seed,
         # a subclass may make of that what it likes.
         _seed(generator, _number_of(os.urandom(_SEED_BYTES), "little"))
-        generator.gauss_next = None  # type: ignore[attr-defined]  # typeshed: not told
+        generator.gauss_next = None  # type: ignore[attr-defined]  # typeshed lacks it
     for _bits, words, position in _numpy_keys.values():
         ctypes.memmove(words, os.urandom(_MT19937_KEY_BYTES), _MT19937_KEY_BYTES)
         ctypes.memmove(position, ctypes.byref(_MT19937_SPENT), 4)

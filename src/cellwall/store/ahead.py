@@ -62,7 +62,9 @@ class Ahead:
 
     def take(self, changes: Sequence[Change]) -> bool:
         """Make `changes` durable; False if that is for the database to do."""
-        content = encoded(changes) if self._may_take(changes) else None
+        may_take = self._may_take(changes)
+        self._forget_ended(changes)
+        content = encoded(changes) if may_take else None
         try:
             if content is None or not self._journal.append(self._last + 1, content):
                 return False
@@ -79,6 +81,7 @@ class Ahead:
         with its `OSError`, `fail`. Until then nothing else may be taken.
         """
         may_take = self._may_take(changes)
+        self._forget_ended(changes)
         return self._journal.place(self._last + 1, content) if may_take else None
 
     def write(self, place: Place) -> None:
@@ -106,8 +109,11 @@ class Ahead:
         ends = [each.id for each in changes if isinstance(each, Ended)]
         is_open = not self._is_held and not self._is_broken
         is_known = self._running.issuperset(ends) and len(set(ends)) == len(ends)
-        self._running.difference_update(ends)  # wherever they are written
         return is_open and is_known and len(self._pending) < _MOST_CHANGES
+
+    def _forget_ended(self, changes: Sequence[Change]) -> None:
+        """They end now, wherever that is written."""
+        self._running.difference_update(each.id for each in changes if isinstance(each, Ended))
 
     def _note(self, changes: Sequence[Change]) -> None:
         self._last += 1

@@ -11,6 +11,7 @@ if there is no place in the journal.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -36,12 +37,21 @@ class Waiting:
     done: asyncio.Future[None]
     until: float
     """Its turn has to have come by then, on the loop's clock."""
+    record: bytes = b""
+    """What `changes` are in the journal."""
     timer: asyncio.TimerHandle | None = None
+    """Refuses it when its turn has not come."""
 
     @property
     def size_bytes(self) -> int:
         """How much is written, roughly."""
         return sum(map(size_of, self.changes))
+
+    def disarm(self) -> None:
+        """Its turn has come."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
 
 
 class Crowd:
@@ -63,8 +73,7 @@ class Crowd:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="cellwall-journal")
         self._thread.submit(int)  # made now: one that cannot be had later would leave work behind
         self._tasks = Tasks()
-        self._items: list[Waiting] = []
-        self._records: list[bytes] = []
+        self._items: deque[Waiting] = deque()
         self._is_urgent = False
         self._timer: asyncio.TimerHandle | None = None
         self._landed: asyncio.Future[None] | None = None
@@ -75,24 +84,21 @@ class Crowd:
         return len(self._items)
 
     @property
-    def is_on_its_way(self) -> bool:
-        """Whether a record is."""
-        return self._landed is not None
-
-    @property
     def is_one(self) -> bool:
         """Whether writes go together, instead of one by one on the loop."""
-        return self._ahead.running >= _LEAST or bool(self._items) or self.is_on_its_way
+        return self._ahead.running >= _LEAST or bool(self._items) or self._landed is not None
 
     def record_of(self, changes: tuple[Change, ...]) -> bytes | None:
         """Return what `changes` are in the journal; None if they may not go with the others."""
         record = encoded(changes) if self.is_one else None
         return None if record is None or len(record) > _RECORD_BYTES else record
 
-    async def write(self, item: Waiting, record: bytes) -> None:
-        """Return when it is durable; raises what the database says, if it had to go there."""
+    async def write(self, item: Waiting) -> None:
+        """Return when it is durable; raises what the database says, if it had to go there.
+
+        Whoever has gone or was refused when its turn comes is passed over.
+        """
         self._items.append(item)
-        self._records.append(record)
         self._is_urgent = self._is_urgent or not _is_end(item.changes)
         if self._is_urgent:
             self._go()
@@ -109,9 +115,11 @@ class Crowd:
         """Send what waits on its way, unless something is: that comes back here."""
         if self._landed is not None or not self._items:
             return
-        items, content = self._next()
+        items = self._next()
+        if not items:
+            return
         changes = [each for item in items for each in item.changes]
-        place = self._ahead.place(changes, content)
+        place = self._ahead.place(changes, joined([item.record for item in items]))
         if place is None:
             self._on_refused(items)
             return
@@ -120,18 +128,21 @@ class Crowd:
         self._landed = loop.create_future()
         self._tasks.spawn(self._land(items, changes, place, writing))
 
-    def _next(self) -> tuple[list[Waiting], bytes]:
+    def _next(self) -> list[Waiting]:
         """Take as many, the oldest first, as go into one record."""
-        count = size = 0
-        for record in self._records:
-            size += len(record)
+        items: list[Waiting] = []
+        size = 0
+        while self._items:
+            item = self._items[0]
+            size += 0 if item.done.done() else len(item.record)
             if size > _RECORD_BYTES:
                 break
-            count += 1
-        content, self._records = joined(self._records[:count]), self._records[count:]
-        items, self._items = self._items[:count], self._items[count:]
-        self._is_urgent = bool(self._items)  # else somebody waits for the second time
-        return items, content
+            self._items.popleft()
+            item.disarm()
+            if not item.done.done():
+                items.append(item)
+        self._is_urgent = bool(self._items)  # they have waited for one already
+        return items
 
     async def _land(
         self,
@@ -162,8 +173,8 @@ class Crowd:
 
     def give_up(self) -> list[Waiting]:
         """Return what waits, to be written by somebody else."""
-        items, self._items = self._items, []
-        self._records.clear()
+        items = list(self._items)
+        self._items.clear()
         self._is_urgent = False
         if self._timer is not None:
             self._timer.cancel()

@@ -100,8 +100,9 @@ class Writer:
         record = crowd.record_of(changes) if crowd is not None and may_join else None
         if crowd is not None and record is not None:
             loop = asyncio.get_running_loop()
-            item = Waiting(changes, loop.create_future(), loop.time() + self.wait_s)
-            await crowd.write(item, record)
+            item = Waiting(changes, loop.create_future(), loop.time() + self.wait_s, record)
+            self._arm(item)
+            await crowd.write(item)
         elif not self.take(changes):
             await self._wait_written(changes)
 
@@ -133,6 +134,9 @@ class Writer:
 
         And what was to go there next, before it can.
         """
+        until = asyncio.get_running_loop().time() + self.wait_s
+        for item in items:
+            item.until = until  # it has had a turn, and waits for another
         next_ones = [] if self._crowd is None else self._crowd.give_up()
         for item in reversed([*items, *next_ones]):
             self._arm(item)
@@ -182,7 +186,8 @@ class Writer:
         self._wake()
 
     def _arm(self, item: Waiting) -> None:
-        item.timer = asyncio.get_running_loop().call_at(item.until, self._give_up, item)
+        if item.timer is None:
+            item.timer = asyncio.get_running_loop().call_at(item.until, self._give_up, item)
 
     def _give_up(self, item: Waiting) -> None:
         # It stays where it is: `_take` passes over what is done, and removing costs a search.
@@ -212,8 +217,7 @@ class Writer:
         count = size = 0
         while self._waiting and count < _BATCH_CHANGES and size < _BATCH_BYTES:
             item = self._waiting.popleft()
-            if item.timer is not None:
-                item.timer.cancel()
+            item.disarm()
             if item.done.done():
                 continue  # its caller has gone; nobody has been promised anything
             batch.append(item)
