@@ -27,6 +27,16 @@ _LOOPS = {
     "again and again": f"setInterval(() => {{ {_LOOP} }}, 5); await new Promise(() => {{}});",
     "a promise": f"Promise.resolve().then(() => {{ {_LOOP} }}); await new Promise(() => {{}});",
 }
+# As an interrupt finds it that comes with what the write has brought out already.
+_LOOP_IN_A_WRITE = """
+const handle = process.{stream}._handle, write = handle.writeUtf8String;
+handle.writeUtf8String = (...all) => {{
+  write.apply(handle, all);
+  delete handle.writeUtf8String;
+  while (true) {{}}
+}};
+process.{stream}.write('on\\n');
+"""
 _SLEEP = "const sleep = (ms) => new Promise((done) => setTimeout(done, ms));\n"
 _TIMERS = {
     "one after another": _SLEEP + "for (let i = 0; i < 4; i++) { await sleep(5); console.log(i); }",
@@ -140,3 +150,18 @@ def test_error_in_a_callback_is_told_with_its_own_frames_only(sandbox: Sandbox) 
     assert told.stderr.startswith("Uncaught RangeError: late\n    at Timeout._onTimeout (cell-")
     assert "[eval" not in told.stderr
     assert "evalmachine" not in told.stderr
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_interrupt_in_the_middle_of_a_write_leaves_the_stream_alive(
+    sandbox: Sandbox, stream: str
+) -> None:
+    def interrupt(_text: str) -> None:
+        threading.Thread(target=sandbox.interrupt, args=("javascript",)).start()
+
+    code, hear = f"{{ {_LOOP_IN_A_WRITE.format(stream=stream)} }}", {f"on_{stream}": interrupt}
+    execution = sandbox.run(code, language="javascript", timeout=20, **hear)
+    assert execution.verdict is Verdict.INTERRUPTED
+    for word in ("two", "three"):
+        execution = sandbox.run(f"process.{stream}.write('{word}')", language="javascript")
+        assert getattr(execution, stream) == word

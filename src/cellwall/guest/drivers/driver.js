@@ -25,6 +25,7 @@ const MOST_TURNS = 10; // of timers, before Node.js looks at everything else onc
 let interrupt = null;
 let session = null;
 let slots = null;
+let streams = [];
 let count = 0;
 let typescript = null;
 let toolbox = null;
@@ -100,7 +101,8 @@ function prepareCells() {
   process.argv = [process.execPath];
   forgetEnding();
   // What was printed before something is shown, or before the end, must be out by then.
-  for (const stream of [process.stdout, process.stderr]) stream._handle?.setBlocking?.(true);
+  streams = [process.stdout, process.stderr];
+  for (const stream of streams) stream._handle?.setBlocking?.(true);
   const define = (name, value) =>
     Object.defineProperty(root, name, { value, writable: true, configurable: true });
   define('require', own);
@@ -236,8 +238,20 @@ class Thrown {
   }
 }
 
+// An interrupt may end a script in the middle of a write, and its stream then waits for the end of
+// that for ever: nothing more came out. Ours write at once, so nothing is on its way between cells.
+function endWrites() {
+  for (const { _writableState: state } of streams) {
+    if (state?.writing) {
+      state.bufferProcessing = false;
+      state.onwrite();
+    }
+  }
+}
+
 async function cell(source, isDisplayed) {
   let raised = false;
+  endWrites();
   const waiting = setInterval(() => {}, 2 ** 30); // or an empty loop would end the process
   try {
     const value = await evaluate(translated(source));
