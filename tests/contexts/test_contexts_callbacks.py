@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -159,7 +160,8 @@ def test_interrupt_in_the_middle_of_a_write_leaves_the_stream_alive(
     def interrupt(_text: str) -> None:
         threading.Thread(target=sandbox.interrupt, args=("javascript",)).start()
 
-    code, hear = f"{{ {_LOOP_IN_A_WRITE.format(stream=stream)} }}", {f"on_{stream}": interrupt}
+    code = f"{{ {_LOOP_IN_A_WRITE.format(stream=stream)} }}"
+    hear: dict[str, Any] = {f"on_{stream}": interrupt}
     execution = sandbox.run(code, language="javascript", timeout=20, **hear)
     assert execution.verdict is Verdict.INTERRUPTED
     for word in ("two", "three"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -127,7 +128,28 @@ def test_cgroups_kept_for_reuse_are_litter_beyond_their_bound(
         replace(now, spare_cgroups=kept, cgroups=used)
         for kept, used in zip(spare, cgroups, strict=True)
     )
-    assert left_behind(before, after, most_spare=12) == left
+    assert left_behind(before, after, {"spare_cgroups": 12}) == left
+
+
+def test_network_a_worker_keeps_is_counted_with_all_its_descriptors(tmp_path: Path) -> None:
+    """A worker has its own open and one more, which is a pidfd and what the kernel says of it."""
+    with contextlib.ExitStack() as opened:
+
+        def hold(path: str) -> None:
+            opened.callback(os.close, os.open(path, os.O_RDONLY))
+
+        hold("/proc/self/ns/net")
+        before = holdings(tmp_path)
+        for path in ("/proc/self/ns/net", "/proc/self/net/dev", "/proc/self/net/snmp"):
+            hold(path)
+        opened.callback(os.close, os.pidfd_open(os.getpid()))
+        assert holdings(tmp_path).beyond(before) == {"kept_networks": 1}
+        hold(os.devnull)  # the control
+        assert holdings(tmp_path).beyond(before) == {"kept_networks": 1, "descriptors": 1}
+        assert left_behind(before, holdings(tmp_path), {"kept_networks": 0}) == {
+            "descriptors": 1,
+            "kept_networks": 1,
+        }
 
 
 @pytest.mark.root

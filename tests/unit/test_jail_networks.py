@@ -160,12 +160,12 @@ def test_network_is_lent_again_if_nobody_left_a_trace(trace: str) -> None:
 def test_network_of_a_living_sandbox_is_lent_to_nobody_else() -> None:
     def several() -> list[int]:
         nets = _networks()
-        waits = [_lend(nets, signal.pause, is_ended=False) for _ in range(networks._MOST + 3)]
+        waits = [_lend(nets, signal.pause, is_ended=False) for _ in range(networks.MOST_KEPT + 3)]
         assert not [pidfd for pidfd, _ in nets._poller.poll(0)]
         return waits
 
     places = forked.answer(several)
-    assert len(set(places)) == networks._MOST + 3
+    assert len(set(places)) == networks.MOST_KEPT + 3
 
 
 def test_socket_somebody_else_holds_is_a_trace() -> None:
@@ -194,7 +194,7 @@ def test_no_more_than_the_latest_are_kept_and_home_is_where_it_was() -> None:
         for _ in range(3):
             _lend(nets, _nothing)
         again = len(os.listdir("/proc/self/fd"))
-        for _ in range(3 * networks._MOST):
+        for _ in range(3 * networks.MOST_KEPT):
             _lend(nets, signal.pause, is_ended=False)
         return {
             "same": before == again,
@@ -206,8 +206,8 @@ def test_no_more_than_the_latest_are_kept_and_home_is_where_it_was() -> None:
     found = forked.answer(many)
     assert found["same"]
     assert found["home"]
-    assert found["kept"] == networks._MOST
-    assert found["descriptors"] == 8 * (networks._MOST - 1)
+    assert found["kept"] == networks.MOST_KEPT
+    assert found["descriptors"] == 8 * (networks.MOST_KEPT - 1)
 
 
 def test_one_that_was_lent_to_nobody_is_given_back() -> None:

@@ -27,7 +27,7 @@ from cellwall.jail.linux.libc import Prepared, SyscallError, do_all
 
 _HIGH_FD = 128
 """From here on: the descriptors a worker receives are low ones, and the same every time."""
-_MOST = 8
+MOST_KEPT = 8
 """So many are kept, the latest; each is nine descriptors and some 100 KiB of the kernel's."""
 _MOST_BYTES = 32_768
 """Of one witness; the longest has 4,000. A longer one would be read in part."""
@@ -107,7 +107,7 @@ class Networks:
         mine = fcntl.fcntl(pidfd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
         self._lent[mine] = network
         self._poller.register(mine, select.POLLIN)
-        if len(self._lent) > _MOST:
+        if len(self._lent) > MOST_KEPT:
             self._taken_back(next(iter(self._lent))).close()
 
     def leave(self) -> None:

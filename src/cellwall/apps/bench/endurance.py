@@ -18,10 +18,11 @@ from cellwall.apps.bench.processes import Holdings, descendants, holdings, tree_
 from cellwall.apps.engines import wait_parked
 from cellwall.jail.engine_groups import most_spare_directories
 from cellwall.jail.hierarchies import discover
+from cellwall.jail.networks import MOST_KEPT
 from cellwall.runtimes.jail_servers import workers_on
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from cellwall.engine.engine import Engine
     from cellwall.engine.sandbox import AsyncSandbox
@@ -106,9 +107,10 @@ async def soak(engine: Engine, options: dict[str, Any], runs: int, state: Path) 
     """Run `runs` programs in fresh sandboxes and count what is left behind.
 
     Before and after, the pool is full, nothing runs, and fork-servers have all of their workers: a
-    new one comes after 10,000 forks, and gets those for sessions later. How many empty cgroups the
-    engine keeps then is not the same each time: it depends on which of the last runs ended first.
-    They are told, and count as left behind as far as they exceed what it may keep.
+    new one comes after 10,000 forks, and gets those for sessions later. How many empty cgroups and
+    unused network namespaces are kept then is not the same each time: it depends on which of the
+    last runs ended first. They are told, and count as left behind as far as they exceed what may be
+    kept.
     """
     async for _ in _many(engine, options, 24):
         pass
@@ -119,14 +121,19 @@ async def soak(engine: Engine, options: dict[str, Any], runs: int, state: Path) 
     took = time.perf_counter() - begun
     after = await _at_rest(engine, state)
     workers = sum(workers_on(os.cpu_count() or 1).values())
-    most_spare = most_spare_directories(discover(), workers)
-    more = left_behind(before, after, most_spare)
+    most = {
+        "spare_cgroups": most_spare_directories(discover(), workers),
+        "kept_networks": workers * MOST_KEPT,
+    }
+    more = left_behind(before, after, most)
     left = ", ".join(f"{count} {kind}" for kind, count in more.items()) or "nothing"
     return Figure(
         "soak",
         sum(more.values()),
-        f"{left} left behind after {runs} runs ({runs / took:.0f}/s); empty cgroups kept for "
-        f"reuse {before.spare_cgroups} then {after.spare_cgroups}, at most {most_spare}",
+        f"{left} left behind after {runs} runs ({runs / took:.0f}/s); kept for reuse: empty "
+        f"cgroups {before.spare_cgroups} then {after.spare_cgroups}, at most "
+        f"{most['spare_cgroups']}; networks {before.kept_networks} then {after.kept_networks}, "
+        f"at most {most['kept_networks']}",
         {"runs": runs, "more": more, "before": _plain(before), "after": _plain(after)},
     )
 
@@ -137,12 +144,11 @@ async def _at_rest(engine: Engine, state: Path) -> Holdings:
     return holdings(state)
 
 
-def left_behind(before: Holdings, after: Holdings, most_spare: int) -> dict[str, int]:
-    """Return what there is more of, by kind; of spare cgroups what exceeds `most_spare`."""
-    more = after.beyond(before)
-    too_many = after.spare_cgroups - most_spare
-    more.pop("spare_cgroups", None)
-    return {**more, "spare_cgroups": too_many} if too_many > 0 else more
+def left_behind(before: Holdings, after: Holdings, most: Mapping[str, int]) -> dict[str, int]:
+    """Return what there is more of, by kind; of what may be kept, what exceeds `most`."""
+    more = {kind: count for kind, count in after.beyond(before).items() if kind not in most}
+    too_many = {kind: getattr(after, kind) - bound for kind, bound in most.items()}
+    return {**more, **{kind: count for kind, count in too_many.items() if count > 0}}
 
 
 async def _many(engine: Engine, options: dict[str, Any], runs: int) -> AsyncIterator[None]:

@@ -64,12 +64,15 @@ class Holdings:
     """Things that leak when somebody forgets them."""
 
     descriptors: int
+    """But for those of `kept_networks`."""
     processes: int
     mounts: int
     cgroups: int
     """This process's engines' that hold somebody or could be charged for memory."""
     spare_cgroups: int
     """Empty ones that only count: an engine keeps a few of them for its next sandboxes."""
+    kept_networks: int
+    """Network namespaces that workers keep for their next sandboxes; `jail.networks`."""
     namespaces: int
     state_files: int
 
@@ -84,22 +87,44 @@ def holdings(state: Path) -> Holdings:
     pids = [os.getpid(), *descendants(os.getpid())]
     groups = _own_cgroups()
     spare = sum(map(_is_spare, groups))
+    opened = [_descriptors(pid) for pid in pids]
     return Holdings(
-        descriptors=sum(_count(Path(f"/proc/{pid}/fd")) for pid in pids),
+        descriptors=sum(opened_here for opened_here, _ in opened),
         processes=len(pids),
         mounts=Path("/proc/self/mountinfo").read_bytes().count(b"\n"),
         cgroups=len(groups) - spare,
         spare_cgroups=spare,
+        kept_networks=sum(kept for _, kept in opened),
         namespaces=len(_namespaces(pids)),
         state_files=_state_files(state),
     )
 
 
-def _count(directory: Path) -> int:
+def _descriptors(pid: int) -> tuple[int, int]:
+    """How many a process has, and how many network namespaces it keeps with others of them.
+
+    A worker has its own namespace open, and of each that it keeps the namespace, what the kernel
+    says there, and the pidfd of who had it last.
+    """
+    places = []
+    for entry in _listed(Path(f"/proc/{pid}/fd")):
+        try:
+            places.append(os.readlink(f"/proc/{pid}/fd/{entry}"))
+        except OSError:  # closed while we looked
+            places.append("")
+    kept = max(0, sum(place.startswith("net:[") for place in places) - 1)
+    said = sum(_SAID_OF_A_NETWORK.match(place) is not None for place in places) if kept else 0
+    return len(places) - 2 * kept - said, kept
+
+
+_SAID_OF_A_NETWORK = re.compile(r"/proc/\d+/net/")
+
+
+def _listed(directory: Path) -> list[str]:
     try:
-        return len(os.listdir(directory))
+        return os.listdir(directory)
     except OSError:
-        return 0
+        return []
 
 
 def _namespaces(pids: list[int]) -> set[str]:
