@@ -31,6 +31,10 @@ def _executed(**body: Any) -> Ask:
     return lambda client, code: client.post("/execute", json={"code": code, **body})
 
 
+def _endless(client: httpx.Client, code: str) -> httpx.Response:
+    return client.post("/execute", json={"code": code + "\nwhile True: pass", "timeout": 0.05})
+
+
 def _streamed(client: httpx.Client, code: str) -> httpx.Response:
     return client.post("/execute", json={"code": code}, headers={"Accept": "text/event-stream"})
 
@@ -54,7 +58,7 @@ KINDS: dict[str, tuple[int, str, Ask]] = {
     "refused": (404, "not_found", _executed(template="nowhere")),
     "run": (200, "success", _executed()),
     "run, and the interpreter gave up": (200, "error", _executed(language="javascript")),
-    "cut short": (200, "timeout", _executed(timeout=0.05)),
+    "cut short": (200, "timeout", _endless),
     "streamed": (200, "event: end", _streamed),
     "one of many": (200, "not_found", _batch),
     "cell": (200, '"verdict":"ok"', _cell),
