@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cellwall.jail import hierarchies
 from cellwall.runtimes.jail import JailRuntime
 
 if TYPE_CHECKING:
@@ -143,6 +144,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Hold the markers that name a capability to what this machine has."""
     if item.get_closest_marker("root"):
         require_capability("root", os.geteuid() == 0, "run as uid 0")
+    if item.get_closest_marker("cgroups"):
+        layout = hierarchies.discover()
+        held = {"memory", "pids", "cpu"} <= layout.hard
+        require_capability("cgroups", held, layout.why_not or "none can be written here")
     if item.get_closest_marker("node"):
         found = shutil.which("node", path="/usr/local/bin:/usr/bin:/bin")
         require_capability("node", found is not None, "run: apt-get install nodejs")

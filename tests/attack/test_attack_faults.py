@@ -105,6 +105,7 @@ _ENDS = [
         {"limits": {**LIMITS, "memory_mb": 64}},
         Verdict.MEMORY,
         id="memory",
+        marks=pytest.mark.cgroups,
     ),
     pytest.param(
         "while True: pass", {"limits": {**LIMITS, "cpu_s": 0.5}}, Verdict.CPU_TIME, id="cpu"
@@ -171,6 +172,7 @@ def _embedder() -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.cgroups
 @pytest.mark.parametrize("case", ["FI-03"])
 def test_killed_embedder_takes_its_sandboxes_along_and_the_next_start_sweeps(case: str) -> None:
     with _embedder() as embedder:
@@ -329,6 +331,7 @@ def test_dirty_preload_is_refused(
     assert said in str(error)
 
 
+@pytest.mark.cgroups
 @pytest.mark.parametrize("case", ["FI-26-cgroup", "FI-26-cgroup-by-the-host"])
 def test_refused_cgroup_is_named_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, case: str
@@ -366,6 +369,7 @@ def test_workers_that_the_host_moves_serve_as_well(monkeypatch: pytest.MonkeyPat
     assert Traces.now() == before
 
 
+@pytest.mark.cgroups
 @pytest.mark.parametrize(
     ("line", "inserted"),
     [

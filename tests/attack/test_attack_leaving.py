@@ -117,6 +117,7 @@ def test_end_is_told_with_its_code_and_all_that_was_printed(arena: Arena, code: 
     assert ended.stdout.endswith(f"{printed}\nlarge\n")
 
 
+@pytest.mark.cgroups
 def test_end_is_told_before_the_kernel_has_taken_the_program_apart(arena: Arena) -> None:
     """The control: the process is still there, on its way out, when its end is told."""
 

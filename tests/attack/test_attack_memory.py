@@ -101,6 +101,7 @@ _HOGS = [
 ]
 
 
+@pytest.mark.cgroups
 @pytest.mark.parametrize("hog", _HOGS)
 def test_memory_hog_is_ended_by_the_memory_limit(arena: Arena, hog: str) -> None:
     with arena.leaving_nothing():
@@ -110,6 +111,7 @@ def test_memory_hog_is_ended_by_the_memory_limit(arena: Arena, hog: str) -> None
     assert "limits.memory_mb" in ended.outcome.notes[0]
 
 
+@pytest.mark.cgroups
 @pytest.mark.parametrize("hog", _HOGS)
 def test_memory_hog_fits_under_a_raised_limit(arena: Arena, hog: str) -> None:
     reached = arena.run(hog, limits={"memory_mb": 512}, timeout=10)
@@ -150,6 +152,7 @@ print("REACHED")
 _FOUND = "import os\nprint([os.listdir(d) for d in ('/tmp', '/dev/shm')])"
 
 
+@pytest.mark.cgroups
 @pytest.mark.parametrize("case", ["I04"])
 def test_full_work_area_counts_and_the_next_run_starts_clean(arena: Arena, case: str) -> None:
     limits = {"memory_mb": 128, "disk_mb": 32}

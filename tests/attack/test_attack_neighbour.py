@@ -93,6 +93,7 @@ async def _slowdown(
     return statistics.median(loud) / statistics.median(quiet)
 
 
+@pytest.mark.cgroups
 @pytest.mark.parametrize(
     ("bomb", "went_off"),
     [
@@ -114,6 +115,7 @@ def test_neighbour_of_a_bomb_keeps_its_latency(
         assert any(arena.do(_slowdown(arena, measure)) <= 3 for _ in range(2))
 
 
+@pytest.mark.cgroups
 @pytest.mark.parametrize("case", ["P-15-cpu"])
 def test_bomb_within_the_same_walls_is_felt(arena: Arena, case: str) -> None:
     slowdowns = (

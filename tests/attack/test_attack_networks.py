@@ -118,6 +118,7 @@ def test_living_neighbour_is_not_on_the_same_loopback(drop: Drop, is_shared: boo
     assert ("through\n" in seen) is is_shared
 
 
+@pytest.mark.cgroups
 def test_program_alone_does_not_start_beside_another(drop: Drop) -> None:
     """A second lock: its listener has the same name in each network namespace."""
     drop(networks=SHARED)

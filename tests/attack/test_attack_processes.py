@@ -56,6 +56,7 @@ _BOMBS = [
 ]
 
 
+@pytest.mark.cgroups
 @pytest.mark.parametrize(("bomb", "language"), _BOMBS)
 def test_process_bomb_is_ended_by_the_process_limit(arena: Arena, bomb: str, language: str) -> None:
     with arena.leaving_nothing():
@@ -65,6 +66,7 @@ def test_process_bomb_is_ended_by_the_process_limit(arena: Arena, bomb: str, lan
     assert ended.outcome.usage.processes_peak == arena.peak(31)  # the limit and init
 
 
+@pytest.mark.cgroups
 @pytest.mark.parametrize(("bomb", "language"), _BOMBS)
 def test_process_bomb_explodes_under_a_raised_limit(arena: Arena, bomb: str, language: str) -> None:
     reached = arena.run(bomb, language, limits={"processes": 100})
@@ -345,6 +347,7 @@ int main(void) {
 """
 
 
+@pytest.mark.cgroups
 @pytest.mark.parametrize("case", ["G23"])
 def test_busy_threads_get_no_more_than_their_share(arena: Arena, tmp_path: Path, case: str) -> None:
     files = {"busy": compiled(_BUSY, tmp_path)}

@@ -104,6 +104,7 @@ def test_hooks_that_block_a_shutdown_do_not_block_it(arena: Arena, case: str) ->
         arena.do(attack())
 
 
+@pytest.mark.cgroups
 @pytest.mark.parametrize("case", ["Q05"])
 def test_memory_hoarded_over_many_cells_ends_the_sandbox(arena: Arena, case: str) -> None:
     async def hoard(sandbox: AsyncSandbox) -> tuple[int, Verdict]:

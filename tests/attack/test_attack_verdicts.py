@@ -41,8 +41,16 @@ _ENDS: list[Any] = [
 ]
 
 
+_COUNTED = {Verdict.MEMORY, Verdict.PROCESSES}
+"""Without cgroups a refusal of these comes from limits whose use the kernel does not count."""
+
+
 @pytest.mark.parametrize(
-    ("code", "options", "verdict", "end"), [pytest.param(*e, id=e[2].value) for e in _ENDS]
+    ("code", "options", "verdict", "end"),
+    [
+        pytest.param(*e, id=e[2].value, marks=[pytest.mark.cgroups] if e[2] in _COUNTED else [])
+        for e in _ENDS
+    ],
 )
 def test_verdict_is_how_it_ended(
     arena: Arena,

@@ -8,7 +8,6 @@ invariant: the user owns its own home and nothing else, and has no group of its 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,6 +31,17 @@ class Finished:
     stderr: str
 
 
+def _is_ours(pid: int) -> bool:
+    """Whether a process is this one or descends from it; what its parent has left does not."""
+    while pid > 1 and pid != os.getpid():
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return True  # it has ended
+        pid = int(stat.rpartition(")")[2].split()[1])
+    return pid == os.getpid()
+
+
 class OrdinaryUser:
     """A pair of ids with a home; a context manager that removes the home."""
 
@@ -44,10 +54,11 @@ class OrdinaryUser:
         """Arguments for `subprocess`."""
         if drops:
             self.ids = {"user": self.uid, "group": self.gid, "extra_groups": []}
-        self.home = Path(tempfile.mkdtemp(prefix="cellwall-user-"))
-        self.home.chmod(0o700)
+        self._folder = tempfile.TemporaryDirectory(prefix="cellwall-user-")
+        self.home = Path(self._folder.name)
         if drops:
             os.chown(self.home, self.uid, self.gid)
+        self._before = self._of_the_user()
 
     def __enter__(self) -> OrdinaryUser:
         """Return it."""
@@ -60,7 +71,7 @@ class OrdinaryUser:
         trace: TracebackType | None,
     ) -> None:
         """Remove the home."""
-        shutil.rmtree(self.home)
+        self._folder.cleanup()  # also what a template has that nobody may write
 
     @property
     def environment(self) -> dict[str, str]:
@@ -92,7 +103,13 @@ class OrdinaryUser:
         return Finished(done.returncode, done.stdout, done.stderr)
 
     def processes(self) -> set[int]:
-        """Processes of the host that run under the user's id."""
+        """Processes of the host that run under the user's id, and that `run` may have left.
+
+        Not those that were there before, nor what this process has: the user may be our own.
+        """
+        return {pid for pid in self._of_the_user() - self._before if not _is_ours(pid)}
+
+    def _of_the_user(self) -> set[int]:
         found = set()
         for entry in Path("/proc").iterdir():
             if not entry.name.isdecimal():

@@ -134,6 +134,7 @@ def test_time_limit_is_a_verdict(library: Library) -> None:
     assert execution.outcome.notes
 
 
+@pytest.mark.cgroups
 @pytest.mark.parametrize("limits", [{"memory_mb": 128}, cellwall.Limits(memory_mb=128)])
 def test_limits_hold_and_are_told(library: Library, limits: Any) -> None:
     execution = library.run("x = bytearray(400 << 20)", limits=limits)
@@ -329,6 +330,7 @@ def test_life_ends_by_itself(library: Library) -> None:
         sandbox.run("1")
 
 
+@pytest.mark.cgroups
 def test_memory_kill_ends_the_sandbox(library: Library) -> None:
     with library.Sandbox(limits={"memory_mb": 64}) as sandbox:
         assert sandbox.run("x = bytearray(300 << 20)").verdict is cellwall.Verdict.MEMORY

@@ -245,6 +245,7 @@ def test_a_signal_that_is_none_is_refused_and_the_command_runs_on(
     with_sandbox(scenario)
 
 
+@pytest.mark.cgroups
 def test_a_command_that_needs_too_much_memory_ends_alone() -> None:
     async def scenario(sandbox: AsyncSandbox) -> None:
         await sandbox.run("kept = 41")

@@ -183,7 +183,10 @@ def test_fork_servers_killed_while_they_start_are_made_again_three_times(
 
 @pytest.mark.parametrize(
     ("looking", "seen_there"),
-    [("_find_workers", SandboxBroken), ("spawn", FileNotFoundError)],
+    [
+        ("_find_workers", SandboxBroken),
+        pytest.param("spawn", FileNotFoundError, marks=pytest.mark.cgroups),
+    ],
 )
 def test_one_that_ends_while_it_is_looked_at_is_made_again(
     arena: Arena, monkeypatch: pytest.MonkeyPatch, looking: str, seen_there: type[Exception]

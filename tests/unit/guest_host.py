@@ -20,6 +20,7 @@ from typing import Any
 from cellwall.guest import init
 from cellwall.guest.frames import Decoder, encode
 from cellwall.guest.link import Link
+from conftest import require_capability
 
 Header = dict[str, Any]
 Frame = tuple[Header, bytes]
@@ -111,6 +112,10 @@ class Host:
             if header["ev"] == event and header["id"] == number:
                 return header, body
 
+    def descriptors(self) -> int:
+        """How many init has open; see `descriptors_of`."""
+        return len(descriptors_of(self.pid))
+
     def hang_up(self) -> int:
         """Close the channel and reap init; its wait status."""
         self.socket.close()
@@ -127,6 +132,18 @@ class Host:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
             raise
+
+
+def descriptors_of(pid: int) -> list[str]:
+    """What /proc/<pid>/fd lists: the numbers, as text, in order.
+
+    Nobody but root may look into a process that is not dumpable, as init and its children are.
+    """
+    try:
+        return sorted(os.listdir(f"/proc/{pid}/fd"))
+    except PermissionError as error:
+        require_capability("root", os.geteuid() == 0, f"look into a guest's process: {error}")
+        raise
 
 
 def summary(events: list[Frame]) -> dict[str, Any]:

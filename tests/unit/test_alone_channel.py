@@ -14,6 +14,7 @@ import pytest
 
 from cellwall.guest.first import IDLE
 from cellwall.guest.frames import encode
+from cellwall.jail import facts
 from cellwall.jail.linux import machine
 from cellwall.runtimes.alone_channel import AloneChannel, Parts
 from cellwall.runtimes.answers import REPLY, RUN, ChannelLost, GuestRefused
@@ -311,6 +312,32 @@ def test_other_processes_are_not_heard() -> None:
         assert inside.heard.kinds == ["done"]
 
     _play(play)
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_end_is_foreseen_only_where_its_code_is_shown(
+    monkeypatch: pytest.MonkeyPatch, is_shown: bool
+) -> None:
+    monkeypatch.setattr(facts, "sees_exit_codes", lambda: is_shown)
+
+    async def play(inside: Inside) -> None:
+        inside.host.context_pid, inside.host._init_pid = ended, os.getpid()
+        inside.execute()
+        inside.channel.send(machine.MARK)
+        inside.host.poll()
+        assert inside.heard.kinds == ["done"] * is_shown
+        inside.end()
+        await inside.heard.wait()
+        assert inside.heard.frames[-1][1]["exit_code"] == (5 if is_shown else 3)
+
+    ended = os.fork()
+    if ended == 0:
+        os._exit(5)
+    os.waitid(os.P_PID, ended, os.WEXITED | os.WNOWAIT)
+    try:
+        _play(play)
+    finally:
+        os.waitpid(ended, 0)
 
 
 def test_lone_surrogates_in_a_note_can_be_told_again() -> None:

@@ -71,10 +71,10 @@ def test_command_that_cannot_start_is_refused(
 ) -> None:
     (host.home / "notes").write_bytes(b"\0not a program")
     (host.home / "notes").chmod(0o755)
-    before = len(os.listdir(f"/proc/{host.pid}/fd"))
+    before = host.descriptors()
     header, _ = host.ask("start", **fields)
     assert (header["ev"], header.get("code")) == ("fail", code)
-    assert len(os.listdir(f"/proc/{host.pid}/fd")) == before
+    assert host.descriptors() == before
 
 
 def test_input_larger_than_any_pipe_comes_through(host: Host) -> None:
@@ -152,13 +152,13 @@ def test_closing_the_input_of_a_terminal_is_the_end_of_file_key(host: Host) -> N
 
 
 def test_fifty_commands_at_once_leave_no_descriptor(host: Host) -> None:
-    before = len(os.listdir(f"/proc/{host.pid}/fd"))
+    before = host.descriptors()
     running = {host.send("start", argv=["true"], stdin="stream") for _ in range(50)}
     while running:
         header, _ = host.next()
         if header["ev"] == "done":
             running.remove(header["id"])
-    assert len(os.listdir(f"/proc/{host.pid}/fd")) == before
+    assert host.descriptors() == before
 
 
 def test_too_many_commands_are_refused(host: Host) -> None:

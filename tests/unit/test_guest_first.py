@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guest_host import Host, is_alive, wait_until
+from guest_host import Host, descriptors_of, is_alive, wait_until
 
 from cellwall.guest import context
 from cellwall.guest.link import Link
@@ -51,7 +51,7 @@ def _open_polls(pid: int) -> int:
     """Event loops of a process, not counting what it inherited from the test run."""
 
     def count(owner: int) -> int:
-        names = Path(f"/proc/{owner}/fd").iterdir()
+        names = [Path(f"/proc/{owner}/fd", fd) for fd in descriptors_of(owner)]
         return sum("eventpoll" in os.readlink(name) for name in names if name.is_symlink())
 
     return count(pid) - count(os.getpid())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -70,10 +69,6 @@ def data_of(host: Host, size: int) -> bytes:
     return seen
 
 
-def descriptors(host: Host) -> int:
-    return len(os.listdir(f"/proc/{host.pid}/fd"))
-
-
 def test_each_direction_ends_by_itself(host: Host, server: socket.socket) -> None:
     number, line = connected(host, server)
     host.send("stdin", b"question", number=number)
@@ -99,11 +94,11 @@ def test_server_may_end_first(host: Host, server: socket.socket) -> None:
 def test_port_of_nobody_is_refused(host: Host) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    before = descriptors(host)
+    before = host.descriptors()
     header, _ = host.ask("port_connect", port=port, window=1)
     assert (header["ev"], header["code"]) == ("fail", "refused")
     assert "refused" in header["message"].lower()
-    assert descriptors(host) == before
+    assert host.descriptors() == before
 
 
 def test_server_that_only_speaks_ipv6_is_found(host: Host) -> None:
@@ -124,13 +119,13 @@ def test_reset_by_the_server_is_one(host: Host, server: socket.socket) -> None:
 
 
 def test_reset_by_the_host_is_one(host: Host, server: socket.socket) -> None:
-    before = descriptors(host)
+    before = host.descriptors()
     number, line = connected(host, server)
     host.send("signal", number=number, signal=9)
     assert host.next()[0] == {"ev": "closed", "id": number, "reset": True}
     with pytest.raises(ConnectionResetError):
         line.recv(1)
-    assert descriptors(host) == before
+    assert host.descriptors() == before
 
 
 def test_close_lets_what_was_written_arrive(host: Host, server: socket.socket) -> None:
@@ -209,7 +204,7 @@ def test_reset_reaches_a_host_that_granted_nothing(host: Host, server: socket.so
 def test_too_many_connections_are_refused_and_places_come_back(
     host: Host, server: socket.socket
 ) -> None:
-    before = descriptors(host)
+    before = host.descriptors()
     lines = [connected(host, server) for _ in range(MOST_CONNECTIONS)]
     port = server.getsockname()[1]
     assert host.ask("port_connect", port=port, window=1)[0]["code"] == "busy"
@@ -220,7 +215,7 @@ def test_too_many_connections_are_refused_and_places_come_back(
         reset(line)
     for _ in lines[1:]:
         assert host.next()[0]["ev"] == "closed"
-    assert descriptors(host) == before
+    assert host.descriptors() == before
 
 
 def test_attempt_that_nobody_answers_can_be_given_up(host: Host) -> None:

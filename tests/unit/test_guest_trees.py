@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from guest_host import Frame, Host, wait_until
+from guest_host import Frame, Host, descriptors_of, wait_until
 
 from cellwall.guest.frames import encode
 
@@ -255,7 +255,7 @@ def test_worker_does_not_hold_the_channel(host: Host) -> None:
     children = Path(f"/proc/{host.pid}/task/{host.pid}/children")
     wait_until(lambda: bool(children.read_text()), "the worker exists")
     worker = int(children.read_text())
-    wait_until(lambda: sorted(os.listdir(f"/proc/{worker}/fd"))[:4] == ["0", "1", "2", "3"], "fds")
-    wait_until(lambda: all(int(fd) <= 4 for fd in os.listdir(f"/proc/{worker}/fd")), "few")
+    wait_until(lambda: descriptors_of(worker)[:4] == ["0", "1", "2", "3"], "fds")
+    wait_until(lambda: all(int(fd) <= 4 for fd in descriptors_of(worker)), "few")
     links = [os.readlink(f"/proc/{worker}/fd/{fd}") for fd in ("0", "1", "3")]
     assert all(link.startswith("pipe:") for link in links)

@@ -216,7 +216,7 @@ def test_too_many_names_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_closed_watch_leaves_nothing_whatever_is_under_way(host: Host) -> None:
-    before = len(os.listdir(f"/proc/{host.pid}/fd"))
+    before = host.descriptors()
     watches = [Seen(host, window=0) for _ in range(MOST_WATCHES)]
     assert host.ask("watch", path=".", recursive=True, window=0)[0]["code"] == "busy"
     assert host.ask("tree_get", path=".")[0]["ev"] == "reply"  # transfers have places of their own
@@ -227,4 +227,4 @@ def test_closed_watch_leaves_nothing_whatever_is_under_way(host: Host) -> None:
         host.send("signal", number=seen.number, signal=9)
     ended = [host.next()[0] for _ in watches]
     assert {header["code"] for header in ended} == {"cancelled"}
-    wait_until(lambda: len(os.listdir(f"/proc/{host.pid}/fd")) == before, "descriptors are closed")
+    wait_until(lambda: host.descriptors() == before, "descriptors are closed")

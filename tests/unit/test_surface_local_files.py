@@ -1,6 +1,7 @@
 """Files of this machine that may not be read or written: an error that names them, nothing silent.
 
-Tried by a child that is nobody: root may read everything.
+They are shut for their owner as well. Where that is root, who may read everything, it is tried by
+a child that is nobody.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ _NOBODY = 65_534
 
 @pytest.fixture
 def folder(open_folder: Path) -> Path:
-    """Make files and directories of ours, of which some are shut for others."""
+    """Make files and directories, of which some are shut."""
     for name in ("shut", "open"):
         (open_folder / "tree" / name).mkdir(parents=True)
         (open_folder / "tree" / name / "inner").write_text("x")
     (open_folder / "one").mkdir()
     (open_folder / "one" / "secret").write_text("x")
-    (open_folder / "tree" / "shut").chmod(0o700)
-    (open_folder / "one" / "secret").chmod(0o600)
+    (open_folder / "tree" / "shut").chmod(0)
+    (open_folder / "one" / "secret").chmod(0)
+    open_folder.chmod(0o555)
     return open_folder
 
 
@@ -44,7 +46,7 @@ async def _taken(pieces: AsyncIterator[bytes]) -> int:
 
 
 def _told(work: Callable[[], Awaitable[object]]) -> str:
-    """Return what of `work` is refused to nobody."""
+    """Return what of `work` is refused to whoever is not root."""
 
     async def main() -> str:
         try:

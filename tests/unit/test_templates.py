@@ -95,6 +95,7 @@ def test_built_interpreter_imports_the_pinned_packages(store: TemplateStore) -> 
 def test_built_template_survives_being_moved(store: TemplateStore, tmp_path: Path) -> None:
     built = store.build("plants")
     moved = tmp_path / "elsewhere"
+    Path(built.path).chmod(0o755)  # it is shut for writing; whoever is not root could not move it
     Path(built.path).rename(moved)
     python = str(moved / "bin/python")
     run = subprocess.run([python, "-I", "-c", "import moss"], capture_output=True, check=False)

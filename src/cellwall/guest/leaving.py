@@ -89,7 +89,9 @@ def status_of(pid: int, parent: int | None = None) -> int | None:
     With a `parent` it has to be a child of that one, which nobody else with its number is.
 
     Without its memory (`vsize` is 0) the first thread is past the point where the kernel noted
-    its exit code, and then that may be read by whoever has the same user, dumpable or not.
+    its exit code. That is shown to whoever may trace the process; others read 0. Inside a sandbox
+    they read nothing at all (`hidepid=invisible`, proc(5)); outside, ask `facts.sees_exit_codes`
+    before this.
     """
     fields = processes.read_stat(pid)
     if len(fields) <= _EXIT_CODE or not _is_exiting(fields) or fields[_SIZE] != b"0":

@@ -51,6 +51,7 @@ _CODE_OF_ERRNO = {
     errno.ENOTEMPTY: "invalid",
     errno.ENXIO: "invalid",
     errno.EXDEV: "invalid",
+    errno.EIO: "invalid",  # of a file of the kernel's: nothing lies there
     errno.ECONNREFUSED: "refused",
     errno.EAGAIN: "busy",
     errno.EBUSY: "busy",

@@ -38,6 +38,9 @@ _ETC_BOUND = (
 _VAR_BOUND = ("ghc",)
 _TEXT_LIMIT = 262_144
 _CORE_PATTERN = "/proc/sys/kernel/core_pattern"
+_CAP_SYS_PTRACE = 19
+_FIRST_USER_NAMESPACE = 0xEFFFFFFD
+"""The inode of its file: PROC_USER_INIT_INO, include/linux/proc_ns.h."""
 CORE_REMEDY = (
     "start it with a hard limit of 1 or more: `ulimit -Hc unlimited` before (as root), "
     "LimitCORE=infinity in a systemd unit, --ulimit core=-1 for a container"
@@ -122,6 +125,20 @@ def _etc_copied() -> tuple[tuple[str, str], ...]:
 def runs_alone() -> bool:
     """Whether `jail.alone` works here, tried once; see `alone.is_possible`."""
     return alone.is_possible()
+
+
+@lru_cache(maxsize=1)
+def sees_exit_codes() -> bool:
+    """Whether /proc/<pid>/stat tells us with which code a process ended, whatever it did before.
+
+    Newer kernels (seen on 6.18.44) remember of one without memory that it was not dumpable, and
+    show it to nobody but a holder of CAP_SYS_PTRACE in the first user namespace. Others read 0.
+    """
+    if os.stat("/proc/self/ns/user").st_ino != _FIRST_USER_NAMESPACE:
+        return False
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    effective = next(line for line in status.splitlines() if line.startswith("CapEff:"))
+    return bool(int(effective.split()[1], 16) >> _CAP_SYS_PTRACE & 1)
 
 
 def _java() -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from cellwall.guest import leaving
 from cellwall.guest.execution import Execution
 from cellwall.guest.first import IDLE
 from cellwall.guest.processes import Exit
+from cellwall.jail import facts
 from cellwall.jail.linux import machine
 from cellwall.runtimes.alone_lines import Lines
 from cellwall.runtimes.alone_output import Output
@@ -228,6 +229,8 @@ class AloneChannel(GuestChannel):
         """Take the context's end for certain once the kernel says that it is: design/0014."""
         if self._books is None or self._lost is not None or self._pauses:
             return
+        if not facts.sees_exit_codes():
+            return  # init will say how it ended
         pid = self.context_pid
         status = leaving.status_of(pid, self._init_pid)
         if status is not None:
