@@ -22,11 +22,12 @@ _SERVER = """
 import socket, struct, threading
 server = socket.create_server(("127.0.0.1", 0), backlog=256)
 kept = []
+flood = bytes(1 << 26)
 print(server.getsockname()[1], flush=True)
 while True:
     line = server.accept()[0]
 """
-_FLOOD = "    threading.Thread(target=line.sendall, args=(bytes(1 << 26),), daemon=True).start()\n"
+_FLOOD = "    threading.Thread(target=line.sendall, args=(flood,), daemon=True).start()\n"
 _DEAF = "    kept.append(line)\n"
 _RESET = "    line.setsockopt(1, 13, struct.pack('ii', 1, 0)); line.close()\n"
 _COUNT = (

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.jail import facts, plan, supervisor
+from cellwall.jail import facts, plan, spawned, supervisor
 from cellwall.jail.launch import Settings
 from cellwall.jail.spawned import Spawned, hear, pid_of
 from cellwall.model.errors import HostUnsupported, SandboxBroken
@@ -53,6 +53,38 @@ def child() -> Iterator[Child]:
     made = Child()
     yield made
     made.close()
+
+
+def test_child_that_leaves_is_ours_though_nobody_may_look_at_it(
+    child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the flag and the end it has no namespaces to look at; here the end is not seen."""
+    monkeypatch.setattr(spawned, "_has_ended", lambda pidfd: False)
+    with pytest.raises(SandboxBroken, match="no sandbox's"):
+        spawned.checked([child.spawned.pidfd])
+    child.process.kill()
+    os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOWAIT)
+    assert spawned.checked([child.spawned.pidfd]) == child.process.pid
+
+
+_WITHOUT_ITS_FIRST_THREAD = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+print("up", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_program_whose_first_thread_has_left_does_not_leave() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-I", "-c", _WITHOUT_ITS_FIRST_THREAD], stdout=subprocess.PIPE
+    ) as process:
+        while "Z (zombie)" not in Path(f"/proc/{process.pid}/status").read_text():
+            time.sleep(0.005)
+        try:
+            assert not spawned._is_leaving(process.pid)
+        finally:
+            process.kill()
 
 
 def _hear(child: Child, word: bytes) -> None:

@@ -23,6 +23,10 @@ from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
 from cellwall.model.shortage import shortage
 
 _WORD_TIMEOUT_S = 20.0
+_FLAGS, _THREADS = 6, 17
+"""Of the fields of proc_pid_stat(5) behind the name, counted from 0."""
+_PF_EXITING = 4
+"""include/linux/sched.h"""
 REMEDY = "run `cellwall doctor`; it checks each step and names the command that fixes it"
 
 
@@ -92,6 +96,18 @@ def _is_in_other_pid_namespace(pid: int) -> bool:
         return False
 
 
+def _is_leaving(pid: int) -> bool:
+    """Whether it has one thread, which is on its way out: proc_pid_stat(5), readable by all.
+
+    Between that and its end newer kernels let nobody but root look at its namespaces.
+    """
+    try:
+        fields = posture.read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    except OSError:
+        return False
+    return fields[_THREADS] == "1" and bool(int(fields[_FLAGS]) & _PF_EXITING)
+
+
 def _has_ended(pidfd: int) -> bool:
     """Whether it is a pidfd, and its process dead. poll(2), pidfd_open(2)."""
     try:
@@ -112,10 +128,10 @@ def checked(received: list[int]) -> int:
     except OSError as error:
         step = "fork-server: look at the child it cloned"
         raise shortage(error.errno, step, error) or error from error
-    # One that is dead already cannot be harmed, and what ended it is in its channel: `hear`.
-    if not is_ours and (len(received) != 1 or not _has_ended(received[0])):
-        raise SandboxBroken("fork-server: it answered with a process that is no sandbox's")
-    return pid
+    # One that is dead, or about to be, cannot be harmed; what ended it is in its channel: `hear`.
+    if is_ours or (len(received) == 1 and (_is_leaving(pid) or _has_ended(received[0]))):
+        return pid
+    raise SandboxBroken("fork-server: it answered with a process that is no sandbox's")
 
 
 async def hear(child: Spawned, word: bytes) -> None:
