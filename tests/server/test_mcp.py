@@ -25,8 +25,6 @@ from mcp_doors import (
     wait_seen,
 )
 
-from conftest import Require
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -155,7 +153,12 @@ def test_a_table_is_markdown(visitor: Visitor) -> None:
         ("import nowhere", "exception", "only what the template has can be imported"),
         ("raise SystemExit(3)", "nonzero_exit", "it ended with exit status 3"),
         ("while True: pass", "wall_time", "Limit: wall_s = 1. Used: "),
-        ("x = bytearray(10**9)\nfor n in range(0, 10**9, 4096): x[n] = 1", "memory", "in pieces"),
+        pytest.param(
+            "x = bytearray(10**9)\nfor n in range(0, 10**9, 4096): x[n] = 1",
+            "memory",
+            "in pieces",
+            marks=pytest.mark.cgroups,
+        ),
     ],
 )
 def test_a_bad_end_says_what_happened_and_what_to_try(
@@ -496,9 +499,8 @@ def test_missing_file_says_so(visitor: Visitor) -> None:
     visitor.play(scenario)
 
 
-def test_a_sandbox_that_died_says_why(visitor: Visitor, require: Require) -> None:
-    require("jail", os.path.isdir("/proc/self/ns"), "no namespaces")
-
+@pytest.mark.cgroups
+def test_a_sandbox_that_died_says_why(visitor: Visitor) -> None:
     async def scenario(client: Client) -> None:
         call = {
             "sandbox_id": await new_sandbox(client, template="python", limits={"memory_mb": 96})

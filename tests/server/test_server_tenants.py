@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
 import socket
 import statistics
 import threading
@@ -69,6 +70,8 @@ def begun(server: Server, key: str, count: int, code: str = SLEEP) -> Iterator[N
     body = json.dumps({"code": code}).encode()
     head = f"POST /execute HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {key}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 2 * count)), hard))
     with contextlib.ExitStack() as stack:
         for _ in range(count):
             sock = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 30))
