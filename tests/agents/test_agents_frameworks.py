@@ -287,17 +287,28 @@ def test_autogen_is_written_down_and_read_again() -> None:
 
 def test_inspect_ends_of_commands() -> None:
     async def sample() -> None:
-        config = CellwallSandboxConfig(limits={"memory_mb": 256})
-        made = await CellwallSandboxEnvironment.sample_init("task", config, {})
+        made = await CellwallSandboxEnvironment.sample_init("task", None, {})
         box = made["default"]
         try:
             missing = await box.exec(["no-such-program"])
             assert (missing.success, missing.returncode) == (False, 127)
-            hungry = await box.exec(["python3", "-c", "bytearray(1 << 30)"])
-            assert not hungry.success
-            assert "memory" in hungry.stderr
             with pytest.raises(TimeoutError):
                 await box.exec(["sleep", "600"], timeout=1)
+        finally:
+            await CellwallSandboxEnvironment.sample_cleanup("task", None, made, False)
+
+    run(sample())
+
+
+@pytest.mark.cgroups
+def test_inspect_command_that_needs_too_much_memory() -> None:
+    async def sample() -> None:
+        config = CellwallSandboxConfig(limits={"memory_mb": 256})
+        made = await CellwallSandboxEnvironment.sample_init("task", config, {})
+        try:
+            hungry = await made["default"].exec(["python3", "-c", "bytearray(1 << 30)"])
+            assert not hungry.success
+            assert "memory" in hungry.stderr
         finally:
             await CellwallSandboxEnvironment.sample_cleanup("task", config, made, False)
 

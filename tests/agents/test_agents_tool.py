@@ -71,6 +71,7 @@ def test_state_is_kept_and_failures_are_told() -> None:
         assert ".cellwall/output" in long.text  # the rest, in a file inside
 
 
+@pytest.mark.cgroups
 def test_a_dead_sandbox_is_replaced_and_the_model_is_told() -> None:
     with CodeTool(limits={"memory_mb": 128}, files={"in.txt": b"still here"}) as tool:
         tool.call({"code": "x = 1"})
