@@ -7,9 +7,7 @@ gives the same answers there as on such a host. Control: the same child without 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from unprivileged import Finished, OrdinaryUser
@@ -73,16 +71,11 @@ def hosts() -> Iterator[Hosts]:
         yield Hosts(user)
 
 
-def _leftovers(user: OrdinaryUser) -> set[str]:
-    tmp = {path.name for path in Path("/tmp").glob("cellwall*") if path.lstat().st_uid == user.uid}
-    return {str(pid) for pid in user.processes()} | (tmp - {user.home.name})
-
-
 @pytest.mark.parametrize("case", ["control", "root-of-a-namespace"])
 def test_rootless_host_in_a_user_namespace_runs(hosts: Hosts, case: str) -> None:
     done = hosts.start(case, "run.py")
     assert json.loads(done.stdout or "{}") == {"stdout": "45\n", "verdict": "ok"}, done.stderr
-    assert _leftovers(hosts.user) <= {str(os.getpid())}
+    assert not hosts.user.leftovers()
 
 
 @pytest.mark.parametrize(
@@ -102,7 +95,7 @@ def test_rootless_host_without_a_feature_is_refused_by_name(
     assert step in said["error"], done.stderr
     assert remedy in said["error"]
     assert said["remedy"] == "run `cellwall doctor`"
-    assert _leftovers(hosts.user) <= {str(os.getpid())}
+    assert not hosts.user.leftovers()
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ class OrdinaryUser:
         self.home = Path(self._folder.name)
         if drops:
             os.chown(self.home, self.uid, self.gid)
-        self._before = self._of_the_user()
+        self._before = {str(pid) for pid in self.processes()} | self._directories()
 
     def __enter__(self) -> OrdinaryUser:
         """Return it."""
@@ -102,14 +102,20 @@ class OrdinaryUser:
         )
         return Finished(done.returncode, done.stdout, done.stderr)
 
-    def processes(self) -> set[int]:
-        """Processes of the host that run under the user's id, and that `run` may have left.
+    def leftovers(self) -> set[str]:
+        """Processes and directories that `run` may have left.
 
         Not those that were there before, nor what this process has: the user may be our own.
         """
-        return {pid for pid in self._of_the_user() - self._before if not _is_ours(pid)}
+        left = {str(pid) for pid in self.processes() if not _is_ours(pid)}
+        return (left | self._directories()) - self._before
 
-    def _of_the_user(self) -> set[int]:
+    def _directories(self) -> set[str]:
+        found = Path(tempfile.gettempdir()).glob("cellwall*")
+        return {path.name for path in found if path.lstat().st_uid == self.uid}
+
+    def processes(self) -> set[int]:
+        """Processes of the host that run under the user's id."""
         found = set()
         for entry in Path("/proc").iterdir():
             if not entry.name.isdecimal():

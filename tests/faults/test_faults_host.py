@@ -120,6 +120,7 @@ def test_handler_of_crashes_that_comes_later_is_stopped_by_the_limit_where_there
 
 
 @pytest.mark.attack
+@pytest.mark.root
 def test_user_namespaces_that_are_switched_off_are_a_refusal() -> None:
     refused = _refusals(embedded(_CHANGE + _NO_NAMESPACES + _GO, environ=_readable()))
     assert len(refused) == 4
