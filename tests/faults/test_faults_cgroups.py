@@ -133,6 +133,23 @@ def test_directories_given_back_twice_serve_one_sandbox_at_a_time() -> None:
         groups.remove()
 
 
+@pytest.mark.cgroups
+def test_the_host_goes_before_all_sandboxes_together() -> None:
+    layout = hierarchies.discover()
+    groups = EngineGroups(layout, owner.new_label())
+    try:
+        made = groups.create(Limits())
+        (own,) = [Path(path) for hierarchy, path in made.paths if "cpu" in hierarchy.controllers]
+        weight, usual = (
+            ("cpu.shares", 1024) if (own / "cpu.shares").exists() else ("cpu.weight", 100)
+        )
+        assert int((own / weight).read_text()) == usual  # all of them alike
+        assert int((own.parent / weight).read_text()) == usual // 2
+        groups.take_back(made)
+    finally:
+        groups.remove()
+
+
 def test_directories_that_were_removed_in_part_serve_nobody(
     bystander: subprocess.Popen[bytes],
 ) -> None:

@@ -396,7 +396,7 @@ async def ending(store: Store, number: int) -> asyncio.Task[None]:
     return task
 
 
-@pytest.mark.parametrize(("running_now", "together"), [(8, True), (5, False)])
+@pytest.mark.parametrize(("running_now", "together"), [(8, True), (2, False)])
 def test_ends_go_with_the_next_write_while_many_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, running_now: int, together: bool
 ) -> None:
