@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -306,16 +307,29 @@ def test_v1_directory_with_a_high_peak_serves_nobody_else(
     groups = _v1_groups(tmp_path, peak)
     groups.apply(LIMITS)  # of more processes than that: none was refused
     groups.begin()
-    assert groups.reusable() == ({str(tmp_path)} if is_kept else set())
+    kept, left = groups.reusable()
+    assert kept == ({str(tmp_path)} if is_kept else set())
+    assert not is_kept or left == peak
 
 
 def test_v1_cpu_time_of_the_sandbox_before_is_not_the_next_ones(tmp_path: Path) -> None:
     groups = _v1_groups(tmp_path)
-    groups.reset()
-    assert groups.cpu_s() == 5.0  # nobody was here before: nothing is written
-    groups.apply(LIMITS)
-    groups.reset()
+    assert groups.cpu_s() == 5.0
+    groups.begin()
     assert groups.cpu_s() == 0.0
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, 12), (9, 9), (3, 12)])
+def test_set_up_keeps_a_limit_of_processes_that_has_room_for_it(
+    tmp_path: Path, before: int | None, after: int
+) -> None:
+    groups = _v1_groups(tmp_path)
+    if before is not None:
+        groups.apply(replace(LIMITS, processes=before - cgroups.OWN_PROCESSES))
+    groups.apply(replace(LIMITS, processes=10), guests=1)
+    assert _text(tmp_path / "pids.max") == str(after)
+    groups.apply(replace(LIMITS, processes=10))
+    assert _text(tmp_path / "pids.max") == "11"
 
 
 def test_the_posture_expects_engine_and_sandbox_names(tmp_path: Path) -> None:

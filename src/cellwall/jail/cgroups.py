@@ -20,6 +20,8 @@ from cellwall.model.limits import Limits
 PERIOD_US = 100_000
 OWN_PROCESSES = 1
 """Init counts as a process of the sandbox; the limit is on the rest."""
+_SET_UP_PROCESSES = 8
+"""More than a worker, init and what they fork until the limits are a sandbox's own."""
 BUFFERS = "/memory.kmem.tcp.limit_in_bytes"
 """Of v1 alone: what TCP and UDP hold unread. v2 counts it with the rest, v1 beside it."""
 _BUFFERS_PART = 4
@@ -96,15 +98,10 @@ class Groups:
             write(path, value)
             self.applied[path] = value
 
-    def reset(self) -> None:
-        """Set the counters that can be set back to zero."""
-        found = self._path("cpuacct")
-        if found is not None and self.applied:
-            write(found[1] + "/cpuacct.usage", "0")
-
-    def reusable(self) -> frozenset[str]:
+    def reusable(self) -> tuple[frozenset[str], int]:
         """Directories that may serve another sandbox: v1, no memory, empty, few processes.
 
+        And the peak of processes that stays in them.
         None that refused a fork: that count is never set back, and would be the next one's verdict.
         All of them or none: a process leaves them one after the other, and a try to remove them
         that comes in between removes some.
@@ -112,10 +109,10 @@ class Groups:
         peak = self.processes_peak()
         is_loud = (peak or 0) > _QUIET_PEAK or self.processes_refused(peak) > 0
         if self.is_incomplete or is_loud or not self.holds("pids"):
-            return frozenset()
+            return frozenset(), 0
         paths = frozenset(path for hierarchy, path in self.paths if is_reusable(hierarchy))
         is_empty = not any(read(path + "/cgroup.procs") for path in paths)
-        return paths if is_empty else frozenset()
+        return paths if is_empty else frozenset(), peak or 0
 
     def begin(self) -> None:
         """Count from now on: what set the sandbox up has left."""
@@ -123,11 +120,17 @@ class Groups:
         self.cpu_before_s = self._cpu_total_s()
 
     def apply(self, limits: Limits, *, guests: int = 0) -> None:
-        """Set memory (swap off), processes and CPU share; raise if the kernel refuses one."""
+        """Set memory (swap off), processes and CPU share; raise if the kernel refuses one.
+
+        With `guests` it is for a set-up, and one without them follows: of processes, whatever
+        limit is there stays if it has room for that.
+        """
         self._apply_memory(limits.memory_bytes)
         found = self._path("pids")
         if found:
-            self._set(found[1] + "/pids.max", str(limits.processes + OWN_PROCESSES + guests))
+            file = found[1] + "/pids.max"
+            if not guests or int(self.applied.get(file, "0")) < _SET_UP_PROCESSES:
+                self._set(file, str(limits.processes + OWN_PROCESSES + guests))
         found = self._path("cpu")
         if found:
             quota = max(1000, int(limits.cpus * PERIOD_US))

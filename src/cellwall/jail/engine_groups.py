@@ -100,7 +100,6 @@ class EngineGroups:
                     make_directory(path)
                 paths.append((hierarchy, path))
             groups = Groups(tuple(paths), spare.applied, spare.peak)
-            groups.reset()
             groups.apply(limits, guests=guests)
         except BaseException:
             Groups((*paths, *spare.paths)).remove()
@@ -130,7 +129,7 @@ class EngineGroups:
         return busy
 
     def _take_back(self, groups: Groups) -> list[str]:
-        kept = groups.reusable()
+        kept, peak = groups.reusable()
         busy = groups.remove(kept)
         if busy or not kept:
             return busy
@@ -138,7 +137,7 @@ class EngineGroups:
             if len(self._spare) < _SPARES:
                 applied = {k: v for k, v in groups.applied.items() if k.rsplit("/", 1)[0] in kept}
                 pairs = tuple(pair for pair in groups.paths if pair[1] in kept)
-                self._spare.append(_Spare(pairs, applied, groups.processes_peak() or 0))
+                self._spare.append(_Spare(pairs, applied, peak))
                 return []
         return groups.remove(frozenset())
 
