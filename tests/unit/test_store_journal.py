@@ -55,8 +55,9 @@ def audit(text: str) -> AppendAudit:
     return AppendAudit(seal([text]), (text,))
 
 
-def running(number: int) -> Accept:
-    return Accept(execution(number, state="running", body=None, started_at=1.0))
+def running(number: int, sandbox_id: str | None = None) -> Accept:
+    own: dict[str, Any] = {"state": "running", "body": None, "started_at": 1.0}
+    return Accept(execution(number, sandbox_id=sandbox_id, **own))
 
 
 def url_of(folder: Path) -> str:
@@ -365,7 +366,10 @@ def test_journal_that_cannot_be_made_is_told_and_missed_by_nobody(
 
 @contextlib.asynccontextmanager
 async def crowded(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, running_now: int = 8
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    running_now: int = 8,
+    sandbox_id: str | None = None,
 ) -> AsyncIterator[tuple[Store, list[int]]]:
     """Yield a store in which so many run, and the numbers of the records that its journal took."""
     records: list[int] = []
@@ -378,7 +382,7 @@ async def crowded(
     store = await served(folder)
     try:
         for number in range(1, running_now + 1):
-            await store.write(running(number), audit(f"accept {number}"))
+            await store.write(running(number, sandbox_id), audit(f"accept {number}"))
         monkeypatch.setattr(Journal, "write", counted)
         yield store, records
     finally:
@@ -396,14 +400,22 @@ async def ending(store: Store, number: int) -> asyncio.Task[None]:
     return task
 
 
-@pytest.mark.parametrize(("running_now", "together"), [(8, True), (2, False)])
+@pytest.mark.parametrize(
+    ("running_now", "sandbox_id", "together"),
+    [(3, None, True), (2, None, False), (6, "session", True), (5, "session", False)],
+)
 def test_ends_go_with_the_next_write_while_many_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, running_now: int, together: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    running_now: int,
+    sandbox_id: str | None,
+    together: bool,
 ) -> None:
     monkeypatch.setattr(crowd, "_END_WAITS_S", 3600.0)
 
     async def run() -> None:
-        async with crowded(tmp_path / "live", monkeypatch, running_now) as (store, records):
+        folder = tmp_path / "live"
+        async with crowded(folder, monkeypatch, running_now, sandbox_id) as (store, records):
             ends = [await ending(store, number) for number in (1, 2)]
             assert [each.done() for each in ends] == [not together] * 2
             assert store.take(running(9), audit("accept 9")) is not together
@@ -411,6 +423,8 @@ def test_ends_go_with_the_next_write_while_many_run(
                 await asyncio.wait_for(store.write(running(9), audit("accept 9")), 10)
             await asyncio.wait_for(asyncio.gather(*ends), 10)
             assert len(records) == (1 if together else 3)
+            assert store._writer._crowd is not None
+            assert not store._writer._crowd.is_one  # fewer run now
             # Whoever was told finds it there after a crash.
             shutil.copytree(tmp_path / "live", tmp_path / "after")
         again = await served(tmp_path / "after")

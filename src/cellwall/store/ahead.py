@@ -34,8 +34,10 @@ class Ahead:
         self._going = applied
         self._pending: list[Change] = []
         self._under_way: list[Change] = []
-        self._running: set[str] = set()
-        """Executions whose acceptance it took and whose end nobody has written."""
+        self._running: dict[str, bool] = {}
+        """Executions whose acceptance it took and whose end nobody has written; whether each has a
+        sandbox of its own."""
+        self._programs = 0
         self._is_held = False
         """The database could not be written: nothing more is promised before it can."""
         self._is_broken = False
@@ -54,6 +56,11 @@ class Ahead:
     def running(self) -> int:
         """How many executions run whose acceptance it took."""
         return len(self._running)
+
+    @property
+    def programs(self) -> int:
+        """How many of those have a sandbox of their own."""
+        return self._programs
 
     @property
     def is_broken(self) -> bool:
@@ -108,17 +115,23 @@ class Ahead:
     def _may_take(self, changes: Sequence[Change]) -> bool:
         ends = [each.id for each in changes if isinstance(each, Ended)]
         is_open = not self._is_held and not self._is_broken
-        is_known = self._running.issuperset(ends) and len(set(ends)) == len(ends)
+        is_known = all(each in self._running for each in ends) and len(set(ends)) == len(ends)
         return is_open and is_known and len(self._pending) < _MOST_CHANGES
 
     def _forget_ended(self, changes: Sequence[Change]) -> None:
         """They end now, wherever that is written."""
-        self._running.difference_update(each.id for each in changes if isinstance(each, Ended))
+        for each in changes:
+            if isinstance(each, Ended):
+                self._programs -= self._running.pop(each.id, False)
 
     def _note(self, changes: Sequence[Change]) -> None:
         self._last += 1
         self._pending += changes
-        self._running.update(each.row.id for each in changes if isinstance(each, Accept))
+        for each in changes:
+            if isinstance(each, Accept):
+                is_program = each.row.sandbox_id is None
+                self._running[each.row.id] = is_program
+                self._programs += is_program
 
     def begin(self) -> Sequence[Change]:
         """Return what the next transaction has to begin with; `end` must follow."""

@@ -13,19 +13,23 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Thread
+from typing import NamedTuple
 
 from cellwall.store.ahead import Ahead
 from cellwall.store.changes import Accept, Change, Ended, size_of
 from cellwall.store.journal import Place
 from cellwall.store.journal_form import encoded, joined
-from cellwall.surface.tasks import Tasks
 
-_LEAST = 3
-"""So many run at once that a loop which does not wait for the disk is worth more than the few
-milliseconds that one of them may wait: with 32 clients 3 % more in a second, with two 14 % less.
-Of 32 clients' programs some three run at a time, the others wait for their turn."""
+_MANY = 6
+"""So many run at once that a sync less is worth more than a few milliseconds of one of them."""
+_PROGRAMS = 3
+"""So many of those with a sandbox of their own: starting and ending them keeps the loop so busy
+that it must not wait for the disk as well. Of 32 clients' programs some three run at a time, the
+others wait for their turn. Cells of as many sessions would lose a quarter of their rate to the
+thread."""
 _END_WAITS_S = 0.005
 _RECORD_BYTES = 60 * 1024
 """Of all that go together; the journal takes 64 KiB."""
@@ -56,6 +60,16 @@ class Waiting:
             self.timer = None
 
 
+class _Record(NamedTuple):
+    """On its way to the disk."""
+
+    items: list[Waiting]
+    changes: list[Change]
+    place: Place
+    loop: asyncio.AbstractEventLoop
+    """Hears how it went."""
+
+
 class Crowd:
     """See the module. Lives on one event loop."""
 
@@ -72,9 +86,11 @@ class Crowd:
         self._ahead = ahead
         self._on_written = on_written
         self._on_refused = on_refused
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="cellwall-journal")
-        self._thread.submit(int)  # made now: one that cannot be had later would leave work behind
-        self._tasks = Tasks()
+        self._on_their_way: SimpleQueue[_Record | None] = SimpleQueue()
+        # Not an executor: its futures and a task for each cost the loop 2 % of its time. Made now:
+        # a thread that cannot be had later would leave work behind.
+        self._thread = Thread(target=self._write_all, name="cellwall-journal", daemon=True)
+        self._thread.start()
         self._items: deque[Waiting] = deque()
         self._is_urgent = False
         self._timer: asyncio.TimerHandle | None = None
@@ -88,7 +104,9 @@ class Crowd:
     @property
     def is_one(self) -> bool:
         """Whether writes go together, instead of one by one on the loop."""
-        return self._ahead.running >= _LEAST or bool(self._items) or self._landed is not None
+        ahead = self._ahead
+        is_busy = ahead.programs >= _PROGRAMS or ahead.running >= _MANY
+        return is_busy or bool(self._items) or self._landed is not None
 
     def record_of(self, changes: tuple[Change, ...]) -> bytes | None:
         """Return what `changes` are in the journal; None if they may not go with the others."""
@@ -126,9 +144,8 @@ class Crowd:
             self._on_refused(items)
             return
         loop = asyncio.get_running_loop()
-        writing = loop.run_in_executor(self._thread, self._ahead.write, place)
         self._landed = loop.create_future()
-        self._tasks.spawn(self._land(items, changes, place, writing))
+        self._on_their_way.put(_Record(items, changes, place, loop))
 
     def _next(self) -> list[Waiting]:
         """Take as many, the oldest first, as go into one record."""
@@ -146,22 +163,24 @@ class Crowd:
         self._is_urgent = bool(self._items)  # they have waited for one already
         return items
 
-    async def _land(
-        self,
-        items: list[Waiting],
-        changes: list[Change],
-        place: Place,
-        writing: asyncio.Future[None],
-    ) -> None:
-        try:
-            await writing
-        except Exception as error:  # noqa: BLE001 - it may be there, or not
-            self._ahead.fail(error)
-            self._on_refused(items)
+    def _write_all(self) -> None:
+        """On the thread: one after the other."""
+        while (record := self._on_their_way.get()) is not None:
+            error: Exception | None = None
+            try:
+                self._ahead.write(record.place)
+            except Exception as caught:  # noqa: BLE001 - it may be there, or not
+                error = caught
+            record.loop.call_soon_threadsafe(self._land, record, error)
+
+    def _land(self, record: _Record, error: Exception | None) -> None:
+        if error is None:
+            self._ahead.keep(record.changes, record.place)
+            self._on_written(len(record.items))
+            tell(record.items)
         else:
-            self._ahead.keep(changes, place)
-            self._on_written(len(items))
-            tell(items)
+            self._ahead.fail(error)
+            self._on_refused(record.items)
         landed, self._landed = self._landed, None
         if landed is not None:
             landed.set_result(None)
@@ -185,8 +204,9 @@ class Crowd:
 
     async def aclose(self) -> None:
         """Return when nothing is on its way and the thread has ended."""
-        await self._tasks.wait_empty()
-        self._thread.shutdown()
+        await self.landed()
+        self._on_their_way.put(None)
+        self._thread.join()
 
 
 def _is_end(changes: tuple[Change, ...]) -> bool:
