@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ctypes
 import gc
 import os
@@ -268,6 +269,7 @@ class Arena:
     @contextlib.contextmanager
     def leaving_nothing(self, counted: Callable[[str], bool] = is_left) -> Iterator[None]:
         """Hold what happens inside to leave the host as it was."""
+        gc.collect()  # what earlier tests left to it is closed before we count
         self.settle()
         before = Traces.now(counted, self.containers)
         yield
