@@ -108,3 +108,21 @@ def test_looks_that_are_dear_leave_most_of_the_loop_to_others() -> None:
         await watchdog.aclose()
 
     asyncio.run(run())
+
+
+def test_it_begins_again_with_the_next_sandbox() -> None:
+    async def run() -> None:
+        live: set[Box] = set()
+        watchdog = Watchdog(live)
+        for _ in range(2):
+            looked = asyncio.Event()
+            live.add(Box(on_look=looked.set))
+            watchdog.wake()
+            await looked.wait()
+            task = watchdog._task
+            assert task is not None
+            live.clear()
+            await task
+        await watchdog.aclose()
+
+    asyncio.run(run())

@@ -37,7 +37,6 @@ class Ahead:
         self._running: dict[str, bool] = {}
         """Executions whose acceptance it took and whose end nobody has written; whether each has a
         sandbox of its own."""
-        self._programs = 0
         self._is_held = False
         """The database could not be written: nothing more is promised before it can."""
         self._is_broken = False
@@ -60,7 +59,7 @@ class Ahead:
     @property
     def programs(self) -> int:
         """How many of those have a sandbox of their own."""
-        return self._programs
+        return sum(self._running.values())
 
     @property
     def is_broken(self) -> bool:
@@ -122,16 +121,14 @@ class Ahead:
         """They end now, wherever that is written."""
         for each in changes:
             if isinstance(each, Ended):
-                self._programs -= self._running.pop(each.id, False)
+                self._running.pop(each.id, None)
 
     def _note(self, changes: Sequence[Change]) -> None:
         self._last += 1
         self._pending += changes
         for each in changes:
             if isinstance(each, Accept):
-                is_program = each.row.sandbox_id is None
-                self._running[each.row.id] = is_program
-                self._programs += is_program
+                self._running[each.row.id] = each.row.sandbox_id is None
 
     def begin(self) -> Sequence[Change]:
         """Return what the next transaction has to begin with; `end` must follow."""

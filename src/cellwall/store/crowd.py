@@ -105,7 +105,7 @@ class Crowd:
     def is_one(self) -> bool:
         """Whether writes go together, instead of one by one on the loop."""
         ahead = self._ahead
-        is_busy = ahead.programs >= _PROGRAMS or ahead.running >= _MANY
+        is_busy = ahead.running >= _MANY or ahead.programs >= _PROGRAMS
         return is_busy or bool(self._items) or self._landed is not None
 
     def record_of(self, changes: tuple[Change, ...]) -> bytes | None:
