@@ -12,10 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
+import forked
 import pytest
 
 from cellwall.guest import first, leaving, processes
 from cellwall.jail import facts
+from cellwall.jail.linux import process
+from cellwall.jail.linux.libc import SyscallError
+from conftest import Require
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _SYS_EXIT = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
@@ -67,6 +71,20 @@ def test_exit_code_of_one_that_is_not_dumpable_is_shown_to_whom_the_facts_say() 
     with _child(leave) as pid:
         _wait_dead(pid)
         assert leaving.status_of(pid) in ([9 << 8] if facts.sees_exit_codes() else [9 << 8, 0])
+
+
+def test_root_of_a_user_namespace_does_not_see_every_exit_code(require: Require) -> None:
+    def look() -> bool | None:
+        try:
+            process.unshare(process.CLONE_NEWUSER)
+        except SyscallError:
+            return None
+        facts.sees_exit_codes.cache_clear()
+        return facts.sees_exit_codes()
+
+    seen = forked.answer(look)
+    require("namespaces", seen is not None, "a user may not make a user namespace here")
+    assert seen is False
 
 
 def test_one_that_lives_has_no_status() -> None:

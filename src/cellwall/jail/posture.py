@@ -151,12 +151,17 @@ def read(pid: int) -> dict[str, Any]:
     return facts
 
 
-def last_cpu(pid: int) -> int:
-    """The CPU a process ran on last (`processor` of proc_pid_stat(5)); -1 when it is gone."""
+def read_stat(pid: int) -> list[str]:
+    """Fields of proc_pid_stat(5) behind the name, `state` first; none when it is gone."""
     try:
-        fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+        return read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     except OSError:
-        return -1
+        return []
+
+
+def last_cpu(pid: int) -> int:
+    """The CPU a process ran on last (`processor`); -1 when it is gone."""
+    fields = read_stat(pid)
     return int(fields[36]) if len(fields) > 36 else -1
 
 

@@ -24,7 +24,7 @@ from cellwall.model.shortage import shortage
 
 _WORD_TIMEOUT_S = 20.0
 _FLAGS, _THREADS = 6, 17
-"""Of the fields of proc_pid_stat(5) behind the name, counted from 0."""
+"""Of what `posture.read_stat` gives: flags and num_threads."""
 _PF_EXITING = 4
 """include/linux/sched.h"""
 REMEDY = "run `cellwall doctor`; it checks each step and names the command that fixes it"
@@ -101,11 +101,10 @@ def _is_leaving(pid: int) -> bool:
 
     Between that and its end newer kernels let nobody but root look at its namespaces.
     """
-    try:
-        fields = posture.read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    except OSError:
+    fields = posture.read_stat(pid)
+    if len(fields) <= _THREADS or fields[_THREADS] != "1":
         return False
-    return fields[_THREADS] == "1" and bool(int(fields[_FLAGS]) & _PF_EXITING)
+    return bool(int(fields[_FLAGS]) & _PF_EXITING)
 
 
 def _has_ended(pidfd: int) -> bool:
