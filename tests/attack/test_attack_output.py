@@ -69,7 +69,11 @@ _THEN: dict[str, tuple[str, dict[str, Any], Verdict]] = {
 
 
 @pytest.mark.parametrize(
-    "limit", ["wall", "cpu", pytest.param("memory", marks=pytest.mark.cgroups)]
+    "limit",
+    [
+        pytest.param(name, id=name, marks=pytest.mark.cgroups if name == "memory" else ())
+        for name in _THEN
+    ],
 )
 def test_flood_that_a_limit_ends_is_still_counted(arena: Arena, limit: str) -> None:
     """What ends it leaves init no last word."""
