@@ -97,20 +97,28 @@ def _here() -> int:
 
 
 def _inhabitant(work: Work) -> int:
-    """Fork one that does its work and ends; its pidfd. The kernel reaps it."""
+    """Fork one that does its work and ends; its pidfd. The kernel reaps it.
+
+    From here on it dies with its parent: one that asks for that too late would outlive it, and hold
+    the pipe on which the test waits.
+    """
     waits, goes = os.pipe()
+    hears, dies_with_us = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             process.do(process.prepare_parent_death_signal(signal.SIGKILL))
+            os.write(dies_with_us, b"!")
             os.read(waits, 1)
             work()
         finally:
             os._exit(0)
     pidfd = os.pidfd_open(pid)
+    os.close(dies_with_us)
+    assert os.read(hears, 1)
     os.write(goes, b"!")
-    os.close(waits)
-    os.close(goes)
+    for end in (waits, goes, hears):
+        os.close(end)
     return pidfd
 
 
