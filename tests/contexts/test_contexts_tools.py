@@ -10,6 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from cellwall import Sandbox, Tool, ToolBox, ToolError, UsageError, Verdict, run
+from cellwall.languages import registry
+from cellwall.languages.tools import is_installed
+from conftest import Require
 
 pytestmark = pytest.mark.node
 CAUGHT = "try { %s } catch (e) { [e instanceof ToolError, e.kind, e.message].join('|') }"
@@ -42,7 +45,8 @@ def js(sandbox: Sandbox, code: str, language: str = "javascript", timeout: float
 
 
 @pytest.mark.parametrize("language", ["javascript", "typescript"])
-def test_cell_awaits_tools(sandbox: Sandbox, language: str) -> None:
+def test_cell_awaits_tools(sandbox: Sandbox, require: Require, language: str) -> None:
+    require(language, is_installed(registry.find(language)), "apt-get install node-typescript")
     code = "const found = await tools.search({ query: 'ä', limit: 1 }); found[0]"
     assert js(sandbox, code, language) == "'ä 0'"
     assert "(query: str" in js(sandbox, "String(tools.search)", language)
