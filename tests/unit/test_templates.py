@@ -339,5 +339,27 @@ def test_pip_settings_reach_uv(tmp_path: Path) -> None:
 
 def test_uv_settings_win_over_pips() -> None:
     environ = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "https://a.test"}
-    assert uv_variables(environ) == {"UV_DEFAULT_INDEX": "https://a.test"}
-    assert uv_variables(environ | {"UV_INDEX_URL": "https://b.test"}) == {}
+    assert uv_variables(environ, ()) == {"UV_DEFAULT_INDEX": "https://a.test"}
+    assert uv_variables(environ | {"UV_INDEX_URL": "https://b.test"}, ()) == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "trusted"),
+    [
+        ({}, {"SSL_CERT_FILE": "{here}/system.pem"}),
+        ({"PIP_CERT": "/pip.pem"}, {"SSL_CERT_FILE": "/pip.pem"}),
+        ({"SSL_CERT_FILE": "/mine.pem"}, {}),
+        ({"SSL_CERT_DIR": "/mine"}, {}),
+        ({"UV_SYSTEM_CERTS": "false"}, {}),
+    ],
+)
+def test_uv_trusts_whom_pip_trusts(
+    tmp_path: Path, said: dict[str, str], trusted: dict[str, str]
+) -> None:
+    """The machine's own bundle, where an administrator's authority is, unless somebody chose."""
+    bundle = tmp_path / "system.pem"
+    bundle.touch()
+    stores = (str(tmp_path / "absent.pem"), str(bundle))
+    found = uv_variables({"PIP_CONFIG_FILE": os.devnull} | said, stores)
+    assert found == {name: path.format(here=tmp_path) for name, path in trusted.items()}
+    assert uv_variables({"PIP_CONFIG_FILE": os.devnull}, stores[:1]) == {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import configparser
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _UV_INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL")
@@ -22,10 +22,22 @@ _TRANSLATED = {
     "trusted-host": "UV_INSECURE_HOST",
     "cert": "SSL_CERT_FILE",
 }
+_UV_TRUST_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "UV_SYSTEM_CERTS", "UV_NATIVE_TLS")
+_SYSTEM_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Arch, Alpine
+    "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora, RHEL
+    "/etc/ssl/ca-bundle.pem",  # SUSE
+)
+"""Where an administrator's own authority is: pip trusts it, uv only what is built into it."""
 
 
-def uv_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what to add to `environ` so that uv installs from where pip would."""
+def uv_variables(
+    environ: Mapping[str, str], bundles: Sequence[str] = _SYSTEM_BUNDLES
+) -> dict[str, str]:
+    """Return what to add to `environ` so that uv installs from where pip would.
+
+    It trusts the first of `bundles` that is there (paths of PEM files), unless somebody said whom.
+    """
     settings = _pip_files(environ) | _pip_variables(environ)
     found = {
         _TRANSLATED[name]: ("," if name == "find-links" else " ").join(value.split())
@@ -38,6 +50,9 @@ def uv_variables(environ: Mapping[str, str]) -> dict[str, str]:
         # pip takes the best version over all indexes; uv by default only the first index that
         # knows the name, which hides pinned versions when the extra index is a partial mirror.
         found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+    if not any(name in environ for name in _UV_TRUST_VARIABLES):
+        system = next((path for path in bundles if os.path.isfile(path)), None)
+        found |= {"SSL_CERT_FILE": system} if system and "SSL_CERT_FILE" not in found else {}
     return {name: value for name, value in found.items() if name not in environ}
 
 
