@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -169,16 +170,23 @@ def test_cgroups_of_this_process_are_counted_by_kind(tmp_path: Path, require: Re
     assert holdings(tmp_path) == before
 
 
-def test_docker_without_a_daemon_is_not_measured_and_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("missing", "said"), [("daemon", "nobody does not answer"), ("client", "no `docker` to")]
+)
+def test_docker_that_is_not_all_there_is_not_measured_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, require: Require, missing: str, said: str
 ) -> None:
+    if missing == "client":
+        monkeypatch.setenv("PATH", str(tmp_path))
+    else:
+        require("docker", shutil.which("docker") is not None, "apt-get install docker.io")
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody")
     monkeypatch.setenv("CELLWALL_STATE_DIR", str(tmp_path))
     key = "docker_no_pool"
     bench = Bench(QUICK, "namespace", {})
     figure = asyncio.run(bench._row(key, 0, lambda engine: containers.fresh(engine, key, 1)))
     assert verdict_on(figure) == "not measured"
-    assert "nobody does not answer" in figure.detail
+    assert said in figure.detail
 
 
 @pytest.mark.root
