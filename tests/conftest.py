@@ -43,6 +43,20 @@ def require_capability(capability: str, available: bool, reason: str) -> None:
     pytest.skip(f"needs {capability}: {reason}")
 
 
+_PATH = "/usr/local/bin:/usr/bin:/bin"
+"""Where sandboxes look for commands."""
+_PACKAGES = {"gcc": "gcc libc6-dev", "node": "nodejs"}
+"""Of Debian; a command without an entry is its package's name."""
+
+
+def require_command(command: str) -> str:
+    """Return the path of a command of the host that sandboxes see as well. Skips without it."""
+    found = shutil.which(command, path=_PATH)
+    remedy = f"run: apt-get install {_PACKAGES.get(command, command)}"
+    require_capability(command, found is not None, remedy)
+    return found or ""
+
+
 @pytest.fixture(scope="session")
 def require() -> Require:
     """`require(capability, available, reason)`: skip locally, fail in CI."""
@@ -148,9 +162,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         layout = hierarchies.discover()
         held = {"memory", "pids", "cpu"} <= layout.hard
         require_capability("cgroups", held, layout.why_not or "none can be written here")
-    if item.get_closest_marker("node"):
-        found = shutil.which("node", path="/usr/local/bin:/usr/bin:/bin")
-        require_capability("node", found is not None, "run: apt-get install nodejs")
+    for marker in item.iter_markers("needs"):
+        for command in marker.args:
+            require_command(command)
 
 
 @pytest.fixture

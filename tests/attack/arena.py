@@ -15,7 +15,6 @@ import os
 import re
 import resource
 import secrets
-import shutil
 import socket
 import stat
 import subprocess
@@ -27,6 +26,7 @@ from typing import Any, TypeVar
 
 from cellwall import AsyncSandbox, Engine, EngineSettings, Execution, Verdict
 from cellwall.engine.templates import state_dir
+from conftest import require_command
 
 T = TypeVar("T")
 LIMITS: dict[str, Any] = {"processes": 30, "memory_mb": 128}
@@ -328,9 +328,7 @@ def unconfined(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 def compiled(source: str, directory: Path) -> bytes:
     """A C probe, compiled on the host; it is sent in as a file."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        raise FileNotFoundError("a C compiler: apt-get install gcc")
+    compiler = require_command("gcc")
     path, target = directory / "probe.c", directory / "probe"
     path.write_text(source, encoding="utf-8")
     flags = ["-O1", "-static", "-pthread", "-o", str(target)]

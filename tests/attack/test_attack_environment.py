@@ -17,6 +17,7 @@ import pytest
 from arena import Arena
 
 from cellwall import CellwallError, UsageError
+from conftest import require_command
 
 pytestmark = pytest.mark.attack
 
@@ -44,7 +45,7 @@ CONFINED = "TOLD 2 0000000000000000"
 def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     directory = tmp_path_factory.mktemp("tell")
     (directory / "tell.c").write_text(TELL)
-    command = ["gcc", "-shared", "-fPIC", "-o", "tell.so", "tell.c"]
+    command = [require_command("gcc"), "-shared", "-fPIC", "-o", "tell.so", "tell.c"]
     subprocess.run(command, check=True, timeout=60, cwd=directory)
     return (directory / "tell.so").read_bytes()
 

@@ -18,6 +18,7 @@ from arena import Arena, compiled
 
 from cellwall.engine.templates import state_dir
 from cellwall.jail import facts, plan
+from conftest import require_command
 
 pytestmark = pytest.mark.attack
 DENIED = "ENOENT EACCES EPERM EROFS"
@@ -269,9 +270,10 @@ __attribute__((constructor)) static void say(void) {
 def shared_library(source: str, directory: Path) -> bytes:
     """Compile a library on the host; it is sent in as a file."""
     (directory / "lib.c").write_text(source)
-    command = ["gcc", "-shared", "-fPIC", "-o", str(directory / "lib.so"), str(directory / "lib.c")]
+    compiler, library = require_command("gcc"), directory / "lib.so"
+    command = [compiler, "-shared", "-fPIC", "-o", str(library), str(directory / "lib.c")]
     subprocess.run(command, check=True, timeout=60)
-    return (directory / "lib.so").read_bytes()
+    return library.read_bytes()
 
 
 SET_UID_FILES = r"""

@@ -19,7 +19,7 @@ import controls
 import pytest
 from arena import Arena
 
-pytestmark = [pytest.mark.attack, pytest.mark.root, pytest.mark.node]
+pytestmark = [pytest.mark.attack, pytest.mark.root, pytest.mark.needs("node")]
 
 ATTEMPTS = r"""
 const fs = require("fs"), os = require("os"), { execFileSync } = require("child_process");

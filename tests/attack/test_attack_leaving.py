@@ -80,7 +80,7 @@ process.exitCode = 6;
 """
 
 
-@pytest.mark.node
+@pytest.mark.needs("node")
 def test_interpreter_that_is_said_to_leave_goes_on(arena: Arena) -> None:
     with arena.leaving_nothing():
         ended = arena.run(_LIE.replace("WORD", "leaving"), language="javascript", timeout=20)
@@ -88,7 +88,7 @@ def test_interpreter_that_is_said_to_leave_goes_on(arena: Arena) -> None:
     assert int(ended.stdout.split("after")[1]) >= 2  # both ends of two pipes are there
 
 
-@pytest.mark.node
+@pytest.mark.needs("node")
 def test_what_is_said_in_the_name_of_an_interpreter_is_heard(arena: Arena) -> None:
     """The control: the same lie with a word that is none ends the context, so it gets there."""
     with arena.leaving_nothing():

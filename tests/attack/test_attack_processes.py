@@ -230,7 +230,9 @@ _UNSTOPPABLE = [
         id="G04",
     ),
     pytest.param("import os\nos.mkfifo('pipe')\nos.open('pipe', os.O_RDONLY)", "python", id="G15"),
-    pytest.param("setInterval(() => {}, 1000)", "javascript", id="G22", marks=pytest.mark.node),
+    pytest.param(
+        "setInterval(() => {}, 1000)", "javascript", id="G22", marks=pytest.mark.needs("node")
+    ),
 ]
 
 

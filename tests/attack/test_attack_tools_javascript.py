@@ -13,7 +13,7 @@ from hostile_calls import big, hang
 
 from cellwall import Event, Execution, Tool, ToolBox, Verdict
 
-pytestmark = [pytest.mark.attack, pytest.mark.node]
+pytestmark = [pytest.mark.attack, pytest.mark.needs("node")]
 
 _HOST_MAY_GROW_KIB = 8 * 1024
 

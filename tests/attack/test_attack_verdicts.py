@@ -108,6 +108,7 @@ def test_end_from_outside_says_who_did_it(arena: Arena, verdict: Verdict) -> Non
         arena.do(attack())
 
 
+@pytest.mark.needs("gcc")
 def test_what_a_compiler_refuses_has_a_verdict_of_its_own(arena: Arena) -> None:
     with arena.leaving_nothing():
         ended = arena.do(arena.engine.run("int main() { return nothing; }", language="c"))

@@ -297,7 +297,8 @@ def rootless() -> Iterator[Rootless]:
 
 
 @pytest.mark.parametrize(
-    "language", ["python", "exec", "bash", pytest.param("javascript", marks=pytest.mark.node)]
+    "language",
+    ["python", "exec", "bash", pytest.param("javascript", marks=pytest.mark.needs("node"))],
 )
 def test_rootless_languages_run(rootless: Rootless, language: str) -> None:
     said = rootless.said(language)
@@ -322,7 +323,7 @@ def test_rootless_demand_for_hard_limits_is_refused(rootless: Rootless) -> None:
     assert "cellwall doctor" in said["message"]
 
 
-@pytest.mark.node
+@pytest.mark.needs("node")
 def test_rootless_session_survives_a_full_disk(rootless: Rootless) -> None:
     """Its sources take nothing of the work area, though there is no memfd for them."""
     said = rootless.said("full-javascript")

@@ -20,7 +20,7 @@ from conftest import Require
 
 pytestmark = [
     pytest.mark.timeout(300),
-    pytest.mark.node,
+    pytest.mark.needs("node"),
     pytest.mark.xdist_group("containers"),  # one daemon, one image
 ]
 _RUNTIMES = {"process": "process", "gvisor": "kernel", "docker": "namespace"}

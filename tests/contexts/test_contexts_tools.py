@@ -14,7 +14,7 @@ from cellwall.languages import registry
 from cellwall.languages.tools import is_installed
 from conftest import Require
 
-pytestmark = pytest.mark.node
+pytestmark = pytest.mark.needs("node")
 CAUGHT = "try { %s } catch (e) { [e instanceof ToolError, e.kind, e.message].join('|') }"
 
 

@@ -6,7 +6,6 @@ in a jail. A denial that an honest program meets is a defect of the policy, as m
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -290,15 +289,19 @@ fs.writeFileSync("d/new", "");
 """,
     "exit code": "console.log('so far'); process.exit(45)",
 }
-_TOOLS = {"git": "git", "gcc": "gcc", "npm": "npm"}
+_TOOLS = {"git": "git", "gcc": "gcc", "npm": "npm", "ssl": "openssl"}
 
 
 def _cases(programs: dict[str, str], language: str) -> list[object]:
-    marks = [pytest.mark.node] if language == "javascript" else []
+    interpreter = "node" if language == "javascript" else "sh"
     return [
-        pytest.param(language, source, id=f"{language}: {name}", marks=marks)
+        pytest.param(
+            language,
+            source,
+            id=f"{language}: {name}",
+            marks=pytest.mark.needs(interpreter, *([_TOOLS[name]] if name in _TOOLS else [])),
+        )
         for name, source in programs.items()
-        if shutil.which(_TOOLS.get(name, "sh"), path="/usr/bin:/bin")
     ]
 
 

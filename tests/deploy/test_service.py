@@ -175,7 +175,7 @@ def test_what_is_left_out_would_break_the_jail(service: Service, name: str) -> N
     assert done.returncode == 125, done.stderr
 
 
-@pytest.mark.node
+@pytest.mark.needs("node")
 def test_forbidding_written_code_would_break_javascript(service: Service) -> None:
     argv = ("run", "-l", "javascript", "-c", "console.log('ran')")
     assert service.cellwall({}, *argv).stdout == "ran\n"

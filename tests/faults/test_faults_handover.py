@@ -174,7 +174,11 @@ async def _begin_at_once(
 
 @pytest.mark.parametrize("is_guarded", [True, False])
 @pytest.mark.parametrize(
-    ("language", "code"), [("python", "print('ran')"), ("javascript", "console.log('ran')")]
+    ("language", "code"),
+    [
+        ("python", "print('ran')"),
+        pytest.param("javascript", "console.log('ran')", marks=pytest.mark.needs("node")),
+    ],
 )
 def test_nothing_of_a_program_runs_before_it_may(
     arena: Arena, monkeypatch: pytest.MonkeyPatch, language: str, code: str, is_guarded: bool

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -111,3 +114,36 @@ def test_counts_of_this_process_are_the_kernels() -> None:
     counts = Counts.of_this_process()
     assert counts.open_files == resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     assert 0 < counts.processes <= int(Path("/proc/sys/kernel/pid_max").read_text())
+
+
+def _raised(error: BaseException) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(OSError("no"), "no"), (ValueError("odd"), "odd"), (KeyboardInterrupt(), "KeyboardInterrupt")],
+)
+def test_trial_never_returns_whatever_it_raises(error: BaseException, said: str) -> None:
+    """One that did would go on as a second embedder, with the first one's descriptors."""
+    here = os.getpid()
+    try:
+        assert probe._trial(partial(_raised, error)) == said
+    finally:
+        if os.getpid() != here:
+            os._exit(9)  # the guard is off: the test fails in the one that waits
+
+
+def test_trial_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_TRIAL_S", 0.5)
+    heard, told = os.pipe()
+
+    def hang() -> None:
+        os.write(told, str(os.getpid()).encode())
+        signal.pause()
+
+    assert "did not end" in probe._trial(hang)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(os.read(heard, 20)), 0)
+    os.close(heard)
+    os.close(told)

@@ -238,7 +238,7 @@ def test_shell_tool_is_unchanged(case: str, tmp_path: Path) -> None:
     _same_with_and_without(["sh", "-c", script], tmp_path)
 
 
-@pytest.mark.node
+@pytest.mark.needs("node")
 def test_node_with_a_worker_thread_is_unchanged(tmp_path: Path) -> None:
     if shutil.which("node") is None:
         pytest.skip("node is not installed")
@@ -247,7 +247,7 @@ def test_node_with_a_worker_thread_is_unchanged(tmp_path: Path) -> None:
     _same_with_and_without(["node", str(script)], tmp_path)
 
 
-@pytest.mark.node
+@pytest.mark.needs("node")
 def test_node_can_not_list_interfaces_and_says_why(tmp_path: Path) -> None:
     if shutil.which("node") is None:
         pytest.skip("node is not installed")

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import platform
+import select
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from cellwall.jail import facts, hierarchies, probe_counts
 from cellwall.jail.linux import landlock, mounts, process
@@ -37,23 +39,43 @@ def run() -> list[Found]:
     return [found for check in checks for found in check()]
 
 
+_TRIAL_S = 20.0
+"""One takes milliseconds."""
+
+
 def _trial(action: Callable[[], None]) -> str:
-    """Run `action` in a child; "" if it went well, else the error's text."""
+    """Run `action` in a child; "" if it went well, else the error's text.
+
+    The child is a copy of the embedder, whose threads are not in it but whose locks are held as
+    they were: it runs nothing but `action`, never returns, and is not waited for without end.
+    """
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
-        try:
-            action()
-            text = ""
-        except OSError as error:
-            text = str(error)
-        os.write(write_end, text.encode()[:4096])
-        os._exit(0)
+        _try(action, write_end)
     os.close(write_end)
-    with os.fdopen(read_end, encoding="utf-8") as file:
-        text = file.read()
+    with os.fdopen(read_end, "rb") as pipe:
+        if not select.select([pipe], [], [], _TRIAL_S)[0]:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return f"the trial did not end within {_TRIAL_S:.0f} s"
+        text = pipe.read().decode("utf-8", "replace")
     _, status = os.waitpid(pid, 0)
     return text if status == 0 else f"the trial ended with status {status}"
+
+
+def _try(action: Callable[[], None], write_end: int) -> NoReturn:
+    status = 1
+    try:
+        text = ""
+        try:
+            action()
+        except BaseException as error:  # noqa: BLE001 - reported; nothing goes on in this copy
+            text = str(error) or type(error).__name__
+        os.write(write_end, text.encode("utf-8", "replace")[:4096])
+        status = 0
+    finally:
+        os._exit(status)
 
 
 def _machine() -> list[Found]:
@@ -123,12 +145,15 @@ def _mount_proc() -> None:
     _enter(process.CLONE_NEWNS | process.CLONE_NEWPID)
     pid = os.fork()
     if pid == 0:
+        number = 1
         try:
             flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
             mounts.mount("proc", "/proc", "proc", flags, "hidepid=invisible")
+            number = 0
         except OSError as error:
-            os._exit(error.errno or 1)
-        os._exit(0)
+            number = error.errno or 1
+        finally:
+            os._exit(number)
     _, status = os.waitpid(pid, 0)
     if status:
         number = os.waitstatus_to_exitcode(status)
