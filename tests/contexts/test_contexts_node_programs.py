@@ -66,6 +66,7 @@ def test_program_ends_as_under_a_node_of_its_own(
     assert _own(ours.stderr, "/home/user") == _own(bare.stderr, str(tmp_path))
 
 
+@pytest.mark.needs("node")
 def test_stack_shows_no_frame_of_ours() -> None:
     ours = cellwall.run("function f() { throw new Error('deep'); }\nf();", language="javascript")
     assert "at f (/home/user/main.js:1:" in ours.stderr

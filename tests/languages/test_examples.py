@@ -73,6 +73,7 @@ def test_languages_are_listed_with_what_is_installed(server: Server) -> None:
     assert listed["python"]["version"].startswith("Python 3")
 
 
+@pytest.mark.needs("gcc")
 def test_answer_over_http_shows_the_compile_stage(server: Server) -> None:
     headers = {"authorization": f"Bearer {ALICE}"}
     body = {"code": "int main(void) {\n  return x;\n}\n", "language": "c"}

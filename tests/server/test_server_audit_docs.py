@@ -17,6 +17,7 @@ from servers import ADMIN, Server, start
 from cellwall.server.keys import digest_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "audit-and-metrics.md").read_text(encoding="utf-8")
+pytestmark = pytest.mark.needs("curl")
 BLOCKS = dict(re.findall(r"<!-- runs: (\w+) -->\n```sh\n(.*?)```", PAGE, re.DOTALL))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SDK = sorted((ROOT / "docs" / "snippets" / "sdk").glob("*.py"))
+pytestmark = pytest.mark.needs("curl")
 BLOCKS = dict(re.findall(r"<!-- runs: (\w+) -->\n```sh\n(.*?)```", PAGE, re.DOTALL))
 
 
@@ -33,13 +33,6 @@ def shell(text: str, server: Server, folder: Path) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-@pytest.fixture(autouse=True)
-def _curl() -> None:
-    from conftest import require_capability
-
-    require_capability("curl", shutil.which("curl") is not None, "apt-get install curl")
 
 
 def test_chart_comes_back(server: Server, tmp_path: Path) -> None:

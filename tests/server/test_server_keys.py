@@ -169,6 +169,7 @@ def test_own_key_and_unix_socket(tmp_path: Path) -> None:
     assert not os.path.exists(path)
 
 
+@pytest.mark.needs("openssl")
 def test_tls_is_spoken(tmp_path: Path) -> None:
     cert, key = tmp_path / "c.pem", tmp_path / "k.pem"
     made = subprocess.run(

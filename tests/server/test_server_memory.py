@@ -74,7 +74,13 @@ def _grown(server: Server, ask: Ask, code: str = _FILLING) -> tuple[int, httpx.R
     return server.rss_bytes() - before, answers[-1]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.needs(*(["node"] if "interpreter" in kind else [])))
+        for kind in KINDS
+    ],
+)
 def test_large_programs_leave_the_server_flat(own: Server, kind: str) -> None:
     status, word, ask = KINDS[kind]
     grown, answer = _grown(own, ask)

@@ -11,6 +11,7 @@ LANGUAGE = Language(
     context=None,
     version=("perl", "--version"),
     install="apt-get install perl",
+    needs=("json_pp",),  # as sign of the standard library: a stock Debian has a part of it
     call=("perl", "{caller}", "{file}"),
     caller="call.pl",
     error_status=(),
