@@ -23,8 +23,26 @@ from unprivileged import OrdinaryUser
 pytestmark = [pytest.mark.rootless, pytest.mark.attack]
 
 _EMBED = """
-import json, sys
+import asyncio, contextlib, dataclasses, json, sys
 import cellwall
+
+def after_a_cell(code, **options):
+    # It leaves something behind; what comes next is told, once that has had its time.
+    async def work():
+        ended = asyncio.Event()
+        async with cellwall.AsyncSandbox.create(limits=options["limits"]) as sandbox:
+            sandbox.on_ended(lambda _: ended.set())
+            first = await sandbox.run(code)
+            assert first.verdict == "ok"
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), options["timeout"])
+            try:
+                done = await sandbox.run("print(45)")
+            except cellwall.SandboxUnavailable as error:
+                error.stdout = first.stdout
+                raise
+            return dataclasses.replace(done, stdout=first.stdout + done.stdout)
+    return asyncio.run(work())
 
 def with_a_full_disk(code, language):
     with cellwall.Sandbox(limits={"disk_mb": 8}) as sandbox:
@@ -34,9 +52,10 @@ def with_a_full_disk(code, language):
         assert filled.verdict == "disk", filled
         return sandbox.run(code, context="other")
 
+KINDS = {"full-": with_a_full_disk, "left-": after_a_cell}
 for name, code, options in json.load(open(sys.argv[1])):
     try:
-        done = (with_a_full_disk if name.startswith("full-") else cellwall.run)(code, **options)
+        done = KINDS.get(name[:5], cellwall.run)(code, **options)
         said = {
             "verdict": done.verdict.value,
             "stdout": done.stdout,
@@ -45,7 +64,8 @@ for name, code, options in json.load(open(sys.argv[1])):
             "level": done.outcome.isolation.level.label,
         }
     except cellwall.CellwallError as error:
-        said = {"error": type(error).__name__, "stdout": "", "message": str(error)}
+        stdout = getattr(error, "stdout", "")
+        said = {"error": type(error).__name__, "stdout": stdout, "message": str(error)}
     print(json.dumps({"case": name, **said}), flush=True)
 """
 _SAY = {
@@ -66,6 +86,13 @@ except OSError:
 print("made", made)
 """
 _HOG = "kept = []\nwhile True:\n    kept.append(b'x' * (1 << 20))\n"
+_HOG_IN_A_THREAD = """
+import threading
+def grow():
+    kept = [bytearray(b"x") * (4 << 20) for _ in range(80)]
+    threading.Event().wait()
+threading.Thread(target=grow).start()
+"""
 _HIDING_HOG = """
 import signal
 kept = []
@@ -235,6 +262,8 @@ class Rootless:
             ("leaderless-hogs", _HOGS_WITHOUT_A_FIRST_THREAD, small),
             ("secretive-hogs", _HOGS_NOT_TO_BE_LOOKED_INTO, small),
             ("hog-control", "x = b'x' * (200 << 20)", {"limits": {"memory_mb": 400}}),
+            ("left-hog", _HOG_IN_A_THREAD, {"limits": {"memory_mb": 128}, "timeout": 30}),
+            ("left-control", _HOG_IN_A_THREAD, {"limits": {"memory_mb": 600}, "timeout": 1}),
             ("full", _FILL, {"limits": {"memory_mb": 40, "disk_mb": 80}, "timeout": 10}),
             ("loop", "while True: pass", {"timeout": 1}),
             ("burn", "while True: pass", {"limits": {"cpu_s": 0.3}, "timeout": 10}),
@@ -362,6 +391,13 @@ def test_rootless_inotify_instances_are_bounded(rootless: Rootless) -> None:
 def test_rootless_memory_hog_is_killed_by_the_watchdog(rootless: Rootless, case: str) -> None:
     assert rootless.said("hog-control")["verdict"] == "ok"
     assert rootless.said(case)["verdict"] == "memory"
+
+
+def test_rootless_session_that_ends_between_cells_says_why(rootless: Rootless) -> None:
+    assert rootless.said("left-control")["stdout"].endswith("45\n")
+    said = rootless.said("left-hog")
+    assert said["error"] == "SandboxUnavailable"
+    assert "it has ended: it was killed at its memory limit of 128 MiB" in said["message"]
 
 
 def test_rootless_memory_that_nobody_could_count_is_not_to_be_had(rootless: Rootless) -> None:

@@ -101,6 +101,16 @@ class Live:
         self.ended_because = self.ended_because or reason
         self.runtime_sandbox.kill()
 
+    def why_it_ended(self) -> str:
+        """Return the kernel's reason for the end of its channel, else that it ended."""
+        try:
+            kills = self.readings().oom_kills
+        except OSError:  # it is on its way out, and nothing is left to be read
+            kills = 0
+        if not kills:
+            return str(self.channel.lost)
+        return f"it was killed at its memory limit of {self.spec.limits.memory_mb} MiB"
+
     def explain(self, reason: str) -> None:
         """Put the cause in the place of what was seen of it first: that the channel has ended."""
         if self.ended_because == str(self.channel.lost):

@@ -368,7 +368,8 @@ class AsyncSandbox:
             self._arm()
 
     def _on_channel_ended(self) -> None:
-        self._end(str(self.live.channel.lost))
+        # What runs in it has a verdict, which says more (`_after`).
+        self._end(str(self.live.channel.lost) if self.live.running else self.live.why_it_ended())
 
     def _end(self, reason: str) -> None:
         """Kill it and hand it to the engine for destruction; idempotent."""
