@@ -45,7 +45,7 @@ def require_capability(capability: str, available: bool, reason: str) -> None:
 
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 """Where sandboxes look for commands."""
-_PACKAGES = {"gcc": "gcc libc6-dev", "node": "nodejs"}
+_PACKAGES = {"gcc": "gcc libc6-dev", "node": "nodejs", "ps": "procps"}
 """Of Debian; a command without an entry is its package's name."""
 
 

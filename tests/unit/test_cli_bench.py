@@ -190,6 +190,7 @@ def test_docker_that_is_not_all_there_is_not_measured_and_says_why(
 
 
 @pytest.mark.root
+@pytest.mark.needs("ps")
 def test_bench_has_a_daemon_of_its_own_that_is_gone_with_it(
     require: Require, monkeypatch: pytest.MonkeyPatch
 ) -> None:
