@@ -26,7 +26,6 @@ from typing import Any, TypeVar
 
 from cellwall import AsyncSandbox, Engine, EngineSettings, Execution, Verdict
 from cellwall.engine.templates import state_dir
-from conftest import require_command
 
 T = TypeVar("T")
 LIMITS: dict[str, Any] = {"processes": 30, "memory_mb": 128}
@@ -328,6 +327,8 @@ def unconfined(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 def compiled(source: str, directory: Path) -> bytes:
     """A C probe, compiled on the host; it is sent in as a file."""
+    from conftest import require_command  # arenas are made outside of pytest as well
+
     compiler = require_command("gcc")
     path, target = directory / "probe.c", directory / "probe"
     path.write_text(source, encoding="utf-8")
