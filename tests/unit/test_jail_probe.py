@@ -122,7 +122,11 @@ def _raised(error: BaseException) -> None:
 
 @pytest.mark.parametrize(
     ("error", "said"),
-    [(OSError("no"), "no"), (ValueError("odd"), "odd"), (KeyboardInterrupt(), "KeyboardInterrupt")],
+    [
+        (OSError("no"), "no"),
+        (ValueError("odd"), "ValueError('odd')"),
+        (KeyboardInterrupt(), "KeyboardInterrupt()"),
+    ],
 )
 def test_trial_never_returns_whatever_it_raises(error: BaseException, said: str) -> None:
     """One that did would go on as a second embedder, with the first one's descriptors."""

@@ -71,7 +71,7 @@ def _try(action: Callable[[], None], write_end: int) -> NoReturn:
         try:
             action()
         except BaseException as error:  # noqa: BLE001 - reported; nothing goes on in this copy
-            text = str(error) or type(error).__name__
+            text = str(error) if isinstance(error, OSError) else repr(error)
         os.write(write_end, text.encode("utf-8", "replace")[:4096])
         status = 0
     finally:
