@@ -54,8 +54,10 @@ def _trial(action: Callable[[], None]) -> str:
     if pid == 0:
         _try(action, write_end)
     os.close(write_end)
+    ended = select.poll()  # select(2) knows descriptors up to 1023
+    ended.register(read_end, select.POLLIN)
     with os.fdopen(read_end, "rb") as pipe:
-        if not select.select([pipe], [], [], _TRIAL_S)[0]:
+        if not ended.poll(_TRIAL_S * 1000):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             return f"the trial did not end within {_TRIAL_S:.0f} s"
