@@ -23,7 +23,7 @@ from unprivileged import OrdinaryUser
 pytestmark = [pytest.mark.rootless, pytest.mark.attack]
 
 _EMBED = """
-import asyncio, contextlib, dataclasses, json, sys
+import asyncio, contextlib, dataclasses, json, sys, time
 import cellwall
 
 def after_a_cell(code, **options):
@@ -44,6 +44,20 @@ def after_a_cell(code, **options):
             return dataclasses.replace(done, stdout=first.stdout + done.stdout)
     return asyncio.run(work())
 
+def with_a_kill_on_its_way(code, **options):
+    # Nothing has told the sandbox of its end yet when the next is begun.
+    async def work():
+        async with cellwall.AsyncSandbox.create(limits=options["limits"]) as sandbox:
+            first = await sandbox.run(code)
+            assert first.verdict == "ok"
+            kernel = sandbox.live.runtime_sandbox
+            until = time.monotonic() + options["timeout"]
+            while not kernel.soft_kills and time.monotonic() < until:
+                kernel.kill_above_limit()
+            done = await sandbox.run("print(45)")
+            return dataclasses.replace(done, stdout=first.stdout + done.stdout)
+    return asyncio.run(work())
+
 def with_a_full_disk(code, language):
     with cellwall.Sandbox(limits={"disk_mb": 8}) as sandbox:
         sandbox.contexts.create("other", language=language)
@@ -52,7 +66,9 @@ def with_a_full_disk(code, language):
         assert filled.verdict == "disk", filled
         return sandbox.run(code, context="other")
 
-KINDS = {"full-": with_a_full_disk, "left-": after_a_cell}
+KINDS = {
+    "full-": with_a_full_disk, "left-": after_a_cell, "late-": with_a_kill_on_its_way,
+}
 for name, code, options in json.load(open(sys.argv[1])):
     try:
         done = KINDS.get(name[:5], cellwall.run)(code, **options)
@@ -264,6 +280,8 @@ class Rootless:
             ("hog-control", "x = b'x' * (200 << 20)", {"limits": {"memory_mb": 400}}),
             ("left-hog", _HOG_IN_A_THREAD, {"limits": {"memory_mb": 128}, "timeout": 30}),
             ("left-control", _HOG_IN_A_THREAD, {"limits": {"memory_mb": 600}, "timeout": 1}),
+            ("late-hog", _HOG_IN_A_THREAD, {"limits": {"memory_mb": 128}, "timeout": 30}),
+            ("late-control", _HOG_IN_A_THREAD, {"limits": {"memory_mb": 600}, "timeout": 1}),
             ("full", _FILL, {"limits": {"memory_mb": 40, "disk_mb": 80}, "timeout": 10}),
             ("loop", "while True: pass", {"timeout": 1}),
             ("burn", "while True: pass", {"limits": {"cpu_s": 0.3}, "timeout": 10}),
@@ -398,6 +416,11 @@ def test_rootless_session_that_ends_between_cells_says_why(rootless: Rootless) -
     said = rootless.said("left-hog")
     assert said["error"] == "SandboxUnavailable"
     assert "it has ended: it was killed at its memory limit of 128 MiB" in said["message"]
+
+
+def test_rootless_cell_begun_under_a_kill_says_why_it_ended(rootless: Rootless) -> None:
+    assert rootless.said("late-control")["stdout"].endswith("45\n")
+    assert rootless.said("late-hog")["verdict"] == "memory"
 
 
 def test_rootless_memory_that_nobody_could_count_is_not_to_be_had(rootless: Rootless) -> None:

@@ -91,6 +91,7 @@ def test_history_that_fills_memory_ends_with_that_verdict(client: httpx.Client) 
     if answer.get("verdict") == "exception":
         return
     if answer.get("verdict") != "memory":
+        assert "verdict" not in answer, answer
         assert "at its memory limit of 96 MiB" in answer["error"]["message"], answer
     assert client.get(sandbox).json()["status"] == "stopped"
 

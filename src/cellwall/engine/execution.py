@@ -259,6 +259,7 @@ class Attempt:
         rusage = done.get("rusage", {})
         rusage_cpu_s = (rusage.get("user_us", 0) + rusage.get("system_us", 0)) / 1e6
         cpu_s = max(now.cpu_s - before.cpu_s, rusage_cpu_s)
+        # Where memory is held softly a kill is everything's: this one may be on its way already.
         is_soft = self.live.isolation.hardness.get("memory_mb") == "soft"
         evidence = Evidence(
             limits=self.work.limits,
@@ -268,7 +269,7 @@ class Attempt:
             raised=bool(done.get("raised")),
             interrupted=recorder.interrupt_sent and self._was_interrupted(done),
             cpu_s=cpu_s,
-            oom_kills=now.oom_kills - before.oom_kills,
+            oom_kills=now.oom_kills - (0 if is_soft else before.oom_kills),
             processes_refused=now.processes_refused - before.processes_refused,
             disk_full=now.disk_full,
             softly_held_bytes=rusage.get("maxrss_kib", 0) << 10 if is_soft else 0,

@@ -61,7 +61,7 @@ class Evidence:
     """We sent an interrupt, and the program ended by KeyboardInterrupt or SIGINT."""
     cpu_s: float = 0.0
     oom_kills: int = 0
-    """Counted during this execution."""
+    """Counted during this execution, and if one kill ends the sandbox also just before it."""
     processes_refused: int = 0
     """Counted during this execution."""
     disk_full: bool = False
