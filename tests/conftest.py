@@ -46,7 +46,14 @@ def require_capability(capability: str, available: bool, reason: str) -> None:
 
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 """Where sandboxes look for commands."""
-_PACKAGES = {"gcc": "gcc libc6-dev", "node": "nodejs", "ps": "procps"}
+_PACKAGES = {
+    "cp": "coreutils",
+    "gcc": "gcc libc6-dev",
+    "java": "default-jdk-headless",
+    "javac": "default-jdk-headless",
+    "node": "nodejs",
+    "ps": "procps",
+}
 """Of Debian; a command without an entry is its package's name."""
 
 

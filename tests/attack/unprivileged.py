@@ -35,7 +35,8 @@ class Finished:
 
 def _shut() -> str:
     """The highest folder above our sources or our interpreter that is not everybody's, else ""."""
-    above = sorted({*Path(sys.executable).parents, *Path(cellwall.__file__).parents})
+    needed = (Path(sys.executable), Path(sys.executable).resolve(), Path(cellwall.__file__))
+    above = sorted({folder for path in needed for folder in path.parents})
     return next((str(path) for path in above if not path.stat().st_mode & stat.S_IXOTH), "")
 
 

@@ -74,7 +74,8 @@ def test_a_cancelled_create_leaves_the_name_free(spins: int) -> None:
 def test_a_cancelled_first_cell_of_a_language_spoils_no_later_one(
     require: Require, language: str
 ) -> None:
-    require(language, is_installed(registry.find(language)), f"install {language}")
+    known = registry.find(language)
+    require(language, is_installed(known), f"run: {known.install}")
 
     async def scenario(sandbox: AsyncSandbox) -> None:
         first = asyncio.ensure_future(sandbox.run("echo=1", language))

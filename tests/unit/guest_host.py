@@ -141,8 +141,8 @@ def descriptors_of(pid: int) -> list[str]:
     """
     try:
         return sorted(os.listdir(f"/proc/{pid}/fd"))
-    except PermissionError as error:
-        require_capability("root", os.geteuid() == 0, f"look into a guest's process: {error}")
+    except PermissionError:
+        require_capability("root", os.geteuid() == 0, "look into a guest's process: run as uid 0")
         raise
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import functools
 import importlib.util
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 import seccomp_model
 
 from cellwall.jail import seccomp
+from conftest import require_command
 
 pytestmark = [
     pytest.mark.slow,
@@ -233,15 +233,12 @@ def test_python_is_unchanged(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", SCRIPTS)
 def test_shell_tool_is_unchanged(case: str, tmp_path: Path) -> None:
     tool, script = SCRIPTS[case]
-    if shutil.which(tool) is None:
-        pytest.skip(f"{tool} is not installed")
+    require_command(tool)
     _same_with_and_without(["sh", "-c", script], tmp_path)
 
 
 @pytest.mark.needs("node")
 def test_node_with_a_worker_thread_is_unchanged(tmp_path: Path) -> None:
-    if shutil.which("node") is None:
-        pytest.skip("node is not installed")
     script = tmp_path / "main.js"
     script.write_text(NODE_WORKER)
     _same_with_and_without(["node", str(script)], tmp_path)
@@ -249,8 +246,6 @@ def test_node_with_a_worker_thread_is_unchanged(tmp_path: Path) -> None:
 
 @pytest.mark.needs("node")
 def test_node_can_not_list_interfaces_and_says_why(tmp_path: Path) -> None:
-    if shutil.which("node") is None:
-        pytest.skip("node is not installed")
     script = (
         "try { os.networkInterfaces(); console.log('ok') } catch (e) { console.log(e.info.errno) }"
     )
@@ -262,9 +257,8 @@ def test_node_can_not_list_interfaces_and_says_why(tmp_path: Path) -> None:
     assert said == ["ok", str(errno.EAFNOSUPPORT)]
 
 
+@pytest.mark.needs("java", "javac")
 def test_jvm_is_unchanged(tmp_path: Path) -> None:
-    if shutil.which("java") is None or shutil.which("javac") is None:
-        pytest.skip("no JDK is installed")
     source = tmp_path / "Main.java"
     source.write_text(JAVA)
     _same_with_and_without(["java", str(source)], tmp_path)

@@ -259,8 +259,8 @@ class Attempt:
         rusage = done.get("rusage", {})
         rusage_cpu_s = (rusage.get("user_us", 0) + rusage.get("system_us", 0)) / 1e6
         cpu_s = max(now.cpu_s - before.cpu_s, rusage_cpu_s)
-        # Where memory is held softly a kill is everything's: this one may be on its way already.
-        is_soft = self.live.isolation.hardness.get("memory_mb") == "soft"
+        hardness = self.live.isolation.hardness
+        is_soft = hardness.get("memory_mb") == "soft"
         evidence = Evidence(
             limits=self.work.limits,
             cause=recorder.cause,
@@ -269,8 +269,12 @@ class Attempt:
             raised=bool(done.get("raised")),
             interrupted=recorder.interrupt_sent and self._was_interrupted(done),
             cpu_s=cpu_s,
-            oom_kills=now.oom_kills - (0 if is_soft else before.oom_kills),
-            processes_refused=now.processes_refused - before.processes_refused,
+            oom_kills=_counted(is_soft, before.oom_kills, now.oom_kills),
+            processes_refused=_counted(
+                hardness.get("processes") == "soft",
+                before.processes_refused,
+                now.processes_refused,
+            ),
             disk_full=now.disk_full,
             softly_held_bytes=rusage.get("maxrss_kib", 0) << 10 if is_soft else 0,
             cut=recorder.truncated,
@@ -312,6 +316,15 @@ class Attempt:
             is_stopped = recorder.cause is not Cause.ITSELF
             return ("the context is alive and kept its state",) if is_stopped else ()
         return ("the context has ended and its state is lost",)
+
+
+def _counted(is_soft: bool, before: int, now: int) -> int:
+    """Breaches of a limit that concern this work.
+
+    What is held softly costs the whole sandbox its life at the first breach, so that one does even
+    if it came before: the end was on its way when this began, and had not been told yet.
+    """
+    return now if is_soft else now - before
 
 
 def finish(

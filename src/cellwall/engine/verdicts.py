@@ -61,9 +61,9 @@ class Evidence:
     """We sent an interrupt, and the program ended by KeyboardInterrupt or SIGINT."""
     cpu_s: float = 0.0
     oom_kills: int = 0
-    """Counted during this execution, and if one kill ends the sandbox also just before it."""
+    """Counted during this execution; held softly, also the one that was on its way before it."""
     processes_refused: int = 0
-    """Counted during this execution."""
+    """As `oom_kills`."""
     disk_full: bool = False
     softly_held_bytes: int = 0
     """Peak of the largest process by its wait status, where memory is only held softly."""

@@ -218,7 +218,7 @@ class RuntimeContract(StreamsContract, ToolsContract):
     def test_memory_of_a_child_is_the_verdict_of_its_parent(self, subject: Subject) -> None:
         """Where the kernel kills the child alone, the parent goes on and ends well.
 
-        It stays where a limit of its own stops it first: a watchdog may look only now and then.
+        The child stays where its own rlimit stops it first: a watchdog looks only now and then.
         """
         code = """
 import os, signal
