@@ -8,24 +8,17 @@ appears in both, and without the proxy's name in `allowed_hosts` nothing goes th
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-import socket
-import subprocess
-import tempfile
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from servers import ALICE, Server, made_by, read_all, running
+from nginx_front import NAME, Proxy, proxy_of
+from servers import ALICE, Server, made_by, running
 
 from conftest import require_capability
 
-_SITE = Path(__file__).parents[2] / "deploy" / "nginx.conf"
-_NAME = "sandboxes.example"
 _KEY = b"X-API-Key: " + ALICE.encode() + b"\r\n"
-_HEAD = b"Host: " + _NAME.encode() + b"\r\nContent-Type: application/json\r\n" + _KEY
+_HEAD = b"Host: " + NAME.encode() + b"\r\nContent-Type: application/json\r\n" + _KEY
 _POST = b"POST /execute HTTP/1.1\r\n" + _HEAD
 _INNER = b"POST /sandboxes HTTP/1.1\r\n" + _HEAD + b"Content-Length: 2\r\n\r\n{}"
 _CHUNKED = b"Transfer-Encoding: chunked\r\n"
@@ -80,74 +73,11 @@ SMUGGLING = {
 }  # fmt: skip
 
 
-class Proxy:
-    """A running nginx in front of a server."""
-
-    def __init__(self, folder: Path, port: int) -> None:
-        self.port, self._log = port, folder / "access.log"
-
-    def send(self, data: bytes) -> bytes:
-        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as sock:
-            sock.settimeout(2)
-            with contextlib.suppress(ConnectionError):  # it has answered, and wants no more
-                sock.sendall(data)
-            return read_all(sock)
-
-    def taken(self) -> list[str]:
-        """Return the request lines that nginx took for requests and has ended."""
-        return self._log.read_text(encoding="utf-8", errors="replace").splitlines()
-
-
-def _configuration(folder: Path, port: int, server: Server) -> str:
-    site = _SITE.read_text(encoding="utf-8")
-    lines = [line for line in site.splitlines() if "ssl_certificate" not in line]
-    site = "\n".join(lines).replace("listen 443 ssl http2", f"listen 127.0.0.1:{port}")
-    site = site.replace("127.0.0.1:8080", f"127.0.0.1:{server.port}")
-    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    paths = "\n".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
-    return f"""
-daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log;
-events {{}}
-http {{ {paths} log_format lines "$request"; access_log {folder}/access.log lines; {site} }}
-"""
-
-
-@contextlib.contextmanager
-def _proxy(server: Server) -> Iterator[Proxy]:
-    folder = Path(tempfile.mkdtemp(prefix="cellwall-nginx-"))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    path = folder / "nginx.conf"
-    path.write_text(_configuration(folder, port, server), encoding="utf-8")
-    with (folder / "output").open("wb") as output:
-        process = subprocess.Popen(
-            ["nginx", "-p", str(folder), "-c", str(path)], stdout=output, stderr=output
-        )
-    try:
-        _wait_until_open(process, port, folder)
-        yield Proxy(folder, port)
-    finally:
-        process.terminate()
-        process.wait(20)
-        shutil.rmtree(folder)
-
-
-def _wait_until_open(process: subprocess.Popen[bytes], port: int, folder: Path) -> None:
-    deadline = time.monotonic() + 20
-    while True:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
-        said = (folder / "output").read_text(encoding="utf-8")
-        assert process.poll() is None, said
-        assert time.monotonic() < deadline, said
-        time.sleep(0.05)
-
-
 @pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[Proxy, Server]]:
     """nginx, and behind it a server that answers to the name it is called by."""
     require_capability("nginx", shutil.which("nginx") is not None, "apt-get install nginx-light")
-    with running(allowed_hosts=[_NAME]) as server, _proxy(server) as proxy:
+    with running(allowed_hosts=[NAME]) as server, proxy_of(server) as proxy:
         yield proxy, server
 
 
@@ -175,6 +105,6 @@ def test_an_honest_pair_of_requests_is_two_for_both(pair: tuple[Proxy, Server]) 
 
 def test_a_name_that_was_not_allowed_gets_nothing(server: Server) -> None:
     require_capability("nginx", shutil.which("nginx") is not None, "apt-get install nginx-light")
-    with _proxy(server) as proxy:
+    with proxy_of(server) as proxy:
         answer = proxy.send(b"GET /stats HTTP/1.1\r\nConnection: close\r\n" + _HEAD + b"\r\n")
     assert answer.startswith(b"HTTP/1.1 403"), answer

@@ -43,6 +43,6 @@ def test_handshake_without_an_answer_has_an_end(monkeypatch: pytest.MonkeyPatch)
     async def run() -> None:
         call, connection = cast("Call", Patient()), cast("Connection", Silent())
         with pytest.raises(PortError, match="handshake"):
-            await InnerSocket(call, connection, b"/").run(has_our_bearer=False)
+            await InnerSocket(call, connection, b"/").run([])
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""The server's pure parts: tokens, ranges, forwarding, paths, limits, errors, admission, keys."""
+"""The server's pure parts: tokens, ranges, paths, limits, errors, admission, keys."""
 
 from __future__ import annotations
 
@@ -16,38 +16,54 @@ from cellwall.engine.quotas import Quotas, Tenants
 from cellwall.model import errors as model_errors
 from cellwall.model.errors import CapacityError, CellwallError, NotFound, UsageError
 from cellwall.model.limits import Limits
-from cellwall.server import answers, asked, tokens
+from cellwall.server import answers, asked
 from cellwall.server.downloads import _span, attachment
 from cellwall.server.endpoint import parsed
 from cellwall.server.errors import HttpError, envelope, headers_of, status_of
-from cellwall.server.forwarding import from_inside, port_token, query_for_inside, to_inside
 from cellwall.server.guards import allowed_hosts, read_headers
-from cellwall.server.keys import Failures
+from cellwall.server.keys import Failures, Principal
 from cellwall.server.paths import check_name
 from cellwall.server.schemas import ExecuteBody, SandboxBody
 from cellwall.server.settings import ServerSettings
+from cellwall.server.tokens import Tokens
 
 KEY = b"k" * 32
 
 # -- tokens --------------------------------------------------------------------------------------
 
 
+SIGNER = Principal("alice", "k1", "run")
+
+
+def tokens_of(key: bytes = KEY, *accepted: str) -> Tokens:
+    return Tokens(key, (accepted or ("k1",)).__contains__)
+
+
 def test_token_opens_what_it_was_signed_for_and_nothing_else() -> None:
-    token, _ = tokens.sign(KEY, "file", {"path": "a"}, 60)
-    assert tokens.opened(KEY, "file", token)["path"] == "a"
-    expired, _ = tokens.sign(KEY, "file", {}, -1)
-    for key, kind, text in (
-        (b"x" * 32, "file", token), (KEY, "port", token), (KEY, "file", expired),
-        (KEY, "file", token[:-1]), (KEY, "file", ""), (KEY, "file", "A" * 20_000),
+    ours = tokens_of()
+    token, _ = ours.sign(SIGNER, "file", {"path": "a", "owner": "bob", "key": "k2"}, 60)
+    opened = ours.opened("file", token)
+    assert (opened["path"], opened["owner"], opened["key"]) == ("a", "alice", "k1")
+    expired, _ = ours.sign(SIGNER, "file", {}, -1)
+    for theirs, kind, text in (
+        (tokens_of(b"x" * 32), "file", token), (ours, "port", token), (ours, "file", expired),
+        (ours, "file", token[:-1]), (ours, "file", ""), (ours, "file", "A" * 20_000),
     ):  # fmt: skip
         with pytest.raises(NotFound):
-            tokens.opened(key, kind, text)
+            theirs.opened(kind, text)
+
+
+def test_token_ends_with_the_key_that_signed_it() -> None:
+    token, _ = tokens_of().sign(SIGNER, "port", {}, 60)
+    assert tokens_of(KEY, "k1", "k2").opened("port", token)
+    with pytest.raises(NotFound):
+        tokens_of(KEY, "k2").opened("port", token)
 
 
 @given(st.binary(max_size=200))
 def test_no_other_bytes_are_a_token(raw: bytes) -> None:
     with pytest.raises(NotFound):
-        tokens.opened(KEY, "file", raw.decode("latin-1"))
+        tokens_of().opened("file", raw.decode("latin-1"))
 
 
 # -- ranges and names ----------------------------------------------------------------------------
@@ -83,48 +99,6 @@ def test_a_name_that_passes_has_nothing_odd(name: str) -> None:
     assert "\\" not in checked
     assert "\0" not in checked
     assert check_name(checked) == checked
-
-
-# -- forwarding ----------------------------------------------------------------------------------
-
-
-def test_nothing_of_ours_goes_in() -> None:
-    raw = [
-        (b"host", b"public"), (b"x-api-key", b"k"), (b"authorization", b"Bearer k"),
-        (b"x-cellwall-token", b"t"), (b"connection", b"close, x-hop"), (b"x-hop", b"1"),
-        (b"x-forwarded-for", b"1.2.3.4"), (b"transfer-encoding", b"chunked"), (b"x-app", b"yes"),
-    ]  # fmt: skip
-    assert to_inside(raw, 80, has_our_bearer=True) == [
-        (b"host", b"localhost:80"),
-        (b"x-app", b"yes"),
-    ]
-    assert (b"authorization", b"Bearer k") in to_inside(raw, 80, has_our_bearer=False)
-
-
-def test_nothing_dangerous_comes_out() -> None:
-    raw = [
-        (b"set-cookie", b"a=b"), (b"access-control-allow-origin", b"*"), (b"x-bad", b"a\x01b"),
-        (b"connection", b"x-hop"), (b"x-hop", b"1"), (b"content-length", b"5"),
-        (b"location", b"http://localhost:80/a"), (b"content-type", b"text/html"),
-    ]  # fmt: skip
-    headers = dict(from_inside(raw, 80, "/p"))
-    assert headers.pop(b"content-security-policy").startswith(b"sandbox")
-    assert headers == {
-        b"location": b"/p/a", b"content-type": b"text/html", b"x-content-type-options": b"nosniff",
-    }  # fmt: skip
-
-
-def test_our_token_is_taken_out_of_the_query() -> None:
-    assert query_for_inside(b"a=1&cellwall_token=t&b=%2F") == b"a=1&b=%2F"
-    assert query_for_inside(b"a=%zz&&b") == b"a=%zz&&b"
-    assert port_token({}, b"a=1&cellwall_token=t") == "t"
-    assert port_token({"x-cellwall-token": "h"}, b"cellwall_token=t") == "h"
-    assert port_token({}, b"") is None
-
-
-def test_white_space_around_a_value_is_not_passed_on() -> None:
-    """HTTP allows it there; the parser of requests leaves it, the writer of requests refuses it."""
-    assert (b"x-a", b"b c") in to_inside([(b"x-a", b" \tb c \t")], 80, has_our_bearer=False)
 
 
 # -- requests ------------------------------------------------------------------------------------

@@ -58,6 +58,7 @@ class Call:
         "headers",
         "held",
         "is_passed_on",
+        "lender",
         "object",
         "origin",
         "params",
@@ -103,6 +104,8 @@ class Call:
         """What that is done to."""
         self.claims: Mapping[str, Any] = {}
         """What a token of ours that stands for a key allows, once it was opened."""
+        self.lender: str | None = None
+        """Id of the key that signed that token."""
         self.has_answered = False
         self.is_passed_on = False
         """Whether its status is what a server inside said."""

@@ -36,11 +36,17 @@ class Connections:
         if call.principal is not None:
             self._calls.setdefault(call.principal.key_id, set()).add(call)
 
+    def lent(self, call: Call, key_id: str) -> None:
+        """Remember a call that a token opened, which the key of that id has signed."""
+        if call.principal is None:
+            call.lender = key_id
+            self._calls.setdefault(key_id, set()).add(call)
+
     def ended(self, call: Call) -> None:
         """Forget it."""
-        if call.principal is None:
+        key_id = call.lender if call.principal is None else call.principal.key_id
+        if key_id is None:
             return
-        key_id = call.principal.key_id
         calls = self._calls.get(key_id, set())
         calls.discard(call)
         if not calls:

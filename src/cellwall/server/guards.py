@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from cellwall.model.errors import FileError, NotFound
 from cellwall.model.ids import new_id
-from cellwall.server import tokens
 from cellwall.server.call import Call, ClientGone, unauthorized
 from cellwall.server.errors import HttpError, envelope, headers_of, status_of
 from cellwall.server.failures import let_go, tell
@@ -183,7 +182,7 @@ class Guard:
         if token is None or "x-api-key" in call.headers or bearer_of(call.headers) is None:
             return False
         try:
-            claims = tokens.opened(self._state.signing_key, "port", token)
+            claims = self._state.tokens.opened("port", token)
         except NotFound:
             return False
         opened = f"/sandboxes/{claims['sandbox']}/ports/{claims['port']}/"

@@ -14,7 +14,7 @@ import h11
 from cellwall.model.errors import CellwallError, PortError, UsageError
 from cellwall.server.call import ClientGone
 from cellwall.server.errors import HttpError
-from cellwall.server.forwarding import Headers, from_inside, to_inside
+from cellwall.server.forwarding import Headers, from_inside
 from cellwall.server.presence import unless_gone
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ class Exchange:
         self._prefix = prefix
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
 
-    async def run(self, target: bytes, *, has_our_bearer: bool) -> None:
-        """Pass it on and back.
+    async def run(self, target: bytes, headers: Headers) -> None:
+        """Pass it on and back; `headers` are those that the inside gets of the client's.
 
         Raises `ClientGone`, 502, `PortError`; 400, 408 and 413 for what is asked.
         """
-        head = self._head(target, has_our_bearer=has_our_bearer)
+        head = self._head(target, headers)
         sending = asyncio.ensure_future(self._send(head))
         try:
             await unless_gone(self._call, self._answer(sending))
@@ -57,13 +57,11 @@ class Exchange:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
 
-    def _head(self, target: bytes, *, has_our_bearer: bool) -> h11.Request:
+    def _head(self, target: bytes, passed: Headers) -> h11.Request:
         call = self._call
-        headers = to_inside(
-            call.scope["headers"], self._connection.port, has_our_bearer=has_our_bearer
-        )
-        headers += self._framing()
-        headers += [
+        headers = [
+            *passed,
+            *self._framing(),
             (b"x-forwarded-prefix", self._prefix.encode()),
             (b"x-forwarded-host", call.headers.get("host", "").encode("latin-1")),
             (b"x-forwarded-proto", call.scope["scheme"].encode()),
@@ -129,7 +127,7 @@ class Exchange:
             raise h11.RemoteProtocolError(f"its status is {status}")
         # Iterated, h11's headers have lower-case names.
         raw = list(response.headers)
-        headers = from_inside(raw, self._connection.port, self._prefix)
+        headers = from_inside(raw, self._connection.port, self._prefix, call.settings.port_headers)
         # Where it does not say how long the body is, uvicorn must not take it for that.
         if status not in _BODILESS and not any(name == b"transfer-encoding" for name, _ in raw):
             headers += [each for each in raw if each[0] == b"content-length"]

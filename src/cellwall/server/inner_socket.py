@@ -20,7 +20,6 @@ from websockets.uri import parse_uri
 from cellwall.model.errors import PortError
 from cellwall.server.call import ClientGone
 from cellwall.server.errors import HttpError
-from cellwall.server.forwarding import to_inside
 from cellwall.server.presence import unless_gone
 from cellwall.server.sockets import Socket
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from cellwall.engine.ports import Connection
     from cellwall.server.call import Call
+    from cellwall.server.forwarding import Headers
 
 _STEP_BYTES = 64 * 1024
 _MESSAGE_BYTES = 1024 * 1024
@@ -61,15 +61,17 @@ class InnerSocket:
         self._is_text = False
         self._writing = asyncio.Lock()
 
-    async def run(self, *, has_our_bearer: bool) -> None:
+    async def run(self, headers: Headers) -> None:
         """Shake hands on both sides, then pass messages until one side ends.
+
+        `headers` are those that the inside gets of the client's.
 
         Raises `ClientGone`, 502, `PortError`.
         """
-        await unless_gone(self._call, self._join(has_our_bearer=has_our_bearer))
+        await unless_gone(self._call, self._join(headers))
 
-    async def _join(self, *, has_our_bearer: bool) -> None:
-        await self._shake_hands_in_time(has_our_bearer=has_our_bearer)
+    async def _join(self, headers: Headers) -> None:
+        await self._shake_hands_in_time(headers)
         await self._outer.accept(self._inner.subprotocol)
         outward = asyncio.ensure_future(self._pass_out())
         inward = asyncio.ensure_future(self._pass_in())
@@ -85,10 +87,10 @@ class InnerSocket:
             inward.cancel()
             await asyncio.gather(outward, inward, return_exceptions=True)
 
-    async def _shake_hands_in_time(self, *, has_our_bearer: bool) -> None:
+    async def _shake_hands_in_time(self, headers: Headers) -> None:
         try:
             async with asyncio.timeout(_HANDSHAKE_S):
-                await self._shake_hands(has_our_bearer=has_our_bearer)
+                await self._shake_hands(headers)
         except TimeoutError:
             raise PortError(
                 f"port {self._connection.port}: no answer to the handshake in {_HANDSHAKE_S:g} s",
@@ -96,12 +98,9 @@ class InnerSocket:
                 remedy="see whether what listens there takes WebSockets",
             ) from None
 
-    async def _shake_hands(self, *, has_our_bearer: bool) -> None:
+    async def _shake_hands(self, headers: Headers) -> None:
         request = self._inner.connect()
-        passed = to_inside(
-            self._call.scope["headers"], self._connection.port, has_our_bearer=has_our_bearer
-        )
-        for name, value in passed:
+        for name, value in headers:
             if name.decode("latin-1") not in _OWN:
                 request.headers[name.decode("latin-1")] = value.decode("latin-1")
         self._inner.send_request(request)

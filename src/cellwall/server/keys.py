@@ -101,6 +101,8 @@ class KeyRing:
         """Start with these, which stay until the server ends."""
         self._fixed = {record.digest: record for record in records}
         self._stored: dict[str, KeyRecord] = {}
+        self._by_id: dict[str, KeyRecord] = {}
+        self._name_all()
 
     @property
     def fixed(self) -> list[KeyRecord]:
@@ -110,16 +112,26 @@ class KeyRing:
     def add(self, record: KeyRecord) -> None:
         """Accept one more key until the server ends."""
         self._fixed[record.digest] = record
+        self._name_all()
 
     def replace_stored(self, records: Iterable[KeyRecord]) -> None:
         """Accept these besides, and what was given here before no longer."""
         self._stored = {record.digest: record for record in records}
+        self._name_all()
+
+    def _name_all(self) -> None:
+        records = (*self._stored.values(), *self._fixed.values())
+        self._by_id = {each.key_id: each for each in records}
 
     def accepted(self) -> set[str]:
         """Return the ids of the keys that are accepted now."""
         now = time.time()
-        records = (*self._fixed.values(), *self._stored.values())
-        return {each.key_id for each in records if not each.has_expired(now)}
+        return {key_id for key_id, each in self._by_id.items() if not each.has_expired(now)}
+
+    def is_accepted(self, key_id: str) -> bool:
+        """Report whether the key of that id is accepted now."""
+        found = self._by_id.get(key_id)
+        return found is not None and not found.has_expired(time.time())
 
     def find(self, presented: str) -> Principal | None:
         """Return whose key it is, or None."""

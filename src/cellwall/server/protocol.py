@@ -121,6 +121,7 @@ class Connection(HttpToolsProtocol):
         """Count it, send small answers at once, and start the clock of its first request."""
         super().connection_made(transport)
         self._head_bytes = 0
+        self._is_head_whole = False
         self._slow: asyncio.TimerHandle | None = None
         self._address = self.client[0] if self.client else ""
         if self._address:
@@ -205,6 +206,7 @@ class Connection(HttpToolsProtocol):
         """A request begins."""
         super().on_message_begin()
         self._head_bytes = 0
+        self._is_head_whole = False
         self._start_clock()
 
     def on_url(self, url: bytes) -> None:
@@ -215,11 +217,15 @@ class Connection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take one header."""
+        """Take one header; what comes behind the body is a trailer, and counts as nothing.
+
+        SECURITY: whoever checks headers in front has not seen it.
+        """
         self._head_bytes += len(name) + len(value) + 32
         if self._head_bytes > _HEADER_BYTES:
             raise TooMuch
-        super().on_header(name, value)
+        if not self._is_head_whole:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The headers are whole; hand the application a way to cut the connection."""
@@ -227,6 +233,7 @@ class Connection(HttpToolsProtocol):
             if self.parser.get_method() == b"CONNECT":
                 raise Tunnel
             return  # `_parse_again` comes here once more
+        self._is_head_whole = True
         self._stop_clock()
         extensions: dict[str, Any] = {"cellwall.transport": self.transport}
         self.scope["extensions"] = extensions

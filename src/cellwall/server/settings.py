@@ -7,16 +7,19 @@ change any of this. Durations are seconds, sizes are named.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from cellwall.engine.quotas import Quotas
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
+from cellwall.server.passed_headers import is_never_passed
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 _LAST_PORT = 65_535
+_HEADER = re.compile(r"[a-z0-9_-]{1,64}")
 _WORDS = {"log_format": ("auto", "json", "console"), "audit": ("required", "flag")}
 """Settings that are one of a few words."""
 
@@ -60,6 +63,9 @@ class ServerSettings:
     """Further names for the Host header, without port; `*` for any (only behind a proxy)."""
     allowed_origins: tuple[str, ...] = ()
     """Origins (`https://app.example`) of pages that may call; never answered with CORS headers."""
+    port_headers: tuple[str, ...] = ()
+    """Further headers (`x-tenant`) of applications that pass to and from servers inside, beside the
+    list in design/0023; never those of a proxy in front, by which it says who somebody is."""
     store: str = "sqlite"
     """Where executions, sandboxes and idempotency keys are written down: `sqlite` (a file in the
     state directory), a URL (`postgresql+asyncpg://…`), or `none`: nothing outlives the server."""
@@ -201,6 +207,12 @@ class ServerSettings:
                 raise UsageError(
                     f"settings: {name} = {getattr(self, name)} is no TCP port",
                     remedy=f"give one from 1 to {_LAST_PORT}, or 0 for any",
+                )
+        for name in self.port_headers:
+            if not _HEADER.fullmatch(name) or is_never_passed(name.encode()):
+                raise UsageError(
+                    f"settings: port_headers has {name[:40]!r}, which never passes",
+                    remedy="give names in lower case that are an application's own, as x-tenant",
                 )
         token = self.metrics_token_sha256
         if token is not None and (len(token) != 64 or set(token) - set("0123456789abcdef")):

@@ -37,6 +37,7 @@ from cellwall.server.redaction import Redactor
 from cellwall.server.sandboxes import Sandboxes
 from cellwall.server.stored_keys import StoredKeys
 from cellwall.server.times import steady
+from cellwall.server.tokens import Tokens
 from cellwall.server.watching import Watch
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class State:
         self.executions.on_ended = self.notices.ended
         self.sandboxes = Sandboxes(settings, store, self.tasks)
         self.replays = Replays(store)
-        self.signing_key = secrets.token_bytes(32)
+        self.tokens = Tokens(secrets.token_bytes(32), keys.is_accepted)
         self.began_at = time.time()
         self.is_stopping = False
         self.requests = 0

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cellwall.model.errors import PortError, UsageError
-from cellwall.server import answers, tokens
+from cellwall.server import answers
 from cellwall.server.call import unauthorized
 from cellwall.server.endpoint import Answer, Endpoint, body_of, sandbox
 from cellwall.server.errors import HttpError
-from cellwall.server.forwarding import port_token, query_for_inside
+from cellwall.server.forwarding import port_token, query_for_inside, to_inside
 from cellwall.server.guards import bearer_of
 from cellwall.server.inner_http import Exchange
 from cellwall.server.inner_socket import InnerSocket
@@ -32,8 +32,8 @@ async def sign(call: Call) -> None:
     """`POST /sandboxes/{id}/ports/sign`."""
     body = await body_of(call, PortSignBody)
     record = sandbox(call)
-    claims = {"owner": call.owner, "sandbox": record.id, "port": body.port}
-    token, expires_at = tokens.sign(call.state.signing_key, "port", claims, body.expires_s)
+    claims = {"sandbox": record.id, "port": body.port}
+    token, expires_at = call.state.tokens.sign(call.caller, "port", claims, body.expires_s)
     call.state.watch.redactor.learn(token, "tokens")
     record.log("port signed", port=body.port)
     url = f"{base_url(call)}/sandboxes/{record.id}/ports/{body.port}/?cellwall_token={token}"
@@ -46,13 +46,19 @@ async def forward(call: Call) -> None:
     record = _opened(call, port)
     prefix = f"/sandboxes/{record.id}/ports/{port}"
     target = _target(call, prefix)
-    has_our_bearer = _has_our_bearer(call)
+    headers = to_inside(
+        call.scope["headers"],
+        port,
+        prefix,
+        has_its_own_authorization=_has_its_own_authorization(call),
+        more=call.settings.port_headers,
+    )
     connection = await _connected(record, port)
     try:
         if call.scope["type"] == "websocket":
-            await InnerSocket(call, connection, target).run(has_our_bearer=has_our_bearer)
+            await InnerSocket(call, connection, target).run(headers)
         else:
-            await Exchange(call, connection, prefix).run(target, has_our_bearer=has_our_bearer)
+            await Exchange(call, connection, prefix).run(target, headers)
     except PortError as error:
         raise _unreachable(error) from None
     finally:
@@ -66,19 +72,28 @@ def _opened(call: Call, port: int) -> SandboxRecord:
     token = port_token(call.headers, call.scope.get("query_string", b""))
     if token is None:
         raise unauthorized()
-    claims = tokens.opened(call.state.signing_key, "port", token)
+    claims = call.state.tokens.opened("port", token)
     wanted = call.params["sandbox_id"]
     owner = claims["owner"] if (claims["sandbox"], claims["port"]) == (wanted, port) else ""
-    return owned(call.state.sandboxes.all, owner, "sandbox", wanted)
+    record = owned(call.state.sandboxes.all, owner, "sandbox", wanted)
+    call.state.connections.lent(call, claims["key"])
+    return record
 
 
-def _has_our_bearer(call: Call) -> bool:
-    """Report whether its bearer is a key of ours, be it what let the call in or not."""
+def _has_its_own_authorization(call: Call) -> bool:
+    """Report whether its `Authorization` is for the inside: beside a header that let it in.
+
+    SECURITY: what a browser or a proxy adds by itself comes without such a header, and is not the
+    inside's: a password for this host, who the visitor is. A key of ours never is, wherever it
+    stands.
+    """
+    if "x-api-key" not in call.headers and "x-cellwall-token" not in call.headers:
+        return False
     bearer = bearer_of(call.headers)
     if bearer is None:
-        return False
+        return True
     has_let_it_in = call.principal is not None and "x-api-key" not in call.headers
-    return has_let_it_in or call.state.keys.find(bearer) is not None
+    return not has_let_it_in and call.state.keys.find(bearer) is None
 
 
 def _port(text: str) -> int:

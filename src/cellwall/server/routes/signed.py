@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cellwall.server import answers, tokens
+from cellwall.server import answers
 from cellwall.server.downloads import send_file
 from cellwall.server.endpoint import Answer, Endpoint, body_of, sandbox
 from cellwall.server.errors import HttpError
@@ -26,13 +26,12 @@ async def sign(call: Call) -> None:
     body = await body_of(call, SignBody)
     record = sandbox(call)
     claims = {
-        "owner": call.owner,
         "sandbox": record.id,
         "path": check_name(body.path),
         "operation": body.operation,
         "max_bytes": body.max_bytes,
     }
-    token, expires_at = tokens.sign(call.state.signing_key, "file", claims, body.expires_s)
+    token, expires_at = call.state.tokens.sign(call.caller, "file", claims, body.expires_s)
     call.state.watch.redactor.learn(token, "tokens")
     record.log("address signed", operation=body.operation)
     await call.answer(
@@ -65,10 +64,11 @@ async def write(call: Call) -> None:
 
 
 def _open(call: Call, operation: str) -> None:
-    claims = tokens.opened(call.state.signing_key, "file", call.params["token"])
+    claims = call.state.tokens.opened("file", call.params["token"])
     if claims["operation"] != operation:
         raise HttpError(405, "method", f"token: it is not for {call.scope['method']}")
     call.claims = claims
+    call.state.connections.lent(call, claims["key"])
 
 
 def _files(call: Call) -> Files:
