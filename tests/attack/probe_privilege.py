@@ -6,6 +6,7 @@ machine has arguments no kernel accepts.
 
 import contextlib
 import ctypes
+import errno
 import os
 import struct
 from functools import partial
@@ -176,7 +177,15 @@ attempt("D16", "root", "round robin")(
 )
 attempt("D16", "root", "nice")(lambda: os.setpriority(os.PRIO_PROCESS, 0, -20))
 attempt("D16", "root", "real-time input and output")(lambda: call("ioprio_set", 1, 0, 1 << 13))
-attempt("D16", "root", "affinity")(lambda: os.sched_setaffinity(0, range(2)))
+
+
+@attempt("D16", "root", "affinity")
+def affinity() -> None:
+    """Answered as done inside; what counts is where the kernel lets it run."""
+    os.sched_setaffinity(0, range(2))
+    if os.sched_getaffinity(0) != {0, 1}:
+        raise OSError(errno.EPERM, "the mask is as it was")
+
 
 poisoned(
     "D17",

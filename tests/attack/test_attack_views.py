@@ -127,6 +127,20 @@ print(os.cpu_count(), len(os.sched_getaffinity(0)), subprocess.check_output(["np
     assert words[5:8] == ["0.00", "0.00", "0.00"]
 
 
+def test_figures_that_programs_miss_are_there(arena: Arena) -> None:
+    """psutil warns without these, and `ps` shows starts in 1970."""
+    code = """
+import json, re, time
+memory = dict(re.findall(r"(?m)^(\\w+): +(\\d+) kB$", open("/proc/meminfo").read()))
+started = int(re.search(r"(?m)^btime (\\d+)$", open("/proc/stat").read())[1])
+up = float(open("/proc/uptime").read().split()[0])
+print("\\n" + json.dumps([memory, time.time() - up - started]))
+"""
+    memory, off_s = json.loads(arena.run(code).stdout.splitlines()[-1])
+    assert {"Active", "Inactive", "Shmem", "Buffers", "Cached", "Slab"} <= set(memory)
+    assert abs(off_s) < 3
+
+
 BREAKS = {
     "plain": "1/0",
     "syntax": "def (",

@@ -104,6 +104,19 @@ def _filtered(nr: int, *args: int) -> int:
         ("madvise", (0, 0, 12), errno.EINVAL),  # MADV_MERGEABLE: nothing to do, else
         ("inotify_add_watch", (0xFFFFFFFF, 0, 0x22), errno.EPERM),  # IN_OPEN | IN_MODIFY
         ("inotify_add_watch", (0xFFFFFFFF, 0, 0x02), errno.EBADF),
+        ("memfd_create", (0, 0xFFFFFFFF), errno.EINVAL),  # so Chromium asks for memfds
+        ("memfd_create", (0, 0x20), errno.EINVAL),
+        ("memfd_create", (0, 0x4), errno.ENOMEM),  # MFD_HUGETLB: an empty pool
+        ("memfd_create", (0, 0x4 | 21 << 26), errno.ENOMEM),
+        ("memfd_create", (0, 0), errno.EFAULT),
+        ("prctl", (35, 1), errno.EPERM),  # PR_SET_MM
+        ("prctl", (0x59616D61, 1), errno.EPERM),  # PR_SET_PTRACER
+        ("prctl", (9999,), errno.EINVAL),
+        ("prctl", (0x53564D41, 0), errno.EINVAL),  # PR_SET_VMA
+        ("socket", (2, 3, 1), errno.EPERM),  # SOCK_RAW
+        ("socket", (2, 10, 0), errno.EPERM),  # SOCK_PACKET
+        ("socket", (2, 1, 262), errno.EPROTONOSUPPORT),  # MPTCP
+        ("socket", (10, 5, 132), errno.EPROTONOSUPPORT),  # SCTP
         ("read", (0xFFFFFFFF, 0, 1), errno.EBADF),
         ("openat", (0xFFFFFF9C, 0, 0), errno.EFAULT),
     ],
@@ -191,6 +204,60 @@ def test_only_listed_socket_families_and_types_open() -> None:
     got = {tuple(each) for each in forked.answer(opened)}
     assert got <= unix | inet
     assert unix | {each for each in inet if each[0] == 2} <= got
+
+
+_KEY = struct.pack("=HHI120xBBHI80s", 2, 0, 0x0100007F, 0, 0, 3, 0, b"key")
+"""A `tcp_md5sig` for 127.0.0.1."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "level", "option", "value", "code"),
+    [
+        pytest.param(1, 6, 14, _KEY, errno.ENOPROTOOPT, id="TCP_MD5SIG"),
+        pytest.param(1, 6, 32, _KEY, errno.ENOPROTOOPT, id="TCP_MD5SIG_EXT"),
+        pytest.param(1, 6, 19, 1, errno.EPERM, id="TCP_REPAIR"),
+        pytest.param(1, 6, 31, b"tls", errno.ENOPROTOOPT, id="TCP_ULP"),
+        pytest.param(2, 17, 100, 2, errno.ENOPROTOOPT, id="UDP_ENCAP"),
+    ],
+)
+def test_socket_is_given_no_key_and_no_tunnel(
+    kind: int, level: int, option: int, value: bytes | int, code: int
+) -> None:
+    """The control: what the kernel itself says."""
+
+    def ask() -> int:
+        with socket.socket(socket.AF_INET, kind) as sock:
+            try:
+                sock.setsockopt(level, option, value)
+            except OSError as error:
+                return int(error.errno or 0)
+        return 0
+
+    def filtered() -> int:
+        seccomp.install(PROGRAM)
+        return ask()
+
+    assert forked.answer(filtered) == code
+    if forked.answer(ask) == code:
+        pytest.skip("this kernel, or this user's rights, refuse it without the filter, too")
+
+
+def test_cpus_seem_to_be_chosen_and_stay() -> None:
+    """Within one's own mask is what honest programs ask for; the control does choose."""
+    ours = os.sched_getaffinity(0)
+    if len(ours) < 2:
+        pytest.skip("this process may run on one processor only")
+
+    def choose() -> list[int]:
+        os.sched_setaffinity(0, {min(ours)})
+        return sorted(os.sched_getaffinity(0))
+
+    def filtered() -> list[int]:
+        seccomp.install(PROGRAM)
+        return choose()
+
+    assert forked.answer(filtered) == sorted(ours)
+    assert forked.answer(choose) == [min(ours)]
 
 
 @pytest.mark.parametrize("command", [0x5412, 0x5412 | 1 << 32, 0x541C, 0x541C | 0xFFFFFFFF << 32])

@@ -22,6 +22,7 @@ HEADERS = [
     "sys/socket.h",
     "netinet/in.h",
     "netinet/tcp.h",
+    "netinet/udp.h",
     "fcntl.h",
     "sched.h",
     "sys/resource.h",
@@ -30,7 +31,10 @@ HEADERS = [
     "sys/mman.h",
     "sys/shm.h",
 ]
-NEWER_THAN_THE_HEADERS = {"PR_SET_MDWE", "PR_GET_MDWE", "PR_GET_AUXV"}
+NEWER_THAN_THE_HEADERS = {
+    *("PR_SET_MDWE", "PR_GET_MDWE", "PR_GET_AUXV"),
+    *("TCP_AO_ADD_KEY", "TCP_AO_DEL_KEY", "TCP_AO_INFO", "TCP_AO_GET_KEYS", "TCP_AO_REPAIR"),
+}
 OUR_OWN = {
     "CLONE_NEW",
     "NOT_SCHED_RESET_ON_FORK",
@@ -41,6 +45,7 @@ OUR_OWN = {
     "IOPRIO_BE",
     "IOPRIO_IDLE",
     "IN_READERS",
+    "MFD_UNKNOWN",
 }
 
 
@@ -118,6 +123,24 @@ def test_policy_never_allows(name: str) -> None:
     assert [rule.action == seccomp.RET_ALLOW for rule in rules] == [False]
 
 
+@pytest.mark.parametrize(
+    ("level", "options"),
+    [
+        pytest.param(6, {14, *range(19, 23), 29, 31, 32, *range(38, 43)}, id="tcp"),
+        pytest.param(17, {100}, id="udp"),
+        pytest.param(1, {26, 50, 51, 52}, id="socket"),
+        pytest.param(0, set(), id="ip"),
+    ],
+)
+def test_options_of_sockets_that_are_refused(level: int, options: set[int]) -> None:
+    """All others are the kernel's to decide; the reading is not the compiler's own."""
+    model = seccomp_model.read(POLICY, "x86_64")
+    number = seccomp.syscall_numbers("x86_64")["setsockopt"]
+    machine = seccomp_model.ARCHITECTURES["x86_64"]
+    answers = {n: model.decide(machine, number, (3, level, n, 0, 0, 0)) for n in range(300)}
+    assert {n for n, word in answers.items() if word != "allow"} == options
+
+
 @pytest.mark.needs("gcc")
 def test_policy_constants_are_the_kernels(tmp_path: Path) -> None:
     wanted = seccomp_model.constants(POLICY)
@@ -128,8 +151,8 @@ def test_policy_constants_are_the_kernels(tmp_path: Path) -> None:
     source.write_text(
         f"#define _GNU_SOURCE\n#include <stdio.h>\n{includes}"
         f'#define P(x) printf("%s %u\\n", #x, (unsigned)(x));\nint main(void) {{\n{own}'
-        "P(AF_UNIX) P(SOCK_STREAM) P(SOCK_DGRAM) P(SOCK_SEQPACKET) P(IPPROTO_IP) P(IPPROTO_TCP)\n"
-        "P(IPPROTO_UDP) return 0; }\n"
+        "P(AF_UNIX) P(SOCK_STREAM) P(SOCK_DGRAM) P(SOCK_SEQPACKET) P(SOCK_RAW) P(SOCK_PACKET)\n"
+        "P(IPPROTO_IP) P(IPPROTO_TCP) P(IPPROTO_UDP) return 0; }\n"
     )
     subprocess.run(["gcc", "-o", tmp_path / "c", source], check=True)
     said = subprocess.run([tmp_path / "c"], check=True, capture_output=True, text=True).stdout

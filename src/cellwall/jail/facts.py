@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import resource
 import stat
+import time
 from functools import lru_cache
 from pathlib import Path
 
@@ -66,6 +67,7 @@ def collect() -> HostFacts:
         last_capability=process.last_capability(),
         landlock_abi=landlock.abi(),
         core_limit=core_limit(),
+        boot_time=int(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)),
     )
 
 

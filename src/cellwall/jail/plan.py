@@ -84,6 +84,8 @@ class HostFacts:
     var_bound: Tuple[str, ...] = ()
     """Names below /var/lib that are bound read-only below /opt/var: what a compiler keeps there
     about itself. Not in place: /var/lib says what a host is for."""
+    boot_time: int = 1
+    """When the kernel started, in seconds since 1970; /proc/uptime and clocks tell it anyway."""
 
     def as_json(self) -> Dict[str, Any]:
         """Plain data, for the way to the fork-server."""
@@ -192,7 +194,8 @@ def _views(facts: HostFacts, count: int) -> List[s.Step]:
     lines = "".join(f"cpu{i} 0 0 0 0 0 0 0 0 0 0\n" for i in range(count))
     files = {
         "proc/cpuinfo": cpus,
-        "proc/stat": f"cpu  0 0 0 0 0 0 0 0 0 0\n{lines}btime 0\nprocesses 1\nprocs_running 1\n",
+        "proc/stat": f"cpu  0 0 0 0 0 0 0 0 0 0\n{lines}intr 0\nctxt 0\nbtime {facts.boot_time}\n"
+        "processes 1\nprocs_running 1\nprocs_blocked 0\n",
         "proc/loadavg": "0.00 0.00 0.00 1/1 1\n",
         "proc/cmdline": "\n",
         "proc/swaps": "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n",
@@ -254,15 +257,21 @@ def proc_masks(facts: HostFacts) -> Tuple[s.Cover, ...]:
     return tuple(covers)
 
 
+_IN_USE = (
+    *("Buffers", "Cached", "SwapCached", "Active", "Inactive", "SwapTotal", "SwapFree", "Dirty"),
+    *("Writeback", "AnonPages", "Mapped", "Shmem", "Slab", "SReclaimable"),
+)
+
+
 def meminfo(memory_mb: int) -> str:
-    """What /proc/meminfo says in a sandbox of `memory_mb` MiB; kB as in proc_meminfo(5)."""
+    """What /proc/meminfo says in a sandbox of `memory_mb` MiB; kB as in proc_meminfo(5).
+
+    All is free: a view tells no figures of the moment. The lines are those that programs miss.
+    """
     total = memory_mb * 1024
-    return (
-        f"MemTotal:       {total:8d} kB\nMemFree:        {total:8d} kB\n"
-        f"MemAvailable:   {total:8d} kB\nBuffers:               0 kB\n"
-        "Cached:                0 kB\nSwapCached:            0 kB\n"
-        "SwapTotal:             0 kB\nSwapFree:              0 kB\n"
-    )
+    figures = [(name, total) for name in ("MemTotal", "MemFree", "MemAvailable")]
+    figures += [(name, 0) for name in _IN_USE]
+    return "".join(f"{name + ':':15s} {kib:8d} kB\n" for name, kib in figures)
 
 
 def sandbox_plan(facts: HostFacts, shape: Shape) -> s.SandboxPlan:
