@@ -20,7 +20,7 @@ from cellwall.model.limits import Limits
 from cellwall.model.template import BuiltTemplate, Template
 from cellwall.runtimes.base import KernelReadings, Runtime, SandboxSpec
 
-TEMPLATE = BuiltTemplate(Template("python"), "0" * 32, "/t", "/t/bin/python", (), 0)
+TEMPLATE = BuiltTemplate(Template("python"), "0" * 32, "/t", "/t/bin/python", "/b", (), 0)
 
 
 class StandInChannel:

@@ -44,7 +44,8 @@ print(json.dumps({
 
 
 def built(preload: tuple[str, ...] = (), python: str = sys.executable) -> BuiltTemplate:
-    return BuiltTemplate(Template("t", preload=preload), "0" * 32, "/nowhere", python, (), 0)
+    base = os.path.realpath(python)
+    return BuiltTemplate(Template("t", preload=preload), "0" * 32, "/nowhere", python, base, (), 0)
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,10 @@
 """Fills one directory with a template's environment, by uv, and makes it read-only.
 
 Not where templates lie or who may build (`templates`, the only caller). The invariant: nothing of
-a package is executed on the host. uv unpacks wheels and compiles; there is no source build, no
-import, no console script. What a package does when imported, it does inside the wall.
+a template is executed or imported on the host, its link to an interpreter included: what lies
+beside that decides what it loads. uv unpacks wheels, told to do it for the base interpreter and a
+prefix; there is no source build, no import, no console script, and bytecode comes from a parser
+(`bytecode`). What a package does when imported, it does inside the wall.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from cellwall.engine import bytecode, environment_tree
 from cellwall.engine.base_interpreter import BaseInterpreter
 from cellwall.engine.package_index import uv_variables
 from cellwall.model.errors import HostUnsupported
@@ -45,10 +49,18 @@ def fill(root: Path, template: Template, base: BaseInterpreter, progress: Progre
     builder = _Uv(find_uv(), template.name, root, progress)
     # A relocatable environment: it is renamed once built and mounted elsewhere in the jail.
     builder.run("venv", "--quiet", "--relocatable", "--no-project", "--python", base.executable)
-    if template.packages:
-        builder.run(*_install_arguments(root, template), "--", *template.packages)
+    if not template.packages:
+        return []
+    ours = environment_tree.own(root)
+    builder.run(*_install_arguments(root, template, base), "--", *template.packages)
     (root / "constraints.txt").unlink(missing_ok=True)
-    return builder.run("pip", "freeze", "--quiet", "--python", _python(root), show=False)
+    environment_tree.require_own(root, ours, template.name)
+    environment_tree.make_relocatable(root, base)
+    installed = environment_tree.packages_folder(root, base)
+    started = time.monotonic()
+    count = bytecode.compile_tree(installed, base)
+    progress(f"compiled {count} modules in {time.monotonic() - started:.1f} s")
+    return environment_tree.pins(installed)
 
 
 def seal(root: Path) -> int:
@@ -68,17 +80,13 @@ def seal(root: Path) -> int:
     return size_bytes
 
 
-def _python(root: Path) -> str:
-    return str(root / "bin/python")
-
-
-def _install_arguments(root: Path, template: Template) -> list[str]:
-    arguments = ["pip", "install", "--python", _python(root), "--no-progress"]
+def _install_arguments(root: Path, template: Template, base: BaseInterpreter) -> list[str]:
+    # SECURITY: never `--python <root>/bin/python`, which uv would start, to ask it or to compile.
+    arguments = ["pip", "install", "--python", base.executable, "--prefix", str(root)]
     # SECURITY: a source distribution runs its own build script here, outside every wall.
-    arguments += ["--only-binary", ":all:"]
-    # Bytecode now, because the tree is read-only later. Copies, because a hard link would share
-    # its inode with uv's cache, where others may write.
-    arguments += ["--compile-bytecode", "--link-mode", "copy"]
+    arguments += ["--only-binary", ":all:", "--no-compile-bytecode", "--no-progress"]
+    # Copies, because a hard link would share its inode with uv's cache, where others may write.
+    arguments += ["--link-mode", "copy"]
     if template.constraints:
         constraints = root / "constraints.txt"
         constraints.write_text("\n".join(template.constraints) + "\n", encoding="utf-8")
@@ -93,6 +101,7 @@ def _environment(environ: Mapping[str, str], spare_cache: Path) -> dict[str, str
         for name, value in environ.items()
         if name in _KEPT_VARIABLES or name.startswith(_KEPT_PREFIXES)
     }
+    kept.pop("UV_COMPILE_BYTECODE", None)  # by an interpreter; uv takes it for an argument
     kept |= uv_variables(environ)
     kept |= {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_MODIFY_PATH": "1"}
     if "UV_CACHE_DIR" not in kept and not _can_cache(environ):
@@ -119,8 +128,8 @@ class _Uv:
         self._progress = progress
         self._environment = _environment(os.environ, root.parent.parent / "cache/uv")
 
-    def run(self, *arguments: str, show: bool = True) -> list[str]:
-        """Run one command to its end, passing its lines on; return the lines."""
+    def run(self, *arguments: str) -> None:
+        """Run one command to its end, passing its lines on."""
         command = [self._executable, *arguments]
         if arguments[0] == "venv":
             command.append(str(self._root))
@@ -137,11 +146,9 @@ class _Uv:
         ) as process:
             for line in process.stdout or ():
                 lines.append(line.rstrip())
-                if show:
-                    self._progress(line.rstrip())
+                self._progress(line.rstrip())
         if process.returncode != 0:
             raise self._failure(" ".join(arguments[:2]), process.returncode, lines)
-        return list(lines)
 
     def _failure(self, step: str, code: int, lines: deque[str]) -> HostUnsupported:
         last = "; ".join(line.strip() for line in list(lines)[-6:] if line.strip())

@@ -28,7 +28,7 @@ from cellwall.engine.template_definitions import definitions, from_mapping
 from cellwall.model.errors import CellwallError, HostUnsupported, NotFound
 from cellwall.model.template import BuiltTemplate, Template
 
-_BUILDER_VERSION = 1
+_BUILDER_VERSION = 2
 """Raise it when `template_build` starts to produce something else from the same definition."""
 
 _MANIFEST = "manifest.json"
@@ -249,6 +249,7 @@ def _built(template: Template, path: Path, manifest: dict[str, Any]) -> BuiltTem
         digest=path.name,
         path=str(path),
         python=str(path / "bin/python"),
+        base_python=manifest["python"]["executable"],
         base_mounts=tuple(manifest["python"]["mounts"]),
         size_bytes=manifest["size_bytes"],
     )

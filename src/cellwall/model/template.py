@@ -83,7 +83,13 @@ class BuiltTemplate:
     path: str
     """The environment: `bin/`, `lib/`, `pyvenv.cfg`; relocatable, so it may be mounted anywhere."""
     python: str
-    """Its interpreter, `<path>/bin/python`, a link to the base interpreter."""
+    """Its interpreter, `<path>/bin/python`, a link to the base interpreter.
+
+    SECURITY: never started on the host: packages lie beside it, and it runs code of theirs (`.pth`
+    files) before the first line that it is given. Inside it is another path.
+    """
+    base_python: str
+    """The base interpreter: real path on the host, outside of every template."""
     base_mounts: tuple[str, ...]
     """Trees outside `/usr` that the interpreter needs mounted read-only at the same place."""
     size_bytes: int

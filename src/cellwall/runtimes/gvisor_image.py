@@ -2,10 +2,10 @@
 
 Opening a file costs a gVisor sandbox a question to its file server, and an import asks for several:
 the guest's modules and the standard library's under them took a third of a cold start. So the
-template's own interpreter imports them once on this host and writes down their code
-(`gvisor_snapshot`); inside, `gvisor_modules` gives it out. Not a cache of what callers import. The
-invariant: a file is whole before anybody can see it, and the name says which guest, interpreter,
-standard library and preload made it.
+interpreter that the template stands on, which knows nothing of the template's packages, imports
+them once on this host and writes down their code (`gvisor_snapshot`); inside, `gvisor_modules`
+gives it out. Not a cache of what callers import. The invariant: a file is whole before anybody can
+see it, and the name says which guest, interpreter, standard library and preload made it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def build_image(state_dir: Path, template: BuiltTemplate, bundle: Path, inside: 
 
 
 def _name(template: BuiltTemplate, bundle: Path) -> str:
-    interpreter = Path(os.path.realpath(template.python))
+    interpreter = Path(template.base_python)
     parts = (
         bundle.name,
         _state(str(interpreter)),
@@ -98,8 +98,12 @@ def _standard_library(interpreter: Path) -> list[str]:
 
 
 def _written(template: BuiltTemplate, bundle: Path, inside: str) -> bytes:
-    """What the interpreter writes. SECURITY: -I and -S, so that no package of a template runs."""
-    words = [template.python, "-I", "-S", "-E", "-B", "-c", _WRITE]
+    """What the interpreter writes.
+
+    SECURITY: the base interpreter, with -I and -S, so that no package of a template runs. The
+    template's own would read the `pyvenv.cfg` beside it, whatever its options.
+    """
+    words = [template.base_python, "-I", "-S", "-E", "-B", "-c", _WRITE]
     done = subprocess.run(
         [*words, str(bundle), inside, REST_PATH, *template.template.preload],
         check=False,

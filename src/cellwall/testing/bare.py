@@ -6,11 +6,14 @@ for users: it knows one name, and what it made belongs to the test's directory.
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 from cellwall.model.errors import NotFound
 from cellwall.model.template import BuiltTemplate, Template
+
+_PYTHON = "/usr/bin/python3"
 
 
 class BareTemplates:
@@ -19,7 +22,7 @@ class BareTemplates:
     def __init__(self, path: Path, languages: tuple[str, ...] = ("python",)) -> None:
         """Make the environment at `path`; images have the tools of `languages`."""
         subprocess.run(
-            ["/usr/bin/python3", "-m", "venv", "--without-pip", "--symlinks", str(path)],
+            [_PYTHON, "-m", "venv", "--without-pip", "--symlinks", str(path)],
             check=True,
         )
         # Others' sandboxes run as a foreign uid: the way to it must be open to all.
@@ -31,6 +34,7 @@ class BareTemplates:
             "bare".ljust(32, "0"),
             str(path),
             str(path / "bin/python"),
+            os.path.realpath(_PYTHON),
             (),
             0,
         )

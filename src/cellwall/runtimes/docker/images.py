@@ -66,7 +66,7 @@ def _plan(state_dir: Path, template: BuiltTemplate) -> _Plan:
     here = [each for each in known if is_installed(each)]
     tools = [find_tool(name) or "" for each in here for name in each.tools]
     names = [name for each in here for name in each.packages]
-    packages = base_files.select(template.python, tools, names)
+    packages = base_files.select(template.base_python, tools, names)
     compiles = any(each.compile for each in here)
     bundle = build_bundle(state_dir, _BUNDLE, _ENTRY)
     parts = (
