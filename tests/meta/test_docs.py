@@ -110,12 +110,13 @@ def test_every_snippet_is_shown_and_help_is_current() -> None:
 
 
 def test_every_exit_status_of_the_page_is_in_the_code() -> None:
-    from cellwall.apps.cli import exit_status
+    from cellwall.model.outcome import Outcome
 
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"^\| (\d+) \|", page, re.MULTILINE)) - {"1", "2"}
-    assert exit_status.__doc__ is not None
-    assert documented == set(re.findall(r"^    (\d{3}) ", exit_status.__doc__, re.MULTILINE))
+    told = Outcome.status.__doc__
+    assert told is not None
+    assert documented == set(re.findall(r"^ +(\d{3}) ", told, re.MULTILINE))
 
 
 def test_links_between_pages_lead_somewhere() -> None:

@@ -26,8 +26,8 @@ EXECUTION = Execution(
 def test_answer_has_every_published_key_in_order() -> None:
     published = (
         "execution_id sandbox_id template language status verdict stdout stderr result results "
-        "exit_code signal error exception oom_killed time_ms execution_time artifacts truncated "
-        "usage isolation limits notes trust compile"
+        "exit_code signal exit_status error exception oom_killed time_ms execution_time artifacts "
+        "truncated usage isolation limits notes trust compile"
     )
     assert list(answer(EXECUTION)) == published.split()
 
@@ -150,9 +150,8 @@ def _every_error() -> list[errors.CellwallError]:
                 )
                 made.append(full)
             else:
-                made.append(
-                    kind(message="what failed", remedy="do this", **extra.get(kind.__name__, {}))
-                )
+                more = next((extra[k.__name__] for k in kind.__mro__ if k.__name__ in extra), {})
+                made.append(kind(message="what failed", remedy="do this", **more))
     return made
 
 

@@ -11,7 +11,8 @@ callers' mistakes. Every message names the step, the object and the remedy.
     │   └── QuotaExceeded     your own share is full; the quota is named (429)
     ├── SandboxUnavailable    the sandbox has ended; the message says why (410)
     ├── Interrupted           it had begun, and a server's end cut it short; not run again (503)
-    ├── FileError             a file operation inside the sandbox was refused by its kernel
+    ├── FileError             a file operation inside the sandbox was refused by its kernel; an
+    │                         `OSError` as well, and of its kind: FileNotFoundError and so on
     ├── PortError             a connection to a port inside was refused, reset or not answered
     ├── HostUnsupported       this machine cannot give what was asked for (start-up, 503)
     ├── SandboxBroken         our fault: please file a bug; the sandbox was destroyed (500)
@@ -20,6 +21,14 @@ callers' mistakes. Every message names the step, the object and the remedy.
 """
 
 from __future__ import annotations
+
+import errno as numbers
+import os
+from typing import Any
+
+
+def _with_remedy(message: str, remedy: str | None) -> str:
+    return message if remedy is None else f"{message}; {remedy}"
 
 
 class CellwallError(Exception):
@@ -31,7 +40,7 @@ class CellwallError(Exception):
 
     def __init__(self, message: str, *, remedy: str | None = None) -> None:
         """Keep the remedy apart from the message so that doors can show both."""
-        super().__init__(message if remedy is None else f"{message}; {remedy}")
+        super().__init__(_with_remedy(message, remedy))
         self.message = message
         self.remedy = remedy
 
@@ -93,18 +102,79 @@ class Interrupted(CellwallError):
     code = "interrupted"
 
 
-class FileError(CellwallError):
+class FileError(CellwallError, OSError):
     """A file operation inside a sandbox failed; `reason` is the guest's code for it.
 
     Reasons: `not_found exists permission is_directory not_directory invalid too_large no_space`.
+    What is made is of the built-in class for its reason, too, so that `except FileNotFoundError`
+    (`FileExistsError`, `PermissionError`, `IsADirectoryError`, `NotADirectoryError`, else
+    `OSError`) sees it as it sees a file of this machine; `errno` has the kernel's number.
     """
 
     code = "file"
+
+    def __new__(cls, message: str, *, reason: str, remedy: str | None = None) -> FileError:
+        """Take the class for the reason."""
+        kind = _FILE_KINDS.get(reason, cls) if cls is FileError else cls
+        return super().__new__(kind, _with_remedy(message, remedy))
 
     def __init__(self, message: str, *, reason: str, remedy: str | None = None) -> None:
         """`reason` is one word of the list above."""
         super().__init__(message, remedy=remedy)
         self.reason = reason
+        self.errno = _FILE_NUMBERS.get(reason, numbers.EINVAL)
+        self.strerror = os.strerror(self.errno)
+
+    def __str__(self) -> str:
+        """Return message and remedy, as every error of ours; `OSError` begins with a number."""
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Be pickled and copied by what the constructor wants by name."""
+        return _file_error, (self.message, self.reason, self.remedy), self.__dict__
+
+
+class FileMissing(FileError, FileNotFoundError):
+    """There is nothing of that name."""
+
+
+class FileExists(FileError, FileExistsError):
+    """There is something of that name."""
+
+
+class FileForbidden(FileError, PermissionError):
+    """The sandbox's user may not."""
+
+
+class FileIsDirectory(FileError, IsADirectoryError):
+    """It is a directory."""
+
+
+class FileIsNoDirectory(FileError, NotADirectoryError):
+    """It is none."""
+
+
+_FILE_KINDS: dict[str, type[FileError]] = {
+    "not_found": FileMissing,
+    "exists": FileExists,
+    "permission": FileForbidden,
+    "is_directory": FileIsDirectory,
+    "not_directory": FileIsNoDirectory,
+}
+_FILE_NUMBERS = {
+    "not_found": numbers.ENOENT,
+    "exists": numbers.EEXIST,
+    "permission": numbers.EACCES,
+    "is_directory": numbers.EISDIR,
+    "not_directory": numbers.ENOTDIR,
+    "invalid": numbers.EINVAL,
+    "too_large": numbers.EFBIG,
+    "no_space": numbers.ENOSPC,
+}
+
+
+def _file_error(message: str, reason: str, remedy: str | None) -> FileError:
+    return FileError(message, reason=reason, remedy=remedy)
 
 
 class PortError(CellwallError):

@@ -86,6 +86,11 @@ class CommandResult:
         return self.outcome.exit_code
 
     @property
+    def status(self) -> int:
+        """Its end as one number, as shells have it; see `Outcome.status`."""
+        return self.outcome.status
+
+    @property
     def ok(self) -> bool:
         """Report whether the verdict is `ok`."""
         return self.outcome.verdict is Verdict.OK
@@ -142,6 +147,11 @@ class Execution:
     def exit_code(self) -> int | None:
         """The outcome's exit code."""
         return self.outcome.exit_code
+
+    @property
+    def status(self) -> int:
+        """Its end as one number, as shells have it; see `Outcome.status`."""
+        return self.outcome.status
 
     @property
     def kept_bytes(self) -> int:

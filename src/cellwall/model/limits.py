@@ -14,6 +14,7 @@ from cellwall.model.errors import UsageError
 Hardness = Literal["hard", "soft"]
 """`hard`: the kernel refuses or kills. `soft`: a watchdog of ours sums and kills."""
 
+_DAY_S = 86_400.0
 _BOUNDS: dict[str, tuple[float, float]] = {
     "wall_s": (0.001, 86_400),
     "cpu_s": (0.001, 86_400),
@@ -79,6 +80,16 @@ class Limits:
                     f"limits.{field.name}: {value:g} is not a whole number",
                     remedy="give a whole number",
                 )
+
+    @classmethod
+    def agent(cls, **changes: Any) -> Limits:  # noqa: ANN401 - of a field's type
+        """Return limits for a sandbox that an agent works in, with `changes`.
+
+        An hour for each execution or command, and of CPU time for it: agents build, install and
+        test, and have time limits of their own. A day for the sandbox: its model's turns take as
+        long as they take. All else is as usual.
+        """
+        return cls(wall_s=3600, cpu_s=3600, idle_s=_DAY_S, life_s=_DAY_S).with_changes(changes)
 
     def with_changes(self, changes: dict[str, Any]) -> Limits:
         """Return these limits with `changes`; an unknown name is a `UsageError`."""

@@ -11,6 +11,9 @@ from typing import Any
 
 from cellwall.model.errors import UsageError
 
+OUR_FAILURE = 125
+INTERRUPTED = 130
+
 
 class Verdict(StrEnum):
     """How it ended (DESIGN.md §2)."""
@@ -30,6 +33,16 @@ class Verdict(StrEnum):
     INTERRUPTED = "interrupted"
     COMPILE_ERROR = "compile_error"
     SANDBOX_ERROR = "sandbox_error"
+
+
+_OWN_END = frozenset({Verdict.OK, Verdict.EXCEPTION, Verdict.NONZERO_EXIT, Verdict.SIGNALLED})
+_FIXED_STATUS = {
+    Verdict.WALL_TIME: 124,
+    Verdict.MEMORY: 137,
+    Verdict.SANDBOX_ERROR: OUR_FAILURE,
+    Verdict.CANCELLED: INTERRUPTED,
+    Verdict.INTERRUPTED: INTERRUPTED,
+}
 
 
 class IsolationLevel(IntEnum):
@@ -121,12 +134,43 @@ class Outcome:
     notes: tuple[str, ...] = ()
     """Sentences for a person: which limit, who killed it, what to try."""
 
+    @property
+    def is_its_own(self) -> bool:
+        """Whether the program chose its end, rather than a limit, its caller or our failure."""
+        return self.verdict in _OWN_END
+
+    @property
+    def status(self) -> int:
+        """The end as one number from 0 to 255, as shells have it.
+
+        A program that ended by itself keeps its own status, whatever number it chose; these stand
+        for ends that were not its own:
+
+            124   wall time          the status `timeout` uses
+            125   cellwall failed    the program's end is unknown
+            130   interrupted or cancelled
+            137   memory             the status of a kernel's OOM kill
+            128+n ended by signal n
+            1     any other: CPU time, processes, disk, output, system call, a failed compile
+        """
+        fixed = _FIXED_STATUS.get(self.verdict)
+        if fixed is not None:
+            return fixed
+        if not self.is_its_own:
+            return 1
+        if self.signal is not None:
+            return 128 + self.signal
+        if self.exit_code is not None:
+            return self.exit_code
+        return 0 if self.verdict is Verdict.OK else 1
+
     def as_json(self) -> dict[str, Any]:
         """Plain JSON for answers and events."""
         return {
             "verdict": self.verdict.value,
             "exit_code": self.exit_code,
             "signal": self.signal,
+            "exit_status": self.status,
             "usage": {
                 "wall_s": round(self.usage.wall_s, 6),
                 "cpu_s": round(self.usage.cpu_s, 6),

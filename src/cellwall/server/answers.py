@@ -100,6 +100,7 @@ class Outcome(Shown):
     verdict: Verdict
     exit_code: int | None
     signal: int | None
+    exit_status: int | None = None
     usage: Usage
     truncated: Truncated
     isolation: Isolation
@@ -168,6 +169,7 @@ class Execution(Shown):
     results: list[dict[str, Any]]
     exit_code: int | None
     signal: int | None
+    exit_status: int | None = None
     error: str | None
     exception: Raised | None
     oom_killed: bool
@@ -265,6 +267,7 @@ class Command(Shown):
     verdict: Verdict | None
     exit_code: int | None
     signal: int | None
+    exit_status: int | None = None
     outcome: Outcome | None
     stdout: str | None
     stderr: str | None

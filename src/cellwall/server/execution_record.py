@@ -13,6 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import Interrupted
+from cellwall.model.outcome import INTERRUPTED as CUT_SHORT
+from cellwall.model.outcome import OUR_FAILURE
 from cellwall.server.times import rfc3339
 from cellwall.server.tracked import Tracked
 from cellwall.server.turns import Turn
@@ -135,7 +137,7 @@ class ExecutionRecord(Tracked):
             value |= json.loads(self._value or "{}")
             value["notes"] = [*value["notes"], *self.notes]
         else:
-            cancelled = {"status": "error", "verdict": "cancelled"}
+            cancelled = {"status": "error", "verdict": "cancelled", "exit_status": CUT_SHORT}
             value = {**blank(self.id, self.asked), **cancelled, "notes": list(self.notes)}
             value["error"] = "cancelled before it ran"
         if self.failure is not None:
@@ -180,6 +182,7 @@ def failed(error: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "status": "error",
         "verdict": INTERRUPTED if is_interrupted else "sandbox_error",
+        "exit_status": CUT_SHORT if is_interrupted else OUR_FAILURE,
         "error": str(error["message"]),
         "failure": dict(error),
     }
@@ -214,6 +217,7 @@ _NOTHING: Mapping[str, Any] = {
     "results": [],
     "exit_code": None,
     "signal": None,
+    "exit_status": None,
     "error": None,
     "exception": None,
     "oom_killed": False,

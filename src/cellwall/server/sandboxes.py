@@ -80,6 +80,7 @@ class CommandRecord(Tracked):
             "verdict": None if ended is None else ended["verdict"],
             "exit_code": None if ended is None else ended["exit_code"],
             "signal": None if ended is None else ended["signal"],
+            "exit_status": None if ended is None else ended["exit_status"],
             "outcome": ended,
             "stdout": None if result is None else result.stdout,
             "stderr": None if result is None else result.stderr,

@@ -14,7 +14,7 @@ import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from pathlib import Path
 
-from cellwall.model.errors import UsageError
+from cellwall.model.errors import CellwallError, UsageError
 from cellwall.model.unicode import utf8
 from cellwall.surface.arrivals import Arrival
 from cellwall.surface.callbacks import OnProgress
@@ -82,6 +82,8 @@ def _refused(step: str, remedy: str) -> Iterator[None]:
     """Make what this machine refuses to do with the caller's files a `UsageError`."""
     try:
         yield
+    except CellwallError:
+        raise  # of the other side: a file error of the sandbox's is an `OSError`, too
     except OSError as error:
         raise UsageError(f"{step}: {error.strerror}", remedy=remedy) from None
 

@@ -55,6 +55,7 @@ def answer(execution: Execution) -> dict[str, Any]:
         "results": [dict(bundle) for bundle in execution.results],
         "exit_code": outcome.exit_code,
         "signal": outcome.signal,
+        "exit_status": outcome.status,
         "error": _sentence(execution.error, outcome),
         "exception": _exception(execution.error),
         "oom_killed": outcome.verdict is Verdict.MEMORY,

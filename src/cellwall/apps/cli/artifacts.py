@@ -12,7 +12,7 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from cellwall.model.errors import UsageError
+from cellwall.model.errors import FileError, UsageError
 from cellwall.surface.arrivals import Arrival
 
 
@@ -57,6 +57,8 @@ def save(place: Path, folder: str, files: Mapping[str, bytes]) -> int:
             return arrival.finish()
         finally:
             arrival.close()
+    except FileError:
+        raise  # it says already what there is to be done
     except OSError as error:
         raise UsageError(
             f"run: --artifacts into {place}: {error.strerror}", remedy="give --into DIRECTORY"
