@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Iterator
 
 import pytest
 from inspect_ai.util._sandbox import self_check
+from inspect_ai.util._sandbox.events import SandboxEnvironmentProxy, SandboxTimeoutError
 
 from cellwall.integrations.inspect_ai import CellwallSandboxConfig, CellwallSandboxEnvironment
 
@@ -44,4 +45,25 @@ def runner() -> Iterator[asyncio.Runner]:
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_provider_passes_the_check(check: Check, runner: asyncio.Runner) -> None:
+    runner.run(checked(check))
+
+
+async def told_before_the_end(environment: CellwallSandboxEnvironment) -> None:
+    proxy = SandboxEnvironmentProxy(environment)  # as Inspect's tools have it
+    script = "echo part; echo trouble >&2; sleep 30"
+    with pytest.raises(SandboxTimeoutError) as late:
+        await proxy.exec(["bash", "-c", script], timeout=1)
+    assert late.value.truncated_output == "part\ntrouble\n"
+    with pytest.raises(SandboxTimeoutError) as silent:
+        await proxy.exec(["sleep", "30"], timeout=1)
+    assert silent.value.truncated_output is None
+
+
+async def ends_have_statuses(environment: CellwallSandboxEnvironment) -> None:
+    for script, status in (("exit 3", 3), ("kill -9 $$", 137), ("kill -TERM $$", 143)):
+        assert (await environment.exec(["bash", "-c", script])).returncode == status
+
+
+@pytest.mark.parametrize("check", [told_before_the_end, ends_have_statuses])
+def test_provider_does_more_than_the_checks_ask(check: Check, runner: asyncio.Runner) -> None:
     runner.run(checked(check))

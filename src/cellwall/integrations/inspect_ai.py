@@ -1,13 +1,12 @@
 """A sandbox provider for Inspect: `Task(…, sandbox="cellwall")`, or `sandbox=("cellwall", "data")`.
 
 Needs `inspect-ai`; `pip install 'cellwall[inspect]'`. Inspect finds it by cellwall's entry point.
-Each sample has a sandbox of its own, destroyed at its end. Commands run as `user`; there is no
-root inside, so Inspect's injected tools are not available (its `bash` and `python` tools are).
+Each sample has a sandbox of its own, destroyed at its end. Commands run as `user`; nothing runs as
+root inside.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,17 +34,6 @@ if TYPE_CHECKING:
     from cellwall.surface.faces import AnySandbox
 
 _USERS = frozenset({"user", "1000"})
-_DAY_S = 86_400.0
-_LIMITS: dict[str, float] = {"wall_s": 3600, "cpu_s": 3600, "idle_s": _DAY_S, "life_s": _DAY_S}
-"""A sample waits for its model, for long at times; Inspect has limits of its own."""
-_FILE_ERRORS: dict[str, tuple[type[OSError], int]] = {
-    "not_found": (FileNotFoundError, errno.ENOENT),
-    "permission": (PermissionError, errno.EACCES),
-    "is_directory": (IsADirectoryError, errno.EISDIR),
-    "not_directory": (NotADirectoryError, errno.ENOTDIR),
-    "no_space": (OSError, errno.ENOSPC),
-}
-_OTHER_FILE_ERROR = (OSError, errno.EINVAL)
 
 
 class CellwallSandboxConfig(BaseModel, frozen=True, extra="forbid"):
@@ -53,7 +41,7 @@ class CellwallSandboxConfig(BaseModel, frozen=True, extra="forbid"):
 
     template: str = "python"
     limits: dict[str, int | float] = {}
-    """Where they differ from an hour for a command and a day for a sample."""
+    """Where they differ from `Limits.agent()`: an hour for a command and a day for a sample."""
     isolation: str = "namespace"
     runtime: str | None = None
     env: dict[str, str] = {}
@@ -85,7 +73,7 @@ class CellwallSandboxEnvironment(SandboxEnvironment):
         try:
             sandbox = await maker.create(
                 wanted.template,
-                limits={**_LIMITS, "output_kb": _output_kb(), **wanted.limits},
+                limits=cellwall.Limits.agent(**{"output_kb": _output_kb(), **wanted.limits}),
                 isolation=wanted.isolation,
                 runtime=wanted.runtime,
                 env=wanted.env,
@@ -143,7 +131,7 @@ class CellwallSandboxEnvironment(SandboxEnvironment):
             raise SandboxUserUnsupportedError(
                 f"cellwall runs everything as 'user' (uid 1000), never as {user!r}"
             )
-        with _translated(cmd[0]):
+        with _translated():
             try:
                 result = await self.sandbox.commands.run(
                     cmd, stdin=input, cwd=cwd, env=env, timeout=timeout
@@ -155,7 +143,7 @@ class CellwallSandboxEnvironment(SandboxEnvironment):
     async def write_file(self, file: str, contents: str | bytes) -> None:
         """Write a whole file, parents included; a read-only one is refused, as Inspect wants it."""
         files = self.sandbox.files
-        with _translated(file):
+        with _translated():
             if await files.exists(file) and not (await files.stat(file)).mode & 0o200:
                 raise cellwall.FileError(f"write {file!r}: read-only", reason="permission")
             await files.write(file, contents)
@@ -167,7 +155,7 @@ class CellwallSandboxEnvironment(SandboxEnvironment):
     async def read_file(self, file: str, text: bool = True) -> str | bytes:
         """Return a file's content, as strict UTF-8 or as bytes."""
         most = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
-        with _translated(file):
+        with _translated():
             entry = await self.sandbox.files.stat(file)
             data = b"" if entry.size > most else await self.sandbox.files.read_bytes(file)
         if max(entry.size, len(data)) > most:
@@ -195,30 +183,35 @@ def _output_kb() -> int:
 def _exec_result(result: cellwall.CommandResult) -> ExecResult[str]:
     outcome, verdict = result.outcome, result.outcome.verdict
     if verdict is cellwall.Verdict.WALL_TIME:
-        raise TimeoutError("; ".join(outcome.notes) or "its time was over")
+        raise _timed_out(result)
     if verdict is cellwall.Verdict.SANDBOX_ERROR:
         raise SandboxUnavailableError("; ".join(outcome.notes) or "the sandbox has ended")
     if outcome.truncated:
         raise OutputLimitExceededError(
             SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR, result.stdout + result.stderr
         )
-    code = outcome.exit_code
-    if code is None:
-        code = 128 + (outcome.signal or 0)
     notes = "" if result.ok or not outcome.notes else f"[{'; '.join(outcome.notes)}]\n"
-    return ExecResult(result.ok, code, result.stdout, result.stderr + notes)
+    return ExecResult(result.ok, result.status, result.stdout, result.stderr + notes)
+
+
+def _timed_out(result: cellwall.CommandResult) -> TimeoutError:
+    """Return an error that carries what was printed; Inspect shows it to the model."""
+    error = TimeoutError("; ".join(result.outcome.notes) or "its time was over")
+    said = result.stdout + result.stderr
+    if said:
+        setattr(error, "truncated_output", said)  # noqa: B010 - Inspect looks for it on any of these
+    return error
 
 
 @contextmanager
-def _translated(name: str) -> Iterator[None]:
-    """Turn our errors into those that Inspect's contract names."""
+def _translated() -> Iterator[None]:
+    """Turn our errors into those that Inspect's contract names; a file's are of its kinds."""
     try:
         yield
     except cellwall.SandboxUnavailable as error:
         raise SandboxUnavailableError(error.message) from error
     except cellwall.FileError as error:
-        if error.reason == "too_large":
-            limit = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR
-            raise OutputLimitExceededError(limit, None) from error
-        kind, number = _FILE_ERRORS.get(error.reason, _OTHER_FILE_ERROR)
-        raise kind(number, os.strerror(number), name) from error
+        if error.reason != "too_large":
+            raise
+        limit = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR
+        raise OutputLimitExceededError(limit, None) from error
