@@ -6,6 +6,7 @@ The remote half talks to a real `cellwall serve` in a process of its own, on loo
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 import time
 import urllib.request
@@ -34,6 +35,13 @@ if TYPE_CHECKING:
     from cellwall.model.execution import Event
     from cellwall.surface.sandbox import SyncSandbox
 
+_NUMBERS: dict[type[OSError], int] = {
+    FileNotFoundError: errno.ENOENT,
+    IsADirectoryError: errno.EISDIR,
+    PermissionError: errno.EACCES,
+    NotADirectoryError: errno.ENOTDIR,
+    FileExistsError: errno.EEXIST,
+}
 Library = Any
 """The package itself, or a client: what they share is what is tested here."""
 
@@ -398,6 +406,43 @@ def test_program_that_is_not_there(shared: SyncSandbox) -> None:
         shared.commands.start(["no-such-program"])
 
 
+def test_merged_output_of_a_command_keeps_its_order(shared: SyncSandbox) -> None:
+    script = "for n in 1 2 3; do echo $n; echo -$n >&2; done"
+    told: list[str] = []
+    merged = shared.commands.run(script, merge_stderr=True, on_event=lambda e: told.append(e.kind))
+    assert (merged.stdout, merged.stderr) == ("1\n-1\n2\n-2\n3\n-3\n", "")
+    assert set(told) == {"stdout", "end"}
+    command = shared.commands.start(script, merge_stderr=True)
+    assert command.wait().stdout == merged.stdout
+
+
+def test_command_longer_than_an_argument_runs(shared: SyncSandbox) -> None:
+    text = "ä" * 300_000
+    result = shared.commands.run(f"cat <<'END' | wc -m\n{text}\nEND\n")
+    assert (result.stdout.strip(), result.stderr) == ("300001", "")
+    with pytest.raises(UsageError, match="16777216"):
+        shared.commands.run("#" * (16 * 1024 * 1024 + 1))
+
+
+def test_every_end_has_a_status_as_shells_have_it(shared: SyncSandbox, library: Library) -> None:
+    assert shared.commands.run("exit 3").status == 3
+    assert shared.commands.run("kill -TERM $$").status == 143
+    assert shared.commands.run("sleep 9", timeout=0.3).status == 124
+    assert library.run("import os; os.abort()").status == 134
+    assert library.run("1/0").status == 1
+    assert library.run("x = bytearray(10**9)", limits={"memory_mb": 64}).status in {1, 137}
+
+
+def test_limits_for_agents_go_in_and_are_told(library: Library) -> None:
+    limits = cellwall.Limits.agent(memory_mb=256)
+    with library.Sandbox(limits=limits) as sandbox:
+        found = sandbox.limits
+    assert (found.memory_mb, found.disk_mb) == (256, cellwall.Limits().disk_mb)
+    assert found.wall_s > cellwall.Limits().wall_s
+    if library is cellwall:
+        assert (found.wall_s, found.cpu_s, found.idle_s, found.life_s) == (3600, 3600, 86400, 86400)
+
+
 # -- files -------------------------------------------------------------------------------------
 
 
@@ -441,6 +486,25 @@ def test_file_errors_have_reasons(
     with pytest.raises(FileError) as refused:
         work(shared.files)
     assert refused.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("work", "kind"),
+    [
+        (lambda files: files.read("nothing-here"), FileNotFoundError),
+        (lambda files: files.read("/"), IsADirectoryError),
+        (lambda files: files.write("/etc/passwd", "x"), PermissionError),
+        (lambda files: files.list("/etc/passwd"), NotADirectoryError),
+        (lambda files: files.mkdir("/tmp", parents=False), FileExistsError),
+    ],
+)
+def test_file_errors_are_the_built_in_ones_too(
+    shared: SyncSandbox, work: Callable[[Any], object], kind: type[OSError]
+) -> None:
+    with pytest.raises(kind) as refused:
+        work(shared.files)
+    assert isinstance(refused.value, FileError)
+    assert refused.value.errno == _NUMBERS[kind]
 
 
 def test_large_file_goes_up_and_down_with_progress(shared: SyncSandbox, tmp_path: Path) -> None:

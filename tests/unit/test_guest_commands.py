@@ -168,3 +168,25 @@ def test_too_many_commands_are_refused(host: Host) -> None:
     last = host.send("start", argv=["true"])
     header = host.events(last)[-1][0]
     assert header["code"] == "busy"
+
+
+def test_merged_output_is_one_stream_in_order(host: Host) -> None:
+    script = "for n in 1 2 3; do echo $n; echo -$n >&2; done"
+    found = _shell(host, script, merge_stderr=True)
+    assert (found["stdout"], found["stderr"]) == (b"1\n-1\n2\n-2\n3\n-3\n", b"")
+    assert _shell(host, script)["stderr"] == b"-1\n-2\n-3\n"
+
+
+def test_merged_output_has_one_budget(host: Host) -> None:
+    found = _shell(host, "printf 12345; printf 67890 >&2", merge_stderr=True, output_bytes=7)
+    assert found["stdout"] == b"1234567"
+    assert found["done"]["cut"]["stdout"] == 3
+
+
+def test_body_of_a_request_is_what_descriptor_three_reads(host: Host) -> None:
+    before = host.descriptors()
+    body = b"echo $0; exit 7\n" + b"#" * 3_000_000
+    found = host.run("start", body, argv=["bash", "-c", 'eval "$(</dev/fd/3)" 3<&-'])
+    assert (found["stdout"], found["done"]["exit_code"]) == (b"bash\n", 7)
+    assert host.run("start", body, argv=["true"])["done"]["exit_code"] == 0  # never reads it
+    assert host.descriptors() == before

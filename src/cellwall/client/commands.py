@@ -145,12 +145,16 @@ class Commands:
         env: Mapping[str, str] | None = None,
         stdin: str | bytes | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - a limit of the sandbox, not of the await
+        merge_stderr: bool = False,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_event: OnEvent | None = None,
     ) -> CommandResult:
-        """Run a command (a string goes to a shell) and return how it ended."""
-        body = {**_body(command, cwd, env, timeout), **asking.stdin(stdin)}
+        """Run a command (a string goes to a shell) and return how it ended.
+
+        With `merge_stderr` what it writes to either comes in `stdout`, in the order of writing.
+        """
+        body = {**_body(command, cwd, env, timeout), **asking.stdin(stdin), **_merged(merge_stderr)}
         attempt = Attempt(
             self._live.transport,
             self._live.path("/commands"),
@@ -184,6 +188,7 @@ class Commands:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109
+        merge_stderr: bool = False,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_event: OnEvent | None = None,
@@ -196,15 +201,24 @@ class Commands:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - a limit of the sandbox, not of the await
+        merge_stderr: bool = False,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_event: OnEvent | None = None,
     ) -> Command | Terminal:
-        """Start a command in the background; with `pty`, (rows, columns), on a terminal."""
+        """Start a command in the background; with `pty`, (rows, columns), on a terminal.
+
+        With `merge_stderr` what it writes to either is stdout's, in the order of writing, as on a
+        terminal it always is.
+        """
         deliver = by_stream(on_stdout, on_stderr, on_event)
         started: Command | Terminal
         if pty is None:
-            body = {**_body(command, cwd, env, timeout), "background": True}
+            body = {
+                **_body(command, cwd, env, timeout),
+                **_merged(merge_stderr),
+                "background": True,
+            }
             ask = Ask("POST", "/commands", body=body, key=new_id())
             started = Command(self._live, await self._live.json(ask))
             started.supervise(deliver)
@@ -243,6 +257,11 @@ class Commands:
     async def send_stdin(self, command_id: str, data: str | bytes) -> None:
         """Write to a background command's standard input."""
         await (await self.get(command_id)).send_stdin(data)
+
+
+def _merged(merge_stderr: bool) -> dict[str, Any]:
+    """Say it only where it is wanted: an older server does not know the field."""
+    return {"merge_stderr": True} if merge_stderr else {}
 
 
 def _body(

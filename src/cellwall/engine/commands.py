@@ -15,9 +15,17 @@ from typing import TYPE_CHECKING, Any, overload
 
 from cellwall.engine.execution import Attempt, Work
 from cellwall.engine.files import file_error
-from cellwall.engine.requests import check_env, check_path, check_signal, check_stdin, check_words
+from cellwall.engine.requests import (
+    SOURCE_CAP_BYTES,
+    check_env,
+    check_path,
+    check_signal,
+    check_stdin,
+    check_words,
+)
 from cellwall.model.errors import NotFound, UsageError
 from cellwall.model.execution import CommandResult
+from cellwall.model.unicode import utf8
 from cellwall.runtimes.answers import GuestRefused
 from cellwall.surface.callbacks import OnEvent, OnText, by_stream
 
@@ -27,8 +35,30 @@ if TYPE_CHECKING:
     from cellwall.engine.tasks import Tasks
     from cellwall.engine.terminals import Terminal
 
+_SHELL = ("/bin/bash", "-c")
+_ARGUMENT_BYTES = 100_000
+"""Of a script that is an argument; of a longer one its argument says where it is read."""
 _BACKGROUND_S = 86_400.0
 """Wall limit of a background command that names none: the sandbox's own life ends it earlier."""
+
+
+def script_of(line: str) -> tuple[Sequence[str], bytes]:
+    """Return how a shell is started for `line`, and what its descriptor 3 reads.
+
+    A kernel takes an argument of 128 KiB at most; `eval` of what was read instead leaves `$0`,
+    standard input and the script's descriptors as `-c` has them.
+    """
+    script = utf8(line, "command", escapes=True)
+    if len(script) <= _ARGUMENT_BYTES:
+        return (*_SHELL, line), b""
+    if len(script) > SOURCE_CAP_BYTES:
+        raise UsageError(
+            f"command: {len(script)} bytes is above {SOURCE_CAP_BYTES}",
+            remedy="put data into a file or stdin",
+        )
+    if "\0" in line:
+        raise UsageError("command: it contains a NUL character", remedy="remove it")
+    return (*_SHELL, 'eval "$(</dev/fd/3)" 3<&-'), script
 
 
 class Command:
@@ -116,12 +146,16 @@ class Commands:
         env: Mapping[str, str] | None = None,
         stdin: str | bytes | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - a limit of the sandbox, not of the await
+        merge_stderr: bool = False,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_event: OnEvent | None = None,
     ) -> CommandResult:
-        """Run a command (a string goes to a shell) and return how it ended."""
-        argv, work = self._work(command, cwd, env, timeout)
+        """Run a command (a string goes to a shell) and return how it ended.
+
+        With `merge_stderr` what it writes to either comes in `stdout`, in the order of writing.
+        """
+        argv, work = self._work(command, cwd, env, timeout, merge_stderr=merge_stderr)
         if stdin is not None:
             fields = {**work.fields, "stdin": "stream"}
             work = replace(work, fields=fields, stdin=check_stdin(stdin))
@@ -151,6 +185,7 @@ class Commands:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109
+        merge_stderr: bool = False,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_event: OnEvent | None = None,
@@ -163,15 +198,20 @@ class Commands:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - a limit of the sandbox, not of the await
+        merge_stderr: bool = False,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_event: OnEvent | None = None,
     ) -> Command:
         """Start a command in the background; with `pty`, (rows, columns), on a terminal.
 
-        A terminal's output is not text and has no limit: read it from the `Terminal` returned.
+        With `merge_stderr` what it writes to either is stdout's, in the order of writing. A
+        terminal has one output anyway, which is not text and has no limit: read it from the
+        `Terminal` returned.
         """
-        argv, work = self._work(command, cwd, env, timeout or _BACKGROUND_S)
+        argv, work = self._work(
+            command, cwd, env, timeout or _BACKGROUND_S, merge_stderr=merge_stderr
+        )
         work = replace(work, fields={**work.fields, "stdin": "stream"})
         deliver = by_stream(on_stdout, on_stderr, on_event)
         if pty is None:
@@ -222,11 +262,12 @@ class Commands:
         cwd: str | None,
         env: Mapping[str, str] | None,
         timeout_s: float | None,
+        *,
+        merge_stderr: bool,
     ) -> tuple[tuple[str, ...], Work]:
         self._live.check_alive()
-        argv = check_words(
-            ["/bin/bash", "-c", command] if isinstance(command, str) else command, "command"
-        )
+        argv, script = script_of(command) if isinstance(command, str) else (command, b"")
+        argv = check_words(argv, "command")
         if not argv or not argv[-1]:
             raise UsageError("command: it is empty", remedy="name a program")
         limits = self._live.spec.limits
@@ -240,10 +281,11 @@ class Commands:
             "stdin": "none",
             "pty": None,
             "output_bytes": limits.output_bytes,
+            "merge_stderr": merge_stderr,
         }
         if cwd is not None:
             fields["cwd"] = check_path(cwd)
-        return argv, Work("start", fields, limits, stop=self._stop)
+        return argv, Work("start", fields, limits, body=script, stop=self._stop)
 
     def _stop(self, number: int) -> None:
         channel = self._live.channel

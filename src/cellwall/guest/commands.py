@@ -14,7 +14,7 @@ import os
 import signal
 import struct
 import termios
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Tuple, Union
 
 from cellwall.guest import processes
 from cellwall.guest.channel import Channel
@@ -32,6 +32,8 @@ _DEFAULT_WINDOW_BYTES = 256 * 1024
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 _SIZE = struct.Struct("HHHH")
 _END_OF_FILE_KEY = b"\x04"
+_SCRIPT_FD = 3
+_Action = Union[Tuple[int, ...], Tuple[int, int, str, int, int]]
 
 # Python ignores these two and init some more; an exec keeps what is ignored.
 SIGNALS_TO_RESET = (
@@ -54,6 +56,10 @@ class Plan(NamedTuple):
     env: dict[str, str]
     has_stdin: bool
     size: tuple[int, int] | None
+    script: bytes
+    """What its descriptor 3 reads, if it is not empty."""
+    is_merged: bool
+    """Whether stderr is stdout: one pipe, so that the order of both is kept."""
     output_bytes: int
     window_bytes: int
 
@@ -69,6 +75,7 @@ class Command:
         self.stderr = Meter(output_bytes)
         self.pumps: list[Pump] = []
         self.feed: Feed | Stream | None = None
+        self.script: Feed | None = None
         self.terminal: Terminal | None = None
 
     def signal(self, number: int) -> None:
@@ -149,39 +156,35 @@ class Commands:
             {**self._config["env"], **request.environment("env")},
             request.choice("stdin", ("none", "stream")) == "stream",
             request.terminal("pty"),
+            request.body,
+            request.flag("merge_stderr"),
             request.integer("output_bytes", _DEFAULT_OUTPUT_BYTES, high=_MOST_OUTPUT_BYTES),
             request.integer("window", _DEFAULT_WINDOW_BYTES, high=MOST_GRANTED_BYTES),
         )
 
     def _start_on_pipes(self, number: int, plan: Plan) -> Command:
-        ours: list[int] = []
-        theirs: list[int] = []
+        ends = _Ends()
         try:
-            for _ in range(2):
-                read_fd, write_fd = os.pipe()
-                ours.append(read_fd)
-                theirs.append(write_fd)
-            actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
-                (os.POSIX_SPAWN_DUP2, theirs[0], 1),
-                (os.POSIX_SPAWN_DUP2, theirs[1], 2),
-            ]
-            if plan.has_stdin:
-                read_fd, write_fd = os.pipe()
-                ours.append(write_fd)
-                theirs.append(read_fd)
-                actions.append((os.POSIX_SPAWN_DUP2, read_fd, 0))
-            else:
-                actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
-            command = Command(number, spawn(plan, actions), plan.output_bytes)
+            outputs = (
+                [ends.read_from(1, 2)] if plan.is_merged else [ends.read_from(1), ends.read_from(2)]
+            )
+            stdin = ends.write_to(0) if plan.has_stdin else -1
+            if not plan.has_stdin:
+                ends.actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
+            script = ends.write_to(_SCRIPT_FD) if plan.script else -1
+            command = Command(number, spawn(plan, ends.actions), plan.output_bytes)
         except BaseException:
-            _close_all(ours)
+            _close_all(ends.ours)
             raise
         finally:
-            _close_all(theirs)
-        self._attach(command, ours[0], "stdout", command.stdout)
-        self._attach(command, ours[1], "stderr", command.stderr)
+            _close_all(ends.theirs)
+        meters = (("stdout", command.stdout), ("stderr", command.stderr))
+        for fd, (event, meter) in zip(outputs, meters):
+            self._attach(command, fd, event, meter)
         if plan.has_stdin:
-            command.feed = Feed(self._loop, ours[2])
+            command.feed = Feed(self._loop, stdin)
+        if plan.script:
+            self._hand_over(command, script, plan.script)
         return command
 
     def _start_on_terminal(self, number: int, plan: Plan, size: tuple[int, int]) -> Command:
@@ -189,25 +192,36 @@ class Commands:
             terminal, other_side = os.openpty()
         except OSError as error:
             raise refusal_from(error, "start: open a terminal") from None
+        ends = _Ends()
+        ends.ours.append(terminal)
+        ends.theirs.append(other_side)
         try:
             set_size(terminal, *size)
             # The leader of a session gets the first terminal it opens as its controlling one.
-            actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
+            ends.actions += [
                 (os.POSIX_SPAWN_OPEN, 0, os.ttyname(other_side), os.O_RDWR, 0),
                 (os.POSIX_SPAWN_DUP2, 0, 1),
                 (os.POSIX_SPAWN_DUP2, 0, 2),
             ]
-            command = Command(number, spawn(plan, actions), plan.output_bytes)
+            script = ends.write_to(_SCRIPT_FD) if plan.script else -1
+            command = Command(number, spawn(plan, ends.actions), plan.output_bytes)
         except BaseException:
-            os.close(terminal)
+            _close_all(ends.ours)
             raise
         finally:
-            os.close(other_side)
+            _close_all(ends.theirs)
         stream = Stream(self._loop, self._channel, terminal, number, "stdout")
         command.feed, command.terminal = stream, Terminal(terminal, stream)
         stream.invite()
         stream.begin_reading(plan.window_bytes)
+        if plan.script:
+            self._hand_over(command, script, plan.script)
         return command
+
+    def _hand_over(self, command: Command, fd: int, script: bytes) -> None:
+        command.script = Feed(self._loop, fd)
+        command.script.write(script)
+        command.script.end()
 
     def _attach(self, command: Command, fd: int, event: str, meter: Meter) -> None:
         pump = Pump(self._loop, self._channel, fd, event)
@@ -222,6 +236,8 @@ class Commands:
         for pump in command.pumps:
             pump.drain()
             self._sinks.add(pump)
+        if command.script is not None:
+            command.script.close()
         cut = {"stdout": command.stdout.cut, "stderr": command.stderr.cut, "display": 0, "stdin": 0}
         if isinstance(command.feed, Feed):
             cut["stdin"] = command.feed.dropped
@@ -243,7 +259,37 @@ class Commands:
         return True
 
 
-def spawn(plan: Plan, actions: list[tuple[int, ...] | tuple[int, int, str, int, int]]) -> int:
+class _Ends:
+    """Pipes between us and what is about to start: our ends, its ends, and which it gets as what.
+
+    In the order in which they are made; descriptor 3 comes last, as a pipe may have that number.
+    """
+
+    def __init__(self) -> None:
+        """None yet."""
+        self.ours: list[int] = []
+        self.theirs: list[int] = []
+        self.actions: list[_Action] = []
+
+    def read_from(self, *numbers: int) -> int:
+        """Our end of what it writes to descriptors of those numbers."""
+        read_fd, write_fd = os.pipe()
+        self._keep(read_fd, write_fd, numbers)
+        return read_fd
+
+    def write_to(self, number: int) -> int:
+        """Our end of what it reads from the descriptor of that number."""
+        read_fd, write_fd = os.pipe()
+        self._keep(write_fd, read_fd, (number,))
+        return write_fd
+
+    def _keep(self, ours: int, theirs: int, numbers: tuple[int, ...]) -> None:
+        self.ours.append(ours)
+        self.theirs.append(theirs)
+        self.actions += [(os.POSIX_SPAWN_DUP2, theirs, number) for number in numbers]
+
+
+def spawn(plan: Plan, actions: list[_Action]) -> int:
     """Start the program in a session of its own; its pid. Raises Refusal."""
     try:
         os.chdir(plan.cwd)

@@ -205,7 +205,7 @@ class CommandBody(Closed):
         ]
         | None
     ) = None
-    command: Annotated[str, Field(min_length=1, max_length=131_072)] | None = Field(
+    command: Annotated[str, Field(min_length=1, max_length=SOURCE_CAP_BYTES)] | None = Field(
         None, description="A line for a shell inside; exactly one of `argv` and `command`."
     )
     cwd: PathText | None = None
@@ -213,6 +213,9 @@ class CommandBody(Closed):
     stdin: Annotated[str, Field(max_length=STDIN_CAP_BYTES)] | None = None
     stdin_b64: Base64 | None = None
     timeout: Seconds | None = None
+    merge_stderr: bool = Field(
+        False, description="What it writes to stderr comes as stdout, in the order of writing."
+    )
     background: bool = False
     on_disconnect: OnDisconnect | None = None
 

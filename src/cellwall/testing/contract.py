@@ -10,6 +10,7 @@ reason, and becomes a strict xfail: a deviation that was mended fails until it l
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -24,10 +25,11 @@ from cellwall.embedded import Runner, Sandbox
 from cellwall.engine.engine import Engine
 from cellwall.engine.execution import OnEvent
 from cellwall.engine.settings import EngineSettings
-from cellwall.model.errors import FileError, NotFound, SandboxUnavailable
+from cellwall.model.errors import FileError, SandboxUnavailable
 from cellwall.model.execution import Event, Execution
 from cellwall.model.outcome import Verdict
 from cellwall.testing.bare import BareTemplates
+from cellwall.testing.contract_commands import CommandsContract
 from cellwall.testing.contract_streams import StreamsContract
 from cellwall.testing.contract_tools import ToolsContract
 
@@ -69,7 +71,7 @@ class Subject:
         self.runner.close()
 
 
-class RuntimeContract(StreamsContract, ToolsContract):
+class RuntimeContract(CommandsContract, StreamsContract, ToolsContract):
     """Subclass it; see the module."""
 
     runtime_name: ClassVar[str]
@@ -378,34 +380,6 @@ while True: pass"""
         sandbox.files.write("data.txt", "from python")
         assert sandbox.run("cat data.txt", language="bash").stdout == "from python"
 
-    # -- commands ----------------------------------------------------------------------------
-
-    def test_command_returns_how_it_ended(self, sandbox: Sandbox) -> None:
-        """A string goes to a shell."""
-        result = sandbox.commands.run("echo out; echo err >&2; exit 4")
-        assert (result.stdout, result.stderr, result.exit_code) == ("out\n", "err\n", 4)
-
-    def test_unknown_command_is_not_found(self, sandbox: Sandbox) -> None:
-        """An error of the caller's, not an exit status."""
-        with pytest.raises(NotFound):
-            sandbox.commands.run(["no-such-program"])
-
-    def test_background_command_takes_stdin_and_signals(self, sandbox: Sandbox) -> None:
-        """It is listed while it runs."""
-        command = sandbox.commands.start(["/bin/bash", "-c", "read x; echo got $x; sleep 60"])
-        assert [c.id for c in sandbox.commands.list()] == [command.id]
-        command.send_stdin("it\n")
-        command.kill(15)
-        result = command.wait()
-        assert result.outcome.signal == 15 or result.outcome.verdict is Verdict.SIGNALLED
-        assert sandbox.commands.list() == []
-
-    def test_command_at_its_limit_leaves_the_sandbox(self, sandbox: Sandbox) -> None:
-        """Only the command dies."""
-        result = sandbox.commands.run("sleep 60", timeout=0.3)
-        assert result.outcome.verdict is Verdict.WALL_TIME
-        assert sandbox.run("1").verdict is Verdict.OK
-
     # -- files -------------------------------------------------------------------------------
 
     def test_files_round_trip(self, sandbox: Sandbox) -> None:
@@ -421,10 +395,13 @@ while True: pass"""
         assert not sandbox.files.exists("deep")
 
     def test_missing_file_says_so(self, sandbox: Sandbox) -> None:
-        """By reason, not by text."""
+        """By reason, not by text; also to code that knows files of this machine only."""
         with pytest.raises(FileError) as caught:
             sandbox.files.read("missing.txt")
         assert caught.value.reason == "not_found"
+        with pytest.raises(FileNotFoundError) as missing:
+            sandbox.files.read("missing.txt")
+        assert missing.value.errno == errno.ENOENT
 
     def test_directories_go_in_and_come_out(self, sandbox: Sandbox, tmp_path: Path) -> None:
         """Contents are the same; links stay behind."""

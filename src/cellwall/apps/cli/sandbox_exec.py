@@ -52,6 +52,9 @@ def execute(  # noqa: PLR0913, PLR0917 - one parameter per option
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable; repeatable.")
     ] = None,
     timeout: Annotated[float | None, typer.Option(help="Wall time in seconds.")] = None,
+    merge_stderr: Annotated[
+        bool, typer.Option("--merge-stderr", help="Its stderr is its stdout, in true order.")
+    ] = False,
     url: Url = None,
     key: Key = None,
 ) -> None:
@@ -65,6 +68,7 @@ def execute(  # noqa: PLR0913, PLR0917 - one parameter per option
     tar c . | cellwall sandbox exec -i build -- tar x
     """
     options: dict[str, Any] = {"cwd": cwd, "env": pairs(env, "--env"), "timeout": timeout}
+    options["merge_stderr"] = merge_stderr
     with connected(url, key) as client:
         sandbox = found(client, which)
         if detach:

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from cellwall.server.state import State
 
 
+_SHOWN_CHARS = 100_000
+
+
 async def index(call: Call) -> None:
     """`GET /sandboxes/{id}/commands`."""
     commands = sandbox(call).commands.values()
@@ -93,10 +96,16 @@ async def started(call: Call, owner: SandboxRecord, body: CommandBody) -> Comman
     if timeout is None and not body.background:
         timeout = owner.sandbox.limits.wall_s
     stdin = asked.stdin(body)
-    argv = body.argv if body.argv is not None else ["/bin/bash", "-c", body.command or ""]
-    record = CommandRecord(call.owner, call.request_id, call.settings.spool_bytes, argv)
+    asked_for = body.command or body.argv or []
+    shown = ["/bin/bash", "-c", _short(body.command)] if body.command else body.argv or []
+    record = CommandRecord(call.owner, call.request_id, call.settings.spool_bytes, shown)
     made = await owner.sandbox.commands.start(
-        argv, cwd=body.cwd, env=body.env, timeout=timeout, on_event=record.spool.append
+        asked_for,
+        cwd=body.cwd,
+        env=body.env,
+        timeout=timeout,
+        merge_stderr=body.merge_stderr,
+        on_event=record.spool.append,
     )
     follow(call, owner, record, made)
     if stdin is not None:
@@ -104,6 +113,13 @@ async def started(call: Call, owner: SandboxRecord, body: CommandBody) -> Comman
     if stdin is not None or not body.background:
         await made.close_stdin()
     return record
+
+
+def _short(script: str) -> str:
+    """Return what lists show of a script; one that no argument could hold is not kept for them."""
+    if len(script) <= _SHOWN_CHARS:
+        return script
+    return f"{script[:1000]}… ({len(script)} characters)"
 
 
 def follow(call: Call, owner: SandboxRecord, record: CommandRecord, made: Command) -> None:
