@@ -240,6 +240,7 @@ _BROKEN = [
     pytest.param("jail/inside.py", "do_all(lock.privileges)", "_lock", id="privileges"),
     pytest.param("jail/inside.py", "do_all(lock.files)", "_lock", id="landlock"),
     pytest.param("jail/inside.py", "do_all(lock.filter)", "_lock", id="seccomp"),
+    pytest.param("jail/inside.py", "do_all(lock.descriptors)", "_lock", id="open-files"),
 ]
 
 

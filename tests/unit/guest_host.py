@@ -177,14 +177,14 @@ def stub_context(link: Link, config: Header) -> None:
     while True:
         link.connect()
         link.send({"ev": "idle"})
-        task, source, descriptors = link.receive()
+        task, source, fd = link.receive_work()
         while task["op"] == "idle":  # after an interrupt
             link.send({"ev": "idle"})
-            task, source, descriptors = link.receive()
-        link.close()
-        for fd in descriptors:
+            task, source, fd = link.receive_work()
+        if fd >= 0:
             os.dup2(fd, 0)
             os.close(fd)
+        link.close()
         raised = False
         names = {"link": link, "config": config, "os": os, "task": task, "signal": signal}
         try:

@@ -20,6 +20,9 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from cellwall.guest.frames import Decoder, encode
+from cellwall.guest.lines import open_input
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -126,22 +129,31 @@ class Context:
         os.close(err_w)
         self._pump(Result(), lambda: self._idle is not None)
 
-    def execute(self, source: str, *, stdin: int | None = None, **header: object) -> Result:
+    def execute(self, source: str, *, stdin: bytes | None = None, **header: object) -> Result:
         """Run code to its end: `idle` again, or the exit of the process."""
         self.begin(source, stdin=stdin, **header)
         return self.finish()
 
-    def begin(self, source: str, *, stdin: int | None = None, **header: object) -> None:
-        """Send an execution without waiting."""
+    def begin(self, source: str, *, stdin: bytes | None = None, **header: object) -> None:
+        """Send an execution without waiting for more than that it asks for its input."""
         assert self._idle is not None
-        text = json.dumps({"op": "execute", "filename": "main.py", "display": True, **header})
-        body = source.encode("utf-8", "surrogatepass")
-        frame = struct.pack(">II", len(text), len(body)) + text.encode() + body
-        rights = array.array("i", [] if stdin is None else [stdin])
-        sent = self._idle.sendmsg([frame], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-        if sent < len(frame):
-            self._idle.sendall(frame[sent:])
+        task = {"op": "execute", "filename": "main.py", "display": True, **header}
+        task["stdin"] = "none" if stdin is None else "stream"
+        self._idle.sendall(encode(task, source.encode("utf-8", "surrogatepass")))
+        if stdin is not None:
+            with os.fdopen(open_input(self.pid, self._asked_input()), "wb") as pipe:
+                pipe.write(stdin)
+            self._idle.sendall(encode({"op": "input"}))
         self._idle = None
+
+    def _asked_input(self) -> int:
+        """The descriptor of the pipe that the context has made."""
+        assert self._idle is not None
+        decoder = Decoder(65536, 65536)
+        while True:
+            for header, _ in decoder.feed(self._idle.recv(65536)):
+                assert header["ev"] == "input"
+                return int(header["fd"])
 
     def finish(self) -> Result:
         """Wait for the end of what was begun."""

@@ -162,11 +162,7 @@ def test_input_without_stdin_is_end_of_file(cell: Run) -> None:
 
 
 def test_stdin_belongs_to_one_cell(cell: Run) -> None:
-    reader, writer = os.pipe()
-    os.write(writer, b"one\ntwo\n")
-    os.close(writer)
-    assert cell("input()", stdin=reader).text == "'one'"
-    os.close(reader)
+    assert cell("input()", stdin=b"one\ntwo\n").text == "'one'"
     assert cell("input()").bodies("error")[0]["name"] == "EOFError"
 
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 ARGUMENTS = f"{CALLER}/arguments.json"
 RESULT = f"{CALLER}/result.json"
 _EXECUTABLE = 0o755
+_NOT_HANDED = frozenset({"no_context", "busy"})
+"""Of a fresh sandbox's guest that could not give a program to its context: nothing has run."""
 _TEXT_RESULTS = frozenset({"bash"})
 """Languages whose values are text: what they return is JSON if it reads as that."""
 
@@ -239,8 +241,8 @@ def _may_be_uncaught(language: Language, outcome: Outcome) -> bool:
 
 def explain(refusal: GuestRefused, work: Plan) -> Exception:
     """Return what a refusal of the guest means to the caller; `NotBegun` if nothing has run."""
-    if refusal.reason == "no_context" and work.is_warm:
-        return NotBegun("the process that was to run it has ended")
+    if refusal.reason in _NOT_HANDED and work.is_warm:
+        return NotBegun(f"it could not be handed over: {refusal}")
     if refusal.reason == "not_found" and work.language.context != "python":
         return missing(work.language, str(refusal))
     return file_error(refusal, "run")

@@ -69,7 +69,7 @@ class Calls:
             return
         self._unread.add(line)
         line.on_closed = lambda: self._unread.discard(line)
-        line.send({"op": "answer", "ok": request.flag("ok")}, request.body, [])
+        line.send({"op": "answer", "ok": request.flag("ok")}, request.body)
         line.close_once_sent()
 
     def close(self) -> None:
@@ -87,5 +87,5 @@ class Calls:
 def refuse(line: Line, kind: str, message: str) -> None:
     """Answer a call that the host does not hear of."""
     body = json.dumps({"kind": kind, "type": "", "message": message}).encode("ascii")
-    line.send({"op": "answer", "ok": False}, body, [])
+    line.send({"op": "answer", "ok": False}, body)
     line.close_once_sent()

@@ -22,6 +22,7 @@ from cellwall.guest.afterimport import after_import
 from cellwall.guest.display import DEFAULT_DISPLAY_BYTES, Display
 from cellwall.guest.figures import Figures
 from cellwall.guest.first import IDLE
+from cellwall.guest.link import EXIT_UNSERVED
 from cellwall.guest.outbox import Outbox
 
 TYPE_CHECKING = False
@@ -53,7 +54,7 @@ def main(link: Link, config: dict[str, Any]) -> NoReturn:
         _prepared[0].begin(link, config)
         _prepared[0].serve()
     except ConnectionError:
-        code = 0
+        code = EXIT_UNSERVED
     except BaseException as error:  # noqa: BLE001  the last word of a process
         from cellwall.guest import tracebacks
 
@@ -145,10 +146,10 @@ class _Context:
     def serve(self) -> NoReturn:
         """Report idle, take one execution, run it; a program never comes back."""
         while True:
-            header, source, descriptors = self._wait_for_work()
-            is_streamed = bool(descriptors)
+            header, source, stdin_fd = self._wait_for_work()
+            is_streamed = stdin_fd >= 0
             if is_streamed:
-                _take_stdin(descriptors)
+                _take_stdin(stdin_fd)
             self._display.begin()
             _install_tools(header.get("tools"), self._link)
             if header.get("mode") != "cell":
@@ -165,8 +166,8 @@ class _Context:
             if is_streamed:
                 _drop_stdin()
 
-    def _wait_for_work(self) -> tuple[dict[str, Any], bytes, list[int]]:
-        """One `execute`. An interrupt meanwhile is kept for the code it was meant for.
+    def _wait_for_work(self) -> tuple[dict[str, Any], bytes, int]:
+        """One `execute` and its input, or -1. An interrupt is kept for the code it was meant for.
 
         Init passes interrupts on only between sending an execution and reading its end, and after
         one it asks for `idle` a second time: whatever was on its way has come by then, and was
@@ -177,17 +178,17 @@ class _Context:
         if self._is_program:
             ahead.while_waiting(self._link.fileno(), ahead.CONTEXT)
         try:
-            header, source, descriptors = self._link.receive()
+            header, source, stdin_fd = self._link.receive_work()
             while header.get("op") == "idle":
                 self._forget_interrupt()
                 self._link.say(IDLE)
-                header, source, descriptors = self._link.receive()
+                header, source, stdin_fd = self._link.receive_work()
         except BaseException:
             self._link.close()
             raise
         if not header.get("held"):
             self._link.close()
-        return header, source, descriptors
+        return header, source, stdin_fd
 
     def _wait_to_go_on(self) -> None:
         """Have only the host's word to wait for, and then nothing of ours open."""
@@ -313,9 +314,9 @@ def _reopen_streams() -> None:
         sys.stderr = sys.__stderr__ = _output(2, "<stderr>")  # type: ignore[misc, assignment]
 
 
-def _take_stdin(descriptors: list[int]) -> None:
-    os.dup2(descriptors[0], 0)
-    for descriptor in descriptors:
+def _take_stdin(descriptor: int) -> None:
+    if descriptor:  # else a cell has closed its input
+        os.dup2(descriptor, 0)
         os.close(descriptor)
     # A new one: the old may hold bytes meant for the cell before.
     sys.stdin = sys.__stdin__ = _input()  # type: ignore[misc, assignment]

@@ -21,6 +21,7 @@ from cellwall.guest.channel import Channel
 from cellwall.guest.execution import Execution
 from cellwall.guest.first import Stretch, serve
 from cellwall.guest.frames import Header
+from cellwall.guest.handing import HandOver, WrongWord
 from cellwall.guest.lines import Exchange, Line
 from cellwall.guest.link import Link
 from cellwall.guest.loop import Loop
@@ -57,6 +58,8 @@ class Context:
         self.idle_line: Line | None = None
         self.was_ready = False
         self.execution: Execution | None = None
+        self.handing: HandOver | None = None
+        """The latest hand-over of work to it."""
         self.usage: LivingUsage | None = None
         """Of its latest cell."""
         self.birth: int | None = None
@@ -294,19 +297,26 @@ class Contexts:
     ) -> None:
         line = context.idle_line
         assert line is not None  # noqa: S101  for the type checker only
-        descriptors: list[int] = []
         if task["stdin"] == "stream":
-            stdin_r, stdin_w = os.pipe()
-            descriptors.append(stdin_r)
-            execution.feed = Feed(self._loop, stdin_w)
+            execution.feed = Feed(self._loop)  # its pipe is made by the context
         context.idle_line = None
         context.execution = execution
+        context.handing = HandOver(context.name, context.pid, line, execution.feed)
         context.stdout.begin(execution.id, execution.stdout)
         context.stderr.begin(execution.id, execution.stderr)
-        line.send(task, source, descriptors)
-        line.close_once_sent()
-        for fd in descriptors:
-            os.close(fd)
+        try:
+            context.handing.begin(task, source)
+        except Refusal:
+            self._withdraw(context)
+            raise
+
+    def _withdraw(self, context: Context) -> None:
+        """Take back what a context was not given, or not all of it."""
+        execution, context.execution = context.execution, None
+        if execution is not None:
+            execution.withdraw()
+        context.stdout.hold()
+        context.stderr.hold()
 
     def interrupt(self, name: str) -> None:
         """SIGINT to a context that is running something; to others it would be noise."""
@@ -390,6 +400,8 @@ class Contexts:
             self._on_idle(context, line)
         elif event == "call":
             self._on_call(context, line, header, body)
+        elif event == "input":
+            self._on_input(context, line, header)
         elif execution is None:
             # A thread that a cell left behind may display something when its cell is over. There
             # is no request it could belong to.
@@ -404,8 +416,26 @@ class Contexts:
         else:
             raise ContextBroken
 
+    def _on_input(self, context: Context, line: Line, header: Header) -> None:
+        handing = context.handing
+        if handing is None or context.execution is None or not handing.is_on(line):
+            raise ContextBroken
+        try:
+            handing.give_input(header)
+        except WrongWord:
+            raise ContextBroken from None
+        except OSError as error:
+            handing.take_back(error)
+
+    def _refuse(self, number: int, refusal: Refusal) -> None:
+        self._channel.send(
+            {"ev": "fail", "id": number, "code": refusal.code, "message": refusal.message}
+        )
+
     def _on_call(self, context: Context, line: Line, header: Header, body: bytes) -> None:
-        if line not in context.lines or line is context.idle_line:
+        handing = context.handing
+        is_first = line is context.idle_line or (handing is not None and handing.is_on(line))
+        if line not in context.lines or is_first:
             raise ContextBroken  # a call has a line of its own
         context.lines.remove(line)
         execution = context.execution
@@ -418,14 +448,17 @@ class Contexts:
 
     def _on_idle(self, context: Context, line: Line) -> None:
         execution = context.execution
-        if execution is not None:
+        if execution is not None and context.handing is not None and context.handing.failure:
+            self._withdraw(context)
+            self._refuse(execution.id, context.handing.failure)
+        elif execution is not None:
             if not execution.is_over or execution.is_program:
                 raise ContextBroken
             if execution.is_interrupted:
                 # The signal may still be on its way, and must not reach the next cell: what the
                 # context says now, it says after having seen it.
                 execution.is_interrupted = False
-                line.send(_SAY_IDLE, b"", [])
+                line.send(_SAY_IDLE)
                 return
             context.execution = None
             context.stdout.hold()
@@ -459,10 +492,20 @@ class Contexts:
         del self._by_name[context.name]
         self._sinks.add(context.stdout)
         self._sinks.add(context.stderr)
-        if context.execution is not None:
-            context.execution.finish(end)
+        self._end_execution(context, end)
         self._answer_waiting(context, end, last_words.decode("utf-8", "replace").strip())
         return True
+
+    def _end_execution(self, context: Context, end: Exit) -> None:
+        """Tell how its work ended; or, if it left by itself without it, that it has not begun."""
+        execution, handing = context.execution, context.handing
+        if execution is None:
+            return
+        if end.signal is None and handing is not None and not handing.is_complete:
+            self._withdraw(context)
+            self._refuse(execution.id, handing.refusal())
+        else:
+            execution.finish(end)
 
     def _answer_waiting(self, context: Context, end: Exit, last_words: str) -> None:
         for request in context.closings:

@@ -92,14 +92,17 @@ class Execution:
         if isinstance(dropped, int) and 0 < dropped < _MOST_CLAIMED_BYTES:
             self._display.cut += dropped
 
-    def finish(self, end: Exit | None) -> None:
-        """Send `done`; without an exit the context lives on."""
-        unread = 0
+    def withdraw(self) -> None:
+        """Let go of its input and its calls; by itself, where it never began."""
         if self.calls is not None:
             self.calls.close()
         if self.feed is not None:
-            unread = self.feed.dropped
             self.feed.close()
+
+    def finish(self, end: Exit | None) -> None:
+        """Send `done`; without an exit the context lives on."""
+        unread = 0 if self.feed is None else self.feed.dropped
+        self.withdraw()
         self._channel.send(
             {
                 "ev": "done",

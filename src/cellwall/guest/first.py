@@ -142,9 +142,11 @@ def _start(stretch: Stretch, channel: int, data: bytes) -> None:
 
 
 def _has_passed_on(line: int, data: bytes) -> bool:
-    """Write it; False if the context is gone."""
+    """Write all of it; False if the context is gone."""
+    rest = data
     try:
-        os.write(line, data)
+        while rest:
+            rest = rest[os.write(line, rest) :]
     except OSError:
         return False
     return True

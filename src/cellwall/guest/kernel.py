@@ -26,6 +26,7 @@ from cellwall.guest.commands import DEFAULT_PATH, find_program
 from cellwall.guest.display import DEFAULT_DISPLAY_BYTES, Display
 from cellwall.guest.first import IDLE
 from cellwall.guest.interpreter import DriverBroken, Interpreter, InterpreterEnded
+from cellwall.guest.link import EXIT_UNSERVED
 from cellwall.guest.outbox import MAX_BODY_BYTES, Outbox
 from cellwall.guest.refusals import Refusal
 from cellwall.guest.relay import Relay
@@ -54,7 +55,7 @@ def main(link: Link, config: dict[str, Any]) -> NoReturn:
     except InterpreterEnded as end:
         kernel.leave(end.status)
     except ConnectionError:
-        code = 0
+        code = EXIT_UNSERVED
     except Refusal as refusal:
         code = EXIT_MISSING
         _complain(refusal.message)
@@ -134,19 +135,21 @@ class Kernel:
     def serve(self) -> NoReturn:
         """Report idle, take one execution, have it run; a program never comes back."""
         while True:
-            header, source, descriptors = self._wait_for_work()
-            stdin_fd = descriptors[0] if descriptors else -1
+            header, source, stdin_fd = self._wait_for_work()
             self._display.begin()
             self._is_raised = False
             if header.get("mode") == "program":
                 self._run_program(header, source, stdin_fd)
             status = self._run_cell(header, source, stdin_fd)
-            for descriptor in descriptors:
-                os.close(descriptor)
+            if stdin_fd >= 0:
+                os.close(stdin_fd)
             self._post_end(status, keep_open=True)
 
-    def _wait_for_work(self) -> tuple[dict[str, Any], bytes, list[int]]:
-        """One `execute`; the end of the interpreter meanwhile is the end of the context."""
+    def _wait_for_work(self) -> tuple[dict[str, Any], bytes, int]:
+        """One `execute` and its input, or -1.
+
+        The end of the interpreter meanwhile is the end of the context.
+        """
         try:
             while True:
                 self._link.say(IDLE)
@@ -155,7 +158,7 @@ class Kernel:
                         self._hear_late(message)
                     elif _is_readable(self._link.fileno()):
                         break
-                header, source, descriptors = self._link.receive()
+                header, source, stdin_fd = self._link.receive_work()
                 if header.get("op") != "idle":
                     break
                 self._is_interrupted, self._is_late = False, True
@@ -164,7 +167,7 @@ class Kernel:
             raise
         if not header.get("held"):
             self._link.close()
-        return header, source, descriptors
+        return header, source, stdin_fd
 
     def _hear_late(self, message: dict[str, Any]) -> None:
         """Something that a cell left behind shows something: there is no cell it belongs to."""

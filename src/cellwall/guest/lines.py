@@ -13,7 +13,9 @@ from __future__ import annotations
 # The C module under `socket`: the Python class over it makes enum members of every constant, and
 # a fork pays for each page that it writes to.
 import _socket
-import array
+import errno
+import os
+import stat
 import struct
 from collections.abc import Callable
 
@@ -53,22 +55,35 @@ class Line:
         self._is_watched = True
         self._is_last = False
         self.is_open = True
+        self.error: OSError | None = None
+        """Why something could not be sent."""
         self.on_frame: Callable[[Line, Header, bytes], None] | None = None
         self.on_broken: Callable[[], None] | None = None
         self.on_closed: Callable[[], None] | None = None
         """Called once, whoever hung up."""
         loop.watch(connection.fileno(), READ, self._on_ready)
 
-    def send(self, header: Header, body: bytes, descriptors: list[int]) -> None:
-        """Tell the context; its being slow or gone is no error here."""
+    @property
+    def is_sent(self) -> bool:
+        """All that was to be told has been taken by the kernel."""
+        return self.error is None and not self._queue
+
+    def send(self, header: Header, body: bytes = b"") -> None:
+        """Tell the context; its being slow or gone is no error here, but `is_sent` knows."""
         frame = encode(header, body)
         try:
-            sent = self._socket.sendmsg([frame], _passed(descriptors))
-        except OSError:
-            self.close()
+            sent = self._socket.send(frame)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._give_up(error)
             return
         self._queue += memoryview(frame)[sent:]
         self._update()
+
+    def _give_up(self, error: OSError) -> None:
+        self.error = error
+        self.close()
 
     def close_once_sent(self) -> None:
         """Hang up first, where the other side is about to: its doing so would wake us up in the
@@ -141,8 +156,8 @@ class Line:
                 sent = self._socket.send(view)
         except BlockingIOError:
             sent = 0
-        except OSError:
-            self.close()
+        except OSError as error:
+            self._give_up(error)
             return
         del self._queue[:sent]
         if self._is_last and not self._queue:
@@ -258,7 +273,16 @@ def _named(ancillary: list[tuple[int, int, bytes]]) -> int | None:
     return None
 
 
-def _passed(descriptors: list[int]) -> list[tuple[int, int, array.array[int]]]:
-    if not descriptors:
-        return []
-    return [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", descriptors))]
+def open_input(pid: int, number: int) -> int:
+    """Our end of a pipe that a context has made, its descriptor `number`. Raises OSError.
+
+    SECURITY: caller code may have put any file of its own there. It is opened without an effect on
+    it and without waiting, with the rights that the context has itself, and nothing but a pipe is
+    kept: no write of ours can wait then.
+    """
+    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    fd = os.open(f"/proc/{pid}/fd/{number}", flags)
+    if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "the context's input is no pipe")
+    return fd

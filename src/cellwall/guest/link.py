@@ -25,11 +25,10 @@ from cellwall.guest.frames import (
     parse_header,
 )
 
-_MOST_DESCRIPTORS = 4
+EXIT_UNSERVED = 75
+"""What a context ends with that nobody gave anything to do: never 0, which says that it did it."""
 _SCM_CREDENTIALS = 2
-_DESCRIPTOR = struct.Struct("i")
 _LENGTHS_BYTES, _lengths_of = LENGTHS.size, LENGTHS.unpack
-_ROOM = _socket.CMSG_SPACE(_MOST_DESCRIPTORS * _DESCRIPTOR.size)
 
 
 class LinkClosed(ConnectionError):
@@ -94,44 +93,67 @@ class Link:
             frame = frame[self._socket.sendmsg([frame], [_credentials()]) :]
         self._socket.sendall(frame)
 
-    def receive(self) -> tuple[Header, bytes, list[int]]:
-        """Wait for one request; the descriptors that came with it belong to the caller."""
-        descriptors: list[int] = []
+    def receive(self) -> tuple[Header, bytes]:
+        """Wait for one request."""
+        header_length, body_length = _lengths_of(self._read(_LENGTHS_BYTES))
+        if header_length > MAX_REQUEST_HEADER_BYTES or body_length > MAX_REQUEST_BODY_BYTES:
+            raise FrameError(f"request from init: {header_length} + {body_length} bytes")
+        view = memoryview(self._read(header_length + body_length))
+        return parse_header(view[:header_length]), bytes(view[header_length:])
+
+    def receive_work(self) -> tuple[Header, bytes, int]:
+        """Wait for one request, and get its input if it has one, else -1.
+
+        Where that cannot be had, init knows, and the request is another `idle`.
+        """
+        header, body = self.receive()
+        if header.get("stdin") != "stream":
+            return header, body, -1
+        reading = self.take_input()
+        return (header if reading >= 0 else {"op": "idle"}), body, reading
+
+    def take_input(self) -> int:
+        """Have init open the other end of a pipe of ours; -1 if it does not.
+
+        SECURITY: no descriptor is sent over a socket (SCM_RIGHTS): the kernel counts those on their
+        way for a user of the host, and another sandbox of that user could use them all up.
+        """
         try:
-            lengths = self._read(_LENGTHS_BYTES, descriptors)
-            header_length, body_length = _lengths_of(lengths)
-            if header_length > MAX_REQUEST_HEADER_BYTES or body_length > MAX_REQUEST_BODY_BYTES:
-                raise FrameError(f"request from init: {header_length} + {body_length} bytes")
-            payload = self._read(header_length + body_length, descriptors)
+            reading, writing = os.pipe()
+        except OSError as error:
+            self.send({"ev": "input", "errno": error.errno})
+            self.receive()
+            return -1
+        try:
+            self.send({"ev": "input", "fd": writing})
+            header, _ = self.receive()
         except BaseException:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            os.close(reading)
             raise
-        view = memoryview(payload)
-        return parse_header(view[:header_length]), bytes(view[header_length:]), descriptors
+        finally:
+            os.close(writing)
+        if header.get("op") != "input":
+            os.close(reading)
+            return -1
+        return reading
 
     def wait_to_go_on(self) -> None:
         """Return, hung up, once the host says that what is held may begin; else nothing does."""
         header: Header = {}
         try:
-            header, _body, _descriptors = self.receive()
+            header, _body = self.receive()
         finally:
             self.close()
             if header.get("op") != "go":
                 os._exit(1)
 
-    def _read(self, size: int, descriptors: list[int]) -> bytearray:
+    def _read(self, size: int) -> bytearray:
         if self._socket is None:
             raise LinkClosed("link: receive before connect")
         data = bytearray(size)
         view = memoryview(data)
         while view:
-            # Descriptors ride on the first byte of a request; asking for them every time is cheap.
-            got, ancillary, _flags, _from = self._socket.recvmsg_into(
-                [view], _ROOM, _socket.MSG_CMSG_CLOEXEC
-            )
-            if ancillary:
-                descriptors += _received_descriptors(ancillary)
+            got = self._socket.recv_into(view)
             if not got:
                 raise LinkClosed("link: init hung up")
             view = view[got:]
@@ -145,12 +167,3 @@ def _credentials() -> tuple[int, int, bytes]:
         _SCM_CREDENTIALS,
         struct.pack("3i", os.getpid(), os.getuid(), os.getgid()),
     )
-
-
-def _received_descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    descriptors: list[int] = []
-    for level, kind, data in ancillary:
-        if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
-            whole = data[: len(data) - len(data) % _DESCRIPTOR.size]
-            descriptors += (number for (number,) in _DESCRIPTOR.iter_unpack(whole))
-    return descriptors

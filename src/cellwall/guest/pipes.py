@@ -217,16 +217,31 @@ class Sinks:
 class Feed:
     """Bytes towards a process's input, at the pace at which it reads them."""
 
-    def __init__(self, loop: Loop, fd: int) -> None:
-        """Own `fd`, the writing end."""
-        os.set_blocking(fd, False)
+    def __init__(self, loop: Loop, fd: int = -1) -> None:
+        """Own `fd`, the writing end; without one bytes wait until `open`."""
         self._loop = loop
         self._fd = fd
         self._queue = bytearray()
         self._is_watched = False
         self._is_ending = False
+        self._is_over = False
         self.dropped = 0
         self.on_progress: Callable[[], None] | None = None
+        if fd >= 0:
+            os.set_blocking(fd, False)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it has nowhere to write to yet."""
+        return self._fd < 0 and not self._is_over
+
+    def open(self, fd: int) -> None:
+        """Own `fd`, which does not block, and write what has waited for it."""
+        self._fd = fd
+        if self._queue:
+            self._write()
+        elif self._is_ending:
+            self.close()
 
     @property
     def pending(self) -> int:
@@ -235,28 +250,29 @@ class Feed:
 
     def write(self, data: bytes) -> None:
         """Queue bytes. What exceeds the bound is dropped and counted: nobody reads it anyway."""
-        if self._fd < 0 or self._is_ending:
+        if self._is_over or self._is_ending:
             return
         if len(self._queue) + len(data) > _MOST_PENDING_BYTES:
             self.dropped += len(data)
             return
         self._queue += data
-        if not self._is_watched:
+        if self._fd >= 0 and not self._is_watched:
             self._write()
 
     def end(self) -> None:
         """Close once everything is written."""
         self._is_ending = True
-        if not self._queue:
+        if self._fd >= 0 and not self._queue:
             self.close()
 
     def close(self) -> None:
         """Close now; what is pending is lost."""
+        self._is_over = True
+        self._queue.clear()
         if self._fd >= 0:
             self._watch(False)
             os.close(self._fd)
             self._fd = -1
-            self._queue.clear()
 
     def _on_ready(self, _events: int) -> None:
         self._write()

@@ -58,6 +58,8 @@ _CODE_OF_ERRNO = {
     errno.ETXTBSY: "busy",
     errno.EMFILE: "busy",
     errno.ENFILE: "busy",
+    errno.ENOBUFS: "busy",
+    errno.ETOOMANYREFS: "busy",
 }
 
 _REMEDY_OF_ERRNO = {

@@ -80,7 +80,7 @@ class Relay:
         line, number = self._lines.pop(fd)
         self._ready.unregister(fd)
         try:
-            header, body, _descriptors = line.receive()
+            header, body = line.receive()
         except OSError:
             self._refuse(number, "ended", "the sandbox hung up; the execution may be over")
         else:

@@ -126,7 +126,7 @@ class _Callers:
         try:
             with self._speaking:
                 link.send({"ev": "call", "tool": tool}, body)
-            header, answer, _descriptors = link.receive()
+            header, answer = link.receive()
         except OSError:
             message = f"{tool}: the sandbox hung up; the execution may be over"
             raise ToolError(message, tool, "ended") from None

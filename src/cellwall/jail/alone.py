@@ -8,10 +8,11 @@ tells the host how the context ended. The steps:
 
     5e.1  die with the worker; output where it belongs; close all but channel and small program
     5e.2  as 5d.3 to 5d.5 of `inside`: user, mounts, own cgroup namespace, lockdown
-    5e.3  an input of its own; listen for what the context says, where Landlock lets it call
+    5e.3  an input of its own; listen for what the context says, where Landlock lets it call; hand
+          the listener to the host, which is not awake for it, and have fewer descriptors from then
     5e.4  fork the context, which waits at the channel for its program
-    5e.5  execute the small program; it says "L" and hands the listener to the host, which reads
-          our posture and the context's, and sends nothing before it has compared
+    5e.5  execute the small program; it says "L" to the host, which reads our posture and the
+          context's, and sends nothing before it has compared
 
 SECURITY: the list is made before any sandbox of its shape, from the plan alone, and nothing is read
 between the clone and the end of the lockdown. What the worker remembers is no caller's.
@@ -38,7 +39,7 @@ from cellwall.jail.linux.script import Call, Fork, Script, Step
 CHANNEL_FD, _STDOUT_FD, _STDERR_FD = RECEIVED = (3, 4, 5)
 """What a worker receives first, in this order. The small program has the channel there, too."""
 _FREE_FD = 4
-"""The lowest free descriptor once output lies at 1 and 2; the listener's in the small program."""
+"""The lowest free descriptor once output lies at 1 and 2."""
 _PROGRAM_FD = 63
 """Of the small program's file, in a worker and in the child until it executes it."""
 _LAST_FD = 2**32 - 1
@@ -50,6 +51,8 @@ _MFD_EXEC = 0x10
 _DYING_S = 1.0
 """So long a process may need for its end."""
 _SIGACTION_BYTES, _SIGSET_BYTES = 32, 8
+_MESSAGE = struct.Struct("=QI4xQQQQi4xQQQiii4xc")
+"""struct msghdr, its one struct iovec at 56, its one struct cmsghdr at 72, its one byte at 96."""
 
 Context = Callable[[str, int, Dict[str, Any], Optional[Dict[str, str]]], NoReturn]
 
@@ -65,8 +68,11 @@ class Ready:
         self.context = context
 
 
-def prepare(locking: Tuple[Prepared, ...]) -> Ready:
-    """Put the lists together around what every sandbox of a shape does."""
+def prepare(locking: Tuple[Prepared, ...], last: Tuple[Prepared, ...]) -> Ready:
+    """Put the lists together around what every sandbox of a shape does.
+
+    `last` is done when the listener is on its way.
+    """
     address = struct.pack("=H", socket.AF_UNIX) + ADDRESS.encode()
     nothing = (ctypes.c_void_p * 1)(None)
     default = bytes(_SIGACTION_BYTES)
@@ -84,6 +90,9 @@ def prepare(locking: Tuple[Prepared, ...]) -> Ready:
         Call("socket", (socket.AF_UNIX, socket.SOCK_STREAM, 0), "listener: socket", _FREE_FD),
         Call("bind", (_FREE_FD, address, len(address)), "listener: bind"),
         Call("listen", (_FREE_FD, _BACKLOG), "listener: listen"),
+        Call("sendmsg", _handing_over(_FREE_FD), "listener: hand it over", len(machine.LISTENER)),
+        process.prepare_close(_FREE_FD),
+        *last,
         # A worker ignores its children's ends, and what is ignored stays so across execve(2).
         Call("rt_sigaction", (signal.SIGCHLD, default, 0, _SIGSET_BYTES), "hear of children"),
         Fork(),
@@ -98,6 +107,16 @@ def prepare(locking: Tuple[Prepared, ...]) -> Ready:
         Call("chdir", (plan.HOME.encode(),), "context: chdir"),
     )
     return Ready(Script(child), Script(context))
+
+
+def _handing_over(fd: int) -> Tuple[object, ...]:
+    """The arguments of sendmsg(2) for one descriptor, on the channel and with one word."""
+    message = ctypes.create_string_buffer(_MESSAGE.size)
+    start = ctypes.addressof(message)
+    header = (0, 0, start + 56, 1, start + 72, 24, 0)
+    rights = (20, socket.SOL_SOCKET, socket.SCM_RIGHTS, fd)
+    _MESSAGE.pack_into(message, 0, *header, start + 96, 1, *rights, machine.LISTENER)
+    return CHANNEL_FD, message, socket.MSG_NOSIGNAL
 
 
 class Maker:

@@ -77,6 +77,7 @@ def _lock(ready: Ready, channel: int, wait_r: int) -> None:
     do_all(lock.privileges)
     do_all(lock.files)
     do_all(lock.filter)
+    do_all(lock.descriptors)
 
 
 def _say_locked(channel: int) -> None:

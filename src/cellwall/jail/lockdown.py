@@ -7,6 +7,7 @@ what it does not protect. Any failure raises and the sandbox does not start.
 
 from __future__ import annotations
 
+import resource
 import signal
 from typing import List, NamedTuple, Tuple
 
@@ -14,6 +15,8 @@ from cellwall.jail import seccomp
 from cellwall.jail.linux import landlock, process
 from cellwall.jail.linux.libc import Prepared
 from cellwall.jail.steps import Lockdown
+
+_OPEN_FILES = resource.RLIMIT_NOFILE
 
 
 class Ready(NamedTuple):
@@ -23,13 +26,16 @@ class Ready(NamedTuple):
     privileges: Tuple[Prepared, ...]
     files: Tuple[Prepared, ...]
     filter: Tuple[Prepared, ...]
+    descriptors: Tuple[Prepared, ...]
+    """The limit of open files, last of all; see `set_descriptor_limit`."""
 
 
 def prepare(lock: Lockdown, program: bytes, last_capability: int, free_fd: int) -> Ready:
     """Prepare every call; `free_fd` is the lowest free descriptor when they are made."""
     privileges = new_session(lock) + set_rlimits(lock) + drop_privileges(last_capability)
     files = restrict_files(lock, free_fd)
-    return Ready(become_user(lock), privileges, files, filter_syscalls(program))
+    filtering, last = filter_syscalls(program), set_descriptor_limit(lock)
+    return Ready(become_user(lock), privileges, files, filtering, last)
 
 
 def become_user(lock: Lockdown) -> Tuple[Prepared, ...]:
@@ -54,7 +60,21 @@ def new_session(lock: Lockdown) -> Tuple[Prepared, ...]:
 
 def set_rlimits(lock: Lockdown) -> Tuple[Prepared, ...]:
     """Per-process limits. setrlimit(2). Does not bound the tree: cgroups do."""
-    return tuple(process.prepare_rlimit(*limit) for limit in lock.rlimits)
+    return tuple(
+        process.prepare_rlimit(*limit) for limit in lock.rlimits if limit[0] != _OPEN_FILES
+    )
+
+
+def set_descriptor_limit(lock: Lockdown) -> Tuple[Prepared, ...]:
+    """The same for open files, behind everything else and before anything forks.
+
+    SECURITY: it also says how many descriptors of this user may be on their way between processes
+    before a send of one more is refused (`too_many_unix_fds` in the kernel). What a sandbox's
+    set-up sends must not depend on what other sandboxes of that user have on their way.
+    """
+    return tuple(
+        process.prepare_rlimit(*limit) for limit in lock.rlimits if limit[0] == _OPEN_FILES
+    )
 
 
 def drop_privileges(last_capability: int) -> Tuple[Prepared, ...]:

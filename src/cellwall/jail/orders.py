@@ -52,7 +52,8 @@ class Ready(NamedTuple):
         lock = self.lockdown
         own = inside.OWN_CGROUP_NAMESPACE
         return alone.prepare(
-            (*lock.become_user, *self.runs, *own, *lock.privileges, *lock.files, *lock.filter)
+            (*lock.become_user, *self.runs, *own, *lock.privileges, *lock.files, *lock.filter),
+            lock.descriptors,
         )
 
 

@@ -145,30 +145,50 @@ async def hear(child: Spawned, word: bytes) -> None:
 async def hear_alone(child: Spawned, idle: bytes) -> tuple[socket.socket, bool]:
     """The same for a sandbox of one program: its listener, and whether its context is idle.
 
-    The context says so in the bytes `idle`, before the word or after it.
+    The listener comes first, with a word of its own. The context says that it is idle in the bytes
+    `idle`, before the last word or after it.
     """
     child.channel.setblocking(False)
-    heard = b""
     numbers: list[int] = []
-    while not numbers:
+    try:
+        heard = await _heard_whole(child, idle, numbers)
+        whole = machine.LISTENER + machine.WORD
+        is_idle = heard == machine.LISTENER + idle + machine.WORD
+        if len(numbers) != 1 or not (is_idle or heard == whole):
+            raise SandboxBroken("sandbox set-up: the child said something else than a child says")
+        listener = socket.socket(fileno=numbers[0])
+    except BaseException:
+        fds.close_all(numbers)
+        raise
+    listener.setblocking(False)
+    if not _is_listener(listener):
+        listener.close()
+        raise SandboxBroken("sandbox set-up: the child handed over something else")
+    return listener, is_idle
+
+
+async def _heard_whole(child: Spawned, idle: bytes, numbers: list[int]) -> bytes:
+    """What it says up to its last word; descriptors that came with it are added to `numbers`.
+
+    Not a byte more is read: what comes behind that word is the channel's.
+    """
+    heard = said = b""
+    while not said.endswith(machine.WORD):
+        size = len(idle) - len(said) if said and idle.startswith(said) else 1
         try:
-            data, numbers, _, _ = socket.recv_fds(
-                child.channel, 1 + len(idle), 1, socket.MSG_CMSG_CLOEXEC
+            data, received, _, _ = socket.recv_fds(
+                child.channel, size or 1, 1, socket.MSG_CMSG_CLOEXEC
             )
         except BlockingIOError:
             await wait_readable(child.channel.fileno(), _WORD_TIMEOUT_S)
             continue
+        numbers += received
         heard += data
-        word = heard.removeprefix(idle)
-        if not data or word[:1] == b"E":
-            fds.close_all(numbers)
+        said = heard.removeprefix(machine.LISTENER)
+        word = said.removeprefix(idle)
+        if not data or word[:1] == b"E" or len(word) > len(idle):
             raise _failed(child, word[:1], word[1:])
-    listener = socket.socket(fileno=numbers[0])
-    listener.setblocking(False)
-    if heard not in (machine.WORD, idle + machine.WORD) or not _is_listener(listener):
-        listener.close()
-        raise SandboxBroken("sandbox set-up: the child said something else than a child says")
-    return listener, heard != machine.WORD
+    return heard
 
 
 def _is_listener(sock: socket.socket) -> bool:

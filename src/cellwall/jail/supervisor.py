@@ -35,6 +35,14 @@ _START_DESCRIPTORS = 8
 area, and one to read with."""
 
 
+class _NotSent(Exception):
+    """An order could not be sent; `meant` is why."""
+
+    def __init__(self, meant: CellwallError) -> None:
+        super().__init__(str(meant))
+        self.meant = meant
+
+
 class _Ends(NamedTuple):
     """What a sandbox is started with."""
 
@@ -280,9 +288,8 @@ class ForkServer:
     async def settle(self, worker: Worker) -> None:
         """Have a worker go to its first berth."""
         try:
-            await self._ask(
-                worker.control, orders.MOVE, worker.berth.entrances if worker.berth else ()
-            )
+            fds.send(worker.control, orders.MOVE, worker.berth.entrances if worker.berth else ())
+            await receive(worker.control, _STEP_TIMEOUT_S)
         except (fds.ControlClosed, OSError, TimeoutError) as error:
             raise SandboxBroken(f"fork-server: a worker is gone ({error})") from error
         worker.arrive()
@@ -320,8 +327,12 @@ class ForkServer:
         order = orders.written(shape, uid, guest, start, is_told=own_environment is not None)
         entrances = worker.berth.entrances if worker.berth else ()
         try:
-            message, received = await self._ask(worker.control, order, entrances, ends)
+            self._send(worker.control, order, entrances, ends)
+            message, received = await receive(worker.control, _STEP_TIMEOUT_S)
             number = None if received else error_number(message)
+        except _NotSent as error:  # the worker has not heard of it, and is as it was
+            ends.close_ours()
+            raise error.meant from error
         except BaseException as error:
             ends.close_ours()
             self.lose(f"{type(error).__name__}: {error}")
@@ -359,20 +370,16 @@ class ForkServer:
         return child
 
     @staticmethod
-    async def _ask(
-        worker: socket.socket,
-        order: bytes,
-        entrances: Sequence[int] = (),
-        ends: _Ends | None = None,
-    ) -> tuple[dict[str, Any], list[int]]:
-        with contextlib.ExitStack() as given:
-            numbers: list[int] = []
-            if ends is not None:
-                # Closed before the answer comes: there is a number free for its descriptor.
-                given.callback(ends.close_theirs)
-                numbers = [ends.theirs.fileno(), *ends.inputs]
-            fds.send(worker, order, [*numbers, *entrances])
-        return await receive(worker, _STEP_TIMEOUT_S)
+    def _send(worker: socket.socket, order: bytes, entrances: Sequence[int], ends: _Ends) -> None:
+        """Send an order. Raises `_NotSent` where something has run out."""
+        try:
+            fds.send(worker, order, [ends.theirs.fileno(), *ends.inputs, *entrances])
+        except OSError as error:
+            short = shortage(error.errno, "clone a sandbox", error)
+            raise error if short is None else _NotSent(short) from error
+        finally:
+            # Closed before the answer comes: there is a number free for its descriptor.
+            ends.close_theirs()
 
     def abandon(self) -> None:
         """In a forked child: close our ends; the parent still has its own."""

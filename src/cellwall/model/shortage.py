@@ -20,6 +20,11 @@ _SHORT_OF = {
         "raise the limit on processes of this process's cgroup or user (TasksMax=, `ulimit -u`)",
     ),
     errno.ENOMEM: ("there is no memory left", "give the host or this process's cgroup more"),
+    errno.ETOOMANYREFS: (
+        "too many descriptors of this user are on their way between processes",
+        "raise `ulimit -n` (LimitNOFILE=), and give sandboxes user ids of their own: "
+        "`cellwall doctor` says how",
+    ),
 }
 _SHORT_OF_DISK = {
     errno.ENOSPC: ("the disk has no free block or inode", "make room below the state directory"),

@@ -1,5 +1,5 @@
 # The first process of a sandbox of one program, locked down before it is executed (`jail.alone`).
-# Descriptor 3 is the channel to the host, 4 a listener for it; its first child is the context.
+# Descriptor 3 is the channel to the host; its first child is the context.
 # Linked to a fixed address behind an ELF header of `machine.py`; a test compares.
         .set    BUF, 0                  # D, status, and from USAGE on what is told of struct rusage
         .set    USAGE, 16
@@ -19,12 +19,9 @@ _start:
         mov     $14, %eax               # rt_sigprocmask
         syscall
         mov     $3, %edi
-        lea     message(%rip), %rsi
-        mov     $0x4000, %edx           # MSG_NOSIGNAL
-        mov     $46, %eax               # sendmsg: L, and the listener
-        syscall
-        mov     $4, %edi
-        mov     $3, %eax                # close
+        lea     word(%rip), %rsi
+        mov     $1, %edx
+        mov     $1, %eax                # write: L
         syscall
 
 reap:                                   # whoever has ended, until there is nobody
@@ -70,13 +67,3 @@ sleep:
 mask:   .quad   1 << 16                 # SIGCHLD
 word:   .ascii  "L"
 mark:   .ascii  "?"
-        .balign 8
-vector: .quad   word, 1
-rights: .quad   20                      # struct cmsghdr: its length, SOL_SOCKET, SCM_RIGHTS
-        .long   1, 1, 4, 0              # and the descriptor
-message:                                # struct msghdr
-        .quad   0
-        .quad   0
-        .quad   vector, 1
-        .quad   rights, 24
-        .quad   0

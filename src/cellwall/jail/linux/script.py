@@ -20,7 +20,15 @@ FIRST_CHILD = 2
 """The pid of whom a pid namespace's init forks first."""
 _NUMBERS: Dict[str, int] = {
     **{"write": 1, "open": 2, "close": 3, "rt_sigaction": 13, "ioctl": 16, "dup2": 33},
-    **{"socket": 41, "bind": 49, "listen": 50, "fcntl": 72, "chdir": 80, "mkdir": 83},
+    **{
+        "socket": 41,
+        "sendmsg": 46,
+        "bind": 49,
+        "listen": 50,
+        "fcntl": 72,
+        "chdir": 80,
+        "mkdir": 83,
+    },
     **{"chmod": 90, "umask": 95, "setpgid": 109, "setsid": 112, "setgroups": 116},
     **{"setresuid": 117, "setresgid": 119, "prctl": 157, "setrlimit": 160, "mount": 165},
     **{"unshare": 272, "execveat": 322, "rseq": 334, "close_range": 436},
