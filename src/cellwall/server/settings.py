@@ -137,6 +137,9 @@ class ServerSettings:
     """An idle connection between two requests; longer than usual proxies keep theirs."""
     body_s: float = 30.0
     """Longest pause between two pieces of a body."""
+    alive_s: float = 15.0
+    """A stream that has nothing to send says that it lives so often; shorter than what proxies in
+    front wait for a byte. 0: never."""
     stall_s: float = 60.0
     """A reader that takes nothing for this long is hung up on."""
     socket_s: float = 86_400.0

@@ -9,9 +9,12 @@ JSON escapes every line end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from cellwall.server.call import ClientGone
 from cellwall.server.errors import HttpError
 from cellwall.server.lines import Line, with_gaps
 from cellwall.server.overflow import AT_ONCE, lines_of
@@ -27,7 +30,9 @@ MEDIA: Mapping[Format, str] = {
     "ndjson": "application/x-ndjson",
     "sse": "text/event-stream",
 }
-_ALIVE_S = 15.0
+_ALIVE: Mapping[Format, bytes] = {"json": b"", "ndjson": b" ", "sse": b": alive\n\n"}
+"""What says that a quiet stream lives. White space before a line is nothing to who reads JSON, so
+NDJSON has no line for it: each client would have to know that one."""
 
 
 def chosen(call: Call, offered: tuple[Format, ...]) -> Format:
@@ -57,9 +62,8 @@ async def send_items(
     while True:
         following = asyncio.ensure_future(anext(items, None))
         try:
-            while not await call.wait(following, _ALIVE_S):
-                if form == "sse":
-                    await call.write(b": alive\n\n")
+            while not await call.wait(following, quiet_s(call)):
+                await call.write(_ALIVE[form])
         except BaseException:
             following.cancel()
             raise
@@ -71,6 +75,47 @@ async def send_items(
         line = Line(number, str(value["type"]), one_line(value))
         await call.write(encode(line, form).encode())
     await call.end()
+
+
+def quiet_s(call: Call) -> float | None:
+    """Return the seconds after which a stream says that it lives; None: it never does."""
+    return call.settings.alive_s or None
+
+
+class Pulse:
+    """Says that a stream of lines lives while whoever writes them waits for more than one thing."""
+
+    def __init__(self, call: Call) -> None:
+        """Nothing was written yet; use it in an `async with`."""
+        self._call = call
+        self._at = time.monotonic()
+        self._task: asyncio.Task[None] | None = None
+
+    async def write(self, line: str) -> None:
+        """Write one line, whole."""
+        self._at = time.monotonic()
+        await self._call.write(line.encode())
+
+    async def _beat(self, pause_s: float) -> None:
+        with contextlib.suppress(ClientGone):  # who writes the lines learns it as well
+            while True:
+                await asyncio.sleep(max(0.01, self._at + pause_s - time.monotonic()))
+                if time.monotonic() >= self._at + pause_s:
+                    self._at = time.monotonic()
+                    await self._call.write(_ALIVE["ndjson"])
+
+    async def __aenter__(self) -> Pulse:
+        """Begin."""
+        pause_s = quiet_s(self._call)
+        if pause_s is not None:
+            self._task = asyncio.ensure_future(self._beat(pause_s))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Say no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
 
 def encode(line: Line, form: Format) -> str:
@@ -120,8 +165,8 @@ async def send_spool(
                 reader.passed()
             elif reader.is_over:
                 break
-            elif not await call.wait(reader.arrival(), _ALIVE_S) and form == "sse":
-                await call.write(b": alive\n\n")
+            elif not await call.wait(reader.arrival(), quiet_s(call)):
+                await call.write(_ALIVE[form])
         await call.end()
     finally:
         reader.close()

@@ -23,7 +23,7 @@ from cellwall.server.errors import failure
 from cellwall.server.presence import unless_gone
 from cellwall.server.routes.execute import oneshot
 from cellwall.server.schemas import BatchBody, ExecuteBody
-from cellwall.server.streams import MEDIA, chosen
+from cellwall.server.streams import MEDIA, Pulse, chosen
 from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class _Batch:
         self._call = call
         self._concurrency = concurrency
         self._running: dict[asyncio.Future[None], tuple[int, ExecutionRecord]] = {}
+        self._pulse = Pulse(call)
         self._count = 0
         self._failed = 0
 
@@ -75,17 +76,20 @@ class _Batch:
         call = self._call
         await call.start(200, MEDIA["ndjson"], {"cache-control": "no-store"})
         try:
-            async with aclosing(items):
-                async for item in items:
-                    await self._take(item)
-            while self._running:
-                await self._send_ended()
-            end = {"type": "end", "count": self._count, "failed": self._failed}
-            await call.write((one_line(end) + "\n").encode())
+            async with self._pulse:
+                await self._do(items)
+            await self._send({"type": "end", "count": self._count, "failed": self._failed})
             await call.end()
         finally:
             for _, record in self._running.values():
                 record.cancel()
+
+    async def _do(self, items: AsyncGenerator[Item]) -> None:
+        async with aclosing(items):
+            async for item in items:
+                await self._take(item)
+        while self._running:
+            await self._send_ended()
 
     async def _take(self, item: Item) -> None:
         try:
@@ -170,7 +174,7 @@ class _Batch:
         await self._send({"index": index, "error": failure(error, self._call.request_id)})
 
     async def _send(self, value: dict[str, Any]) -> None:
-        await self._call.write((one_line(value) + "\n").encode())
+        await self._pulse.write(one_line(value) + "\n")
 
 
 ENDPOINTS = (
