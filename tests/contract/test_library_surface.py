@@ -135,6 +135,12 @@ def test_words_environment_and_language(library: Library) -> None:
     assert (execution.stdout, execution.language) == ("one Ada Lovelace\n", "bash")
 
 
+@pytest.mark.parametrize("code", ["", "  \n"])
+def test_empty_program_and_cell_end_well(library: Library, shared: SyncSandbox, code: str) -> None:
+    assert library.run(code).ok
+    assert shared.run(code).ok
+
+
 def test_time_limit_is_a_verdict(library: Library) -> None:
     execution = library.run("print('on', flush=True)\nwhile True: pass", timeout=0.5)
     assert execution.verdict is cellwall.Verdict.WALL_TIME
@@ -755,7 +761,6 @@ MISTAKES: dict[str, Callable[[Library], object]] = {
     "template": lambda it: it.run("1", template="no-such-template"),
     "language": lambda it: it.run("1", language="cobol"),
     "level": lambda it: it.run("1", isolation="vm"),
-    "empty": lambda it: it.run(""),
     "not text": lambda it: it.run(5),
     "limit": lambda it: it.run("1", limits={"memory": 5}),
     "bound": lambda it: it.run("1", limits={"memory_mb": 1}),
@@ -793,7 +798,6 @@ SESSION_MISTAKES: dict[str, Callable[[SyncSandbox], object]] = {
     "context here": lambda sandbox: sandbox.contexts.create("."),
     "context below": lambda sandbox: sandbox.contexts.create("a/b"),
     "context surrogate": lambda sandbox: sandbox.contexts.create("\ud800"),
-    "empty": lambda sandbox: sandbox.run(""),
     "command": lambda sandbox: sandbox.commands.run([]),
     "surrogate in a command": lambda sandbox: sandbox.commands.run("echo \ud800"),
     "surrogate in an argument": lambda sandbox: sandbox.commands.run(["echo", "\ud800"]),

@@ -8,6 +8,7 @@ import pytest
 
 from cellwall.embedded import run
 from cellwall.languages import registry
+from cellwall.languages.language import Language
 from cellwall.languages.tools import is_installed
 from conftest import Require
 
@@ -44,3 +45,17 @@ def test_result_of_sql_that_is_too_large_is_none_and_said() -> None:
     ended = run("SELECT * FROM range(200000)", language="sql", template="data")
     assert ended.result is None
     assert any("COPY" in note for note in ended.outcome.notes)
+
+
+@pytest.mark.parametrize(
+    "language",
+    [each for each in registry.LANGUAGES.values() if not each.compile],
+    ids=lambda each: each.name,
+)
+def test_empty_program_ends_well(language: Language, require: Require) -> None:
+    """As an empty file does outside; where there is a compiler, it has the word."""
+    require(language.name, is_installed(language), f"run: {language.install}")
+    template = "data" if language.name == "sql" else "python"
+    for code in ("", "\n"):
+        ended = run(code, language=language.name, template=template, timeout=60)
+        assert (ended.verdict, ended.stdout.strip(), ended.stderr) == ("ok", "", "")

@@ -134,6 +134,20 @@ def test_a_new_context_has_variables_and_a_language_of_its_own(visitor: Visitor)
     visitor.play(scenario)
 
 
+@pytest.mark.parametrize("code", ["", " \n"])
+def test_an_empty_program_ends_well(visitor: Visitor, code: str) -> None:
+    async def scenario(client: Client) -> None:
+        sandbox = await new_sandbox(client)
+        for answer in (
+            await client.call_tool("run_code", {"code": code}),
+            await client.call_tool("execute", {"code": code, "sandbox_id": sandbox}),
+        ):
+            assert not answer.is_error, text_of(answer)
+            assert "ended well" in text_of(answer)
+
+    visitor.play(scenario)
+
+
 def test_a_table_is_markdown(visitor: Visitor) -> None:
     code = "import pandas\npandas.DataFrame({'a': [1], 'b': ['x|y']})"
 

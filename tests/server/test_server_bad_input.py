@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -63,6 +64,11 @@ def client(server: Server) -> httpx.Client:
     return server.client()
 
 
+@pytest.fixture(scope="module")
+def box(server: Server) -> str:
+    return new_sandbox(server.client())
+
+
 @pytest.mark.parametrize(("body", "status"), [e[1:] for e in EXECUTE], ids=[e[0] for e in EXECUTE])
 @pytest.mark.parametrize("accept", ["application/json", "application/x-ndjson"])
 def test_execute_refuses(client: httpx.Client, body: Any, status: int, accept: str) -> None:
@@ -70,6 +76,51 @@ def test_execute_refuses(client: httpx.Client, body: Any, status: int, accept: s
     assert answer.status_code == status, answer.text
     error = error_of(answer)
     assert error["remedy"]
+
+
+@pytest.mark.parametrize("door", ["json", "ndjson", "sse", "background", "cell", "batch", "lines"])
+@pytest.mark.parametrize(
+    "code",
+    [{"code": ""}, {"code": "   "}, {"code": "\n\f\n  \n\r\n" * 99}, {"code_b64": ""},
+     {"code_b64": "ICAK"}],
+)  # fmt: skip
+def test_code_of_white_space_is_refused_at_every_door(
+    client: httpx.Client, box: str, door: str, code: dict[str, str]
+) -> None:
+    """Control: who says that it is meant gets a program that ends well, at each of them."""
+    refused, run = at_door(client, box, door, code), at_door(client, box, door, code, empty_ok=True)
+    assert refused[0] == 400
+    assert "empty" in refused[1]
+    assert run[0] in {200, 202}, run
+    assert door == "background" or '"verdict":"ok"' in run[1].replace(" ", "")
+
+
+def at_door(client: httpx.Client, box: str, door: str, code: dict[str, str], **more: Any) -> Any:
+    """Return status and text of what a door says to `code`."""
+    media = {"ndjson": "application/x-ndjson", "sse": "text/event-stream"}
+    headers, body = {"Accept": media.get(door, "application/json")}, {**code, **more}
+    if door == "cell":
+        path = f"/sandboxes/{box}/execute"
+    elif door in {"batch", "lines"}:
+        return in_batch(client, body, is_lines=door == "lines")
+    else:
+        path = "/execute"
+        body |= {"background": True} if door == "background" else {}
+    answer = client.post(path, json=body, headers=headers)
+    return answer.status_code, answer.text
+
+
+def in_batch(client: httpx.Client, body: dict[str, Any], *, is_lines: bool) -> tuple[int, str]:
+    """Return how the one program of a batch was answered."""
+    if is_lines:
+        headers = {"Content-Type": "application/x-ndjson"}
+        text = json.dumps(body) + "\n"
+        answer = client.post("/executions/batch", content=text, headers=headers)
+    else:
+        answer = client.post("/executions/batch", json={"executions": [body]})
+    assert answer.status_code == 200, answer.text
+    is_refused = '"code":"usage"' in answer.text
+    return 400 if is_refused else 200, answer.text
 
 
 @pytest.mark.parametrize(

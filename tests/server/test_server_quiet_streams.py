@@ -32,7 +32,8 @@ def heard(server: Server, method: str, path: str, accept: str, **asked: Any) -> 
 @pytest.mark.parametrize("door", ["/execute", "batch", "cell", "command", "events"])
 def test_quiet_stream_of_lines_says_that_it_lives(lively: Server, door: str) -> None:
     """Control: each line is one object to who knows nothing of it, and none is missing."""
-    path, body = door, dict(_QUIET)
+    path = door
+    body: dict[str, Any] = dict(_QUIET)
     if door == "batch":
         path, body = "/executions/batch", {"executions": [_QUIET]}
     elif door == "events":

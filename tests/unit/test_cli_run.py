@@ -120,7 +120,6 @@ def test_cut_output_is_said(run: Run) -> None:
         (("-c", "1", "--memory", "1"), "limits.memory_mb: 1 is out of bounds"),
         (("-c", "1", "--template", "nope"), "template 'nope' is not defined"),
         (("-c", "1", "-l", "cobol"), "language 'cobol' is not known"),
-        (("-c", ""), "code: it is empty"),
         (("-c", "1", "--start", "spawn"), "start: 'spawn' is not a way to start"),
     ],
 )

@@ -214,13 +214,11 @@ def check_start(start: str) -> Start:
 
 
 def check_source(code: str) -> bytes:
-    """Return the source as bytes."""
+    """Return the source as bytes; of an empty program there are none, and it ends well."""
     if not isinstance(code, str):
         raise UsageError(
             f"code: {type(code).__name__} is not text", remedy="give the program as a string"
         )
-    if not code:
-        raise UsageError("code: it is empty", remedy="give the program as a string")
     if "\0" in code:
         raise UsageError("code: it contains a NUL character", remedy="remove it")
     source = utf8(code, "code")

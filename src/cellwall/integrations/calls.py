@@ -75,8 +75,6 @@ class Definition:
                 raise self._bad(f"the argument {name!r} is missing")
             if not isinstance(found[name], str):
                 raise self._bad(f"the argument {name!r} is not text but {_kind(found[name])}")
-        if not found["code"].strip():
-            raise self._bad("the argument 'code' is empty")
         if not _is_source(found["code"]):
             raise self._bad("the argument 'code' has NUL or half a surrogate pair in it")
         language = str(found.get("language", self.languages[0]))

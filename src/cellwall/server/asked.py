@@ -22,17 +22,24 @@ if TYPE_CHECKING:
     from cellwall.engine.levels import Floor
     from cellwall.server.schemas import CellBody
 
+_BLANK_LOOK = 64
+"""Characters in which a program as a rule has begun."""
 _UNITS = {"k": 1 / 1024, "m": 1, "g": 1024}
 
 
 def source(body: ExecuteBody | CellBody) -> str:
-    """Return the program's text."""
-    if body.code is not None:
-        return body.code
-    try:
-        text = _decoded(body.code_b64 or "", "code_b64").decode()
-    except UnicodeDecodeError:
-        raise UsageError("code_b64: not UTF-8", remedy="encode the program as UTF-8") from None
+    """Return the program's text; `UsageError` if there is none, unless that is meant."""
+    text = body.code
+    if text is None:
+        try:
+            text = _decoded(body.code_b64 or "", "code_b64").decode()
+        except UnicodeDecodeError:
+            raise UsageError("code_b64: not UTF-8", remedy="encode the program as UTF-8") from None
+    if not body.empty_ok and not text[:_BLANK_LOOK].strip() and not text.strip():
+        raise UsageError(
+            "code: it is empty, or only white space",
+            remedy="give the program, or say empty_ok if one that does nothing is meant",
+        )
     return text
 
 

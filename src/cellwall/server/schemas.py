@@ -51,10 +51,15 @@ class FileBody(Closed):
 class _Coded(Closed):
     """Has code to run."""
 
-    code: Annotated[str, Field(min_length=1, max_length=SOURCE_CAP_BYTES)] | None = Field(
+    code: Annotated[str, Field(max_length=SOURCE_CAP_BYTES)] | None = Field(
         None, description="The program; exactly one of `code` and `code_b64`."
     )
     code_b64: Base64 | None = Field(None, description="The program's UTF-8 bytes in base64.")
+    empty_ok: bool = Field(
+        False,
+        description="Code that is empty, or only white space, is a program that does nothing; "
+        "without this it is refused as a mistake.",
+    )
     language: Name | None = None
     lang: Name | None = Field(None, description="Older name of `language`.")
     stdin: Annotated[str, Field(max_length=STDIN_CAP_BYTES)] | None = None

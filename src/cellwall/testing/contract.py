@@ -115,6 +115,12 @@ class RuntimeContract(CommandsContract, StreamsContract, ToolsContract):
         assert (execution.stdout, execution.verdict) == ("hello\n", Verdict.OK)
         assert execution.exit_code == 0
 
+    def test_empty_program_ends_well(self, subject: Subject) -> None:
+        """As `python3` with an empty file."""
+        for code in ("", " \n"):
+            execution = subject.run(code)
+            assert (execution.verdict, execution.stdout, execution.stderr) == ("ok", "", "")
+
     def test_answer_says_which_isolation_ran(self, subject: Subject) -> None:
         """Never a guess: the runtime's own word."""
         isolation = subject.run("pass").outcome.isolation
@@ -297,6 +303,12 @@ time.sleep(300)"""
         """As a notebook does; the last expression is shown."""
         sandbox.run("x = 20")
         assert sandbox.run("x + 1").text == "21"
+
+    def test_empty_cell_ends_well_and_keeps_state(self, sandbox: Sandbox) -> None:
+        """As an empty cell of a notebook."""
+        sandbox.run("x = 41")
+        assert [sandbox.run(code).verdict for code in ("", "  ")] == ["ok", "ok"]
+        assert sandbox.run("x + 1").text == "42"
 
     def test_contexts_do_not_share_names(self, sandbox: Sandbox) -> None:
         """But files."""

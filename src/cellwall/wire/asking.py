@@ -38,8 +38,8 @@ def source(code: str) -> Body:
         raise UsageError(
             f"code: {type(code).__name__} is not text", remedy="give the program as a string"
         )
-    if not code:
-        raise UsageError("code: it is empty", remedy="give the program as a string")
+    if not code.strip():  # the library runs it; the server has to be told that it is meant
+        return {"code": code, "empty_ok": True}
     return {"code": code}
 
 

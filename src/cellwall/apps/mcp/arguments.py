@@ -17,7 +17,6 @@ Id = Annotated[str, Field(description="Id that create_sandbox returned.")]
 Code = Annotated[
     str,
     Field(
-        min_length=1,
         description="The program. In Python the value of a last expression is shown as in a "
         "notebook, tables and matplotlib figures too; print what else you want to see.",
     ),
