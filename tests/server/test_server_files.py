@@ -471,3 +471,45 @@ def test_changes_are_streamed_as_they_come(client: httpx.Client, sandbox: str) -
 def test_watch_of_nothing_is_not_found(client: httpx.Client, sandbox: str) -> None:
     answer = client.get(f"{sandbox}/files/watch", params={"path": "none"})
     assert (answer.status_code, error_of(answer)["reason"]) == (404, "not_found")
+
+
+def test_archive_of_a_virtual_environment_comes_back(client: httpx.Client) -> None:
+    """Its interpreter is a link to one outside of the tree, as absolute as `venv` makes it."""
+    one, two = (f"/sandboxes/{new_sandbox(client)}" for _ in range(2))
+    make = "mkdir w && cd w && python3 -m venv --without-pip v && ln -s ../../up v/up"
+    plain = {"Accept": "application/json"}
+    client.post(f"{one}/commands", json={"command": make}, headers=plain).raise_for_status()
+    params, headers = {"path": "w"}, {"Content-Type": "application/x-tar"}
+    tar = client.get(f"{one}/files/archive", params=params).content
+    answer = client.put(f"{two}/files/archive", params=params, content=tar, headers=headers)
+    assert answer.status_code == 200, answer.text
+    command = "w/v/bin/python3 -c 'print(6 * 7)' && readlink w/v/up"
+    ran = client.post(f"{two}/commands", json={"command": command}, headers=plain).json()
+    assert ran["stdout"] == "42\n../../up\n", ran
+    again = client.get(f"{two}/files/archive", params=params).content
+    assert names_in(again) == names_in(tar)
+
+
+def names_in(data: bytes) -> list[str]:
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        return sorted(tar.getnames())
+
+
+def test_archive_that_breaks_off_leaves_no_half_tree(client: httpx.Client) -> None:
+    """Control: in a directory that was there, the answer says how much came."""
+    box = f"/sandboxes/{new_sandbox(client)}"
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for name in ("first", "../evil"):
+            info = tarfile.TarInfo(name)
+            info.size = 3
+            tar.addfile(info, io.BytesIO(b"abc"))
+    headers = {"Content-Type": "application/x-tar"}
+    for path, said in (("new", "nothing of it is left"), (".", "is there, 1 files")):
+        refused = client.put(
+            f"{box}/files/archive", params={"path": path}, content=made.getvalue(), headers=headers
+        )
+        assert refused.status_code == 400
+        assert said in error_of(refused)["message"]
+    there = client.get(f"{box}/files/list", params={"path": "."}).json()
+    assert [each["name"] for each in there["entries"]] == ["first"]

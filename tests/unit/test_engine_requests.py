@@ -12,7 +12,6 @@ from cellwall.model.errors import CellwallError, NotFound, UsageError
 from cellwall.model.limits import Limits
 
 WRONG: list[tuple[str, dict[str, Any]]] = [
-    ("empty code", {"code": ""}),
     ("code that is bytes", {"code": b"x"}),
     ("NUL in code", {"code": "a\0b"}),
     ("half a surrogate pair", {"code": "'\ud800'"}),

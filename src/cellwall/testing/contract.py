@@ -416,12 +416,15 @@ while True: pass"""
         assert missing.value.errno == errno.ENOENT
 
     def test_directories_go_in_and_come_out(self, sandbox: Sandbox, tmp_path: Path) -> None:
-        """Contents are the same; links stay behind."""
+        """Contents are the same; links go in as they are, and stay behind on the way out."""
         local = tmp_path / "in"
         (local / "sub").mkdir(parents=True)
         (local / "sub" / "a.txt").write_text("a" * 100_000)
         (local / ("long" * 40 + ".txt")).write_text("long name")
+        (local / "sub" / "python").symlink_to("/usr/bin/env")
         sandbox.files.upload_dir(local, "tree")
+        linked = sandbox.commands.run("readlink tree/sub/python && tree/sub/python echo works")
+        assert linked.stdout == "/usr/bin/env\nworks\n"
         sandbox.commands.run("ln -s /etc/passwd tree/link; mkfifo tree/fifo")
         sandbox.files.download_dir("tree", tmp_path / "out")
         found = {
