@@ -40,6 +40,7 @@ MODULES: Mapping[str, str] = {
     "test_attack_ports": _GUEST,
     "test_attack_posture": _JAILS_OWN,
     "test_attack_privilege": _PROBED,
+    "test_attack_root": _SHARED,
     "test_attack_shared_files": _SHARED,
     "test_attack_swap": "the cgroup's, the same on every wall",
     "test_attack_terminals": _GUEST,

@@ -142,7 +142,7 @@ def test_rootless_expects_the_groups_that_cannot_be_left() -> None:
 
 _SAFE = frozenset({"ro", "nosuid", "nodev"})
 _WORK = frozenset({"rw", "nosuid", "nodev"})
-_NODE = frozenset({"rw", "nosuid"})
+_NODE = frozenset({"ro", "nosuid"})
 
 
 def _mounts() -> dict[str, frozenset[str]]:
@@ -164,6 +164,8 @@ def test_the_mounts_of_a_jail_pass() -> None:
         ("/tmp", {"rw", "nodev"}, "nosuid"),
         ("/tmp", {"rw", "nosuid"}, "nodev"),
         ("/surprise", {"rw", "nosuid", "nodev"}, "ro"),
+        ("/dev/null", {"rw", "nosuid"}, "ro"),
+        ("/dev/surprise", {"rw", "nosuid"}, "ro"),
     ],
 )
 def test_each_weak_mount_is_found(point: str, options: set[str], missing: str) -> None:

@@ -184,8 +184,7 @@ def compare_mounts(pid: int, found: list[tuple[str, frozenset[str]]]) -> None:
             differences[f"mount {point}"] = ("nosuid", sorted(options))
         if "nodev" not in options and not point.startswith("/dev/"):
             differences[f"mount {point}"] = ("nodev", sorted(options))
-        is_device = point.startswith("/dev/") and point not in WRITABLE
-        if "rw" in options and point not in WRITABLE and not is_device:
+        if "rw" in options and point not in WRITABLE:
             differences[f"mount {point}"] = ("ro", sorted(options))
     missing = WRITABLE - set(top)
     if missing:

@@ -171,11 +171,11 @@ class Device:
         return fd
 
     def execute_from(self, root: str, source_fd: int) -> None:
-        """Bind it; read-only stops changes to the node, not use of the device."""
+        """Bind it; read-only stops changes to the node and its times, not use of the device."""
         target = f"{root}/dev/{self.name}"
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444))
         mounts.mount(f"/proc/self/fd/{source_fd}", target, None, mounts.MS_BIND, None)
-        attributes = mounts.ATTR_NOSUID | mounts.ATTR_NOEXEC
+        attributes = mounts.ATTR_RDONLY | mounts.ATTR_NOSUID | mounts.ATTR_NOEXEC
         mounts.mount_setattr(target, attributes, recursive=False)
 
 
