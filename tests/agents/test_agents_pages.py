@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(300)  # frameworks take seconds of CPU to impor
 
 _EXAMPLE = re.compile(r"<!-- runs: (\w+) -->\n(`{3,})python\n(.*?)\n\2\n", re.DOTALL)
 OURS = {"README", "openai", "anthropic", "langchain", "llamaindex", "smolagents", "autogen"}
-OURS |= {"inspect", "pytest"}
+OURS |= {"deepagents", "inspect", "pytest"}
 EXAMPLES = {
     name: source
     for page in PAGES

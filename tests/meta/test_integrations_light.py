@@ -9,6 +9,7 @@ import pytest
 
 EXTRAS = {
     "autogen": ("autogen", "autogen_core"),
+    "deepagents": ("deepagents", "deepagents"),
     "inspect_ai": ("inspect", "inspect_ai"),
     "langchain": ("langchain", "langchain_core"),
     "llamaindex": ("llamaindex", "llama_index"),

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _ALIASES = {"": "python", "py": "python", "python3": "python", "ipython": "python"}
 _ALIASES |= {"sh": "bash", "shell": "bash", "js": "javascript", "node": "javascript"}
-_TIMED_OUT = 124
 
 
 class CellwallCodeExecutorConfig(BaseModel):
@@ -101,7 +100,7 @@ class CellwallCodeExecutor(CodeExecutor, Component[CellwallCodeExecutorConfig]):
                 break
         done = tuple(answer.execution for answer in answers if answer.execution is not None)
         return CellwallCodeResult(
-            exit_code=_exit_code(done[-1]) if done else 0,
+            exit_code=done[-1].status if done else 0,
             output="\n".join(answer.text for answer in answers),
             images=tuple(image for answer in answers for image in answer.images),
             executions=done,
@@ -158,11 +157,3 @@ class CellwallCodeExecutor(CodeExecutor, Component[CellwallCodeExecutorConfig]):
             budget_chars=config.budget_chars,
             **config.options,
         )
-
-
-def _exit_code(execution: cellwall.Execution) -> int:
-    if execution.ok:
-        return 0
-    if execution.verdict is cellwall.Verdict.WALL_TIME:
-        return _TIMED_OUT
-    return execution.exit_code or 1

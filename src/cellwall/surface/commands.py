@@ -79,6 +79,13 @@ class SyncCommands(Part):
             deliver,
         )
 
+    async def arun(self, command: str | Sequence[str], **options: Any) -> CommandResult:  # noqa: ANN401 - of run
+        """Do what `run` does for a caller on an event loop, which goes on meanwhile.
+
+        Its callbacks run on the loop's thread. Cancelling it cancels the command.
+        """
+        return await self._ado(lambda: self._inner.commands.run(command, **options))
+
     @overload
     def start(
         self,

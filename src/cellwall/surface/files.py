@@ -37,6 +37,14 @@ class SyncFiles(Part):
         """Write a whole file, parents included; return its size."""
         return self._do(lambda: self._inner.files.write(path, content, mode=mode))
 
+    async def aread_bytes(self, path: str) -> bytes:
+        """Do what `read_bytes` does for a caller on an event loop, which goes on meanwhile."""
+        return await self._ado(lambda: self._inner.files.read_bytes(path))
+
+    async def awrite(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
+        """Do what `write` does for a caller on an event loop, which goes on meanwhile."""
+        return await self._ado(lambda: self._inner.files.write(path, content, mode=mode))
+
     def append(self, path: str, content: str | bytes) -> None:
         """Append to a file, making it if need be."""
         self._do(lambda: self._inner.files.append(path, content))

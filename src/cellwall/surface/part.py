@@ -28,3 +28,7 @@ class Part:
 
     def _do(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return self._thread.call(lambda _subject, _put: work())
+
+    async def _ado(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Do it for a caller on an event loop, which goes on meanwhile."""
+        return await self._thread.acall(lambda _subject: work())

@@ -1,0 +1,228 @@
+"""A sandbox for Deep Agents: `create_deep_agent(model=…, backend=backend.for_agent())`.
+
+Needs `deepagents`; `pip install 'cellwall[deepagents]'`. Their `BaseSandbox` makes an agent's file
+tools out of three things that are here: a command, files in, files out; each also for callers on
+an event loop, which goes on meanwhile. What the model did wrong is an answer; what the machine or
+the program around it did wrong is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import cellwall
+from cellwall.integrations.closing import Closing
+from cellwall.integrations.extras import missing
+from cellwall.integrations.keeper import Files, Keeper
+from cellwall.model.for_model import error_for_model
+from cellwall.model.ids import new_id
+
+try:
+    from deepagents.backends.composite import CompositeBackend
+    from deepagents.backends.protocol import (
+        BackendProtocol,
+        ExecuteResponse,
+        FileDownloadResponse,
+        FileUploadResponse,
+    )
+    from deepagents.backends.sandbox import BaseSandbox
+except ModuleNotFoundError as error:
+    raise missing("deepagents", error) from None
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from cellwall.surface.sandbox import SyncSandbox
+
+ARTIFACTS = "/home/user/.deepagents"
+_ENDED = (
+    "The sandbox of the earlier commands has ended, and its files are gone. Call again: the next "
+    "command runs in a new one."
+)
+_NOTHING_RAN = 125
+_WORDS: Mapping[str, str] = {
+    "not_found": "file_not_found",
+    "permission": "permission_denied",
+    "is_directory": "is_directory",
+    "not_directory": "invalid_path",
+    "invalid": "invalid_path",
+}
+
+
+class CellwallBackend(Closing, BaseSandbox):
+    """One sandbox of one agent: `with CellwallBackend("data") as backend: …`.
+
+    It is made on first use and lives until `close`. When it dies before that, one command is
+    answered with that word, and the next ones run in a new sandbox.
+    """
+
+    enable_capture_offload = True
+    """What a command prints stays inside, as a file the agent can read, if it is much."""
+
+    def __init__(
+        self,
+        template: str = "python",
+        *,
+        sandbox: SyncSandbox | None = None,
+        client: Any = None,  # noqa: ANN401 - what `cellwall.connect` returned
+        timeout: float | None = None,
+        files: Files | None = None,
+        **options: Any,  # noqa: ANN401 - of `Sandbox`
+    ) -> None:
+        """Nothing is started yet.
+
+        The arguments are those of `code_tool.CodeTool`; `timeout` is for each command that names
+        none, and `limits` are `Limits.agent()` unless they are given.
+        """
+        super().__init__()
+        options.setdefault("limits", cellwall.Limits.agent())
+        self.timeout = timeout
+        self._id = new_id()
+        self._keeper = Keeper(sandbox, client=client, files=files, template=template, **options)
+
+    def for_agent(
+        self, routes: Mapping[str, BackendProtocol] | None = None, artifacts: str = ARTIFACTS
+    ) -> CompositeBackend:
+        """Return the backend to give to an agent; what it leaves out of its context is inside.
+
+        Deep Agents keeps large results and its history below a root of their own, by default
+        that of the file system; `artifacts` is a folder in the sandbox. `routes` are as of
+        `CompositeBackend`.
+        """
+        return CompositeBackend(self, routes=dict(routes or {}), artifacts_root=artifacts)
+
+    @property
+    def id(self) -> str:
+        """Its own id: one word for all sandboxes that it makes."""
+        return self._id
+
+    @property
+    def sandbox(self) -> SyncSandbox:
+        """The sandbox that the next command runs in, made if need be: for its ports, above all."""
+        return self._keeper.take()[0]
+
+    # -- commands ----------------------------------------------------------------------------
+
+    def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        """Run a command line; its output is as on a terminal, in the order of writing."""
+        sandbox, is_new = self._keeper.take()
+        if is_new:
+            return self._died(sandbox)
+        try:
+            return _response(sandbox.commands.run(command, **self._options(timeout)))
+        except cellwall.CellwallError as error:
+            return self._refusal(error)
+
+    async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:  # noqa: ASYNC109 - of the command
+        """Do what `execute` does on an event loop; cancelling it ends the command."""
+        sandbox, is_new = await asyncio.to_thread(self._keeper.take)
+        if is_new:
+            return self._died(sandbox)
+        try:
+            return _response(await sandbox.commands.arun(command, **self._options(timeout)))
+        except cellwall.CellwallError as error:
+            return self._refusal(error)
+
+    def _options(self, timeout: int | None) -> dict[str, Any]:
+        # 0 is their word for none; then the sandbox's own limit is what ends it.
+        return {"timeout": timeout or self.timeout, "merge_stderr": True}
+
+    def _died(self, sandbox: SyncSandbox) -> ExecuteResponse:
+        self._keeper.told(sandbox)
+        return ExecuteResponse(output=_ENDED, exit_code=_NOTHING_RAN)
+
+    def _refusal(self, error: cellwall.CellwallError) -> ExecuteResponse:
+        """Return what the model is told of `error`, or raise what a model cannot mend."""
+        if isinstance(error, cellwall.SandboxUnavailable) and self._keeper.is_own:
+            return ExecuteResponse(output=f"{error.message}. {_ENDED}", exit_code=_NOTHING_RAN)
+        if isinstance(error, cellwall.UsageError | cellwall.Conflict):
+            return ExecuteResponse(output=error_for_model(error), exit_code=_NOTHING_RAN)
+        raise error
+
+    # -- files -------------------------------------------------------------------------------
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        """Write whole files, with the folders that they are in."""
+        sandbox, answers = self.sandbox, []
+        for path, data in files:
+            with _Noted() as noted:
+                sandbox.files.write(_absolute(path), data)
+            answers.append(FileUploadResponse(path, noted.error))
+        return answers
+
+    async def aupload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        """Do what `upload_files` does on an event loop."""
+        sandbox, answers = (await asyncio.to_thread(self._keeper.take))[0], []
+        for path, data in files:
+            with _Noted() as noted:
+                await sandbox.files.awrite(_absolute(path), data)
+            answers.append(FileUploadResponse(path, noted.error))
+        return answers
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        """Read whole files."""
+        sandbox, answers = self.sandbox, []
+        for path in paths:
+            content = None
+            with _Noted() as noted:
+                content = sandbox.files.read_bytes(_absolute(path))
+            answers.append(FileDownloadResponse(path, content, noted.error))
+        return answers
+
+    async def adownload_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        """Do what `download_files` does on an event loop."""
+        sandbox, answers = (await asyncio.to_thread(self._keeper.take))[0], []
+        for path in paths:
+            content = None
+            with _Noted() as noted:
+                content = await sandbox.files.aread_bytes(_absolute(path))
+            answers.append(FileDownloadResponse(path, content, noted.error))
+        return answers
+
+    def close(self) -> None:
+        """Destroy its sandbox, if that is its own; idempotent."""
+        self._keeper.close()
+
+
+class _Noted:
+    """Keeps a file's error as the word that Deep Agents has for it; the other files go on."""
+
+    error: str | None = None
+
+    def __enter__(self) -> _Noted:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if isinstance(error, cellwall.FileError):
+            self.error = _WORDS.get(error.reason, error.message)
+        elif isinstance(error, cellwall.UsageError):
+            self.error = "invalid_path"
+        return self.error is not None
+
+
+def _absolute(path: str) -> str:
+    if not posixpath.isabs(path):
+        raise cellwall.FileError(f"{path!r} is not absolute", reason="invalid")
+    return path
+
+
+def _response(result: cellwall.CommandResult) -> ExecuteResponse:
+    outcome = result.outcome
+    is_cut_only = outcome.verdict is cellwall.Verdict.OUTPUT and outcome.exit_code is not None
+    output = result.stdout
+    if not outcome.is_its_own and not is_cut_only:
+        why = "; ".join(outcome.notes)
+        output += f"\n[{outcome.verdict.value}: {why}]" if why else f"\n[{outcome.verdict.value}]"
+    return ExecuteResponse(
+        output=output,
+        exit_code=outcome.exit_code if is_cut_only else result.status,
+        truncated=bool(outcome.truncated),
+    )
