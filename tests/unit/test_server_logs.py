@@ -15,6 +15,7 @@ import pytest
 
 from cellwall.server import logs
 from cellwall.server.log_sink import Sink
+from cellwall.server.origin import ORIGIN, Origin
 from cellwall.server.redaction import REDACTED, Redactor
 
 EVIL = (
@@ -56,7 +57,13 @@ def test_console_fields_cannot_be_forged(redactor: Redactor) -> None:
 
 @pytest.mark.parametrize("form", ["json", "console"])
 def test_secrets_are_taken_out_before_anything_is_cut(redactor: Redactor, form: str) -> None:
-    made = line(redactor, form, text="a" * 4090 + "planted-secret-42", more=["planted-secret-42"])
+    made = line(
+        redactor,
+        form,
+        tenant="alice",
+        text="a" * 4090 + "planted-secret-42",
+        more=["planted-secret-42"],
+    )
     assert "planted" not in made
     assert REDACTED in made
 
@@ -161,6 +168,7 @@ def test_a_record_that_cannot_be_rendered_does_not_end_the_log(pipe: tuple[int, 
 def test_standard_loggers_join_it_one_line_each(pipe: tuple[int, int], redactor: Redactor) -> None:
     sink = Sink(pipe[1], lambda each: logs.rendered(each, redactor, logs.as_json))
     logs._way.sink = sink
+    token = ORIGIN.set(Origin("r", "alice"))
     try:
         target = logging.Logger("asyncio")
         target.addHandler(logs._Bridge())
@@ -169,8 +177,9 @@ def test_standard_loggers_join_it_one_line_each(pipe: tuple[int, int], redactor:
         except ValueError:
             target.exception("task %s failed", EVIL)
         target.error("bad %d format", "x")
-        logs.logger("cellwall.test").info("said", field="planted-secret-42")
+        logs.logger("cellwall.test").info("said", field="planted-secret-42", tenant="alice")
     finally:
+        ORIGIN.reset(token)
         logs._way.sink = None
     sink.close(5)
     first, second, third = map(json.loads, read_lines(pipe[0], '"said"'))
@@ -180,3 +189,14 @@ def test_standard_loggers_join_it_one_line_each(pipe: tuple[int, int], redactor:
     assert third["event"] == "said"
     assert third["logger"] == "cellwall.test"
     assert third["field"] == REDACTED
+
+
+def test_value_of_a_tenant_changes_neither_our_words_nor_others_lines(redactor: Redactor) -> None:
+    """Control: what the same line says of that tenant in words is without it."""
+    ours = {"route": "planted-secret-42", "execution_id": "planted-secret-42"}
+    made = json.loads(line(redactor, tenant="alice", reason="planted-secret-42", **ours))
+    assert {name: made[name] for name in ours} == ours
+    assert made["reason"] == REDACTED
+    assert "planted-secret-42" in line(redactor, tenant="bob", reason="planted-secret-42")
+    assert "planted-secret-42" in line(redactor, "console", reason="planted-secret-42")
+    assert "_asking" not in line(redactor, _asking="alice", reason="x")

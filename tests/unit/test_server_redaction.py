@@ -9,7 +9,10 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
+from cellwall.server.labels import Labels
 from cellwall.server.redaction import REDACTED, Redactor
+from cellwall.server.settings import ServerSettings
+from cellwall.server.vocabulary import words_of
 
 SECRET = 's3cr3t/+ "ü" value=1'
 RAW = SECRET.encode()
@@ -40,7 +43,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_known_secret_is_taken_out_in_every_form(redactor: Redactor, form: str) -> None:
     for pad in ("", " ", "  "):  # wherever its beginning falls
-        assert redactor.clean(f"{pad}x {FORMS[form]} y") == f"{pad}x {REDACTED} y"
+        assert redactor.clean(f"{pad}x {FORMS[form]} y", "alice") == f"{pad}x {REDACTED} y"
 
 
 @pytest.mark.parametrize("before", range(4))
@@ -50,7 +53,7 @@ def test_base64_of_a_text_with_a_secret_in_it_is_useless(
 ) -> None:
     """As in `Authorization: Basic`, where a name stands before the password."""
     whole = base64.b64encode(b"u" * before + RAW + b"x" * after).decode()
-    left = redactor.clean(whole).replace(REDACTED, "!")
+    left = redactor.clean(whole, "alice").replace(REDACTED, "!")
     assert max(map(len, left.split("!"))) <= 4 + before
     assert len(whole) > 24
 
@@ -61,7 +64,7 @@ def test_base64_for_addresses_has_letters_of_its_own() -> None:
     assert set("-_") & set(form), "else it is written as base64 is"
     redactor = Redactor()
     redactor.learn(secret, "alice")
-    assert redactor.clean(f"x {form} y") == f"x {REDACTED} y"
+    assert redactor.clean(f"x {form} y", "alice") == f"x {REDACTED} y"
 
 
 def test_text_without_secrets_stays_as_it_is(redactor: Redactor) -> None:
@@ -72,7 +75,7 @@ def test_text_without_secrets_stays_as_it_is(redactor: Redactor) -> None:
         "task-runner skipped 3 checks",
         "",
     ):
-        assert redactor.clean(text) == text
+        assert redactor.clean(text, "alice") == text
 
 
 @pytest.mark.parametrize(
@@ -104,12 +107,12 @@ def test_values_that_stand_where_secrets_stand_are_taken_out() -> None:
 def test_each_line_of_a_secret_is_one() -> None:
     redactor = Redactor()
     redactor.learn("first line of it\nsecond line of it\n", "alice")
-    assert redactor.clean("got second line of it") == f"got {REDACTED}"
+    assert redactor.clean("got second line of it", "alice") == f"got {REDACTED}"
 
 
 def test_names_and_nested_values_are_cleaned(redactor: Redactor) -> None:
     value = {"a": [SECRET, 1, None, {SECRET: (SECRET,)}], "b": True}
-    cleaned = redactor.clean_all(value)
+    cleaned = redactor.clean_all(value, "alice")
     assert cleaned == {"a": [REDACTED, 1, None, {REDACTED: [REDACTED]}], "b": True}
 
 
@@ -117,7 +120,7 @@ def test_adjacent_and_overlapping_secrets() -> None:
     redactor = Redactor()
     redactor.learn("abcdefghij", "a")
     redactor.learn("efghijklmn", "a")
-    assert redactor.clean("x abcdefghijklmn y abcdefghijabcdefghij") == (
+    assert redactor.clean("x abcdefghijklmn y abcdefghijabcdefghij", "a") == (
         f"x {REDACTED} y {REDACTED}{REDACTED}"
     )
 
@@ -125,18 +128,18 @@ def test_adjacent_and_overlapping_secrets() -> None:
 def test_text_seen_before_its_secret_was_one_is_looked_at_again() -> None:
     redactor = Redactor()
     text = "x correct horse battery y"
-    assert redactor.clean(text) == text
+    assert redactor.clean(text, "alice") == text
     redactor.learn("correct horse battery", "alice")
-    assert redactor.clean(text) == f"x {REDACTED} y"
+    assert redactor.clean(text, "alice") == f"x {REDACTED} y"
 
 
 def test_one_tenant_cannot_make_it_forget_anothers() -> None:
     redactor = Redactor(most_in_group=8)
     redactor.learn(SECRET, "alice")
     redactor.learn_all((f"flood-of-values-{i}" for i in range(100)), "mallory")
-    assert redactor.clean(SECRET) == REDACTED
-    assert redactor.clean("flood-of-values-99") == REDACTED
-    assert redactor.clean("flood-of-values-0") == "flood-of-values-0"  # the bound is one
+    assert redactor.clean(SECRET, "alice") == REDACTED
+    assert redactor.clean("flood-of-values-99", "mallory") == REDACTED
+    assert redactor.clean("flood-of-values-0", "mallory") == "flood-of-values-0"  # the bound is one
 
 
 def test_it_keeps_no_secret() -> None:
@@ -145,3 +148,42 @@ def test_it_keeps_no_secret() -> None:
     redactor = Redactor()
     redactor.learn("correct horse battery", "alice")
     assert b"correct" not in pickle.dumps(vars(redactor))
+
+
+# -- whose values they are -----------------------------------------------------------------------
+
+
+def test_value_of_a_tenant_is_taken_out_of_its_own_texts_alone(redactor: Redactor) -> None:
+    """Control: a key or token of ours is taken out of everybody's."""
+    text = f"x {SECRET} y"
+    assert redactor.clean(text, "alice") == f"x {REDACTED} y"
+    assert [redactor.clean(text, whose) for whose in ("bob", None, "")] == [text] * 3
+    assert redactor.clean(text, "alice") == f"x {REDACTED} y"  # also after it was harmless there
+    redactor.learn_ours(SECRET, "keys")
+    assert [redactor.clean(text, whose) for whose in ("bob", None)] == [f"x {REDACTED} y"] * 2
+
+
+def test_tenant_cannot_be_called_as_our_own_groups_are() -> None:
+    redactor = Redactor()
+    for name in ("keys", "tokens", "ours", ""):
+        redactor.learn("correct horse battery", name)
+    assert redactor.clean("correct horse battery", "bob") == "correct horse battery"
+
+
+def test_word_of_ours_is_no_secret() -> None:
+    """Control: what only begins as one is."""
+    redactor = Redactor()
+    redactor.reserve(words_of(ServerSettings()))
+    for word in ("sandbox:", "execution:", "wall_time", "/sandboxes/{sandbox_id}", "127.0.0.1",
+                 "sandbox.delete", "javascript"):  # fmt: skip
+        redactor.learn(word, "alice")
+        assert redactor.clean(f"x {word} y", "alice") == f"x {word} y"
+    redactor.learn("sandbox:my-own-secret", "alice")
+    assert redactor.clean("sandbox:my-own-secret", "alice") == REDACTED
+
+
+def test_label_of_a_metric_is_no_tenants_to_change() -> None:
+    redactor = Redactor()
+    redactor.learn_all(("my-template", "large-tier"), "mallory")
+    shown = Labels(redactor)
+    assert [shown("my-template"), shown("large-tier")] == ["my-template", "large-tier"]

@@ -9,6 +9,7 @@ the operator's policy is to flag that); what is only noted is never lost silentl
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import deque
 from functools import partial
@@ -42,6 +43,8 @@ _AGAIN_S = 1.0
 _CLOSE_S = 5.0
 _TRIM_EVERY_S = 3600.0
 _LONGEST = 1024
+_ID = re.compile(r"[a-z2-7]{26}")
+"""As we make them (`model.ids`)."""
 _SMALL_BYTES = 1 << 20
 """Bodies above it are hashed in a thread."""
 
@@ -234,13 +237,24 @@ class Audit:
         await self._anchoring_tasks.cancel()
 
     def _clean(self, entry: Entry) -> Entry:
+        """Return `entry` without keys and tokens; what a caller chose of it, without its values.
+
+        SECURITY: only of the request's id is all chosen. Names, ids, verdicts and facts are ours:
+        who could have them taken out could not be seen in the audit. What callers chose in the
+        others was cleaned when they were put together (`chosen`).
+        """
         clean = self._watch.redactor.clean
+        whose = None if _ID.fullmatch(entry.request) else entry.tenant
         return entry._replace(
             object=clean(entry.object)[:_LONGEST],
             result=clean(entry.result)[:_LONGEST],
             details=clean(entry.details),
-            request=clean(entry.request),
+            request=clean(entry.request, whose),
         )
+
+    def chosen(self, tenant: str, text: str) -> str:
+        """Return `text`, which a caller of `tenant` chose, without that tenant's values."""
+        return self._watch.redactor.clean(text, tenant)
 
     def _count(self, result: str) -> None:
         if self._watch.metrics is not None:

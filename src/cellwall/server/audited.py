@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
+    from cellwall.server.audit import Audit
     from cellwall.server.call import Call
 
 _BOX = "/sandboxes/{sandbox_id}"
@@ -63,6 +64,8 @@ EXEMPT: Mapping[tuple[str, str], str] = {
 }
 """What is not, and why."""
 
+_FOUND = frozenset({"sandbox_id", "command_id", "execution_id"})
+"""Parts of paths that are ids of ours: `ownership` has found what they name."""
 READS = frozenset({("GET", _FILES), ("GET", f"{_FILES}/archive"), ("GET", "/signed/{token}")})
 """Counted; audited as `file.read` if the operator wants it."""
 
@@ -88,23 +91,28 @@ async def begin(call: Call, body: BaseModel | None = None, data: bytes = b"") ->
         return
     call.origin.parameters = await parameters_of(call, data)
     if call.action is not None:
-        call.object = _object(call, body)
+        call.object = _object(call, body, audit)
         await audit.asked(call, call.action)
 
 
-def _object(call: Call, body: BaseModel | None) -> str:
-    """Return what the path of a call, its query and its body name; or its token, if one does."""
+def _object(call: Call, body: BaseModel | None, audit: Audit) -> str:
+    """Return what the path of a call, its query and its body name; or its token, if one does.
+
+    Ids in a path were found before; everything else is a name that the caller chose.
+    """
+    owner = call.claims.get("owner", "") if call.principal is None else call.principal.tenant
     if call.claims:
-        return f"sandbox:{call.claims['sandbox']} path:{call.claims['path']}"
+        path = audit.chosen(owner, call.claims["path"])
+        return f"sandbox:{call.claims['sandbox']} path:{path}"
     named = [
-        f"{name.removesuffix('_id')}:{value}"
+        f"{name.removesuffix('_id')}:{value if name in _FOUND else audit.chosen(owner, value)}"
         for name, value in call.params.items()
         if name != "token"
     ]
     query = parse_qs(call.scope.get("query_string", b"").decode("latin-1"), max_num_fields=64)
-    named += [f"path:{value}" for value in query.get("path", ())]
+    named += [f"path:{audit.chosen(owner, value)}" for value in query.get("path", ())]
     for name in ("path", "target", "port", "operation", "template"):
         value = getattr(body, name, None)
         if value is not None:
-            named.append(f"{name}:{value}")
+            named.append(f"{name}:{audit.chosen(owner, str(value))}")
     return " ".join(named)

@@ -21,6 +21,7 @@ from cellwall.model.ids import new_id
 from cellwall.server.errors import stopping
 from cellwall.server.execution_record import ExecutionRecord, KeptExecution
 from cellwall.server.ledger import Acceptance
+from cellwall.server.origin import ORIGIN, Origin
 from cellwall.server.times import steady
 from cellwall.server.turns import Queued, Turn
 
@@ -212,7 +213,8 @@ class Executions:
             record.is_on_disk = await acceptance.settled()
 
     async def _resume(self, record: ExecutionRecord) -> None:
-        """Do one that is on disk alone."""
+        """Do one that is on disk alone; it is begun by whoever gave up a place."""
+        ORIGIN.set(Origin("", record.owner))
         record.is_on_disk = True
         before, mine = self._latest, asyncio.get_running_loop().create_future()
         self._latest = mine

@@ -110,6 +110,8 @@ class Guard:
             state.watch.tracing.begin(call)
         try:
             check()
+            if call.principal is not None:
+                call.origin.tenant = call.principal.tenant
             state.connections.begun(call)
             await self._app(call)
         except ClientGone:
@@ -193,7 +195,7 @@ class Guard:
         found = self._state.keys.find(presented)
         if found is not None and found.key_id not in self._seen_keys:
             self._seen_keys.add(found.key_id)
-            self._state.watch.redactor.learn(presented, "keys")
+            self._state.watch.redactor.learn_ours(presented, "keys")
         return found
 
 

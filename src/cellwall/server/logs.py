@@ -21,6 +21,7 @@ import structlog
 
 from cellwall.model.errors import UsageError
 from cellwall.server.log_sink import Sink
+from cellwall.server.origin import ORIGIN
 from cellwall.server.redaction import Redactor
 from cellwall.server.times import rfc3339
 
@@ -28,6 +29,8 @@ _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 _PLAIN = re.compile(r"[\w./:@+%,{}*-]+", re.ASCII)
+_ASKING = "_asking"
+"""A field that is never shown: for whom was worked when something was said of it in words."""
 _LONGEST = 4096
 """Characters of one text of a record; a program's source must not get into a log whole."""
 
@@ -81,12 +84,15 @@ class _Bridge(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Hand it on as data."""
-        fields = {
+        fields: dict[str, Any] = {
             "event": _message(record),
             "logger": record.name,
             "time": record.created,
             "level": record.levelname.lower(),
         }
+        origin = ORIGIN.get()
+        if origin is not None and origin.tenant is not None:
+            fields[_ASKING] = origin.tenant
         if record.exc_info:
             fields["traceback"] = logging.Formatter().formatException(record.exc_info)
         _way.put(fields)
@@ -102,18 +108,30 @@ def _message(record: logging.LogRecord) -> str:
 # -- whoever writes ----------------------------------------------------------------------------
 
 
+_NAMES = frozenset(
+    {"logger", "method", "route", "tenant", "execution_id", "rule", "who", "action", "kind"}
+)
+"""Fields that have a word or an id of ours: no value of a caller's is taken out of them."""
+
+
 def rendered(record: dict[str, Any], redactor: Redactor, render: Callable[..., str]) -> str:
-    """Return the line of a record, without line end."""
+    """Return the line of a record, without line end.
+
+    Values that a tenant gave are taken out of what it is told in words, if it is about that tenant.
+    """
+    asking = record.pop(_ASKING, None)
+    tenant = record.get("tenant") or asking
     when = rfc3339(record.pop("time"))
     head = {"time": when, "level": record.pop("level"), "event": _text(record, "event")}
     clean = {}
     for name, value in record.items():
+        whose = None if name in _NAMES else tenant
         if isinstance(value, str):
             # First redacted, then cut: half a secret would not be known as one.
-            clean[name] = redactor.clean(value[: 4 * _LONGEST])[:_LONGEST]
+            clean[name] = redactor.clean(value[: 4 * _LONGEST], whose)[:_LONGEST]
         else:
-            clean[name] = redactor.clean_all(value)
-    head["event"] = redactor.clean(str(head["event"])[: 4 * _LONGEST])[:_LONGEST]
+            clean[name] = redactor.clean_all(value, whose)
+    head["event"] = redactor.clean(str(head["event"])[: 4 * _LONGEST], asking)[:_LONGEST]
     return render({**head, **clean})
 
 

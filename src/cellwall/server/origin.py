@@ -16,6 +16,8 @@ class Origin:
     """One request."""
 
     request_id: str
+    tenant: str | None = None
+    """Who asks, once that is known."""
     parameters: str = ""
     """SHA-256 of what was asked for, in hexadecimal; "" as long as that is not known."""
     span: Any = None

@@ -7,13 +7,14 @@ the record of an acceptance is durable with it, so before its code is handed ove
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cellwall.server.audit_chain import Entry, compact
 from cellwall.server.origin import ORIGIN
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from cellwall.server.audit import Audit
     from cellwall.server.execution_record import ExecutionRecord
@@ -66,10 +67,11 @@ class Recording:
         actor = "" if record.tools is None else record.tools.actor(call["call"])
         if self._audit is None:
             return
+        named = partial(self._audit.chosen, record.owner)
         if not actor and call["decision"] in _REFUSED_HERE:
-            self._audit.refused_call(call_entry(record, call, "server"))
+            self._audit.refused_call(call_entry(record, call, "server", named))
         else:
-            self._audit.note(call_entry(record, call, actor or "server"))
+            self._audit.note(call_entry(record, call, actor or "server", named))
 
     def seen(self, record: ExecutionRecord) -> None:
         """Count an end, and show rules and traces what it was."""
@@ -103,22 +105,28 @@ def end_entry(execution_id: str, tenant: str, answer: dict[str, Any], request_id
     )
 
 
-def call_entry(record: ExecutionRecord, call: Mapping[str, Any], actor: str) -> Entry:
-    """Return the entry about a call to a tool; of its arguments it has the digest."""
+def call_entry(
+    record: ExecutionRecord, call: Mapping[str, Any], actor: str, named: Callable[[str], str]
+) -> Entry:
+    """Return the entry about a call to a tool; of its arguments it has the digest.
+
+    `named` cleans what the program or the client chose.
+    """
+    error = call["error"]
     decision = call["decision"]
     result = f"failed: {decision}" if decision in _FAILED else decision
-    facts = ("error", "arguments_bytes", "result_bytes", "duration_ms")
+    facts = {name: call[name] for name in ("arguments_bytes", "result_bytes", "duration_ms")}
     return Entry(
         time=time.time(),
         mono_ns=time.monotonic_ns(),
         tenant=record.owner,
         actor=actor,
         action="tool.call",
-        object=f"execution:{record.id} call:{call['call']} tool:{call['tool']}",
+        object=f"execution:{record.id} call:{call['call']} tool:{named(call['tool'])}",
         parameters=call["arguments_sha256"],
         decision="allowed" if decision == "ok" or decision in _FAILED else "refused",
         result=result,
-        details=compact({name: call[name] for name in facts}),
+        details=compact({"error": None if error is None else named(str(error)), **facts}),
         request=record.request_id,
     )
 

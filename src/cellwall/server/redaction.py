@@ -3,8 +3,9 @@
 Called by the sinks on every text, whoever wrote it; not by whoever has the secret. Two ways: values
 that were given to us (keys, signed tokens, environment variables), in the forms in which they
 travel, and whatever has the shape of a key. What sandboxes print is their caller's and is not
-touched. The invariant: a known secret is kept as keyed digests only, so that this list of secrets
-is none.
+touched. The invariants: a known secret is kept as keyed digests only, so that this list of secrets
+is none; a value that a tenant gave is taken out of texts of that tenant's alone, and never if it
+is a word of ours: else who gives values would write everybody's records.
 """
 
 from __future__ import annotations
@@ -54,9 +55,16 @@ _PLAIN = re.compile(r"[\w.~-]*", re.ASCII)
 """Written the same in addresses and in JSON."""
 
 
+Group = tuple[str, str]
+"""Whose secrets: a tenant's, with its name, or our own, with what they are."""
+_OURS = "ours"
+_TENANTS = "tenant's"
+
+
 class _Form(NamedTuple):
     """One way to write a secret."""
 
+    group: Group
     offset: int
     """Where in it the window lies by which it is found."""
     length: int
@@ -75,33 +83,42 @@ class Redactor:
         self._most_groups = most_groups
         self._most_in_group = most_in_group
         self._key = secrets.token_bytes(32)
-        self._groups: OrderedDict[str, OrderedDict[bytes, _Found]] = OrderedDict()
+        self._groups: OrderedDict[Group, OrderedDict[bytes, _Found]] = OrderedDict()
         self._known: dict[int, tuple[_Form, ...]] = {}
-        self._harmless: set[str] = set()
+        self._words = ""
+        self._harmless: set[tuple[str, str | None]] = set()
         """Texts that were looked at and hold nothing: names of routes and tenants come often."""
 
-    def learn(self, secret: str, group: str) -> None:
-        """Take `secret` out of everything from now on; `group` is whose it is, as a rule a tenant.
+    def reserve(self, words: Iterable[str]) -> None:
+        """Take no value for a secret that is part of one of `words`: they are ours."""
+        self._words = "\n".join((self._words, *words))
+
+    def learn_ours(self, secret: str, kind: str) -> None:
+        """Take `secret`, a key or token, out of everything from now on."""
+        self._learn_line(secret[:_LONGEST], (_OURS, kind))
+
+    def learn(self, secret: str, tenant: str) -> None:
+        """Take `secret` out of everything about `tenant` from now on.
 
         A value of several lines is that many secrets.
         """
         for line in secret[:_LONGEST].splitlines():
-            if len(line) >= _SHORTEST:
-                self._learn_line(line, group)
+            if len(line) >= _SHORTEST and line not in self._words:
+                self._learn_line(line, (_TENANTS, tenant))
 
-    def learn_all(self, values: Iterable[str], group: str) -> None:
+    def learn_all(self, values: Iterable[str], tenant: str) -> None:
         """Learn every one of `values`."""
         for value in values:
-            self.learn(value, group)
+            self.learn(value, tenant)
 
-    def _learn_line(self, secret: str, group: str) -> None:
+    def _learn_line(self, secret: str, group: Group) -> None:
         members = self._groups.setdefault(group, OrderedDict())
         self._groups.move_to_end(group)
         name = self._digest(secret)
         if name in members:
             members.move_to_end(name)
             return
-        members[name] = made = self._found_by(secret)
+        members[name] = made = self._found_by(secret, group)
         for window, form in made:
             self._known[window] = (*self._known.get(window, ()), form)
         self._harmless = set()
@@ -111,14 +128,14 @@ class Redactor:
             for found_by in self._groups.popitem(last=False)[1].values():
                 self._forget(found_by)
 
-    def _found_by(self, secret: str) -> _Found:
+    def _found_by(self, secret: str, group: Group) -> _Found:
         """Return the windows of every form of `secret`, hashed, with what to compare then."""
         made = []
         for form in _forms(secret):
             digest = self._digest(form)
             for offset in range(_STRIDE):
                 window = hash(form[offset : offset + _WINDOW])
-                made.append((window, _Form(offset, len(form), digest)))
+                made.append((window, _Form(group, offset, len(form), digest)))
         return tuple(made)
 
     def _forget(self, found_by: _Found) -> None:
@@ -134,23 +151,23 @@ class Redactor:
         data = text.encode("utf-8", "surrogatepass")
         return hashlib.blake2b(data, digest_size=16, key=self._key).digest()
 
-    def clean(self, text: str) -> str:
-        """Return `text` without secrets."""
+    def clean(self, text: str, tenant: str | None = None) -> str:
+        """Return `text` without secrets; `tenant` is whose it is, None where it is nobody's."""
         harmless = self._harmless
-        if len(text) < _SHORTEST or text in harmless:
+        if len(text) < _SHORTEST or (text, tenant) in harmless:
             return text
-        cleaned = self._without_known(text) if self._known else text
+        cleaned = self._without_known(text, (_TENANTS, tenant or "")) if self._known else text
         cleaned = _SHAPES.sub(REDACTED, cleaned)
         cleaned = _PLACES.sub(lambda found: (found[found.lastindex or 0]) + REDACTED, cleaned)
         if len(text) <= _CACHED_LENGTH and cleaned == text and len(harmless) < _CACHED:
-            harmless.add(text)
+            harmless.add((text, tenant))
         return cleaned
 
-    def _without_known(self, text: str) -> str:
+    def _without_known(self, text: str, group: Group) -> str:
         known = self._known
         places = range(0, len(text) - _WINDOW + 1, _STRIDE)
         hits = [i for i in places if hash(text[i : i + _WINDOW]) in known]
-        spans = sorted(span for hit in hits for span in self._spans(text, hit))
+        spans = sorted(span for hit in hits for span in self._spans(text, hit, group))
         parts, at = [], 0
         for start, end in spans:
             if start >= at:
@@ -158,30 +175,37 @@ class Redactor:
             at = max(at, end)
         return "".join((*parts, text[at:]))
 
-    def _spans(self, text: str, hit: int) -> Iterator[tuple[int, int]]:
-        """Yield where known secrets begin and end that have a window at `hit`."""
+    def _spans(self, text: str, hit: int, group: Group) -> Iterator[tuple[int, int]]:
+        """Yield where secrets of ours and of `group` begin and end that have a window at `hit`."""
         for form in self._known.get(hash(text[hit : hit + _WINDOW]), ()):
+            if form.group[0] != _OURS and form.group != group:
+                continue
             start = hit - form.offset
             end = start + form.length
             if start >= 0 and end <= len(text) and self._digest(text[start:end]) == form.digest:
                 yield start, end
 
-    def clean_all(self, value: Any, depth: int = _DEPTH) -> Any:  # noqa: ANN401 - JSON-like
+    def clean_all(
+        self,
+        value: Any,  # noqa: ANN401 - JSON-like
+        tenant: str | None = None,
+        depth: int = _DEPTH,
+    ) -> Any:  # noqa: ANN401 - JSON-like
         """Return a JSON-like value without secrets in any of its texts, names included."""
         if isinstance(value, str):
-            return self.clean(value)
+            return self.clean(value, tenant)
         if value is None or isinstance(value, (bool, int, float)):
             return value
         if depth <= 0:
-            return self.clean(str(value))
+            return self.clean(str(value), tenant)
         if isinstance(value, Mapping):
             return {
-                self.clean(str(name)): self.clean_all(each, depth - 1)
+                self.clean(str(name), tenant): self.clean_all(each, tenant, depth - 1)
                 for name, each in value.items()
             }
         if isinstance(value, (list, tuple, set, frozenset)):
-            return [self.clean_all(each, depth - 1) for each in value]
-        return self.clean(str(value))
+            return [self.clean_all(each, tenant, depth - 1) for each in value]
+        return self.clean(str(value), tenant)
 
 
 def _forms(secret: str) -> set[str]:

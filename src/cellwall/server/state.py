@@ -38,6 +38,7 @@ from cellwall.server.sandboxes import Sandboxes
 from cellwall.server.stored_keys import StoredKeys
 from cellwall.server.times import steady
 from cellwall.server.tokens import Tokens
+from cellwall.server.vocabulary import words_of
 from cellwall.server.watching import Watch
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class State:
         self.room = Room(settings.least_free_mb)
         self.bodies = Bodies(most_bytes(settings))
         self.watch = Watch(settings, redactor or Redactor())
+        self.watch.redactor.reserve(words_of(settings))
         self.watch.tier_of = self.queue.tenants.tier
         self.audit = None if store is None else Audit(store, settings, self.watch)
         if self.audit is not None:
