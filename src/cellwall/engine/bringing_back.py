@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.files import read_file
 from cellwall.engine.requests import check_inner_path
+from cellwall.engine.verdicts import DISPLAYS_MB, ONE_DISPLAY_MB
 from cellwall.model.errors import UsageError
 from cellwall.model.files import FileEntry
 from cellwall.model.outcome import LOST
@@ -30,6 +31,8 @@ _MOST_DEPTH = 64
 _LONG_PATH_BYTES = 4096 - 256
 """Below a folder of such a path, a name may be too long for any system call."""
 _MOST_NOTES = 8
+_MOST_PICTURES = 64
+_PNG = b"\x89PNG\r\n\x1a\n"
 _RESULT_CAP_BYTES = 4 * 1024 * 1024
 _MOST_BRACKETS = 250_000
 """In a result: each opens a list or an object, which takes up to 230 bytes, or is in a text."""
@@ -59,6 +62,31 @@ async def files(
         except FrameError as error:
             notes.append(f"{LOST}{folder}: {error}")
     return found, tuple(notes)
+
+
+async def pictures(live: Live, names: str) -> tuple[list[bytes], tuple[str, ...]]:
+    """Return the PNG files called `names` (`%03d`, from 1) that may be shown, and notes of others.
+
+    A file of such a name that is none is somebody else's, and the last.
+    """
+    found: list[bytes] = []
+    room = DISPLAYS_MB << 20
+    for number in range(1, _MOST_PICTURES + 1):
+        path = names % number
+        try:
+            async with asyncio.timeout(_MOST_S):
+                data = await read_file(live, path, min(room, ONE_DISPLAY_MB << 20))
+        except GuestRefused as refusal:
+            if refusal.reason != "too_large":
+                break
+            return found, (f"not shown: {refusal}; collect {path}",)
+        except (ChannelLost, TimeoutError):
+            break
+        if not data.startswith(_PNG):
+            break
+        room -= len(data)
+        found.append(data)
+    return found, ()
 
 
 def _told(lost: list[str]) -> list[str]:

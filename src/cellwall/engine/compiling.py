@@ -131,7 +131,7 @@ def staged(outcome: Outcome, language: Language) -> Outcome:
     if outcome.verdict in _OWN_END:
         code = outcome.exit_code
         how = f"ended by signal {outcome.signal}" if code is None else f"exit status {code}"
-        note = f"{language.compile[0]} could not compile it ({how})"
+        note = f"{language.tool} could not compile it ({how})"
         return replace(outcome, verdict=Verdict.COMPILE_ERROR, notes=(note, *outcome.notes))
     note = "this was the compile stage, which has limits of its own (compile_limits)"
     return replace(outcome, notes=(*outcome.notes, note))

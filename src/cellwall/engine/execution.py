@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from cellwall.engine import hints
 from cellwall.engine.deadlines import Deadlines
 from cellwall.engine.recorder import Recorder
 from cellwall.engine.tools import Calls
@@ -226,7 +227,8 @@ class Attempt:
         outcome = self._judge(time.perf_counter() - self._began_s)
         if self.work.after is not None:
             outcome = await self.work.after(self, outcome)
-        if notes := self._aftermath():
+        notes = hints.of_words(outcome.verdict, self.recorder, self.work.limits)
+        if notes := notes + self._aftermath():
             outcome = replace(outcome, notes=outcome.notes + notes)
         self.recorder.end(outcome)
         return outcome

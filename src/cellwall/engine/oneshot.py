@@ -202,13 +202,18 @@ def _call_files(language: Language, arguments: object) -> list[tuple[str, bytes,
 
 
 async def _after_run(plan: Plan, attempt: Attempt, outcome: Outcome) -> Outcome:
-    """Say what the language tells of an error, and take a call's value."""
+    """Say what the language tells of an error, take a call's value, show what was drawn."""
     recorder, language = attempt.recorder, plan.language
     if plan.arguments is not None and not plan.is_warm and outcome.verdict is Verdict.OK:
         value, refused = await bringing_back.result(
             attempt.live, RESULT, may_be_text=language.name in _TEXT_RESULTS
         )
         recorder.returned(value, refused)
+    if language.pictures and not plan.is_warm:
+        drawn, notes = await bringing_back.pictures(attempt.live, language.pictures)
+        for each in drawn:
+            recorder.drew(each)
+        outcome = replace(outcome, notes=outcome.notes + notes)
     return await described(language, plan.file_name, attempt, outcome)
 
 

@@ -7,6 +7,7 @@ limits of the work, whatever the guest sends, and an end counts once.
 from __future__ import annotations
 
 import asyncio
+import base64
 import codecs
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -254,6 +255,12 @@ class Recorder:
         self._value, self.value_refused = value, refused
         if value is not None:
             self._emit("value", value=value)
+
+    def drew(self, picture: bytes) -> None:
+        """Show a PNG that a program left behind."""
+        bundle = {"text/plain": "<plot>", "image/png": base64.b64encode(picture).decode("ascii")}
+        self.results.append(bundle)
+        self._emit("display", data=bundle)
 
     def tell_of_call(self, data: Mapping[str, Any]) -> None:
         """Emit that a call to a tool is over."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 # The C module under `signal`: the wrapper turns numbers into enum members, a page each.
 import _signal  # type: ignore[import-not-found]
+import contextlib
 import errno
 import json
 import os
@@ -67,6 +68,7 @@ class Interpreter:
         _signal.signal(_SIGCHLD, _do_nothing)
         self._unread = bytearray()
         self._source_fd = self._tools_fd = -1
+        self._asked, self._title = 0, ""
         self._driver = driver
         self.pid = self._spawn(driver)
 
@@ -97,12 +99,32 @@ class Interpreter:
         `tools` is what a driver that knows them is told of host tools.
         """
         self._source_fd = _kept(body, _pipe)
+        source = self._titled(self.path(self._source_fd))
         stdin = self.path(stdin_fd) if stdin_fd >= 0 else "-"
-        words = [kind, self.path(self._source_fd), stdin, str(int(is_displayed))]
+        words = [kind, source, stdin, str(int(is_displayed))]
         if self._driver.tools:
             self._tools_fd = _kept(tools, _pipe) if tools else -1
             words.append(self.path(self._tools_fd) if tools else "-")
         os.write(self._requests_w, "\t".join(words).encode() + b"\n")
+
+    def _titled(self, path: str) -> str:
+        """A path of the driver's choice that leads to `path`; that one where it cannot be made."""
+        self._asked += 1
+        if self._driver.title:
+            for number in (f"{self._asked}", f"{self._asked}-{os.getpid()}"):
+                title = self._driver.title % number
+                with contextlib.suppress(OSError):  # another context's, or there is no room
+                    os.symlink(path, title)
+                    self._title = title
+                    return title
+        return path
+
+    def forget_title(self) -> None:
+        """Take the path of its own away, if it has one."""
+        if self._title:
+            with contextlib.suppress(OSError):
+                os.unlink(self._title)
+            self._title = ""
 
     def is_leaving(self) -> bool:
         """It says that it leaves: wait a moment for the kernel to say so, too."""
@@ -112,6 +134,7 @@ class Interpreter:
         """The request is done: let go of its source."""
         os.close(self._source_fd)
         self._source_fd = -1
+        self.forget_title()
         if self._tools_fd >= 0:
             os.close(self._tools_fd)
             self._tools_fd = -1

@@ -18,7 +18,7 @@ import os
 import select
 import sys
 from importlib.util import find_spec
-from signal import SIG_DFL, SIGINT, SIGKILL
+from signal import SIGINT, SIGKILL
 from typing import TYPE_CHECKING
 
 from cellwall.guest import drivers, leaving, sql, tracebacks
@@ -274,6 +274,7 @@ class Kernel:
 
     def leave(self, status: int) -> None:
         """End as the interpreter ended; only a signal that it survives comes back from here."""
+        self.interpreter.forget_title()
         self._interpreter = None
         if self._is_raised or self._display.cut_bytes:
             self._post_end(None, keep_open=False)
@@ -282,7 +283,7 @@ class Kernel:
             os._exit(os.WEXITSTATUS(status))
         number = os.WTERMSIG(status)
         if number != SIGKILL:
-            _signal.signal(number, SIG_DFL)
+            _signal.signal(number, _signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
     def kill(self) -> None:

@@ -72,6 +72,9 @@ class Language:
     """Argument vector of a program that is given `arguments`; empty: it reads the file itself."""
     caller: str = ""
     """The file of `languages/callers` that `call` needs."""
+    pictures: str = ""
+    """What a program's pictures are called that it draws without naming a file, counted from 1
+    (`%03d`): shown as displays. Empty: it has no such."""
     error: str = ""
     """Pattern of an uncaught error on stderr, with groups `name`, `value` and perhaps `line`."""
     error_status: tuple[int, ...] = (1,)

@@ -1,7 +1,39 @@
-"""TypeScript: esbuild makes one JavaScript file of it; types are not checked."""
+"""TypeScript: esbuild makes one JavaScript file of it; types are not checked.
+
+A script first, with `require`, `module` and `__dirname`, as most programs are; a program that
+awaits at its top level can only be a module, and is made into one, which a script then imports.
+"""
 
 from cellwall.languages.javascript import ERROR
 from cellwall.languages.language import Language, Sample
+
+_BANNER = (
+    'import { createRequire as __make } from "node:module"; '
+    'import { fileURLToPath as __path } from "node:url"; '
+    "Object.assign(globalThis, { require: __make(import.meta.url), "
+    '__filename: __path(import.meta.url), __dirname: __path(new URL(".", import.meta.url)) });'
+)
+"""Globals, so that a program may declare its own."""
+_FOOTER = (
+    "if (process.env.CELLWALL_ARGUMENTS) Object.assign(globalThis, "
+    '{ main: typeof main === "function" ? main : undefined, '
+    'result: typeof result === "undefined" ? undefined : result });'
+)
+_BUILD = f"""
+build=$1
+shift
+if said=$(esbuild --format=cjs --outfile="$build/main.js" "$@" 2>&1); then
+    [ -z "$said" ] || printf '%s\\n' "$said" >&2
+    exit 0
+fi
+case $said in
+    *'Top-level await is '*) ;;
+    *) printf '%s\\n' "$said" >&2; exit 1 ;;
+esac
+esbuild --format=esm --outfile="$build/main.mjs" \\
+    '--banner:js={_BANNER}' '--footer:js={_FOOTER}' "$@" &&
+printf '%s' 'import("./main.mjs");' >"$build/main.js"
+"""
 
 LANGUAGE = Language(
     name="typescript",
@@ -9,18 +41,20 @@ LANGUAGE = Language(
     extensions=(".ts", ".mts", ".cts"),
     file_name="main.ts",
     compile=(
+        "sh",
+        "-c",
+        _BUILD,
         "esbuild",
+        "{build}",
         "{file}",
         "--bundle",
         "--platform=node",
-        "--format=cjs",
         "--target=es2022",
         "--tree-shaking=false",
         "--sourcemap=inline",
         "--log-level=warning",
         "--color=false",
         "{options}",
-        "--outfile={build}/main.js",
     ),
     options=(r"--target=es20\d\d", "--minify", "--keep-names"),
     run=("node", "--enable-source-maps", "{build}/main.js"),

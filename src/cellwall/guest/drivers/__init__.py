@@ -25,6 +25,9 @@ class Driver(NamedTuple):
     late: str = "cell"
     """The kind of a cell after one that was interrupted: something of that may still be on its way
     inside the interpreter."""
+    title: str = ""
+    """What a cell's source is called while it runs, with `%s` for its number: a path, for an
+    interpreter that tells it in its errors."""
 
 
 def _text(name: str) -> bytes:
@@ -45,7 +48,11 @@ _JAVASCRIPT_TOOLS = _text("tools.js")
 DRIVERS = {
     "javascript": Driver(_NODE, _JAVASCRIPT, tools=_JAVASCRIPT_TOOLS, late="late"),
     "typescript": Driver(_NODE, _JAVASCRIPT, "typescript", _JAVASCRIPT_TOOLS, "late"),
-    "bash": Driver(("bash", "--norc", "--noprofile", "-c", "{text}", "bash"), _text("driver.sh")),
+    "bash": Driver(
+        ("bash", "--norc", "--noprofile", "-c", "{text}", "bash"),
+        _text("driver.sh"),
+        title="/tmp/.cell-%s",  # noqa: S108 - our mount
+    ),
     "ruby": Driver(("ruby", "-e", "{text}"), _text("driver.rb")),
     "r": Driver(_R, _text("driver.R")),
     "java": Driver(_JAVA, _text("Driver.java")),
