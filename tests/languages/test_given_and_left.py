@@ -41,6 +41,15 @@ def test_result_of_sql_is_whole(query: str, result: list[dict[str, int]]) -> Non
     assert ended.result == result
 
 
+def test_every_table_of_sql_is_shown_and_the_last_is_the_result() -> None:
+    query = "SELECT 1 AS a; CREATE TABLE t(i INT); INSERT INTO t VALUES (2); SELECT i FROM t"
+    ended = run(query, language="sql", template="data")
+    assert [bundle["text/plain"] for bundle in ended.results] == ["a\n-\n1", "i\n-\n2"]
+    assert (ended.text, ended.result) == ("i\n-\n2", [{"i": 2}])
+    half = run("SELECT 1 AS a; SELECT * FROM nowhere", language="sql", template="data")
+    assert (half.ok, half.text) == (False, "a\n-\n1")
+
+
 def test_result_of_sql_that_is_too_large_is_none_and_said() -> None:
     ended = run("SELECT * FROM range(200000)", language="sql", template="data")
     assert ended.result is None

@@ -268,7 +268,7 @@ def test_bad_answer_is_refused_and_the_call_still_waits(
     "tools",
     [
         {"functions": {}},
-        {"functions": {"_x": {}}},
+        {"functions": {"__class__": {}}},
         {"functions": {"a b": {}}},
         {"functions": {"class": {}}},
         {"functions": {"ToolError": {}}},

@@ -71,6 +71,21 @@ def test_standard_input_goes_in_only_when_asked(run: Run) -> None:
     assert run("--stdin", "-", "-c", code, stdin="žluť\n").stdout == "'žluť\\n'\n"
 
 
+def test_rows_of_sql_are_printed(run: Run, tmp_path: Path) -> None:
+    program = tmp_path / "q.sql"
+    program.write_text("select 42 as answer; select i, i * i as square from range(3) t(i);")
+    done = run(str(program))
+    assert done.stdout == "answer\n------\n42\ni  square\n-  ------\n0  0\n1  1\n2  4\n"
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
+def test_images_are_named_and_values_are_not_printed(run: Run) -> None:
+    code = "import matplotlib.pyplot as plt\nplt.plot([1])\nplt.show()\n6 * 7"
+    done = run("--template", "data", "-c", code)
+    assert done.stdout == ""
+    assert done.stderr == "cellwall: image 1 is not shown here; --json has it\n"
+
+
 def test_json_is_one_line_with_the_answer(run: Run) -> None:
     code = "def main(n, word):\n    print(word)\n    return [n] * 2"
     done = run("--json", "--arg", "n=3", "--arg", 'word="hi"', "-c", code)

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from cellwall.model.errors import UsageError
 from cellwall.surface.tool_calls import Answer
-from cellwall.surface.tools import Incoming, Tool, ToolBox, ToolError, box_of
+from cellwall.surface.tools import Incoming, Tool, ToolBox, ToolError, box_of, check_name
 
 
 class Place(BaseModel):
@@ -114,6 +114,21 @@ def test_names_that_pydantic_uses_itself_are_names() -> None:
     assert said(ask([copy], "copy", {"schema": "s", "json": 1})) == ["s", 1, False]
 
 
+# fmt: off
+TAKEN = (
+    "_manifest", "_line", "_call", "_locals", "_", "__", "____", "__mangled", "_repr_html_",
+    "_ipython_display_", "__all__", "__class__", "__dict__", "__dir__", "__doc__", "__getattr__",
+    "__getattribute__", "__init__", "__loader__", "__name__", "__path__", "__spec__",
+    "__wrapped__", "__reduce_ex__", "__builtins__", "__proto__", "__defineGetter__",
+)
+# fmt: on
+
+
+@pytest.mark.parametrize("name", ["_x", "__dspy_construct__", "_x_", "_1", "__f__"])
+def test_a_leading_underscore_is_part_of_a_name(name: str) -> None:
+    assert check_name(name) == name
+
+
 @pytest.mark.parametrize(
     "tools",
     [
@@ -123,7 +138,7 @@ def test_names_that_pydantic_uses_itself_are_names() -> None:
         {"search": 7},
         {"not a name": print},
         {"class": print},
-        {"_hidden": print},
+        *({name: lambda: 1} for name in TAKEN),
         {"ToolError": lambda: 1},
         {"x" * 65: lambda: 1},
         {1: lambda: 1},

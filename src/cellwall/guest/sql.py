@@ -113,15 +113,19 @@ class Database:
         frames: Mapping[str, Any] | None = None,
         *,
         most_rows: int = MOST_SHOWN_ROWS,
+        on_earlier: Callable[[Table], None] | None = None,
     ) -> Table | None:
         """Run all statements; what the last one returned, if it returned rows, `most_rows` of it.
 
         `arguments` are parameters by name (`$name`). `frames` may hold data frames under names
-        that statements use. Raises what DuckDB raises.
+        that statements use. `on_earlier` gets the tables of statements before the last, each
+        before the next one runs. Raises what DuckDB raises.
         """
         connection = self._open()
         table = None
         for statement in connection.extract_statements(source):
+            if table is not None and on_earlier is not None:
+                on_earlier(table)
             names: Any = getattr(statement, "named_parameters", ())
             given = {name: value for name, value in (arguments or {}).items() if name in names}
             self._lend(connection, statement.query, frames or {})
@@ -214,12 +218,22 @@ def add_magic(ip: Any) -> None:  # noqa: ANN401  IPython's shell
 def run_program(
     program: Program, outbox: Outbox, display: Display, before: Callable[[], None]
 ) -> NoReturn:
-    """Run SQL as a program; `arguments` are its parameters, the last table's rows its result."""
+    """Run SQL as a program; `arguments` are its parameters, the last table's rows its result.
+
+    Tables of statements before the last are displayed, as every SQL shell prints them.
+    """
     ending = Ending(True, 1)
     try:
         before()
         source = program.source.decode("utf-8", "replace")
-        table = Database().run(source, program.arguments, most_rows=_MOST_RESULT_ROWS)
+
+        def show(table: Table) -> None:
+            if program.is_displayed:
+                display.publish(table.bundle(), None, "display")
+
+        table = Database().run(
+            source, program.arguments, most_rows=_MOST_RESULT_ROWS, on_earlier=show
+        )
         if table is not None:
             if program.is_displayed:
                 display.publish(table.bundle(), None, "result")

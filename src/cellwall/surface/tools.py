@@ -14,6 +14,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cellwall.model.errors import UsageError
@@ -30,7 +31,18 @@ MOST_AT_ONCE = 64
 MOST_CALLS = 1_000_000
 MOST_NAME_CHARACTERS = 64
 MOST_DOC_CHARACTERS = 4096
-_TAKEN = frozenset({"ToolError"})
+# fmt: off
+_TAKEN = frozenset({
+    "ToolError", "_manifest", "_line", "_call", "_locals", "__all__", "__annotate__",
+    "__annotations__", "__builtins__", "__cached__", "__copy__", "__deepcopy__", "__file__",
+    "__getattr__", "__loader__", "__package__", "__path__", "__spec__", "__test__",
+    "__type_params__", "__wrapped__", "__proto__", "__defineGetter__", "__defineSetter__",
+    "__lookupGetter__", "__lookupSetter__",
+})
+# fmt: on
+"""What `tools` inside has already, or its language asks any module or object for."""
+_ASKED_FOR = ("_repr_", "_ipython_")
+"""How names begin that a notebook asks of whatever it shows."""
 
 
 class ToolError(Exception):
@@ -224,15 +236,25 @@ def check_name(name: object) -> str:
         not isinstance(name, str)
         or not name.isidentifier()
         or keyword.iskeyword(name)
-        or name.startswith("_")
-        or name in _TAKEN
         or len(name) > MOST_NAME_CHARACTERS
+        or (name.startswith("_") and not _is_free(name))
+        or name in _TAKEN
     ):
         raise UsageError(
             f"tools: {name!r} cannot be the name of one",
-            remedy="give a Python name of up to 64 characters that does not start with _",
+            remedy="give a Python name of up to 64 characters that no module has by itself",
         )
     return name
+
+
+def _is_free(name: str) -> bool:
+    """Report whether a name with a leading _ means nothing to Python or a notebook yet.
+
+    `__name` is none: in a class, Python reads it as another name.
+    """
+    is_mangled = name.startswith("__") and not name.endswith("__")
+    is_taken = hasattr(ModuleType, name) or name.startswith(_ASKED_FOR)
+    return not is_mangled and not is_taken and bool(name.strip("_"))
 
 
 def _named(tools: Mapping[str, Any] | Iterable[Any]) -> dict[str, Tool]:

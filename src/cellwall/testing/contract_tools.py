@@ -66,6 +66,13 @@ class _Hanging:
 class ToolsContract:
     """See the module."""
 
+    def test_tool_with_a_name_of_a_framework_is_called(self, subject: Subject) -> None:
+        """Names with a leading _ are names, unless modules have them by themselves."""
+        calls = "tools.__made__(number=2), __made__(number=3), _own(number=4)"
+        code = f"from tools import *\nprint({calls})"
+        done = subject.run(code, tools={"__made__": double, "_own": double})
+        assert done.stdout == "4.0 6.0 8.0\n", done
+
     def test_cell_calls_tools_of_its_sandbox(self, subject: Subject) -> None:
         """By keyword, by position, with defaults; plain and async functions."""
         with subject.sandbox(tools={"search": search, "double": double}) as sandbox:

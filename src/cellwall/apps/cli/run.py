@@ -17,6 +17,7 @@ import typer
 
 from cellwall.apps.cli.artifacts import place_of, save
 from cellwall.apps.cli.exit_status import exit_status, explanation, lost
+from cellwall.apps.cli.shown import Shown
 from cellwall.apps.cli.templates import built
 from cellwall.apps.cli.terminal import Streams, complain
 from cellwall.model.errors import CellwallError, UsageError
@@ -244,7 +245,7 @@ async def _streaming(request: Request) -> Execution:
     streams = Streams(on_broken=lambda: loop.call_soon_threadsafe(task.cancel))
     try:
         try:
-            return await _execute(request, on_event=streams.feed)
+            return await _execute(request, on_event=Shown(request.language, streams).feed)
         finally:
             await asyncio.to_thread(streams.close)
     except asyncio.CancelledError:
