@@ -50,6 +50,8 @@ MODULES: Mapping[str, str] = {
     "test_root_without_cgroups": _ROOTLESS,
     "test_rootless_host_refusals": _ROOTLESS,
     "test_rootless_sandbox": _ROOTLESS,
+    "test_attack_in_flight": _ROOTLESS,
+    "test_attack_own_ids": _ROOTLESS,
 }
 
 TESTS: Mapping[str, str] = {

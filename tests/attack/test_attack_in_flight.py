@@ -104,7 +104,7 @@ def test_descriptors_in_flight_stop_nobody_elses_program() -> None:
 def test_descriptors_in_flight_stop_no_program_alone(require: Require) -> None:
     """With cgroups of the user's own a plain program has the small init (`jail.alone`)."""
     require("cgroup v1 as root", are_possible(), "no writable hierarchies of version 1")
-    with OrdinaryUser() as user, delegated(user) as enter:
+    with OrdinaryUser() as user, delegated(user) as groups:
 
         def run() -> subprocess.CompletedProcess[str]:
             return subprocess.run(
@@ -114,7 +114,7 @@ def test_descriptors_in_flight_stop_no_program_alone(require: Require) -> None:
                 text=True,
                 env=user.environment,
                 cwd=user.home,
-                preexec_fn=enter,
+                preexec_fn=groups.enter,
                 start_new_session=True,
                 timeout=50,
                 check=False,

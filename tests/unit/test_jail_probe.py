@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.jail import facts, probe
+from cellwall.jail import facts, probe, trial
 from cellwall.jail.probe_counts import Counts, judge
 from cellwall.model.errors import HostUnsupported
 
@@ -132,21 +132,21 @@ def test_trial_never_returns_whatever_it_raises(error: BaseException, said: str)
     """One that did would go on as a second embedder, with the first one's descriptors."""
     here = os.getpid()
     try:
-        assert probe._trial(partial(_raised, error)) == said
+        assert trial.trial(partial(_raised, error)) == said
     finally:
         if os.getpid() != here:
             os._exit(9)  # the guard is off: the test fails in the one that waits
 
 
 def test_trial_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "_TRIAL_S", 0.5)
+    monkeypatch.setattr(trial, "_TRIAL_S", 0.5)
     heard, told = os.pipe()
 
     def hang() -> None:
         os.write(told, str(os.getpid()).encode())
         signal.pause()
 
-    assert "did not end" in probe._trial(hang)
+    assert "did not end" in trial.trial(hang)
     with pytest.raises(ProcessLookupError):
         os.kill(int(os.read(heard, 20)), 0)
     os.close(heard)

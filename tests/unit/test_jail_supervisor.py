@@ -185,6 +185,8 @@ def _settings(guest: Path) -> Settings:
         uid_base=0x70000000,
         uid_count=65_536,
         rootless=True,
+        outer=None,
+        is_mover_kept=False,
         workers={"program": 1, "session": 1},
         seccomp=b"",
         guest_main="",

@@ -4,7 +4,8 @@ Runs as `python -I -S guest.pyz boot …`, started by `supervisor`; on a root ho
 process of ours that has the host's privileges, so: standard library, linear, short. Reads
 nothing that a program ever wrote. The steps, letter = process:
 
-    1a  boot      [rootless] enter a user namespace of its own, mapped to the caller
+    1a  boot      [rootless] enter a user namespace of its own, mapped to the caller, and to ids
+                  that are the caller's to map if there are any (`id_maps`)
     2a  boot      new pid, ipc, uts and net namespaces; fork
     3b  first     own mount namespace; open sources; build the root; pivot; old root gone
     4b  first     leave the host's groups; enter the fork-server's user namespace; ask for ids
@@ -24,9 +25,9 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
-from cellwall.jail import apply, fds, plan
+from cellwall.jail import apply, fds, id_maps, plan
 from cellwall.jail.linux import mounts, process
 
 _STAGING = "/tmp"
@@ -55,7 +56,7 @@ def main(arguments: List[str]) -> None:
         config = read_config(int(arguments[1]))
         if config["rootless"]:
             step = "boot: make a user namespace (is kernel.unprivileged_userns_clone off?)"
-            _enter_own_user_namespace()
+            _enter_own_user_namespace(config["outer"])
         step = "boot: make pid, ipc, uts and net namespaces"
         process.unshare(_NAMESPACES)
         asks, asked = os.pipe()
@@ -112,7 +113,10 @@ def _report(control: socket.socket, step: str, error: BaseException) -> None:
         fds.send_message(control, message)
 
 
-def _enter_own_user_namespace() -> None:
+def _enter_own_user_namespace(outer: Optional[Dict[str, Any]]) -> None:
+    if outer is not None:
+        id_maps.enter(outer)
+        return
     uid, gid = os.geteuid(), os.getegid()
     process.unshare(process.CLONE_NEWUSER)
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
@@ -120,12 +124,15 @@ def _enter_own_user_namespace() -> None:
 
 
 def _write_maps(pid: int, config: Dict[str, Any]) -> None:
-    """Map the fork-server's namespace: 65536 ids of an unprivileged range, or the one we have.
+    """Map the fork-server's namespace: ids of an unprivileged range, or the one we have.
 
-    Rootless that one id is called 0 here already: `_enter_own_user_namespace` mapped it.
+    That one id is called 0 here already: `_enter_own_user_namespace` mapped it. It is the last one
+    of the fork-server's where its workers need it to be moved (`forkserver`).
     """
-    base, count = (0, 1) if config["rootless"] else (config["uid_base"], config["uid_count"])
-    _write(f"/proc/{pid}/uid_map", f"0 {base} {count}")
+    base, count = (0, 1) if config["shares_id"] else (config["uid_base"], config["uid_count"])
+    mover = config["forkserver"]["mover"]
+    moved = f"\n{mover} 0 1" if mover else ""
+    _write(f"/proc/{pid}/uid_map", f"0 {base} {count}{moved}")
     _write(f"/proc/{pid}/gid_map", f"0 {base} {count}")
 
 
@@ -152,7 +159,7 @@ def _first(
         _build_root(config)
         process.set_hostname("cellwall")
         step = "boot: enter the fork-server's user namespace"
-        if not config["rootless"]:
+        if not config["shares_id"]:
             os.setgroups([])
             _have_others_charged(config)
         process.unshare(process.CLONE_NEWUSER)
@@ -181,6 +188,8 @@ def _have_others_charged(config: Dict[str, Any]) -> None:
     owner would have power over the namespace, but the only processes of that id are in it.
     """
     process.set_effective_uid(config["uid_base"])
+    # The change hid our files in /proc from all but the host's root; boot may be less.
+    process.do(process.prepare_dumpable())
     # Once more, as below.
     process.do(process.prepare_parent_death_signal(signal.SIGKILL))
 

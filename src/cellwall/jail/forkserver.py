@@ -68,6 +68,8 @@ class Worker(NamedTuple):
     answer: fds.Message
     """Hands over the latest of them. Made once: each page that is written to between two clones
     is copied, and a JSON encoder alone writes to thirty."""
+    mover: int
+    """An id that workers keep as their saved one, or 0."""
     environment: Dict[str, str]
     """Of a sandbox for which the host names no other; this process has it already."""
 
@@ -199,6 +201,7 @@ def _worker(config: Dict[str, Any]) -> Worker:
         forker=process.Cloner(0, exit_signal=signal.SIGCHLD),
         cloner=cloner,
         answer=fds.prepare(b"{}", cloner.pidfd_cell),
+        mover=config["mover"],
         environment=config["environment"],
     )
 
@@ -242,6 +245,10 @@ def _serve(worker: Worker, fd: int) -> None:
     fds.keep_only([high])
     control = socket.socket(fileno=high)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    if worker.mover:
+        # cgroup v1 lets an ordinary user move processes that have his id, if only as saved one.
+        # SECURITY: it gives a worker no more than it has where sandboxes share that id.
+        os.setresuid(-1, -1, worker.mover)
     process.do(process.prepare_parent_death_signal(signal.SIGKILL))
     _raise_oom_score()
     known = orders.Orders(worker.facts, worker.program, worker.last_capability)

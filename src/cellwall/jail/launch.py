@@ -38,8 +38,13 @@ class Settings:
     preload_environment: Mapping[str, str]
     """What is different while packages are imported."""
     uid_base: int
+    """The first id for the fork-server's namespace, as `boot` sees it."""
     uid_count: int
     rootless: bool
+    outer: Mapping[str, Any] | None
+    """What `boot` maps into a namespace of its own first (`id_maps`); None: our own id only."""
+    is_mover_kept: bool
+    """A worker has to be one that we may put into cgroups of version 1 (`forkserver`)."""
     workers: Mapping[str, int]
     """How many processes clone sandboxes, by purpose: `program` and `session`, in this order."""
     seccomp: bytes
@@ -100,6 +105,8 @@ def _config(settings: Settings, host: plan.HostFacts) -> dict[str, Any]:
     return {
         "facts": facts,
         "rootless": settings.rootless,
+        "outer": settings.outer,
+        "shares_id": settings.rootless and settings.outer is None,
         "template_path": str(settings.template_path),
         "base_mounts": list(settings.base_mounts),
         "guest_path": str(settings.guest_path),
@@ -113,6 +120,7 @@ def _config(settings: Settings, host: plan.HostFacts) -> dict[str, Any]:
             "preload": list(settings.preload),
             "environment": dict(settings.environment),
             "preload_environment": dict(settings.preload_environment),
+            "mover": settings.uid_count if settings.is_mover_kept else 0,
             "program_workers": settings.workers["program"],
             "seccomp": settings.seccomp.hex(),
             "guest_main": settings.guest_main,

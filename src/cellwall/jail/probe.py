@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import os
 import platform
-import select
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
-from cellwall.jail import facts, hierarchies, probe_counts
+from cellwall.jail import facts, hierarchies, probe_counts, uids
 from cellwall.jail.linux import landlock, mounts, process
 from cellwall.jail.probe_counts import Found
+from cellwall.jail.trial import trial
 from cellwall.model.errors import HostUnsupported
 
 
@@ -30,6 +29,7 @@ def run() -> list[Found]:
         _seccomp,
         _landlock,
         _cgroups,
+        _ids,
         _host_settings,
         _core_limit,
         _core_pattern,
@@ -37,47 +37,6 @@ def run() -> list[Found]:
         _interpreters,
     )
     return [found for check in checks for found in check()]
-
-
-_TRIAL_S = 20.0
-"""One takes milliseconds."""
-
-
-def _trial(action: Callable[[], None]) -> str:
-    """Run `action` in a child; "" if it went well, else the error's text.
-
-    The child is a copy of the embedder, whose threads are not in it but whose locks are held as
-    they were: it runs nothing but `action`, never returns, and is not waited for without end.
-    """
-    read_end, write_end = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        _try(action, write_end)
-    os.close(write_end)
-    ended = select.poll()  # select(2) knows descriptors up to 1023
-    ended.register(read_end, select.POLLIN)
-    with os.fdopen(read_end, "rb") as pipe:
-        if not ended.poll(_TRIAL_S * 1000):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            return f"the trial did not end within {_TRIAL_S:.0f} s"
-        text = pipe.read().decode("utf-8", "replace")
-    _, status = os.waitpid(pid, 0)
-    return text if status == 0 else f"the trial ended with status {status}"
-
-
-def _try(action: Callable[[], None], write_end: int) -> NoReturn:
-    status = 1
-    try:
-        text = ""
-        try:
-            action()
-        except BaseException as error:  # noqa: BLE001 - reported; nothing goes on in this copy
-            text = str(error) if isinstance(error, OSError) else repr(error)
-        os.write(write_end, text.encode("utf-8", "replace")[:4096])
-        status = 0
-    finally:
-        os._exit(status)
 
 
 def _machine() -> list[Found]:
@@ -130,7 +89,7 @@ def _nest() -> None:
 
 
 def _user_namespaces() -> list[Found]:
-    problem = _trial(_nest)
+    problem = trial(_nest)
     remedy = (
         "sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=65536; on Ubuntu "
         "24.04 also: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0; inside a container: "
@@ -163,7 +122,7 @@ def _mount_proc() -> None:
 
 
 def _proc_mount() -> list[Found]:
-    problem = _trial(_mount_proc)
+    problem = trial(_mount_proc)
     remedy = (
         "inside a container: --security-opt systempaths=unconfined, so that nothing covers /proc; "
         "as a service: no ProtectKernelTunables, ProtectKernelLogs or ProcSubset"
@@ -218,6 +177,22 @@ def _cgroups() -> list[Found]:
             "memory and CPU are watched from outside and held softly",
             "run as root, under `systemd-run --user --scope -p Delegate=yes cellwall …`, as "
             "deploy/cellwall.service, or in a container with deploy/compose.hard.yaml",
+        )
+    ]
+
+
+def _ids() -> list[Found]:
+    ids = uids.find()
+    name = "user ids"
+    if not ids.are_shared:
+        return [Found(name, "PASS", f"one of its own for each sandbox: {ids.detail}")]
+    return [
+        Found(
+            name,
+            "CAUTION",
+            f"{ids.detail}: sandboxes share this user's id, and what the kernel counts for a user: "
+            "descriptors on their way between processes, epoll watches, pages of pipes",
+            ids.remedy,
         )
     ]
 

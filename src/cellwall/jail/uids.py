@@ -1,8 +1,9 @@
 """Unprivileged id ranges of the host for fork-servers, and single ids for sandboxes.
 
 As root every fork-server gets 65536 ids that no account uses, held by a lock on a file that lives
-as long as the embedding process, so that two engines never share one. Rootless there is one id,
-our own, and the posture says so. Range source: systemd's "Users, Groups, UIDs and GIDs" lists
+as long as the embedding process, so that two engines never share one. An ordinary user's gets 2048
+of those that are its to map (`subordinate`); where there are none, one id is left for all, our own,
+and the answer says so. Range source: systemd's "Users, Groups, UIDs and GIDs" lists
 0x70000000–0x7FFFFFFF as unused.
 """
 
@@ -11,8 +12,11 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
+import stat
 from pathlib import Path
+from typing import NamedTuple
 
+from cellwall.jail import subordinate
 from cellwall.model.errors import CapacityError, HostUnsupported
 
 _FIRST = 0x70000000
@@ -24,14 +28,27 @@ _DIRECTORY = Path("/run/cellwall/uid-ranges")
 class UidRange:
     """A range held by this process; index 0 is the fork-server's root, the rest are sandboxes'."""
 
-    def __init__(self, base: int, gid_base: int, count: int, lock_fd: int | None) -> None:
-        """Use `acquire` or `single`."""
+    def __init__(
+        self,
+        base: int,
+        gid_base: int,
+        count: int,
+        lock_fd: int | None,
+        outer: subordinate.Outer | None = None,
+    ) -> None:
+        """Use `Ids.hold`. `outer`: the same ids, where a namespace of ours maps them first."""
         self.base = base
+        self.outer = outer
         self.gid_base = gid_base
         self.count = count
         self._lock_fd = lock_fd
         self._live: set[int] = set()
         self._next = itertools.cycle(range(1, count)) if count > 1 else itertools.repeat(0)
+
+    @property
+    def inner_base(self) -> int:
+        """The first id as `boot` sees it."""
+        return self.base if self.outer is None else 1
 
     def take(self) -> int:
         """Take an index no live sandbox has."""
@@ -86,8 +103,36 @@ def is_rootless() -> bool:
     return not all(covers(text) for text in maps)
 
 
+class Ids(NamedTuple):
+    """Where sandboxes' ids come from here."""
+
+    rootless: bool
+    """We may map nothing by ourselves but our own id."""
+    outer: subordinate.Outer | None
+    detail: str
+    remedy: str = ""
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether every sandbox has our own id, and what the kernel counts for a user is one."""
+        return self.rootless and self.outer is None
+
+    def hold(self) -> UidRange:
+        """Ids for one fork-server."""
+        if not self.rootless:
+            return acquire()
+        return single() if self.outer is None else _slice(self.outer)
+
+
+def find() -> Ids:
+    """Ask this host; tens of milliseconds for an ordinary user."""
+    if not is_rootless():
+        return Ids(False, None, f"{COUNT} of its own for each fork-server's sandboxes")
+    return Ids(True, *subordinate.ask())
+
+
 def single() -> UidRange:
-    """The rootless range: our own ids."""
+    """The last resort: our own ids."""
     return UidRange(os.geteuid(), os.getegid(), 1, None)
 
 
@@ -103,12 +148,58 @@ def acquire() -> UidRange:
             errno=error.errno,
         ) from error
     for number in range(_RANGES):
-        fd = os.open(_DIRECTORY / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            continue
-        first = _FIRST + number * COUNT
-        return UidRange(first, first, COUNT, fd)
+        fd = _locked(_DIRECTORY / str(number))
+        if fd is not None:
+            first = _FIRST + number * COUNT
+            return UidRange(first, first, COUNT, fd)
     raise CapacityError("uid ranges: all 4095 are in use on this host", retry_after_s=60.0)
+
+
+def _locked(path: Path) -> int | None:
+    """Lock a file of ours for as long as it is open; None if another process has."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def _slice(outer: subordinate.Outer) -> UidRange:
+    """Lock the first free slice of an ordinary user's ids."""
+    folder = _own_folder()
+    for number in range(outer.count // subordinate.SLICE):
+        part = outer.part(number)
+        fd = _locked(folder / str(part.uid))
+        if fd is not None:
+            return UidRange(part.uid, part.gid, part.count, fd, part)
+    raise CapacityError(
+        f"subordinate ids: all {outer.count} of this user are in use by fork-servers",
+        retry_after_s=60.0,
+        remedy="add more to /etc/subuid and /etc/subgid",
+    )
+
+
+def _own_folder() -> Path:
+    """Where all engines of this user keep their locks: below /run/user, else below /tmp."""
+    own = os.geteuid()
+    run = Path(f"/run/user/{own}")
+    folder = run / "cellwall-ids" if os.access(run, os.W_OK) else Path(f"/tmp/.cellwall-ids-{own}")  # noqa: S108
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise HostUnsupported(
+            "subordinate ids",
+            f"make {folder}: {error.strerror}",
+            remedy="make the folder above it writable",
+            errno=error.errno,
+        ) from error
+    if found.st_uid != own or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
+        raise HostUnsupported(
+            "subordinate ids",
+            f"lock ids in {folder}: it is not this user's alone",
+            remedy="have it removed",
+        )
+    return folder

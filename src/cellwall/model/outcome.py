@@ -80,6 +80,10 @@ class Isolation:
     """SHA-256 over the posture as the kernel reported it, or "" where a runtime has none."""
     hardness: dict[str, str] = field(default_factory=dict)
     """Per limit: `hard` or `soft`."""
+    ids: str = "shared"
+    """`own`: no other sandbox has its user id on the host. `shared`: others have it as well, and
+    what the kernel counts for a user (descriptors on their way, epoll watches, pages of pipes) is
+    one count for all of them."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON for answers."""
@@ -88,6 +92,7 @@ class Isolation:
             "level": self.level.label,
             "posture": self.posture_digest,
             "limits": dict(self.hardness),
+            "ids": self.ids,
         }
 
 

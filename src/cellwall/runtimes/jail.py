@@ -125,9 +125,14 @@ class JailRuntime:
         return hierarchies.discover()
 
     @cached_property
+    def ids(self) -> uids.Ids:
+        """Where the ids of sandboxes come from."""
+        return uids.find()
+
+    @property
     def rootless(self) -> bool:
         """Whether every sandbox runs under our own id; see `jail.uids`."""
-        return uids.is_rootless()
+        return self.ids.are_shared
 
     @cached_property
     def host_facts(self) -> plan.HostFacts:
@@ -140,8 +145,8 @@ class JailRuntime:
             self._state_dir,
             self.host_facts,
             self,
-            rootless=self.rootless,
-            is_memory_counted="memory" in self.layout.hard,
+            ids=self.ids,
+            layout=self.layout,
         )
 
     @cached_property
@@ -344,7 +349,8 @@ class JailRuntime:
         self, entry: Entry, spec: SandboxSpec, hardness: dict[str, str], born: Born
     ) -> JailSandbox:
         found = await self._confinement.confine(entry, spec, self._shape(spec.limits), born)
-        isolation = Isolation(self.name, self.level, found.digest, hardness)
+        ids = "shared" if self.rootless else "own"
+        isolation = Isolation(self.name, self.level, found.digest, hardness, ids)
         pids = (born.child.pid, *found.contexts)
         made = Made(
             child=born.child,

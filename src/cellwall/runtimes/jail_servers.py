@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from cellwall.jail import plan, posture, seccomp, supervisor, uids
+from cellwall.jail import hierarchies, plan, posture, seccomp, supervisor, uids
 from cellwall.jail.launch import Settings
 from cellwall.jail.worker import Worker
 from cellwall.model.errors import CellwallError, SandboxBroken
@@ -35,6 +35,7 @@ _BUNDLE = (
             "environment",
             "fds",
             "forkserver",
+            "id_maps",
             "inside",
             "lockdown",
             "networks",
@@ -109,15 +110,18 @@ class ForkServers:
         facts: plan.HostFacts,
         placing: Placing,
         *,
-        rootless: bool,
-        is_memory_counted: bool,
+        ids: uids.Ids,
+        layout: hierarchies.Layout,
     ) -> None:
-        """Start nothing yet. `is_memory_counted`: by cgroups."""
+        """Start nothing yet."""
         self._placing = placing
         self._state_dir = state_dir
         self._facts = facts
-        self._rootless = rootless
-        refusals = "" if is_memory_counted else seccomp.load_policy(plan.UNCOUNTED)
+        self._ids = ids
+        self._is_mover_kept = (
+            ids.rootless and not ids.are_shared and any(h.version == 1 for h in layout.hierarchies)
+        )
+        refusals = "" if "memory" in layout.hard else seccomp.load_policy(plan.UNCOUNTED)
         machine = os.uname().machine
         self._program = seccomp.compile_policy(seccomp.load_policy(), machine, refusals)
         self._current: dict[str, Entry] = {}
@@ -165,7 +169,7 @@ class ForkServers:
 
     async def _start(self, template: BuiltTemplate) -> Entry:
         bundle = build_bundle(self._state_dir, _BUNDLE, "cellwall.jail.entry:main")
-        held = uids.single() if self._rootless else uids.acquire()
+        held = self._ids.hold()
         cpus = os.cpu_count() or 1
         settings = Settings(
             guest_path=bundle,
@@ -175,9 +179,11 @@ class ForkServers:
             preload=template.template.preload,
             environment=inside_environment(template, 1),
             preload_environment=_PRELOAD_ENVIRONMENT,
-            uid_base=held.base,
+            uid_base=held.inner_base,
             uid_count=held.count,
-            rootless=self._rootless,
+            rootless=self._ids.rootless,
+            outer=None if held.outer is None else held.outer.as_json(),
+            is_mover_kept=self._is_mover_kept,
             workers=workers_on(cpus),
             seccomp=self._program,
             guest_main="cellwall.guest.init:main",

@@ -73,6 +73,7 @@ class Isolation(Shown):
     level: Literal["process", "namespace", "kernel", "vm"]
     posture: str
     limits: dict[str, str]
+    ids: Literal["own", "shared"] = "shared"
 
 
 class Usage(Shown):

@@ -108,7 +108,8 @@ def outcome_of(value: Json) -> Outcome:
 def isolation_of(value: Json) -> Isolation:
     """Return which isolation ran."""
     level = IsolationLevel[str(value["level"]).upper()]
-    return Isolation(value["runtime"], level, value["posture"], dict(value["limits"]))
+    limits, ids = dict(value["limits"]), str(value.get("ids", "shared"))
+    return Isolation(value["runtime"], level, value["posture"], limits, ids)
 
 
 def limits_of(value: Json) -> Limits:

@@ -57,7 +57,7 @@ def _shape(limits: Limits) -> Shape:
     from cellwall.jail import hierarchies, uids
     from cellwall.runtimes.jail import shape_of
 
-    return shape_of(limits, hierarchies.discover(), rootless=uids.is_rootless())
+    return shape_of(limits, hierarchies.discover(), rootless=uids.find().are_shared)
 
 
 _NETWORK = "network namespace of its own, new or with no trace of anybody: empty, loopback up"
