@@ -106,7 +106,10 @@ def test_print_imports_nothing(server: Server, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        ("threaded", "preload: 2 threads after importing threaded, expected 1; take what starts"),
+        (
+            "threaded",
+            "preload: 2 threads after importing threaded (threaded starts one), expected 1",
+        ),
         ("broken", "preload broken: import failed (ModuleNotFoundError: No module named"),
     ],
 )

@@ -7,6 +7,7 @@ the digest's lock, after everything in it was written; whatever else lies there 
     <state>/templates/<digest>/              an environment and its manifest.json
     <state>/templates/<digest>.tmp-<pid>     being built or removed, or left by a killed builder
     <state>/templates/<digest>.lock          never deleted: deleting a lock file makes two locks
+    <state>/templates/<digest>.starts-<runtime>    sandboxes of it have started on that runtime
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,20 @@ class TemplateStore:
                 if path.exists():
                     path.rename(doomed)
                 _delete(doomed)
+                for trial in self._directory.glob(f"{each.digest}.starts-*"):
+                    trial.unlink(missing_ok=True)
+
+    def has_started(self, built: BuiltTemplate, runtime: str) -> bool:
+        """Report whether a sandbox of it has once been tried on `runtime`, with success."""
+        return self._trial(built, runtime).exists()
+
+    def note_start(self, built: BuiltTemplate, runtime: str) -> None:
+        """Remember that; where nothing can be written it will be tried again."""
+        with suppress(OSError):
+            self._trial(built, runtime).touch()
+
+    def _trial(self, built: BuiltTemplate, runtime: str) -> Path:
+        return self._directory / f"{built.digest}.starts-{runtime}"
 
     def _definition(self, name: str) -> Template:
         known = self.definitions()

@@ -40,6 +40,7 @@ from cellwall.guest import (  # noqa: F401 - loaded, not used
     value,
 )
 from cellwall.guest.cell import Notebook
+from cellwall.guest.culprits import Culprits
 from cellwall.guest.display import Display
 from cellwall.guest.figures import Figures
 from cellwall.guest.outbox import Outbox
@@ -95,14 +96,18 @@ def warm(
         _rehearse()
     init.prepare()
     with _environment(for_imports or {}), _single_threaded_libraries():
-        for name in modules:
-            _import_one(name)
+        with Culprits() as culprits:
+            culprits.note_open("")
+            for name in modules:
+                _import_one(name, culprits)
+                culprits.note_open(name)
         if "matplotlib" in sys.modules:
             _draw_once()
         if "pandas" in sys.modules:
             _format_once()
         _require_one_thread("running a first program")
     if is_rehearsed:
+        _require_nothing_open(culprits)
         _rehearse()
     versions = {name: _version_of(name) for name in modules}
     return {"modules": versions, "seconds": round(time.perf_counter() - started, 3)}
@@ -164,17 +169,33 @@ def _environment(added: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _import_one(name: str) -> None:
+def _import_one(name: str, culprits: Culprits) -> None:
     try:
         importlib.import_module(name)
     except Exception as error:  # packages may raise anything
         remedy = "install it in the template or take it off the preload list"
         cause = f"{type(error).__name__}: {error}"
         raise PreloadError(f"preload {name}: import failed ({cause}); {remedy}") from error
-    _require_one_thread(f"importing {name}")
+    culprits.look()
+    by = culprits.threaded
+    remedy = f"take {name} off the preload list"
+    if by and by.partition(".")[0] != name.partition(".")[0]:
+        remedy += f", or {by.partition('.')[0]} out of the template"
+    _require_one_thread(f"importing {name}" + (f" ({by} starts one)" if by else ""), remedy)
+    culprits.threaded = ""
 
 
-def _require_one_thread(step: str) -> None:
+def _require_nothing_open(culprits: Culprits) -> None:
+    found = culprits.left_open()
+    if found is not None:
+        target, module = found
+        remedy = f"take {module} off the preload list"
+        raise PreloadError(f"preload: {target} is open after importing {module}; {remedy}")
+
+
+def _require_one_thread(
+    step: str, remedy: str = "take what starts them off the preload list"
+) -> None:
     threading = sys.modules.get("threading")
     if threading is not None:
         for thread in threading.enumerate():
@@ -183,7 +204,6 @@ def _require_one_thread(step: str) -> None:
                 thread.join(_PATIENCE_S)
     count = _settled_thread_count()
     if count != 1:
-        remedy = "take what starts them off the preload list"
         raise PreloadError(f"preload: {count} threads after {step}, expected 1; {remedy}")
 
 

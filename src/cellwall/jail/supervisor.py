@@ -26,6 +26,8 @@ from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken,
 from cellwall.model.shortage import shortage
 
 _PRELOAD_TIMEOUT_S = 120.0
+_PRELOAD_STEP = "fork-server: preload"
+_TEMPLATE_REMEDY = "change its preload list or its packages in templates.toml and build it again"
 _STEP_TIMEOUT_S = 20.0
 _OTHERS_ENDED = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ESRCH})
 """What it says when a process that it rehearses with is gone: no lack of the host's, and another
@@ -246,9 +248,14 @@ class ForkServer:
         number = error_number(message)
         if number in _OTHERS_ENDED:
             return SandboxBroken(f"{step}: {problem}: a process of the fork-server was killed")
-        return shortage(number, step, problem) or HostUnsupported(
-            "jail", f"{step}: {problem}{message.get('detail', '')}", remedy=REMEDY, errno=number
-        )
+        what = f"{step}: {problem}{message.get('detail', '')}"
+        if (lack := shortage(number, step, problem)) is not None:
+            return lack
+        if not number and step.startswith(
+            _PRELOAD_STEP
+        ):  # the template's own, whatever the host is like
+            return HostUnsupported("template", what, remedy=_TEMPLATE_REMEDY, errno=number)
+        return HostUnsupported("jail", what, remedy=REMEDY, errno=number)
 
     def _checked_pid(self, pid: int) -> int:
         """SECURITY: what is said to be the fork-server must be the child of our boot process:

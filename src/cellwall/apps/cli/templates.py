@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cellwall.apps.cli.terminal import complain
+from cellwall.model.outcome import OUR_FAILURE
 
 if TYPE_CHECKING:
     from cellwall.engine.templates import TemplateStore
     from cellwall.model.template import BuiltTemplate, Template
+
+_TRIAL_S = 60.0
 
 app = typer.Typer(
     help="List, build and remove templates.",
@@ -95,7 +98,11 @@ def build(
         str, typer.Option(help="Get them ready for this runtime: `docker` makes an image.")
     ] = "jail",
 ) -> None:
-    """Build templates; one that is built and unchanged is left as it is."""
+    """Build templates, and try each once in a sandbox; one built and unchanged is left as it is.
+
+    Ends with 125 if a sandbox of one of them cannot start, as where a module of its preload list
+    starts a thread.
+    """
     from cellwall.model.errors import UsageError
     from cellwall.runtimes.registry import FACTORIES
 
@@ -104,12 +111,41 @@ def build(
             f"templates build: there is no runtime {runtime!r}",
             remedy=f"runtimes: {', '.join(FACTORIES)}; only Docker's need something of their own",
         )
-    templates = store()
+    templates, failed = store(), False
     for name in names:
         made = templates.build(name, _progress)
         typer.echo(f"{name} {made.digest[:12]} {made.size_bytes >> 20} MiB {made.path}")
         if runtime.startswith("docker"):
             typer.echo(f"{name} {asyncio.run(_image(made))}")
+        if not templates.has_started(made, runtime):
+            failed |= not asyncio.run(_starts(name, runtime))
+    if failed:
+        raise typer.Exit(OUR_FAILURE)
+
+
+async def _starts(name: str, runtime: str) -> bool:
+    """Have a sandbox of it run a program, and another one a cell; say why that failed, if it did.
+
+    Where that runtime is not available nothing is said of the template: it may be for another host.
+    """
+    from cellwall.apps.engines import open_engine
+    from cellwall.model.errors import CellwallError
+
+    async with open_engine() as engine:
+        try:
+            await engine.runtime(name=runtime)
+        except CellwallError as error:
+            complain(f"template {name}: not tried, runtime {runtime} is not available: {error}")
+            return True
+        try:
+            await engine.run("0", template=name, timeout=_TRIAL_S, runtime=runtime)
+            sandbox = await engine.create_sandbox(template=name, runtime=runtime)
+            await sandbox.run("0", timeout=_TRIAL_S)
+        except CellwallError as error:
+            complain(f"template {name} is built, and no sandbox of it can start: {error}")
+            return False
+        store().note_start(await engine.template(name), runtime)
+    return True
 
 
 async def _image(made: BuiltTemplate) -> str:
