@@ -169,6 +169,11 @@ def images_of(result: CallToolResult) -> list[ImageContent]:
     return [each for each in result.content if isinstance(each, ImageContent)]
 
 
+def meta_of(result: CallToolResult) -> dict[str, Any]:
+    """Return what of an answer only programs want."""
+    return dict(result.meta or {})
+
+
 def facts_of(result: CallToolResult) -> dict[str, Any]:
     """Return the structured half of an answer."""
     facts = result.structured_content

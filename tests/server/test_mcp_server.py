@@ -123,7 +123,7 @@ def test_a_call_is_one_record_of_the_log_with_its_execution(tmp_path: Path) -> N
         answers = [client.post("/mcp", json=_call(n, code="1"), headers=mine) for n in (1, 2)]
         messages = [json.loads(each.text[each.text.index("{") :]) for each in answers]
         executions = [
-            each["result"]["structuredContent"]["execution_id"] for each in messages
+            each["result"]["_meta"]["cellwall/execution"]["id"] for each in messages
         ]  # the SDK's way and ours
     finally:
         server.stop()

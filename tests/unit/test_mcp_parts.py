@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -23,7 +24,7 @@ from cellwall.apps.mcp.session import Session
 from cellwall.apps.mcp.tools import BY_NAME
 from cellwall.apps.mcp.visits import GRACE_S, IDLE_S, VisitingClient, Visits
 from cellwall.model.errors import Conflict, UsageError
-from cellwall.model.execution import Event, Execution
+from cellwall.model.execution import Event, Execution, ExecutionError
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel, Outcome, Verdict
 from cellwall.server.keys import Principal
@@ -62,6 +63,65 @@ def test_what_is_returned_fits_its_schema(verdict: Verdict) -> None:
     made = answers.execution(execution, 2_000)
     assert made.is_error == (verdict not in {Verdict.OK, Verdict.OUTPUT})
     assert made.structured_content["images"] == 1
+
+
+def structured(execution: Execution, budget_chars: int = 20_000) -> dict[str, Any]:
+    made = answers.execution(execution, budget_chars)
+    facts: dict[str, Any] = made.structured_content
+    assert not list(Draft202012Validator(OUTPUTS["run_code"]).iter_errors(facts))
+    return facts
+
+
+def test_structured_content_begins_with_what_the_model_reads() -> None:
+    good = Outcome(Verdict.OK, ISOLATION, exit_code=0)
+    facts = structured(Execution("id", "python", "42\n", "", good, Limits()))
+    assert next(iter(facts)) == "text"
+    assert facts["text"] == "42"
+    assert len(json.dumps(facts)) < 150
+    late = Outcome(Verdict.WALL_TIME, ISOLATION, notes=("stopped after 5 s",))
+    assert "Next: " in structured(Execution("id", "python", "", "", late, Limits()))["text"]
+
+
+def test_structured_content_has_one_budget_and_a_trace_once() -> None:
+    trace = "Traceback (most recent call last):\nValueError: " + "v" * 30_000
+    raised = Outcome(Verdict.EXCEPTION, ISOLATION, exit_code=1)
+    error = ExecutionError("ValueError", "v" * 30_000, trace)
+    stderr = f"before\n{trace}\n"
+    facts = structured(
+        Execution("id", "python", "", stderr, raised, Limits(), error=error, result=["r" * 9_000])
+    )
+    assert sum(len(str(value)) for value in facts.values()) < 21_000
+    assert json.dumps(facts).count("Traceback (most") == 1
+    short = replace(error, value="v", traceback="Traceback (most recent call last):\nValueError: v")
+    facts = structured(
+        Execution("id", "python", "", f"a\n{short.traceback}\n", raised, Limits(), error=short)
+    )
+    assert (facts["stderr"], facts["error"]) == ("a\n", {"name": "ValueError", "value": "v"})
+    assert json.dumps(facts).count("Traceback (most") == 1
+
+
+def test_what_only_programs_want_is_beside_it() -> None:
+    outcome = Outcome(Verdict.SIGNALLED, ISOLATION, signal=11)
+    made = answers.execution(Execution("id", "c", "", "", outcome, Limits()), 2_000)
+    meta = made.meta or {}
+    assert meta["cellwall/isolation"]["level"] == "namespace"
+    assert meta["cellwall/execution"] == {"id": "id", "language": "c", "template": ""}
+    assert meta["cellwall/exit_status"] == 139
+    assert "usage" not in made.structured_content
+
+
+def test_schemas_of_results_know_no_lists_of_types() -> None:
+    def types(schema: Any) -> Iterator[Any]:
+        if isinstance(schema, dict):
+            yield from ([schema["type"]] if isinstance(schema.get("type"), (str, list)) else [])
+            schema = list(schema.values())
+        if isinstance(schema, list):
+            for each in schema:
+                yield from types(each)
+
+    found = list(types(OUTPUTS))
+    assert found
+    assert all(isinstance(each, str) for each in found)
 
 
 @pytest.mark.parametrize("path", ["a.txt", "dir/a b#?.txt", "/tmp/x", "ü%2F", "a//b"])

@@ -19,7 +19,7 @@ from mcp_types import (
 
 from cellwall.apps.mcp.addresses import media_type
 from cellwall.model.errors import CellwallError
-from cellwall.model.excerpts import cut_middle, plain
+from cellwall.model.excerpts import cut_middle, plain, shares
 from cellwall.model.for_model import error_for_model
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Verdict
@@ -37,13 +37,19 @@ if TYPE_CHECKING:
 SHOWN_IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """What clients can show; an SVG is described only."""
 _GOOD = frozenset({Verdict.OK, Verdict.OUTPUT})
+_TEXTS = ("text", "stdout", "stderr")
+_NAME_CHARS = 200
 _LIMITS = tuple(each.name for each in fields(Limits))
 
 
-def answer(text: str, facts: Mapping[str, Any], *more: ContentBlock) -> CallToolResult:
-    """Return a good answer."""
+def answer(
+    text: str, facts: Mapping[str, Any], *more: ContentBlock, meta: Mapping[str, Any] | None = None
+) -> CallToolResult:
+    """Return a good answer; `meta` is for programs, and models are not shown it."""
     return CallToolResult(
-        content=[TextContent(text=text), *more], structured_content=finite(dict(facts))
+        content=[TextContent(text=text), *more],
+        structured_content=finite(dict(facts)),
+        _meta=_named(meta or {}) or None,
     )
 
 
@@ -52,42 +58,46 @@ def execution(
 ) -> CallToolResult:
     """Return what a program did."""
     error = result.error
-    facts = _ended(result.stdout, result.stderr, result.outcome, budget_chars, kept_in)
-    facts |= {
-        "execution_id": result.id,
-        "language": result.language,
-        "template": result.template,
+    facts = _ended(result, result.for_model(budget_chars, kept_in), budget_chars, kept_in)
+    room = budget_chars - sum(len(str(facts[name])) for name in _TEXTS)
+    if error is not None:
+        facts["error"] = {"name": error.name[:_NAME_CHARS], "value": error.value[:room]}
+        room -= len(facts["error"]["value"])
+    facts["images"] = len(images := _images(result))
+    more = {
         "result": result.result,
-        "error": None
-        if error is None
-        else {
-            "name": error.name,
-            "value": error.value[:budget_chars],
-            "traceback": cut_middle(plain(error.traceback), budget_chars),
-        },
-        "images": len(images := _images(result)),
-        "tables": _tables(result, budget_chars),
+        "tables": _tables(result),
         "files": [{"path": path, "size": len(data)} for path, data in result.files.items()],
     }
-    content: list[ContentBlock] = [
-        TextContent(text=result.for_model(budget_chars, kept_in)),
-        *images,
-        *_files(result),
-    ]
+    for name, value in finite(more).items():
+        if value not in (None, []) and (size := len(repr(value))) <= room:
+            facts[name] = value
+            room -= size
     return CallToolResult(
-        content=content,
-        structured_content=finite(facts),
+        content=[TextContent(text=facts["text"]), *images, *_files(result)],
+        structured_content=facts,
         is_error=result.verdict not in _GOOD,
+        _meta=_named(
+            {
+                "execution": {
+                    "id": result.id,
+                    "language": result.language,
+                    "template": result.template,
+                },
+                **_about(result.outcome),
+            }
+        ),
     )
 
 
 def command(result: CommandResult, budget_chars: int, kept_in: Mapping[str, str]) -> CallToolResult:
     """Return what a command did."""
-    facts = _ended(result.stdout, result.stderr, result.outcome, budget_chars, kept_in)
+    facts = _ended(result, result.for_model(budget_chars, kept_in), budget_chars, kept_in)
     return CallToolResult(
-        content=[TextContent(text=result.for_model(budget_chars, kept_in))],
+        content=[TextContent(text=facts["text"])],
         structured_content=facts,
         is_error=result.outcome.verdict not in _GOOD,
+        _meta=_named(_about(result.outcome)),
     )
 
 
@@ -98,9 +108,10 @@ def failure(error: Exception) -> CallToolResult:
         "message": error.message if isinstance(error, CellwallError) else "an unexpected failure",
         "remedy": error.remedy if isinstance(error, CellwallError) else None,
     }
+    text = error_for_model(error)
     return CallToolResult(
-        content=[TextContent(text=error_for_model(error))],
-        structured_content={"failure": facts},
+        content=[TextContent(text=text)],
+        structured_content={"text": text, "failure": facts},
         is_error=True,
     )
 
@@ -111,26 +122,51 @@ def limits(found: Limits) -> dict[str, Any]:
 
 
 def _ended(
-    stdout: str,
-    stderr: str,
-    outcome: Outcome,
+    result: Execution | CommandResult,
+    text: str,
     budget_chars: int,
     kept_in: Mapping[str, str] | None,
 ) -> dict[str, Any]:
-    ended = outcome.as_json()
-    return {
-        "verdict": ended["verdict"],
+    """Return the facts of an end: `text` first, which says it all, then what there is room for.
+
+    One budget for all of it, because some clients show a model this and nothing else.
+    """
+    outcome = result.outcome
+    streams = {"stdout": plain(result.stdout), "stderr": _stderr(result)}
+    sizes = {name: len(said) for name, said in streams.items()}
+    given = shares(sizes, budget_chars - len(text))
+    facts: dict[str, Any] = {
+        "text": text,
+        "verdict": outcome.verdict.value,
         "ok": outcome.verdict is Verdict.OK,
         "exit_code": outcome.exit_code,
-        "signal": outcome.signal,
-        "stdout": cut_middle(plain(stdout), budget_chars),
-        "stderr": cut_middle(plain(stderr), budget_chars),
-        "left_out": dict(kept_in or {}),
-        "truncated": ended["truncated"],
-        "notes": ended["notes"],
-        "usage": ended["usage"],
-        "isolation": ended["isolation"],
+        **{name: cut_middle(said, given[name]) for name, said in streams.items()},
     }
+    if outcome.signal is not None:
+        facts["signal"] = outcome.signal
+    if kept_in:
+        facts["left_out"] = dict(kept_in)
+    if outcome.truncated:
+        facts["truncated"] = outcome.as_json()["truncated"]
+    return facts
+
+
+def _stderr(result: Execution | CommandResult) -> str:
+    """Return stderr without the traceback of an uncaught exception, which `text` has."""
+    said = plain(result.stderr)
+    error = getattr(result, "error", None)
+    trace = "" if error is None else plain(error.traceback).strip("\n")
+    return said.rstrip("\n").removesuffix(trace) if trace else said
+
+
+def _about(outcome: Outcome) -> dict[str, Any]:
+    ended = outcome.as_json()
+    return {name: ended[name] for name in ("exit_status", "usage", "isolation", "notes")}
+
+
+def _named(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return facts under names that the protocol leaves to servers."""
+    return {f"cellwall/{name}": value for name, value in facts.items()}
 
 
 def _images(result: Execution) -> list[ImageContent]:
@@ -151,9 +187,9 @@ def _is_base64(data: str) -> bool:
     return bool(data)
 
 
-def _tables(result: Execution, budget_chars: int) -> list[str]:
+def _tables(result: Execution) -> list[str]:
     found = (as_markdown(str(bundle.get("text/html", ""))) for bundle in result.results)
-    return [cut_middle(plain(table), budget_chars) for table in found if table is not None]
+    return [plain(table) for table in found if table is not None]
 
 
 def _files(result: Execution) -> list[EmbeddedResource]:

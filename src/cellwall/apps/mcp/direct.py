@@ -104,7 +104,7 @@ def _answer(
     dumped = result.model_dump(by_alias=True, mode="json", exclude_none=True)
     shaped = methods.serialize_server_result(_METHOD, known.version, dumped)
     if known.version in MODERN_PROTOCOL_VERSIONS:
-        shaped["_meta"] = {SERVER_INFO_META_KEY: server_info}
+        shaped["_meta"] = {**shaped.get("_meta", {}), SERVER_INFO_META_KEY: server_info}
     return to_json({"jsonrpc": "2.0", "id": request_id, "result": shaped})
 
 

@@ -1,6 +1,7 @@
 """What each tool returns beside its text: JSON Schemas of the structured content.
 
-Data only; `answers` makes what fits them. A program reads this, a model reads the text.
+Data only; `answers` makes what fits them. Some clients show a model this and not the text, so it
+begins with the text and has one budget; what only programs want is in `_meta`.
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ def _object(required: list[str], **properties: Any) -> dict[str, Any]:  # noqa: 
 
 
 def _maybe(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that null fits, too; a list of types is what clients check fastest."""
-    return {**schema, "type": [schema["type"], "null"]}
+    """Return a schema that null fits, too; not a list of types, which not every client knows."""
+    return {"anyOf": [schema, {"type": "null"}]}
 
 
+_SAID = {"type": "string", "description": "What the model reads: all of it in few words."}
+_ROOM = "As far as there is room beside `text`, without its middle."
 _ENDED = {
+    "text": _SAID,
     "verdict": {"type": "string", "enum": [verdict.value for verdict in Verdict]},
     "ok": {"type": "boolean"},
     "exit_code": _maybe(_WHOLE),
-    "signal": _maybe(_WHOLE),
-    "stdout": {"type": "string", "description": "Without its middle where it is long."},
-    "stderr": {"type": "string", "description": "Without its middle where it is long."},
+    "signal": _WHOLE,
+    "stdout": {"type": "string", "description": _ROOM},
+    "stderr": {"type": "string", "description": f"{_ROOM} The traceback is in `text`."},
     "left_out": {
         "type": "object",
         "description": "Files inside that hold the whole of what was cut, by its name.",
@@ -39,21 +43,19 @@ _ENDED = {
         "type": "object",
         "description": "Bytes that were produced and not kept, by stream.",
     },
-    "notes": {"type": "array", "items": _TEXT},
-    "usage": {"type": "object"},
-    "isolation": {"type": "object"},
 }
-_ENDED_ALWAYS = ["verdict", "ok", "exit_code", "stdout", "stderr"]
+_ENDED_ALWAYS = ["text", "verdict", "ok", "exit_code", "stdout", "stderr"]
 _EXECUTION = _object(
-    [*_ENDED_ALWAYS, "result", "error", "images"],
+    [*_ENDED_ALWAYS, "images"],
     **_ENDED,
-    execution_id=_TEXT,
-    language=_TEXT,
-    template=_TEXT,
-    result={"description": "The value of `result` or of main(), as JSON."},
-    error=_maybe(_object(["name", "value"], name=_TEXT, value=_TEXT, traceback=_TEXT)),
+    result={"description": "The value of `result` or of main(), as JSON, if there is room."},
+    error=_object(["name", "value"], name=_TEXT, value=_TEXT),
     images={"type": "integer", "description": "How many follow as image content."},
-    tables={"type": "array", "items": _TEXT, "description": "Tables as Markdown."},
+    tables={
+        "type": "array",
+        "items": _TEXT,
+        "description": "As Markdown, if there is room.",
+    },
     files={"type": "array", "items": {"type": "object"}},
 )
 _FILE = _object(["uri", "path", "size"], uri=_TEXT, path=_TEXT, size=_WHOLE)
@@ -61,11 +63,10 @@ _FILE = _object(["uri", "path", "size"], uri=_TEXT, path=_TEXT, size=_WHOLE)
 _GOOD: dict[str, dict[str, Any]] = {
     "run_code": _EXECUTION,
     "create_sandbox": _object(
-        ["sandbox_id", "template", "isolation"],
+        ["text", "sandbox_id", "template"],
+        text=_SAID,
         sandbox_id=_TEXT,
         template=_TEXT,
-        isolation={"type": "object"},
-        limits={"type": "object"},
         ends_at={"type": "number", "description": "Seconds since the epoch."},
     ),
     "execute": _EXECUTION,
@@ -97,10 +98,10 @@ _FAILURE = _object(["code", "message", "remedy"], code=_TEXT, message=_TEXT, rem
 def _or_failure(good: dict[str, Any]) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {**good["properties"], "failure": _FAILURE},
-        "anyOf": [{"required": good["required"]}, {"required": ["failure"]}],
+        "properties": {"text": _SAID, **good["properties"], "failure": _FAILURE},
+        "anyOf": [{"required": good["required"]}, {"required": ["text", "failure"]}],
     }
 
 
 OUTPUTS = {tool: _or_failure(good) for tool, good in _GOOD.items()}
-"""By tool. A call that was not carried out has a `failure` and nothing else."""
+"""By tool. A call that was not carried out has a `failure`, and `text` says it."""

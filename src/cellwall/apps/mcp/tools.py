@@ -9,9 +9,11 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
@@ -125,17 +127,13 @@ async def create_sandbox(
     limits = asked.limits and asked.limits.given()
     sandbox = await session.create(_given(template=template, limits=limits, env=asked.env))
     isolation = sandbox.isolation.as_json()
-    return answers.answer(
+    said = (
         f"Sandbox {sandbox.id} is ready: template {template}, isolation {isolation['level']} "
-        f"({isolation['runtime']}). Give its id to the other tools.",
-        {
-            "sandbox_id": sandbox.id,
-            "template": template,
-            "isolation": isolation,
-            "limits": answers.limits(sandbox.limits),
-            "ends_at": sandbox.ends_at,
-        },
+        f"({isolation['runtime']}). Give its id to the other tools."
     )
+    facts = {"sandbox_id": sandbox.id, "template": template, "ends_at": sandbox.ends_at}
+    about = {"isolation": isolation, "limits": answers.limits(sandbox.limits)}
+    return answers.answer(said, {"text": said, **facts}, meta=about)
 
 
 async def destroy_sandbox(
@@ -191,7 +189,8 @@ def _text(
         raise UsageError(
             f"first_line: {asked.first_line} is behind the end", remedy=f"it has {len(lines)} lines"
         )
-    shown = cut_middle(plain("".join(wanted)), session.budget_chars)
+    # As it is: what a terminal would make of it is not what the file says.
+    shown = cut_middle("".join(wanted), session.budget_chars)
     more = {"mime_type": "text/plain", "lines": len(lines), "text": shown}
     return answers.answer(shown or "(The file is empty.)", {**facts, **more})
 
@@ -284,9 +283,17 @@ async def list_files(
         }
         for each in found.entries
     ]
-    facts = {"path": asked.path, "entries": entries, "truncated": found.is_truncated}
+    kept = _fitting(entries, session.budget_chars)
+    is_cut = found.is_truncated or len(kept) < len(entries)
+    facts = {"path": asked.path, "entries": kept, "truncated": is_cut}
     said = table + more if rows else "(The directory is empty.)"
     return answers.answer(cut_middle(said, session.budget_chars), facts)
+
+
+def _fitting(entries: list[dict[str, Any]], budget_chars: int) -> list[dict[str, Any]]:
+    """Return the first entries whose JSON fits the budget."""
+    sizes = accumulate(len(json.dumps(each)) + 2 for each in entries)
+    return [each for each, size in zip(entries, sizes, strict=True) if size <= budget_chars]
 
 
 def _cell(text: str) -> str:
