@@ -188,7 +188,6 @@ def test_none_is_no_stdin_and_no_limits() -> None:
 @pytest.mark.parametrize(
     "work",
     [
-        lambda: asking.source(""),
         lambda: asking.source(b"print(1)"),  # type: ignore[arg-type]
         lambda: asking.stdin(1),  # type: ignore[arg-type]
         lambda: asking.limits({"memory": 1}),
