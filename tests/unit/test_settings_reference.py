@@ -23,6 +23,7 @@ _CHOSEN = {
     "least_isolation": "kernel",
     "default_isolation": "kernel",
     "metrics_token_sha256": "0" * 64,
+    "proxies": "127.0.0.1,10.1.0.0/16",
 }
 KEY = "operators-key-0123456789abcdef0123456789abcdef"
 

@@ -206,6 +206,8 @@ def config_of(settings: ServerSettings, app: Guard) -> uvicorn.Config:
     """Return uvicorn's configuration."""
     Connection.header_s = settings.header_s
     Connection.most_per_address = settings.most_connections_per_address
+    Connection.most = settings.most_connections
+    Connection.proxies = settings.proxy_networks
     return uvicorn.Config(
         app,
         loop="none",

@@ -42,6 +42,9 @@ class Quotas:
     """MiB: sum of their work areas (`disk_mb`)."""
     output_mb: int | None = None
     """MiB of output kept for a tenant's executions in ten minutes."""
+    connections: int | None = None
+    """Requests, streams, terminals and connections to ports under way at once; an eighth of
+    `most_connections` where it is left out."""
     least_isolation: str | None = None
     """Level below which nothing of its is served: a request that names a lower one is refused, one
     that names none gets this one."""
@@ -102,6 +105,7 @@ class Use:
     running: int = 0
     queued: int = 0
     sandboxes: int = 0
+    connections: int = 0
     held: Cost = NOTHING
     """Sum of the limits of what runs and lives."""
     creates: _Bucket | None = field(default=None, repr=False)
@@ -156,6 +160,7 @@ class Use:
             "memory_mb": self.held.memory_mb,
             "cpus": self.held.cpus,
             "file_mb": self.held.disk_mb,
+            "connections": self.connections,
         }
 
 
@@ -247,6 +252,16 @@ class Tenants:
         if creates is not None:
             creates.spend(1, self._clock())
 
+    def check_connection(self, tenant: str) -> Use:
+        """Return the tenant's use; `QuotaExceeded` unless one more call of it may be under way."""
+        use = self.use(tenant)
+        most = use.quotas.connections
+        if most is not None and use.connections >= most:
+            raise exceeded(
+                "connections", use.connections, most, "end a stream or let a call end", wait_s=1
+            )
+        return use
+
     def quotas_json(self, tenant: str) -> dict[str, Any]:
         """Return the tenant's tier, its quotas and its use."""
         use = self.use(tenant)
@@ -262,11 +277,11 @@ class Tenants:
         return [self.quotas_json(tenant) for tenant in sorted(self._uses)]
 
 
-def exceeded(name: str, have: float, most: float, remedy: str) -> QuotaExceeded:
+def exceeded(name: str, have: float, most: float, remedy: str, wait_s: float = 5) -> QuotaExceeded:
     """Return the refusal of a quota that is used up until something ends."""
     return QuotaExceeded(
         name,
         f"quota {name}: {have:g} of {most:g} are in use",
-        retry_after_s=5,
+        retry_after_s=wait_s,
         remedy=f"{remedy}, or ask the operator for a larger tier",
     )

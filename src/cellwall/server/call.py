@@ -20,6 +20,7 @@ from cellwall.wire.answer import one_line
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from cellwall.engine.quotas import Use
     from cellwall.server.execution_record import ExecutionRecord, KeptExecution
     from cellwall.server.keys import Principal
     from cellwall.server.settings import ServerSettings
@@ -52,6 +53,7 @@ class Call:
         "_send",
         "action",
         "claims",
+        "counted",
         "execution",
         "execution_id",
         "has_answered",
@@ -106,6 +108,8 @@ class Call:
         """What a token of ours that stands for a key allows, once it was opened."""
         self.lender: str | None = None
         """Id of the key that signed that token."""
+        self.counted: Use | None = None
+        """What has it among the calls that are under way; None: it is not counted."""
         self.has_answered = False
         self.is_passed_on = False
         """Whether its status is what a server inside said."""
@@ -325,9 +329,11 @@ class Call:
 
     @property
     def _patience(self) -> tuple[int, float]:
-        """Most bytes, and seconds, of a refused body."""
+        """Most bytes, and seconds, of a refused body; for what is not counted as little as for
+        strangers, or a refusal would be a connection more."""
         announced = int(self.headers.get("content-length", "0"))
-        if self.principal is None or announced > self.settings.upload_bytes:
+        is_stranger = self.principal is None or self.counted is None
+        if is_stranger or announced > self.settings.upload_bytes:
             return _DRAIN_BYTES, _DRAIN_S
         return self.settings.upload_bytes, _DRAIN_KNOWN_S
 

@@ -71,7 +71,7 @@ class Guard:
             self._check_key(call)
 
         try:
-            await self._serve(call, check)
+            await self._serve(call, check, self._state.connections.begun)
         finally:
             seconds = time.perf_counter() - began
             call.execution_id = call.execution_id or call.origin.execution_id
@@ -97,13 +97,15 @@ class Guard:
         call = Call(scope, receive, send, headers, request_id, caller)
         began = time.perf_counter()
         try:
-            await self._serve(call, _nothing)
+            await self._serve(call, _nothing, self._state.connections.begun_inside)
         finally:
             if outer is not None and call.execution_id is not None:
                 outer.execution_id = call.execution_id
             self._state.watch.inside(call, time.perf_counter() - began)
 
-    async def _serve(self, call: Call, check: Callable[[], None]) -> None:
+    async def _serve(
+        self, call: Call, check: Callable[[], None], count: Callable[[Call], None]
+    ) -> None:
         call.state = state = self._state
         ORIGIN.set(call.origin)
         if state.watch.tracing is not None:
@@ -112,7 +114,7 @@ class Guard:
             check()
             if call.principal is not None:
                 call.origin.tenant = call.principal.tenant
-            state.connections.begun(call)
+            count(call)
             await self._app(call)
         except ClientGone:
             await asyncio.sleep(0)  # lets uvicorn see that the connection is gone

@@ -7,8 +7,10 @@ client that has not shown a key costs one descriptor and a few KiB, for seconds.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 from collections import Counter
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import httptools
@@ -24,8 +26,12 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, Scope
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+    from cellwall.server.settings import Network
+
 _HEADER_BYTES = 64 * 1024
 _URL_BYTES = 16 * 1024
+_KEPT_FREE = 8
+"""One part in so many of the connections is kept free of those that nobody uses."""
 _GATHERED_BYTES = 64 * 1024
 """What is larger is not copied once more to save a system call."""
 _BODY = (
@@ -36,6 +42,16 @@ _REFUSED = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
     b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
 )
+
+
+@lru_cache(maxsize=256)
+def _is_in(address: str, networks: tuple[Network, ...]) -> bool:
+    """Report whether an address is in one of the networks."""
+    if not networks:
+        return False
+    found = ipaddress.ip_address(address.partition("%")[0])
+    mapped = getattr(found, "ipv4_mapped", None) or found
+    return any(mapped in network for network in networks)
 
 
 class TooMuch(Exception):
@@ -115,7 +131,12 @@ class Connection(HttpToolsProtocol):
 
     header_s: ClassVar[float] = 10.0
     most_per_address: ClassVar[int] = 1024
+    most: ClassVar[int] = 4096
+    """Open connections; uvicorn answers 503 above it."""
+    proxies: ClassVar[tuple[Network, ...]] = ()
     per_address: ClassVar[Counter[str]] = Counter()
+    idle: ClassVar[dict[Connection, None]] = {}
+    """Those that wait for another request, the longest first."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count it, send small answers at once, and start the clock of its first request."""
@@ -124,9 +145,9 @@ class Connection(HttpToolsProtocol):
         self._is_head_whole = False
         self._slow: asyncio.TimerHandle | None = None
         self._address = self.client[0] if self.client else ""
+        self._make_room()
         if self._address:
-            self.per_address[self._address] += 1
-            if self.per_address[self._address] > self.most_per_address:
+            if self.is_too_many(self._address):
                 transport.abort()
                 return
             sock = transport.get_extra_info("socket")
@@ -137,13 +158,38 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget it."""
         self._stop_clock()
+        self.idle.pop(self, None)
         self.forget(self._address)
         super().connection_lost(exc)
+
+    def _make_room(self) -> None:
+        """Close the connection that was unused for longest while few more are taken.
+
+        Who only keeps connections open must not keep others out; whoever uses one keeps it.
+        """
+        if self.idle and len(self.connections) > self.most - self.most // _KEPT_FREE:
+            longest = next(iter(self.idle))
+            del self.idle[longest]
+            longest.transport.close()
+
+    def on_response_complete(self) -> None:
+        """An answer is whole; as a rule there is nothing to do then."""
+        super().on_response_complete()
+        if self.timeout_keep_alive_task is not None:
+            self.idle[self] = None
+
+    @classmethod
+    def is_too_many(cls, address: str) -> bool:
+        """Count a connection of `address`; report whether there are too many from there."""
+        if _is_in(address, cls.proxies):
+            return False
+        cls.per_address[address] += 1
+        return cls.per_address[address] > cls.most_per_address
 
     @classmethod
     def forget(cls, address: str) -> None:
         """One connection of `address` is gone."""
-        if address:
+        if address and address in cls.per_address:
             cls.per_address[address] -= 1
             if cls.per_address[address] <= 0:
                 del cls.per_address[address]
@@ -164,6 +210,7 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Take what came, as uvicorn, but go on behind an upgrade that is not served."""
         self._unset_keepalive_if_required()
+        self.idle.pop(self, None)
         rest = memoryview(data)
         try:
             while rest:

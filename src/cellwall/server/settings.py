@@ -6,6 +6,7 @@ change any of this. Durations are seconds, sizes are named.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Mapping
@@ -41,6 +42,19 @@ def _most() -> Limits:
         idle_s=86_400.0,
         life_s=86_400.0,
     )
+
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def _network(text: str) -> Network:
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError as error:
+        raise UsageError(
+            f"settings: proxies has {text[:60]!r}: {error}",
+            remedy="give addresses or networks, as 127.0.0.1 or 10.1.0.0/16",
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +121,9 @@ class ServerSettings:
     """Open connections of all clients."""
     most_connections_per_address: int = 1024
     """Open TCP connections from one address."""
+    proxies: tuple[str, ...] = ()
+    """Addresses and networks (`127.0.0.1`, `10.1.0.0/16`) of the operator's proxies in front: many
+    callers come from there, so `most_connections_per_address` is not for them."""
     spool_bytes: int = 1024 * 1024
     """Events kept per execution for readers that come (back) later."""
     stream_output_kb: int = 16_384
@@ -217,12 +234,19 @@ class ServerSettings:
                     f"settings: port_headers has {name[:40]!r}, which never passes",
                     remedy="give names in lower case that are an application's own, as x-tenant",
                 )
+        for text in self.proxies:
+            _network(text)
         token = self.metrics_token_sha256
         if token is not None and (len(token) != 64 or set(token) - set("0123456789abcdef")):
             raise UsageError(
                 "settings: metrics_token_sha256 is not a SHA-256 in hexadecimal",
                 remedy="make it with: printf %s TOKEN | sha256sum",
             )
+
+    @property
+    def proxy_networks(self) -> tuple[Network, ...]:
+        """The networks of `proxies`."""
+        return tuple(map(_network, self.proxies))
 
     @property
     def is_local(self) -> bool:

@@ -12,13 +12,14 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from cellwall.engine import capacity
 from cellwall.engine.admission import IDLE, NOTHING, Cost, Machine, Overcommit
 from cellwall.engine.queue import FairQueue
-from cellwall.engine.quotas import Tenants
+from cellwall.engine.quotas import DEFAULT_TIER, Quotas, Tenants
 from cellwall.engine.room import Room
 from cellwall.engine.tasks import Tasks
 from cellwall.model.errors import CapacityError
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from cellwall.store.store import Store
 
 _EXPIRE_EVERY_S = 15.0
+_SHARE = 8
+"""A tenant may have one part in so many of the connections, unless its tier says otherwise."""
 
 
 class State:
@@ -69,10 +72,10 @@ class State:
         self.keys = keys
         self.store = store
         self.stored_keys = None if store is None else StoredKeys(store, keys)
-        self.connections = Connections(keys)
         self.failures = Failures()
         self.tasks = Tasks()
         self.queue = _queue(engine, settings)
+        self.connections = Connections(keys, self.queue.tenants)
         self.room = Room(settings.least_free_mb)
         self.bodies = Bodies(most_bytes(settings))
         self.watch = Watch(settings, redactor or Redactor())
@@ -152,6 +155,16 @@ class State:
         await self.notices.aclose()
 
 
+def _tiers(settings: ServerSettings) -> dict[str, Quotas]:
+    """Return the tiers with what they leave to the server."""
+    share = max(1, settings.most_connections // _SHARE)
+    tiers = {DEFAULT_TIER: Quotas(), **settings.tiers}
+    return {
+        name: replace(quotas, connections=quotas.connections or share)
+        for name, quotas in tiers.items()
+    }
+
+
 def _queue(engine: Engine, settings: ServerSettings) -> FairQueue:
     """Return the queue over this machine, or over what the settings say it is."""
     is_on_disk = engine.settings.allow_process
@@ -172,7 +185,7 @@ def _queue(engine: Engine, settings: ServerSettings) -> FairQueue:
         settings.most_running,
         settings.most_queued,
         Machine(may_promise, parked, disk=is_on_disk),
-        Tenants(settings.tiers, settings.tenants),
+        Tenants(_tiers(settings), settings.tenants),
         Overcommit(
             settings.overcommit_memory, settings.overcommit_processes, settings.overcommit_disk
         ),

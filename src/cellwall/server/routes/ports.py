@@ -76,7 +76,7 @@ def _opened(call: Call, port: int) -> SandboxRecord:
     wanted = call.params["sandbox_id"]
     owner = claims["owner"] if (claims["sandbox"], claims["port"]) == (wanted, port) else ""
     record = owned(call.state.sandboxes.all, owner, "sandbox", wanted)
-    call.state.connections.lent(call, claims["key"])
+    call.state.connections.lent(call, claims["owner"], claims["key"])
     return record
 
 

@@ -68,7 +68,7 @@ def _open(call: Call, operation: str) -> None:
     if claims["operation"] != operation:
         raise HttpError(405, "method", f"token: it is not for {call.scope['method']}")
     call.claims = claims
-    call.state.connections.lent(call, claims["key"])
+    call.state.connections.lent(call, claims["owner"], claims["key"])
 
 
 def _files(call: Call) -> Files:
