@@ -24,6 +24,7 @@ from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel, Outcome, Verdict
 from cellwall.server.executions import Executions
 from cellwall.server.idempotency import Replays, Use
+from cellwall.server.kept import Kept
 from cellwall.server.ledger import Ledger
 from cellwall.server.orders import Order
 from cellwall.server.settings import ServerSettings
@@ -55,7 +56,7 @@ class Scene:
         self.may_end = asyncio.Event()
         self.tasks = Tasks()
         queue = FairQueue(1, 99, Machine(Cost(999, 999, 999)), Tenants(None, {}), Overcommit())
-        ledger = Ledger(store, self.tasks)
+        ledger = Ledger(store, self.tasks, Kept(queue.tenants, 600, None, 0))
         self.executions = Executions(ServerSettings(), self.tasks, queue, ledger, self._revived)
 
     def order(self, name: str, replay: Use | None = None) -> Order:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+import os
 from dataclasses import replace
 
 import pytest
@@ -37,7 +38,7 @@ from cellwall.store.changes import (
     Started,
 )
 from cellwall.store.errors import StoreBroken, StoreConflict
-from cellwall.store.rows import AuditRow, EventChunk, Leftover
+from cellwall.store.rows import AuditRow, EventChunk, KeptRow, Leftover
 from cellwall.store.store import Store
 
 
@@ -401,3 +402,34 @@ def test_closing_writes_what_waits_and_refuses_the_rest(store_url: str) -> None:
 def test_unknown_url_is_refused_with_examples(url: str) -> None:
     with pytest.raises(UsageError, match="postgresql"):
         asyncio.run(Store.open(url))
+
+
+def test_what_is_kept_is_summed_up_by_tenant_and_time(store_url: str) -> None:
+    """Beyond what each thing has free; what waits or runs is not among it."""
+    rows = [
+        execution(1),
+        execution(2),
+        execution(3, tenant="fern"),
+        execution(4),
+        execution(5, body=b"x" * 9000),
+    ]
+    lines = b"".join(os.urandom(400).hex().encode() + b"\n" for _ in range(20))
+
+    async def check(store: Store) -> list[KeptRow]:
+        await store.write(*map(Accept, rows))
+        for row, at, size in (
+            (rows[0], 1000.0, 5000),
+            (rows[1], 1003.0, 4500),
+            (rows[2], 1000.0, 9000),
+        ):
+            await store.write(Ended(row.id, at, {}, (), '"' + "x" * (size - 2) + '"'))
+        await store.write(Ended("ex4", 2000.0, {}, (EventChunk("ex4", 1, 20, lines),), "{}"))
+        return await store.kept(4000)
+
+    found = sorted(with_store(store_url, check), key=lambda each: (each.ended_at, each.tenant))
+    assert [each.tenant for each in found] == ["fern", "moss", "moss"]
+    assert all(
+        abs(each.ended_at - at) <= 15 for each, at in zip(found, (1000, 1000, 2000), strict=True)
+    )
+    assert [each.size for each in found[:2]] == [5000, 1500]
+    assert 3000 < found[2].size < 20 * 801 - 4000

@@ -31,7 +31,7 @@ from cellwall.apps.instruments import connect, facts_of
 from cellwall.apps.mcp.mount import Mount
 from cellwall.apps.metrics_listener import check_metrics_exposure, listening
 from cellwall.apps.state_lock import locked
-from cellwall.apps.store_place import open_store, store_url
+from cellwall.apps.store_place import open_store, store_disk, store_url
 from cellwall.engine.engine import Engine
 from cellwall.engine.templates import TemplateStore, state_dir
 from cellwall.jail.delegation import step_aside
@@ -243,10 +243,12 @@ async def opened(
     loaded: Loaded, keys: KeyRing, directory: Path, log: Log | None = None
 ) -> AsyncIterator[State]:
     """Open a store, an engine and the state over both; all are closed at the end."""
-    store = await _store(store_url(loaded.server, directory))
+    url = store_url(loaded.server, directory)
+    store = await _store(url)
     try:
         engine = Engine(directory, loaded.engine)
-        state = State(engine, loaded.server, keys, store, None if log is None else log.redactor)
+        redactor = None if log is None else log.redactor
+        state = State(engine, loaded.server, keys, store, redactor, store_disk(url))
         connect(state, log)
         try:
             yield state

@@ -5,11 +5,10 @@ Light on purpose: `cellwall keys` needs neither an engine nor an HTTP server.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from cellwall.server.settings import ServerSettings
     from cellwall.store.store import Store
 
@@ -29,3 +28,10 @@ def store_url(settings: ServerSettings, directory: Path) -> str | None:
     if settings.store == "sqlite":
         return f"sqlite:///{directory.absolute() / 'server' / 'cellwall.db'}"
     return settings.store
+
+
+def store_disk(url: str | None) -> Path | None:
+    """Return the directory of a store that is a file; None for one that is elsewhere, or none."""
+    if url is None or not url.startswith("sqlite:///"):
+        return None
+    return Path(url.removeprefix("sqlite:///")).absolute().parent

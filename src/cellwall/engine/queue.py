@@ -193,6 +193,10 @@ class FairQueue:
         self.tenants.check_output(tenant)
         return line
 
+    def look_again(self) -> None:
+        """Give out what may be given now that quotas have room again."""
+        self._serve()
+
     def restore(self, tenant: str, cost: Cost, on_turn: OnTurn) -> Waiting:
         """As `ask`, for what was accepted before a restart: never refused."""
         line = self._line(tenant)

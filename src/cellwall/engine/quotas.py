@@ -42,6 +42,9 @@ class Quotas:
     """MiB: sum of their work areas (`disk_mb`)."""
     output_mb: int | None = None
     """MiB of output kept for a tenant's executions in ten minutes."""
+    stored_mb: int | None = 1024
+    """MiB of the store's disk: bodies of one-shots that wait, and what is kept of answers, events
+    and collected files of what has ended, beyond 4 KiB each."""
     connections: int | None = None
     """Requests, streams, terminals and connections to ports under way at once; an eighth of
     `most_connections` where it is left out."""
@@ -106,10 +109,24 @@ class Use:
     queued: int = 0
     sandboxes: int = 0
     connections: int = 0
+    waiting_bytes: int = 0
+    """Of the store: bodies of what waits."""
+    kept_bytes: int = 0
+    """Of the store: what is left of what ended."""
     held: Cost = NOTHING
     """Sum of the limits of what runs and lives."""
     creates: _Bucket | None = field(default=None, repr=False)
     output: _Bucket | None = field(default=None, repr=False)
+
+    @property
+    def stored_bytes(self) -> int:
+        """What of the store's disk it has."""
+        return self.waiting_bytes + self.kept_bytes
+
+    @property
+    def stored_mb(self) -> float:
+        """The same in MiB, for people."""
+        return round(self.stored_bytes / (1 << 20), 2)
 
     def lacks(self, cost: Cost) -> str | None:
         """Return the name of the quota that has no room for `cost`, or None."""
@@ -125,8 +142,13 @@ class Use:
         return None
 
     def may_run(self, cost: Cost) -> bool:
-        """Report whether one more one-shot of `cost` may hold a sandbox."""
-        running = self.quotas.running
+        """Report whether one more one-shot of `cost` may hold a sandbox, and leave what it does.
+
+        Bodies that wait do not count for that: they only become fewer when something runs.
+        """
+        running, stored = self.quotas.running, self.quotas.stored_mb
+        if stored is not None and self.kept_bytes > stored << 20:
+            return False
         return (running is None or self.running < running) and self.lacks(cost) is None
 
     def check_ever(self, cost: Cost) -> None:
@@ -160,6 +182,7 @@ class Use:
             "memory_mb": self.held.memory_mb,
             "cpus": self.held.cpus,
             "file_mb": self.held.disk_mb,
+            "stored_mb": self.stored_mb,
             "connections": self.connections,
         }
 

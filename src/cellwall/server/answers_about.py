@@ -104,6 +104,7 @@ class Quotas(Shown):
     cpus: float | None
     file_mb: int | None
     output_mb: int | None
+    stored_mb: int | None
     connections: int | None
     least_isolation: Literal["process", "namespace", "kernel", "vm"] | None
     runtimes: list[str] | None
@@ -118,6 +119,7 @@ class QuotaUse(Shown):
     memory_mb: int
     cpus: float
     file_mb: int
+    stored_mb: float
     connections: int
 
 

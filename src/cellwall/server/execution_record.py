@@ -65,6 +65,8 @@ class ExecutionRecord(Tracked):
         """Whether its acceptance is."""
         self.is_left = False
         """Whether what is on disk of it is for the next server."""
+        self.foreseen_bytes = 0
+        """What its end was thought to take on disk when it had ended; 0: nothing was said."""
         self.text = ""
         """What it was as one line of JSON when its end was written; told once, then forgotten."""
 

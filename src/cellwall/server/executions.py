@@ -89,7 +89,7 @@ class Executions:
 
         Raises as `FairQueue.ask`, at once and for free, when nobody more may even wait.
         """
-        self._check_open()
+        self._check_open(order)
         turn = Turn()
         if order.cost is None:
             turn.is_given = True
@@ -110,7 +110,7 @@ class Executions:
         """
         if self._ledger.store is None or order.cost is None:
             return self.start(order).id
-        self._check_open()
+        self._check_open(order)
         item = Queued(new_id(), order.owner, self._on_turn)
         item.waiting = self._queue.ask(order.owner, order.cost, item.on_turn)
         self._queued[item.id] = item
@@ -119,6 +119,7 @@ class Executions:
         except BaseException:
             del self._queued[item.id]
             item.leave()
+            self._ledger.not_accepted(item.id)
             raise
         self.total += 1
         item.is_accepted = True
@@ -131,6 +132,7 @@ class Executions:
         item = Queued(row.id, row.tenant, self._on_turn)
         item.is_accepted = True
         self._queued[item.id] = item
+        self._ledger.restored(row)
         cost = Cost(*row.asked.get("cost", ()))
         item.waiting = self._queue.restore(row.tenant, cost, item.on_turn)
 
@@ -159,10 +161,10 @@ class Executions:
         self._all[execution_id] = record
         return record
 
-    def _check_open(self) -> None:
+    def _check_open(self, order: Order) -> None:
         if self._is_stopping:
             raise stopping()
-        self._ledger.check()
+        self._ledger.check(order)
 
     # -- doing -----------------------------------------------------------------------------
 
@@ -240,6 +242,7 @@ class Executions:
         execution = await order.work(record.on_event, record.on_start, before_code)
         record.keep(execution)
         self._queue.tenants.spend_output(record.owner, execution.kept_bytes)
+        self._ledger.foresee(record)
 
     async def _finish(self, record: ExecutionRecord) -> None:
         """Write its end, then tell it."""
@@ -249,6 +252,8 @@ class Executions:
         try:
             if record.is_on_disk and not record.is_left:
                 await self._ledger.ended(record, is_forgettable=is_refused)
+            elif not record.is_on_disk:
+                self._ledger.not_accepted(record.id)
         finally:
             is_known = record.is_left or self._ledger.is_unwritten(record.id)
             if is_refused and record.replay is not None and not is_known:

@@ -20,7 +20,7 @@ from cellwall.model.execution import Event
 from cellwall.server.lines import Line
 from cellwall.server.overflow import Overflow, chunk_of
 from cellwall.server.times import steady
-from cellwall.store.changes import Accept, Change, DropReplay, Ended, Started
+from cellwall.store.changes import Accept, Change, DropReplay, Ended, Started, size_of
 from cellwall.store.errors import StoreConflict, StoreFull
 from cellwall.store.rows import ExecutionRow
 from cellwall.wire.answer import event_line, one_line
@@ -28,6 +28,7 @@ from cellwall.wire.answer import event_line, one_line
 if TYPE_CHECKING:
     from cellwall.engine.tasks import Tasks
     from cellwall.server.execution_record import ExecutionRecord
+    from cellwall.server.kept import Kept
     from cellwall.server.orders import Order
     from cellwall.store.rows import EventChunk
     from cellwall.store.store import Store
@@ -116,9 +117,12 @@ class Acceptance:
 class Ledger:
     """See the module."""
 
-    def __init__(self, store: Store | None, tasks: Tasks, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self, store: Store | None, tasks: Tasks, kept: Kept, recorder: Recorder | None = None
+    ) -> None:
         """None as store: nothing outlives this server."""
         self.store = store
+        self._kept = kept
         self.recorder: Recorder = recorder or _NoRecorder()
         self._tasks = tasks
         self._last_seq = 0
@@ -139,8 +143,14 @@ class Ledger:
         """Report whether memory has the only copy of its end."""
         return execution_id in self._unwritten
 
-    def check(self) -> None:
-        """Raise `StoreFull` while too many ends wait for the store: each is kept in memory."""
+    def check(self, order: Order) -> None:
+        """Raise `QuotaExceeded` or `StoreFull` if the store may not take what `order` brings.
+
+        It takes nothing while too many ends wait for it: each is kept in memory.
+        """
+        if self.store is None:
+            return
+        self._kept.check(order.owner, len(order.body or b"") if order.outlives else 0)
         if len(self._unwritten) >= _MOST_UNWRITTEN or self._unwritten_bytes >= _UNWRITTEN_BYTES:
             raise StoreFull(
                 f"accept: {len(self._unwritten)} ends of others could not be written yet",
@@ -167,6 +177,8 @@ class Ledger:
             return ()
         self._last_seq += 1
         row = _row(execution_id, order, self._last_seq, is_started=is_started)
+        if row.body is not None:
+            self._kept.wait(execution_id, order.owner, len(row.body))
         replay = () if order.replay is None else order.replay.changes(execution_id)
         return (Accept(row), *replay, *self.recorder.accept(execution_id, order))
 
@@ -178,10 +190,19 @@ class Ledger:
         if self.store is not None:
             await self.store.write(*acceptance)
 
+    def not_accepted(self, execution_id: str) -> None:
+        """What it was asked for is not on disk after all."""
+        self._kept.waits_no_more(execution_id)
+
+    def restored(self, row: ExecutionRow) -> None:
+        """One waits that an earlier server accepted."""
+        self._kept.wait(row.id, row.tenant, int(row.asked.get("body_bytes", 0)))
+
     async def started(self, execution_id: str) -> None:
         """Write that its code is about to be handed over. Raises as `accept`."""
         if self.store is not None:
             await self.store.write(Started(execution_id, time.time()))
+            self._kept.waits_no_more(execution_id)
 
     async def started_at_last(self, execution_id: str) -> None:
         """As `started`, for whom nobody waits: as often as it takes.
@@ -192,11 +213,18 @@ class Ledger:
 
     # -- the end ---------------------------------------------------------------------------
 
+    def foresee(self, record: ExecutionRecord) -> None:
+        """Count about what its end will take, before its place is another's."""
+        if self.store is not None:
+            record.foreseen_bytes = record.cost_bytes + _written_before(record)
+            self._kept.keep(record.owner, record.foreseen_bytes, steady())
+
     async def ended(self, record: ExecutionRecord, *, is_forgettable: bool) -> None:
         """Write its end; nobody is told before this returns. Never raises `CellwallError`.
 
         `is_forgettable`: its idempotency key may be used again, since nothing was started.
         """
+        self._kept.waits_no_more(record.id)
         store = self.store
         if store is None:
             return
@@ -204,7 +232,13 @@ class Ledger:
         text = one_line(value)
         record.text = text if len(text) <= _TOLD_BYTES else ""
         chunks = await _chunks(record)
-        changes: list[Change] = [Ended(record.id, record.ended_at or steady(), value, chunks, text)]
+        end = Ended(record.id, record.ended_at or steady(), value, chunks, text)
+        more = size_of(end) + _written_before(record) - record.foreseen_bytes
+        if record.foreseen_bytes == 0:
+            self._kept.keep(record.owner, more, end.at)
+        elif more > 0:
+            self._kept.keep_more(record.owner, more, end.at)
+        changes: list[Change] = [end]
         changes += self.recorder.ended(record, value)
         if is_forgettable and record.replay is not None:
             changes.append(DropReplay(record.owner, record.replay.key))
@@ -262,6 +296,12 @@ class Ledger:
         return row, await _at_last(partial(self.store.body, execution_id))
 
 
+def _written_before(record: ExecutionRecord) -> int:
+    """Return how much of its events the store has."""
+    overflow = record.spool.overflow
+    return 0 if overflow is None else overflow.written_bytes
+
+
 async def _at_last(do: Callable[[], Awaitable[_T]]) -> _T:
     """Return what `do` returns, as often as it takes until the store gets round to it."""
     while True:
@@ -273,6 +313,10 @@ async def _at_last(do: Callable[[], Awaitable[_T]]) -> _T:
 
 def _row(execution_id: str, order: Order, seq: int, *, is_started: bool) -> ExecutionRow:
     now = time.time()
+    body = order.body if order.outlives and not is_started else None
+    asked = dict(order.asked)
+    if body is not None:
+        asked["body_bytes"] = len(body)
     return ExecutionRow(
         id=execution_id,
         tenant=order.owner,
@@ -280,8 +324,8 @@ def _row(execution_id: str, order: Order, seq: int, *, is_started: bool) -> Exec
         sandbox_id=order.asked.get("sandbox_id"),
         state="running" if is_started else "queued",
         request_id=order.request_id,
-        asked=dict(order.asked),
-        body=order.body if order.outlives and not is_started else None,
+        asked=asked,
+        body=body,
         on_disconnect=order.on_disconnect if order.outlives else "cancel",
         created_at=now,
         started_at=now if is_started else None,

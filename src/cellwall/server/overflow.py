@@ -39,6 +39,8 @@ class Overflow:
         self._store = store
         self._tasks = tasks
         self._room = most_bytes
+        self.written_bytes = 0
+        """How much of it the store has."""
         self._waiting: list[Line] = []
         self._waiting_bytes = 0
         self._writing: list[Line] = []
@@ -60,7 +62,9 @@ class Overflow:
         while self._waiting_bytes >= _CHUNK_BYTES:
             self._writing, self._waiting, self._waiting_bytes = self._waiting, [], 0
             try:
-                await self._store.write(AppendEvents(chunk_of(self._id, self._writing)))
+                chunk = chunk_of(self._id, self._writing)
+                await self._store.write(AppendEvents(chunk))
+                self.written_bytes += len(chunk.lines)
             except CellwallError:
                 self._room = 0
             self._writing = []

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cellwall.server.audit_chain import appending
 from cellwall.server.errors import failure
 from cellwall.server.execution_record import blank, complete, failed, interrupted
+from cellwall.server.kept import FREE_BYTES
 from cellwall.server.lines import Line
 from cellwall.server.overflow import chunk_of
 from cellwall.server.recording import end_entry
@@ -48,6 +49,7 @@ async def recover(state: State, store: Store) -> None:
         state.notices.ended(row.tenant, row.asked, partial(_answer_of, change))
     state.ledger.go_on_after(found.last_seq)
     state.sandboxes.restore(await store.sandboxes())
+    state.kept.restore(await store.kept(FREE_BYTES))
     after, restored = 0, 0
     while rows := await store.queued(after, _PAGE):
         for row in rows:

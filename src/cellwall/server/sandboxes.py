@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.engine.tasks import Tasks
     from cellwall.model.execution import CommandResult
+    from cellwall.server.kept import Kept
     from cellwall.server.schemas import Window
     from cellwall.server.settings import ServerSettings
     from cellwall.store.changes import Change
@@ -248,8 +249,11 @@ def _fixed(sandbox: AsyncSandbox) -> dict[str, Any]:
 class Sandboxes:
     """All of them, by id, oldest first."""
 
-    def __init__(self, settings: ServerSettings, store: Store | None, tasks: Tasks) -> None:
+    def __init__(
+        self, settings: ServerSettings, store: Store | None, tasks: Tasks, kept: Kept
+    ) -> None:
         """None yet; without a store none is known to the next server."""
+        self._kept = kept
         self._settings = settings
         self._store = store
         self._tasks = tasks
@@ -299,6 +303,9 @@ class Sandboxes:
 
     async def _write_end(self, record: SandboxRecord) -> None:
         because = record.ended_because or ""
+        if self._store is not None:
+            named = sum(len(name) + len(value) for name, value in record.metadata.items())
+            self._kept.keep(record.owner, named, record.ended_at or steady())
         with contextlib.suppress(CapacityError):  # the next server finds out by itself
             if self._store is not None:
                 await self._store.write(EndSandbox(record.id, record.ended_at or 0.0, because))

@@ -117,6 +117,9 @@ class ServerSettings:
     """The tier of each tenant that is not `default`."""
     least_free_mb: int = 256
     """MiB of memory the host must have available before anything new is accepted; 0: not asked."""
+    least_free_disk_mb: int = 0
+    """MiB that the disk of the store must have free before a program of more than 64 KiB may wait
+    there, or one of a tenant that has much there is taken; 0: a tenth of it, at most 1 GiB."""
     most_connections: int = 4096
     """Open connections of all clients."""
     most_connections_per_address: int = 1024

@@ -28,6 +28,7 @@ from cellwall.server.bodies import Bodies, most_bytes
 from cellwall.server.connections import Connections
 from cellwall.server.executions import Executions
 from cellwall.server.idempotency import Replays
+from cellwall.server.kept import Kept
 from cellwall.server.keys import Failures, KeyRing
 from cellwall.server.ledger import Ledger
 from cellwall.server.notices import Notices
@@ -43,6 +44,8 @@ from cellwall.server.vocabulary import words_of
 from cellwall.server.watching import Watch
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cellwall.engine.engine import Engine
     from cellwall.server.settings import ServerSettings
     from cellwall.store.store import Store
@@ -62,10 +65,11 @@ class State:
         keys: KeyRing,
         store: Store | None = None,
         redactor: Redactor | None = None,
+        disk: Path | None = None,
     ) -> None:
         """Nothing happens yet. None as store: nothing outlives this server, and there is no audit.
 
-        `redactor` is the one that the log uses.
+        `redactor` is the one that the log uses; `disk` a directory beside the store's file.
         """
         self.engine = engine
         self.settings = settings
@@ -85,7 +89,10 @@ class State:
         if self.audit is not None:
             engine.on_taken_out = self.audit.runtime_taken_out
         recording = Recording(self.watch, self.audit)
-        self.ledger = Ledger(store, self.tasks, recording)
+        self.kept = Kept(
+            self.queue.tenants, settings.retention_s, disk, settings.least_free_disk_mb
+        )
+        self.ledger = Ledger(store, self.tasks, self.kept, recording)
         self.notices = Notices(settings)
         self.watch.on_alert.append(self.notices.flagged)
         self.executions = Executions(
@@ -96,7 +103,7 @@ class State:
             partial(revived, engine, settings, self.queue.tenants.floor),
         )
         self.executions.on_ended = self.notices.ended
-        self.sandboxes = Sandboxes(settings, store, self.tasks)
+        self.sandboxes = Sandboxes(settings, store, self.tasks, self.kept)
         self.replays = Replays(store)
         self.tokens = Tokens(secrets.token_bytes(32), keys.is_accepted)
         self.began_at = time.time()
@@ -126,6 +133,8 @@ class State:
         self._on_timer()
 
     def _on_timer(self) -> None:
+        self.kept.expire()
+        self.queue.look_again()
         self.executions.expire()
         self.sandboxes.expire()
         # A store that is slow gets one such task, not one more with every round.

@@ -8,13 +8,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, Row, Select, bindparam, func, select
+from sqlalchemy import BigInteger, Connection, Row, Select, bindparam, cast, func, select
 
 from cellwall.store import schema
 from cellwall.store.rows import (
     AuditRow,
     EventChunk,
     ExecutionRow,
+    KeptRow,
     KeyRow,
     ReplayRow,
     SandboxRow,
@@ -48,6 +49,8 @@ _RECORDS = (
     .limit(bindparam("most"))
 )
 _HEAD = select(_audit).order_by(_audit.c.seq.desc()).limit(1)
+_KEPT_STEP_S = 15.0
+"""What ended within so long is one row of `kept`."""
 _FACT = select(schema.facts.c.value).where(schema.facts.c.name == bindparam("a_name"))
 
 
@@ -92,6 +95,26 @@ def last_event(connection: Connection, execution_id: str) -> int:
 def sandboxes(connection: Connection) -> list[SandboxRow]:
     """Return every sandbox that is kept, oldest first."""
     return [SandboxRow(**row._mapping) for row in connection.execute(_SANDBOXES)]
+
+
+def kept(connection: Connection, above: int) -> list[KeptRow]:
+    """Return the bytes of ended executions beyond `above` for each answer and chunk of events."""
+    found = []
+    of_events = _executions.join(_events, _events.c.execution_id == _executions.c.id)
+    for source, column in ((_executions, _executions.c.answer), (of_events, _events.c.lines)):
+        size = func.length(column, type_=BigInteger)
+        minute = cast(_executions.c.ended_at / _KEPT_STEP_S, BigInteger)
+        statement = (
+            select(_executions.c.tenant, minute, func.sum(size - above))
+            .select_from(source)
+            .where(_executions.c.state == "ended", size > above)
+            .group_by(_executions.c.tenant, minute)
+        )
+        found += [
+            KeptRow(tenant, at * _KEPT_STEP_S, int(total))
+            for tenant, at, total in connection.execute(statement)
+        ]
+    return found
 
 
 def keys(connection: Connection) -> list[KeyRow]:

@@ -63,6 +63,17 @@ class ReplayRow:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptRow:
+    """How much is kept of what a tenant's executions left that ended at about the same time."""
+
+    tenant: str
+    ended_at: float
+    """Seconds since the epoch."""
+    size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True)
 class KeyRow:
     """One API key; the key itself is nowhere."""
 

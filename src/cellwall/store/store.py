@@ -27,6 +27,7 @@ from cellwall.store.rows import (
     AuditRow,
     EventChunk,
     ExecutionRow,
+    KeptRow,
     KeyRow,
     Recovery,
     ReplayRow,
@@ -227,6 +228,10 @@ class Store:
     async def sandboxes(self) -> list[SandboxRow]:
         """Return every sandbox that is kept, oldest first; also those that have ended."""
         return await self._read("read sandboxes", queries.sandboxes)
+
+    async def kept(self, above: int) -> list[KeptRow]:
+        """Return how much of what ended is kept beyond `above` bytes each, by tenant and time."""
+        return await self._read("read what is kept", lambda it: queries.kept(it, above))
 
     async def keys(self) -> list[KeyRow]:
         """Return every key, oldest first; also the revoked and the expired ones."""

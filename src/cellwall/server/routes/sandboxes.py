@@ -77,6 +77,7 @@ async def _created(call: Call, body: SandboxBody) -> SandboxRecord:
     limits, clipped = asked.limits(body, state.engine.settings.limits, state.settings.most)
     language = asked.language(body)
     state.room.check()
+    state.kept.check(call.owner, 0)
     state.sandboxes.begin()
     state.watch.created(call.owner)
     record: SandboxRecord | None = None
