@@ -118,7 +118,9 @@ def test_sandbox_above_a_quota_is_refused_and_costs_nothing(
         alice.delete(f"/sandboxes/{each}")
     again = new_sandbox(alice, limits=limits)
     alice.delete(f"/sandboxes/{again}")
-    assert set(alice.get("/quota").json()["use"].values()) == {0}
+    use = alice.get("/quota").json()["use"]
+    assert use.pop("connections") == 1  # this one
+    assert set(use.values()) == {0}
 
 
 def test_creation_rate_is_bounded() -> None:
@@ -188,7 +190,8 @@ def test_machine_that_is_promised_away_waits_or_refuses() -> None:
 def test_one_behind_a_thousand_of_another_is_served_within_two_run_times() -> None:
     places, run_s = 4, 1.0
     code = f"import time\ntime.sleep({run_s})"
-    with running(most_running=places, most_queued=10_000) as server:
+    tiers = "[tiers.default]\nconnections = 2000\n"
+    with running(tiers, most_running=places, most_queued=10_000) as server:
         bob, admin = server.client(BOB), server.client(ADMIN)
         assert bob.post("/execute", json={"code": code}).status_code == 200
         with begun(server, ALICE, 1000, code):
