@@ -99,7 +99,7 @@ def test_what_is_kept_of_programs_has_the_same_bound(kind: str) -> None:
             path = f"/sandboxes/{new_sandbox(alice)}/execute"
             code, more = "print('x' * 900_000)", {}
         plain = {"Accept": "application/json"}
-        answers = []
+        answers: list[httpx.Response] = []
         while len(answers) < 12 and (not answers or answers[-1].status_code == 200):
             answers.append(alice.post(path, json={"code": code, **more}, headers=plain))
         assert 2 <= len(answers) < 12
