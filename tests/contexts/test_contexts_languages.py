@@ -260,7 +260,7 @@ def test_context_of_a_name_is_apart_from_the_default_one(
     sandbox.contexts.create("other", language=spoken.language)
     listed = {str(each): each.language for each in sandbox.contexts.list()}
     assert (listed["other"], listed[spoken.language]) == (spoken.language, spoken.language)
-    assert listed["main"] == "python"
+    assert listed["python"] == "python"
     assert sandbox.run(spoken.say, context="other").language == spoken.language
     fresh = sandbox.run(spoken.kept, context="other")
     seen = [bundle["text/plain"] for bundle in fresh.results]
@@ -310,7 +310,7 @@ def test_missing_tool_is_refused_with_what_to_install(runner: Runner) -> None:
         for _ in range(2):
             with pytest.raises(UsageError, match="install it: apt-get install nodejs"):
                 sandbox.run("1", language="javascript")
-        assert [str(each) for each in sandbox.contexts.list()] == ["main"]
+        assert [str(each) for each in sandbox.contexts.list()] == ["python"]
 
 
 def test_sql_needs_a_template_that_has_it(sandboxes: Callable[[str], Sandbox]) -> None:

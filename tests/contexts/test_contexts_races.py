@@ -61,9 +61,9 @@ def test_a_cancelled_create_leaves_the_name_free(spins: int) -> None:
             await asyncio.wait([made])
             if not made.cancelled():
                 await sandbox.contexts.close("two")
-        assert await sandbox.contexts.list() == ["main"]
+        assert await sandbox.contexts.list() == ["python"]
         await sandbox.contexts.create("two")
-        assert await sandbox.contexts.list() == ["main", "two"]
+        assert await sandbox.contexts.list() == ["python", "two"]
         assert (await sandbox.run("1 + 1", context="two")).text == "2"
         await sandbox.contexts.close("two")
 
@@ -128,7 +128,7 @@ def test_a_cell_that_waits_runs_in_what_was_restarted() -> None:
     async def scenario(sandbox: AsyncSandbox) -> None:
         for _ in range(3):
             await sandbox.run("kept = 1")
-            running = await busy(sandbox, "main")
+            running = await busy(sandbox, "python")
             waiting = await queued(sandbox.run("'kept' in globals()"))
             await sandbox.contexts.restart()
             assert (await running).outcome.signal == 9

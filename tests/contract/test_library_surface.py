@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +117,44 @@ def test_arguments_go_in_and_a_result_comes_out(library: Library) -> None:
     code = "def main(n, name):\n    return {'n': n * 2, 'name': name[::-1], 'none': None}"
     execution = library.run(code, arguments={"n": 21, "name": "añb"})
     assert execution.result == {"n": 42, "name": "bña", "none": None}
+
+
+def test_main_is_called_whatever_an_example_left(library: Library) -> None:
+    code = "def main(n):\n    return n\nresult = main(1)"
+    assert library.run(code, arguments={"n": 5}).result == 5
+
+
+@pytest.mark.parametrize(
+    ("code", "is_told"),
+    [
+        ("def solve(n):\n    return n", True),
+        ("if __name__ == '__main__': print(1)", True),
+        ("print(arguments)", False),
+        ("def main(n): pass", False),
+    ],
+)
+def test_arguments_that_reach_nothing_are_noted(library: Library, code: str, is_told: bool) -> None:
+    notes = library.run(code, arguments={"n": 1}).outcome.notes
+    assert any("no function main" in note for note in notes) is is_told
+    assert library.run(code, arguments={}).outcome.notes == ()
+
+
+def test_a_bash_program_reads_arguments_by_their_names(library: Library) -> None:
+    run = partial(library.run, language="bash", arguments={"name": "Ada"})
+    assert run('echo "$name"').outcome.notes == ()
+    assert len(run("echo nothing").outcome.notes) == 1
+
+
+def test_a_program_has_a_file_and_own_modules(library: Library) -> None:
+    code = "import token\nprint(open(__file__).read() != '', __file__, token.X)"
+    execution = library.run(code, files={"token.py": "X = 'mine'"})
+    assert execution.stdout == "True /home/user/main.py mine\n"
+    assert library.run("print(open(__file__).read())").stdout == "print(open(__file__).read())\n"
+
+
+def test_input_keeps_its_line_ends(library: Library) -> None:
+    given, seen = "a\r\nb\rc", "'a\\r\\nb\\rc'\n"
+    assert library.run("import sys; print(ascii(sys.stdin.read()))", stdin=given).stdout == seen
 
 
 def test_files_go_in_and_come_out(library: Library) -> None:
@@ -285,16 +324,50 @@ def test_contexts_are_apart(sandbox: SyncSandbox) -> None:
     sandbox.run("x = 1")
     other = sandbox.contexts.create("other")
     assert (other, other.language) == ("other", "python")
-    assert sorted(sandbox.contexts.list()) == ["main", "other"]
+    assert sorted(sandbox.contexts.list()) == ["other", "python"]
     assert sandbox.run("'x' in globals()", context="other").text == "False"
     sandbox.run("x = 2", context=other)
     sandbox.contexts.restart()
     assert sandbox.run("'x' in globals()").text == "False"
     assert sandbox.run("x", context="other").text == "2"
     sandbox.contexts.close("other")
-    assert sandbox.contexts.list() == ["main"]
+    assert sandbox.contexts.list() == ["python"]
     with pytest.raises(NotFound, match="other"):
         sandbox.run("1", context="other")
+
+
+@pytest.mark.parametrize("name", ["python", "main"])
+def test_default_context_is_called_as_its_language_or_main(sandbox: SyncSandbox, name: str) -> None:
+    sandbox.run("x = 1")
+    assert sandbox.run("x", context=name).text == "1"
+    sandbox.contexts.restart(name)
+    assert sandbox.run("'x' in globals()", language="python").text == "False"
+    with pytest.raises(Conflict):
+        sandbox.contexts.create(name)
+    sandbox.contexts.close(name)
+    assert sandbox.contexts.list() == []
+    assert sandbox.contexts.create(name) == "python"
+    assert sandbox.run("1 + 1").text == "2"
+
+
+@pytest.mark.parametrize("name", ["python", "main"])
+def test_default_context_is_interrupted_by_either_name(sandbox: SyncSandbox, name: str) -> None:
+    def on_event(event: Event) -> None:
+        if event.text == "up\n":
+            threading.Thread(target=sandbox.interrupt, args=(name,)).start()
+
+    execution = sandbox.run("print('up', flush=True)\nwhile True: pass", on_event=on_event)
+    assert execution.verdict is cellwall.Verdict.INTERRUPTED
+
+
+def test_cell_that_exits_says_with_what_and_keeps_the_state(shared: SyncSandbox) -> None:
+    execution = shared.run("kept = 7\nimport sys; sys.exit(3)")
+    assert (execution.verdict, execution.exit_code) == (cellwall.Verdict.NONZERO_EXIT, 3)
+    assert "exit status 3" in execution.for_model()
+    assert shared.run("sys.exit('a word')").exit_code == 1
+    for good in ("sys.exit()", "sys.exit(0)", "exit()"):
+        assert shared.run(good).ok
+    assert shared.run("kept").text == "7"
 
 
 def test_interrupt_stops_the_cell_and_keeps_the_state(sandbox: SyncSandbox) -> None:

@@ -109,7 +109,7 @@ def test_contexts_are_apart_and_can_be_restarted(client: httpx.Client, sandbox: 
     run_cell(client, sandbox, "x = 1", context="other")
     assert run_cell(client, sandbox, "x")["verdict"] == "exception"
     names = {each["name"] for each in client.get(f"{sandbox}/contexts").json()["contexts"]}
-    assert names == {"main", "other"}
+    assert names == {"python", "other"}
     client.post(f"{sandbox}/contexts/other/restart").raise_for_status()
     assert run_cell(client, sandbox, "x", context="other")["verdict"] == "exception"
     client.delete(f"{sandbox}/contexts/other").raise_for_status()

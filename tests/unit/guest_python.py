@@ -168,6 +168,11 @@ class Context:
         result = Result()
         self._pump(result, lambda: text in result.stdout)
 
+    def wait_for_errors(self, text: str) -> None:
+        """Wait until something is on stderr, between two cells."""
+        result = Result()
+        self._pump(result, lambda: text in result.stderr)
+
     def interrupt(self) -> None:
         """What init does for the `interrupt` request."""
         os.kill(self.pid, signal.SIGINT)

@@ -21,6 +21,7 @@ from cellwall.model.for_model import (
 )
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel, Outcome, Truncated, Usage, Verdict
+from cellwall.model.readable import html_text
 from cellwall.model.tables import as_markdown
 
 ISOLATION = Isolation("jail", IsolationLevel.NAMESPACE, "")
@@ -264,3 +265,59 @@ def test_our_own_errors_carry_their_remedy() -> None:
 
 def test_a_foreign_error_is_not_repeated() -> None:
     assert "secret" not in error_for_model(RuntimeError("/etc/secret"))
+
+
+_OPAQUE = "<IPython.core.display.JSON object>"
+
+
+@pytest.mark.parametrize(
+    ("bundle", "said"),
+    [
+        ({"text/plain": _OPAQUE, "application/json": '{"answer": 42}'}, '{"answer": 42}'),
+        ({"text/plain": "<a.Latex object>", "text/latex": "$x^2$"}, "$x^2$"),
+        ({"text/plain": "<a.Point at 0x7f1>", "application/geo+json": "{}"}, "{}"),
+        ({"text/plain": "[1]", "application/json": "[1, 2]"}, "[1]"),
+        ({"text/plain": "x**2", "text/latex": "$x^2$"}, "x**2"),
+        ({"text/plain": "<a.Markdown object>", "text/markdown": "**a**"}, "**a**"),
+        ({"text/plain": "<a.Script object>", "application/javascript": "1"}, "<a.Script object>"),
+        ({"text/plain": "<a.B object at 0x7f1>"}, "<a.B object at 0x7f1>"),
+        ({"application/pdf": "JVBE"}, "[application/pdf]"),
+    ],
+)
+def test_a_display_is_said_in_the_form_that_says_most(bundle: dict[str, str], said: str) -> None:
+    assert an_execution(results=(bundle,)).for_model() == said
+
+
+@pytest.mark.parametrize(
+    ("html", "said"),
+    [
+        ("<h1>A &amp; B</h1><p>one <b>two</b>\nthree</p>", "A & B\none two three"),
+        ("<ul><li>1<li>2</ul>", "1\n2"),
+        ("<style>x { }</style><script>if (a<b) c()</script>seen", "seen"),
+        ("<script>never ended", "<a.Page object>"),
+        ("<iframe src='x'></iframe>", "<a.Page object>"),
+        ("a<br/>b", "a\nb"),
+    ],
+)
+def test_of_html_its_text_is_said(html: str, said: str) -> None:
+    bundle = {"text/plain": "<a.Page object>", "text/html": html}
+    assert an_execution(results=(bundle,)).for_model() == said
+
+
+def test_a_chart_is_named_and_not_quoted() -> None:
+    bundle = {
+        "application/vnd.plotly.v1+json": "x" * 2048,
+        "text/html": "<div>" * 2000,
+        "text/plain": "Figure()",
+    }
+    shown = (bundle, {"application/vnd.vegalite.v5+json": "{}"})
+    assert an_execution(results=shown).for_model() == (
+        "[chart 1: Plotly, 2.0 KiB; Figure()]\n\n[chart 2: Vega-Lite, 2 bytes]"
+    )
+
+
+@pytest.mark.parametrize("piece", ["<", "<!--", "<a ", "<script>", "&", "</p>", "<p", "<script"])
+def test_the_text_of_hostile_html_takes_linear_time(piece: str) -> None:
+    began = time.process_time()
+    html_text(piece * (1_000_000 // len(piece)))
+    assert time.process_time() - began < 5

@@ -65,6 +65,48 @@ def ipython_cell(server: Server, cell: Run) -> Run:
     return cell
 
 
+@pytest.mark.parametrize("separator", ["\x0c", "'\u2028'", "'\x85'"])
+def test_traceback_counts_lines_as_python_does(cell: Run, separator: str) -> None:
+    result = cell(f"{separator}\ndef f():\n    return 1/0\nf()")
+    assert result.stderr.splitlines()[1:5] == [
+        '  File "<cell 1>", line 4, in <module>',
+        "    f()",
+        '  File "<cell 1>", line 3, in f',
+        "    return 1/0",
+    ]
+
+
+def test_carets_stand_below_what_failed(cell: Run) -> None:
+    source, carets = cell("print(1/0)").stderr.splitlines()[2:4]
+    assert carets.index("~") == source.index("1/0")
+
+
+def test_a_semicolon_silences_whatever_lines_there_are(cell: Run) -> None:
+    assert cell("x = '\u2028'\n5;").text is None
+
+
+def test_input_of_a_cell_keeps_its_carriage_returns(cell: Run) -> None:
+    result = cell("import sys; ascii([input(), sys.stdin.read()])", stdin=b"a\r\nb\rc")
+    assert result.text == repr(ascii(["a\r", "b\rc"]))
+
+
+def test_a_cell_that_nests_deep_is_run_and_shown(cell: Run) -> None:
+    assert cell("+".join(["1"] * 1500)).text == "1500"
+
+
+def test_a_cell_may_call_as_deep_as_the_limit_says(cell: Run) -> None:
+    source = "import sys\ndef f(n): return n and f(n - 1)\nf(sys.getrecursionlimit() - 10)"
+    assert cell(source).text == "0"
+
+
+@pytest.mark.parametrize("how", ["sys.exit(0)", "sys.exit()", "exit()", "raise SystemExit"])
+def test_a_good_exit_is_none_that_counts(cell: Run, how: str) -> None:
+    result = cell(f"x = 1\nimport sys\n{how}")
+    assert result.end is not None
+    assert not result.end["status"]
+    assert cell("x").text == "1"
+
+
 def test_state_stays(cell: Run) -> None:
     cell("x = 5")
     assert cell("x + 1").text == "6"
@@ -104,7 +146,7 @@ def test_traceback_has_the_lines_of_both_cells(cell: Run) -> None:
     ]
     (error,) = result.bodies("error")
     assert error == {"name": "KeyError", "value": "'k'", "traceback": result.stderr}
-    assert result.end == {"ev": "end", "raised": True, "exit_code": None, "display_cut": 0}
+    assert result.end == {"ev": "end", "raised": True, "status": None, "display_cut": 0}
 
 
 def test_syntax_error_is_told_once_and_numbered(cell: Run) -> None:
@@ -116,7 +158,7 @@ def test_syntax_error_is_told_once_and_numbered(cell: Run) -> None:
 
 def test_exit_ends_the_cell_only(cell: Run) -> None:
     result = cell("x = 1; import sys; sys.exit(3); x = 2")
-    assert result.end == {"ev": "end", "raised": False, "exit_code": 3, "display_cut": 0}
+    assert result.end == {"ev": "end", "raised": False, "status": 3, "display_cut": 0}
     assert cell("x").text == "1"
 
 
@@ -145,6 +187,80 @@ def test_interrupt_stops_top_level_await(context: Context, cell: Run) -> None:
 def test_await_works_at_top_level(cell: Run) -> None:
     cell("import asyncio\nasync def f(): return 8")
     assert cell("x = await f()\nx + await f()").text == "16"
+
+
+def test_a_task_is_made_in_one_cell_and_awaited_in_another(cell: Run) -> None:
+    made = cell("import asyncio\nt = asyncio.create_task(asyncio.sleep(0, 5))")
+    assert (made.stderr, cell("await t").text) == ("", "5")
+
+
+def test_a_task_begins_in_the_cell_that_makes_it(cell: Run) -> None:
+    source = "import asyncio\nasync def f(): print('begun')\nt = asyncio.create_task(f())"
+    assert cell(source).stdout == "begun\n"
+
+
+_WAITING = (
+    "import asyncio, os\nasync def wait():\n"
+    "    while not os.path.exists('go'): await asyncio.sleep(0.01)\n"
+)
+
+
+def test_tasks_go_on_between_cells(context: Context, cell: Run, tmp_path: Path) -> None:
+    cell(f"{_WAITING}    os.write(2, b'went on')\nt = asyncio.create_task(wait())")
+    (tmp_path / "go").touch()
+    context.wait_for_errors("went on")
+    assert cell("await t; t.done()").text == "True"
+
+
+@pytest.mark.parametrize("error", ["SystemExit(3)", "ValueError('v')", "KeyboardInterrupt()"])
+def test_what_a_task_raises_between_cells_ends_nothing(
+    context: Context, cell: Run, tmp_path: Path, error: str
+) -> None:
+    cell(f"{_WAITING}    os.write(2, b'ends')\n    raise {error}\nt = asyncio.create_task(wait())")
+    (tmp_path / "go").touch()
+    context.wait_for_errors("ends")
+    assert cell("t.done(), 1").text == "(True, 1)"
+
+
+def test_interrupt_ends_a_task_that_does_not_yield(context: Context, cell: Run) -> None:
+    context.begin(
+        "import asyncio\nasync def f():\n    print('up', flush=True)\n    while True: pass\n"
+        "t = asyncio.create_task(f())",
+        mode="cell",
+    )
+    context.wait_for_output("up")
+    context.interrupt()
+    assert context.finish().stderr.splitlines()[-1] == "KeyboardInterrupt"
+    assert cell("1 + 1").text == "2"
+
+
+_LOOPS = {
+    "of another thread": (
+        "import threading\nfound = []\ndef look():\n    try: asyncio.get_running_loop()\n"
+        "    except RuntimeError: found.append(1)\nt = threading.Thread(target=look)\n"
+        "t.start(); t.join(); found",
+        "[1]",
+    ),
+    "of its own": ("l = asyncio.new_event_loop(); l.run_until_complete(f())", "8"),
+    "current": ("asyncio.get_event_loop().run_until_complete(f())", "8"),
+    "same": ("asyncio.get_event_loop() is asyncio.get_running_loop()", "True"),
+    "after run": ("asyncio.run(f())\nasyncio.get_running_loop().run_until_complete(f())", "8"),
+    "closed": ("asyncio.get_event_loop().close()\nasyncio.get_running_loop().is_closed()", "False"),
+    "nobody's": ("asyncio._get_running_loop()", None),
+}
+
+
+@pytest.mark.parametrize(("source", "value"), _LOOPS.values(), ids=_LOOPS.keys())
+def test_loops_of_a_cell(cell: Run, source: str, value: str | None) -> None:
+    cell("import asyncio\nasync def f(): return 8")
+    result = cell(source)
+    assert (result.text, result.stderr) == (value, "")
+    assert cell("await f()").text == "8"
+
+
+def test_a_notebook_without_tasks_has_no_loop(cell: Run) -> None:
+    result = cell("import asyncio, os\nsorted(os.listdir('/proc/self/fd'), key=int)[:-1]")
+    assert result.text == "['0', '1', '2']"
 
 
 def test_asyncio_run_works_in_a_cell(cell: Run) -> None:
@@ -402,3 +518,17 @@ def test_small_cell_costs_little(context: Context, cell: Run) -> None:
         costs.append(cpu_ns() - before)
     # 0.2 ms where this was written; the promise is 0.4 ms, and the machine may be twice as slow.
     assert sorted(costs)[10] < 800_000
+
+
+def test_cd_knows_the_folder_before(ipython_cell: Run, tmp_path: Path) -> None:
+    ipython_cell("%cd /tmp")
+    ipython_cell("%cd -")
+    assert ipython_cell("import os; os.getcwd()").text == repr(str(tmp_path))
+    assert ipython_cell("str([str(each) for each in _dh])").text == repr(
+        str([str(tmp_path), "/tmp", str(tmp_path)])
+    )
+
+
+def test_lines_of_a_cell_with_magics_are_counted_as_python_does(ipython_cell: Run) -> None:
+    result = ipython_cell("x = '\u2028'\n%who_ls\n1/0")
+    assert "    1/0" in result.stderr.splitlines()

@@ -65,6 +65,24 @@ AS_PYTHON = {
     "mp_spawn": "import multiprocessing as m\ndef f(q): q.put(6)\n"
     "if __name__ == '__main__':\n    c = m.get_context('spawn'); q = c.Queue()\n"
     "    p = c.Process(target=f, args=(q,)); p.start(); print(q.get()); p.join()\n",
+    "own_source": "print(open(__file__).read(), __file__)",
+    "own_folder": "import os\nos.chdir('/')\n"
+    "os.chdir(os.path.dirname(__file__))\nprint(os.getcwd())",
+    "own_path": "import inspect, sys\nprint(sys.path[0], inspect.getsourcefile(lambda: 0))",
+    "listed": "import glob\nprint(glob.glob('*.*'))",
+    "again": "import os, sys\nprint(len(sys.argv), flush=True)\n"
+    "if len(sys.argv) < 3: os.execv(sys.executable, [sys.executable, *sys.argv, 'x'])",
+    "as_a_command": "import subprocess, sys\n"
+    "if __name__ == '__main__' and len(sys.argv) == 1:\n"
+    "    print(subprocess.check_output([sys.executable, 'main.py', 'x']))\nelse: print('again')",
+    "as_a_module": "if __name__ == '__main__': import main\nprint(__name__)",
+    "warning": "import warnings; warnings.warn('w')",
+    "form_feed": "x = 1\n\x0c\ndef f():\n    return 1/0\nf()\n",
+    "line_separator": "x = 'a\u2028b\x85'\n\ndef f():\n    return 1/0\nf()\n",
+    "carriage_returns": "x = 1\r\n\r\ndef f():\r\n    return 1/0\r\nf()\r\n",
+    "old_mac": "x = 1\r\rdef f():\r    return 1/0\rf()",
+    "no_last_newline": "print(1/0)",
+    "depth_refused": "import sys\ntry: sys.setrecursionlimit(0)\nexcept ValueError as e: print(e)",
 }
 
 
@@ -72,7 +90,7 @@ AS_PYTHON = {
 def test_program_ends_as_under_python(context: Context, tmp_path: Path, source: str) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (elsewhere / "main.py").write_text(source, encoding="utf-8")
+    (elsewhere / "main.py").write_bytes(source.encode())
     env = {"PATH": os.environ["PATH"], "PYTHONIOENCODING": "utf-8"}
     real = subprocess.run(
         [sys.executable, "main.py"],
@@ -83,9 +101,10 @@ def test_program_ends_as_under_python(context: Context, tmp_path: Path, source: 
         check=False,
     )
     result = run(context, source, display=False)
-    where = f'File "{elsewhere}/main.py"'
-    expected = real.stderr.decode().replace(where, 'File "main.py"')
-    assert (result.stdout, result.stderr) == (real.stdout.decode(), expected)
+    output, errors = (
+        text.decode().replace(str(elsewhere), str(tmp_path)) for text in (real.stdout, real.stderr)
+    )
+    assert (result.stdout, result.stderr) == (output, errors)
     assert result.status is not None
     assert os.WEXITSTATUS(result.status) == real.returncode
     # A program that raised says so; of others the exit says it all.
@@ -153,13 +172,24 @@ def test_error_in_main_is_a_traceback(context: Context) -> None:
     result = run(context, "def main(a):\n    return 1 / a", arguments={"a": 0})
     assert result.status is not None
     assert os.WEXITSTATUS(result.status) == 1
-    assert 'File "main.py", line 2, in main' in result.stderr
+    assert 'main.py", line 2, in main' in result.stderr
     assert "cellwall" not in result.stderr
 
 
-def test_result_variable_wins_over_main(context: Context) -> None:
+def test_result_variable_is_the_value_where_nothing_is_called(context: Context) -> None:
     source = "result = (1, {'a': None})\ndef main(): return 0"
-    assert run(context, source, arguments={}).bodies("value") == [[1, {"a": None}]]
+    assert run(context, source).bodies("value") == [[1, {"a": None}]]
+
+
+def test_main_wins_over_the_result_of_an_example(context: Context) -> None:
+    source = "def main(a):\n    return a + 1\nresult = main(5)"
+    assert run(context, source, arguments={"a": 1}).bodies("value") == [2]
+
+
+def test_main_is_not_called_after_an_exit(context: Context) -> None:
+    source = "def main(a):\n    print('called')\nresult = 3\nraise SystemExit(2)"
+    found = run(context, source, arguments={"a": 1})
+    assert (found.stdout, found.bodies("value")) == ("", [3])
 
 
 _NESTED = "list (nested deeper than 128 levels)"
@@ -190,15 +220,68 @@ def test_result_of_many_lists_is_no_nested_one(context: Context) -> None:
     assert json.dumps(value).count("{}") == 1000
 
 
-def test_argv_is_the_callers(context: Context) -> None:
+def test_argv_is_the_callers(context: Context, tmp_path: Path) -> None:
     result = run(context, "import sys; print(sys.argv)", argv=["-x", "y"])
-    assert result.stdout == "['main.py', '-x', 'y']\n"
+    assert result.stdout == f"['{tmp_path}/main.py', '-x', 'y']\n"
+
+
+def test_file_of_the_callers_with_the_programs_name_stays(context: Context, tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text("def f(): return 'theirs'")
+    source = (
+        "import main, multiprocessing as m\ndef f(q): q.put(__name__)\n"
+        "if __name__ == '__main__':\n    print(main.f())\n    c = m.get_context('spawn')\n"
+        "    q = c.Queue(); p = c.Process(target=f, args=(q,)); p.start()\n"
+        "    print(q.get()); p.join(); 1/0\n"
+    )
+    result = run(context, source)
+    assert result.stdout == "theirs\n__mp_main__\n"
+    assert "    print(q.get()); p.join(); 1/0\n" in result.stderr
+
+
+def test_program_runs_where_its_file_cannot_be_written(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "main.py").mkdir()  # a root may write to any folder
+    context = server.fork(tmp_path)
+    result = run(context, "import inspect\ndef f(): pass\nprint(inspect.getsource(f))")
+    context.close()
+    assert result.stdout == "def f(): pass\n\n"
+
+
+@pytest.mark.parametrize("limit", [300, 1000, 2000])
+def test_calls_go_as_deep_as_the_limit_says(context: Context, limit: int) -> None:
+    """`python3` leaves two frames to others; a few more than that do no harm."""
+    source = (
+        f"import sys\nassert sys.getrecursionlimit() == 1000\nsys.setrecursionlimit({limit})\n"
+        "def f(n):\n    global top\n    top = n\n    f(n + 1)\n"
+        "try: f(0)\nexcept RecursionError: print(top - sys.getrecursionlimit())"
+    )
+    assert -2 <= int(run(context, source).stdout) <= 32
+
+
+_DEEP = {
+    "sum": ("+".join(["1"] * 1500), "1500"),
+    "calls": ("x = ''\nx" + ".strip()" * 600, "''"),
+    "elif": (
+        "x = 7\nif 0: 0\n" + "".join(f"elif x == {n}: y = {n}\n" for n in range(1200)) + "y",
+        "7",
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "value"), _DEEP.values(), ids=_DEEP.keys())
+def test_source_that_nests_deep_is_run_and_shown(context: Context, source: str, value: str) -> None:
+    result = run(context, source)
+    assert (result.text, result.stderr) == (value, "")
 
 
 def test_stdin_is_a_pipe_that_init_writes_to(context: Context) -> None:
     source = "import sys; print(input()); print(sys.stdin.read())"
     result = run(context, source, stdin=b"caf\xc3\xa9\nrest")
     assert result.stdout == "café\nrest\n"
+
+
+def test_input_keeps_its_carriage_returns(context: Context) -> None:
+    source = "import sys; print(ascii([input(), sys.stdin.read()]))"
+    assert run(context, source, stdin=b"a\r\nb\rc").stdout == "['a\\r', 'b\\rc']\n"
 
 
 def test_exit_code_survives_exhausted_descriptors(context: Context) -> None:

@@ -26,7 +26,19 @@ if TYPE_CHECKING:
     from cellwall.languages.language import Language
 
 MAIN = "main"
-"""The context that is there from the start; asked for another language, that language's own."""
+"""Stands for the default context of the language that is asked for, without one of Python."""
+DEFAULT = "python"
+"""The context that is there from the start: like every default one it is called as its language."""
+
+
+def called(name: str) -> str:
+    """Return the name of a context that a caller asks for by `name`, or by `main`."""
+    return DEFAULT if name == MAIN else name
+
+
+def inside(name: str) -> str:
+    """Return what the guest calls a context: `main` is what it has from the start, everywhere."""
+    return MAIN if name == DEFAULT else name
 
 
 @dataclass(slots=True, eq=False)
@@ -51,13 +63,13 @@ class Contexts:
         """Those named in the sandbox's spec exist already."""
         self._live = live
         python = registry.find("python")
-        self._known = {name: _Context(python, "alive") for name in live.spec.contexts}
+        self._known = {called(name): _Context(python, "alive") for name in live.spec.contexts}
         self._leaving: dict[str, asyncio.Future[Reply]] = {}
         """Names that the guest may still use: done when it has ended what had them."""
 
     def language(self, name: str) -> Language | None:
         """Return what a context speaks; None if there is none of that name."""
-        context = self._known.get(name)
+        context = self._known.get(called(name))
         return None if context is None else context.language
 
     @contextlib.asynccontextmanager
@@ -66,9 +78,9 @@ class Contexts:
     ) -> AsyncIterator[tuple[str, Language]]:
         """Wait for the turn of a cell of `language` sent to `name`; its context, what that speaks.
 
-        `main` stands for the language's default context, which is called as the language is and
-        starts with its first cell. `Conflict` if the context speaks something else; `NotFound` if
-        there is none of that name, or it was closed meanwhile.
+        `main` stands for the language's default context, which is called as the language is and,
+        other than Python's, starts with its first cell. `Conflict` if the context speaks
+        something else; `NotFound` if there is none of that name, or it was closed meanwhile.
         """
         while True:
             chosen = self._chosen(name, language)
@@ -77,14 +89,15 @@ class Contexts:
                 if self._known.get(chosen) is context:
                     yield chosen, context.language
                     return
-            if chosen == name:
-                self._check_still(name, context)
+            if chosen == called(name):
+                self._check_still(chosen, context)
 
     def _chosen(self, name: str, language: Language | None) -> str:
         if language is not None and name == MAIN and language.context != "python":
             name = language.name
             if name not in self._known:
                 self._known[name] = _Context(language)
+        name = called(name)
         spoken = self.language(name)
         if language is not None and spoken is not None and spoken.name != language.name:
             raise Conflict(
@@ -98,7 +111,7 @@ class Contexts:
         self._find(name)
 
     def _find(self, name: str) -> _Context:
-        context = self._known.get(name)
+        context = self._known.get(called(name))
         if context is None:
             raise NotFound(
                 f"context {name!r}: there is none in sandbox {self._live.spec.sandbox_id}",
@@ -116,7 +129,7 @@ class Contexts:
 
     def mark_ended(self, name: str, birth: object) -> None:
         """Remember that a context's process has ended, unless another runs already."""
-        context = self._known.get(name)
+        context = self._known.get(called(name))
         if context is not None and context.birth is birth:
             context.state = "ended"
 
@@ -144,7 +157,7 @@ class Contexts:
                 f"context {name!r}: {spoken.name} keeps no state between cells",
                 remedy=f"run it without a context; these do: {', '.join(speaking())}",
             )
-        check_name(name)
+        name = spoken.name if name == MAIN else check_name(name)
         if name in self._known:
             raise Conflict(f"context {name!r}: it exists", remedy="use it, or restart it")
         self._known[name] = _Context(spoken)
@@ -163,12 +176,13 @@ class Contexts:
         except FrameError as error:
             raise SandboxBroken(f"context_list: {error}", remedy="close the sandbox") from None
         names = [e.get("name") if isinstance(e, dict) else e for e in entries]
-        known = [name for name in names if isinstance(name, str) and name in self._known]
+        names = [called(name) for name in names if isinstance(name, str)]
+        known = [name for name in names if name in self._known]
         return [ContextName(name, self._known[name].language.name) for name in known]
 
     async def close(self, name: str) -> None:
         """End a context; what runs in it is killed, what waits for it is refused."""
-        context = self._find(name)
+        context, name = self._find(name), called(name)
         self._forget(name, context)
         if context.state == "alive" or context.starting.locked():
             await self._left(name)
@@ -177,9 +191,9 @@ class Contexts:
         if self._known.get(name) is context:
             del self._known[name]
 
-    async def restart(self, name: str = "main") -> None:
+    async def restart(self, name: str = MAIN) -> None:
         """End a context and start it afresh; what waits for it runs then."""
-        context = self._find(name)
+        context, name = self._find(name), called(name)
         if context.state == "alive":
             context.state = "ended"
             await self._left(name)
@@ -197,7 +211,7 @@ class Contexts:
         try:
             with self._live.speaking():
                 await self._live.channel.request(
-                    "context_create", context=name, language=language.context
+                    "context_create", context=inside(name), language=language.context
                 )
         except GuestRefused as refusal:
             if refusal.reason in {"not_found", "unsupported"}:
@@ -228,7 +242,7 @@ class Contexts:
         if not channel.is_open:
             return
         gone: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        channel.open("context_close", Single(gone, None), REPLY, {"context": name})
+        channel.open("context_close", Single(gone, None), REPLY, {"context": inside(name)})
         self._leaving[name] = gone
         gone.add_done_callback(partial(self._note_gone, name))
 

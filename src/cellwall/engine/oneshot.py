@@ -8,6 +8,7 @@ ready has been given code and did not refuse it, its end is an outcome, whatever
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from cellwall.languages.language import Language
 
 ARGUMENTS = f"{CALLER}/arguments.json"
+UNREAD = "arguments were given, but the program has no function main to give them to"
 RESULT = f"{CALLER}/result.json"
 _EXECUTABLE = 0o755
 _NOT_HANDED = frozenset({"no_context", "busy"})
@@ -214,7 +216,16 @@ async def _after_run(plan: Plan, attempt: Attempt, outcome: Outcome) -> Outcome:
         for each in drawn:
             recorder.drew(each)
         outcome = replace(outcome, notes=outcome.notes + notes)
+    if plan.arguments and not _reads_arguments(plan):
+        outcome = replace(outcome, notes=(*outcome.notes, UNREAD))
     return await described(language, plan.file_name, attempt, outcome)
+
+
+def _reads_arguments(plan: Plan) -> bool:
+    """Whether the source has the word for any of the ways in which they reach a program."""
+    names = "|".join(map(re.escape, plan.arguments or ())) if plan.language.name == "bash" else ""
+    ways = f"main|arguments|CELLWALL_ARGUMENTS{names and f'|{names}'}"
+    return re.search(rf"\b(?:{ways})\b".encode(), plan.source) is not None
 
 
 async def described(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cellwall.engine.beside import Beside
 from cellwall.engine.commands import Commands
-from cellwall.engine.contexts import Contexts
+from cellwall.engine.contexts import Contexts, called, inside
 from cellwall.engine.execution import Attempt, OnStart, Work, finish
 from cellwall.engine.files import Files, file_error
 from cellwall.engine.requests import check_source, check_stdin, check_tools, may_call
@@ -218,7 +218,7 @@ class AsyncSandbox:
         tools: Offer | None,
     ) -> Work:
         fields = {
-            "context": context,
+            "context": inside(context),
             "mode": "cell",
             "filename": "<cell>",
             "arguments": None,
@@ -230,7 +230,7 @@ class AsyncSandbox:
         }
 
         def stop(_number: int) -> None:
-            self.live.channel.tell("interrupt", context=context)
+            self.live.channel.tell("interrupt", context=inside(context))
 
         return Work("execute", fields, limits, source, stdin, stop, tools=tools)
 
@@ -327,9 +327,10 @@ class AsyncSandbox:
         """Raise KeyboardInterrupt in what the context runs now."""
         self.live.check_alive()
         self.contexts.check(context)
+        name = inside(called(context))
         for recorder in self.live.running:
-            recorder.interrupt_sent = recorder.interrupt_sent or recorder.context == context
-        self.live.channel.tell("interrupt", context=context)
+            recorder.interrupt_sent = recorder.interrupt_sent or recorder.context == name
+        self.live.channel.tell("interrupt", context=name)
 
     async def for_model(
         self, result: Execution | CommandResult, budget_chars: int = DEFAULT_BUDGET_CHARS

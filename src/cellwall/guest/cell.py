@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import ast
 import builtins
+import os
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from cellwall.guest import shell, sources, tracebacks
+from cellwall.guest import own_modules, shell, sources, tracebacks
+from cellwall.guest.background import Background
 from cellwall.guest.display import flush_stdout
 from cellwall.guest.program import FUTURE_FLAGS, Ending, exit_code_of, report_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
     from types import CodeType
     from typing import Any, Protocol
 
@@ -112,10 +114,10 @@ class Notebook:
         self._figures = figures
         figures.publish = getattr(self._memory, "publish", display.publish)
         self._future_flags = 0
-        self._loop: Any = None
+        self.background = Background()
         set_loop_runner = getattr(self._memory, "set_loop_runner", None)
         if set_loop_runner is not None:
-            set_loop_runner(self._wait_for)
+            set_loop_runner(self.background.wait_for)
         if "" not in sys.path:
             sys.path.insert(0, "")
 
@@ -123,13 +125,19 @@ class Notebook:
         """Run one cell, `before` first; whatever it raises is reported, and the state stays."""
         try:
             before()
-            return self._run(source, is_displayed)
+            if "import" in source:
+                own_modules.make_room(os.getcwd(), self._namespace)
+            self.background.begin()
+            ending = self._run(source, is_displayed)
+            self.background.turn()
+            return ending
         except SystemExit as stop:
             return Ending(False, exit_code_of(stop))
         except BaseException as error:  # noqa: BLE001  everything a cell raises is its result
             self.report(error)
             return Ending(True, None)
         finally:
+            self.background.end()
             self._finish()
 
     def report(self, error: BaseException) -> None:
@@ -176,6 +184,20 @@ class Notebook:
         self, source: str, name: str, is_displayed: bool
     ) -> tuple[CodeType | None, CodeType | None]:
         """The cell as statements and, if it is to be shown, a last expression."""
+        try:
+            return self._split(source, name, is_displayed)
+        except RecursionError:
+            from cellwall.guest import deep
+
+            flags = self._future_flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            return deep.compiled(
+                lambda: self._split(source, name, is_displayed),
+                lambda: compile(source, name, "exec", flags, True),
+            )
+
+    def _split(
+        self, source: str, name: str, is_displayed: bool
+    ) -> tuple[CodeType | None, CodeType | None]:
         flags = self._future_flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         # dont_inherit: our own __future__ imports are not the caller's.
         tree = compile(source, name, "exec", flags | ast.PyCF_ONLY_AST, True)
@@ -197,7 +219,7 @@ class Notebook:
         parts = [code for code in (body, tail) if code is not None]
         value: object = None
         if any(code.co_flags & _IS_COROUTINE for code in parts):
-            value = self._wait_for(self._execute_awaiting(parts))
+            value = self.background.wait_for(self._execute_awaiting(parts))
         else:
             for code in parts:
                 value = eval(code, self._namespace)  # noqa: S307  the caller's code is to be run
@@ -212,23 +234,6 @@ class Notebook:
                 value = await value
         return value
 
-    def _wait_for(self, coroutine: Coroutine[Any, Any, object]) -> object:
-        """Run top-level await in a loop that lives as long as the notebook, as its tasks may."""
-        import asyncio
-
-        if self._loop is None or self._loop.is_closed():
-            self._loop = asyncio.new_event_loop()
-            asyncio.set_event_loop(self._loop)
-        task = self._loop.create_task(coroutine)
-        try:
-            return self._loop.run_until_complete(task)
-        except (KeyboardInterrupt, SystemExit):
-            # The loop was left in the middle: without this the cell would go on in the next one.
-            if not task.done():
-                task.cancel()
-                self._loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
-            raise
-
     def _finish(self) -> None:
         try:
             self._figures.flush()
@@ -241,7 +246,7 @@ def _is_silenced(source: str, last: ast.stmt) -> bool:
     """True when a semicolon follows the last expression."""
     if ";" not in source:
         return False
-    lines = source.splitlines()
+    lines = sources.lines_of(source)
     line, offset = getattr(last, "end_lineno", None), getattr(last, "end_col_offset", None)
     if line is None or offset is None or line > len(lines):
         return False

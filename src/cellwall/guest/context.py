@@ -16,9 +16,10 @@ import os
 import sys
 from _thread import get_native_id
 
-from cellwall.guest import ahead, leaving, sources
+from cellwall.guest import ahead, depth, leaving, sources
 from cellwall.guest import program as one_shot
 from cellwall.guest.afterimport import after_import
+from cellwall.guest.charts import Charts
 from cellwall.guest.display import DEFAULT_DISPLAY_BYTES, Display
 from cellwall.guest.figures import Figures
 from cellwall.guest.first import IDLE
@@ -116,10 +117,13 @@ class _Context:
         self._is_end_foreseen = False
         self._is_program = False
         """One, and then it ends: the usual run is known."""
+        self._is_alone = False
         sys.stdin = sys.__stdin__ = _input()  # type: ignore[misc, assignment]
         sys.stdout = sys.__stdout__ = _output(1, "<stdout>")  # type: ignore[misc, assignment]
         sys.stderr = sys.__stderr__ = _output(2, "<stderr>")  # type: ignore[misc, assignment]
         self._figures.capture()
+        Charts(self._display).capture()
+        depth.prepare()
         after_import("threading", _report_threads)
 
     def begin(self, link: Link, config: dict[str, Any]) -> None:
@@ -127,6 +131,7 @@ class _Context:
         self._link = link
         self._is_end_foreseen = bool(config.get("is_end_foreseen"))
         self._is_program = config.get("purpose") == "program"
+        self._is_alone = bool(config.get("is_alone"))
         self._language = str(config.get("language", "python"))
         self._outbox.open(link)
         self._display.limit_bytes = int(config.get("display_bytes") or DEFAULT_DISPLAY_BYTES)
@@ -153,7 +158,7 @@ class _Context:
             self._display.begin()
             _install_tools(header.get("tools"), self._link)
             if header.get("mode") != "cell":
-                program = one_shot.Program(header, source)
+                program = one_shot.Program(header, source, is_alone=self._is_alone)
                 is_held = bool(header.get("held"))
                 before = self._wait_to_go_on if is_held else self._raise_interrupt
                 after = self._announce_end
@@ -178,17 +183,24 @@ class _Context:
         if self._is_program:
             ahead.while_waiting(self._link.fileno(), ahead.CONTEXT)
         try:
-            header, source, stdin_fd = self._link.receive_work()
+            header, source, stdin_fd = self._receive()
             while header.get("op") == "idle":
                 self._forget_interrupt()
                 self._link.say(IDLE)
-                header, source, stdin_fd = self._link.receive_work()
+                header, source, stdin_fd = self._receive()
         except BaseException:
             self._link.close()
             raise
         if not header.get("held"):
             self._link.close()
         return header, source, stdin_fd
+
+    def _receive(self) -> tuple[dict[str, Any], bytes, int]:
+        """What init sends; until it comes, tasks that cells have left go on."""
+        background = getattr(self._notebook, "background", None)
+        if background is not None:
+            background.run_until_readable(self._link.fileno())
+        return self._link.receive_work()
 
     def _wait_to_go_on(self) -> None:
         """Have only the host's word to wait for, and then nothing of ours open."""
@@ -229,7 +241,7 @@ class _Context:
         if not self._outbox.is_ours:
             # A child that caller code forked, at the end of its cell.
             os._exit(ending.exit_code or int(ending.is_raised))
-        end = {"ev": "end", "raised": ending.is_raised, "exit_code": ending.exit_code}
+        end = {"ev": "end", "raised": ending.is_raised, "status": ending.exit_code}
         if not self._outbox.post({**end, "display_cut": self._display.cut_bytes}, keep_open=True):
             raise OSError("end of a cell: cannot reach init; close files in the code that ran")
 
@@ -293,7 +305,8 @@ def _install_tools(manifest: dict[str, Any] | None, link: Link) -> None:
 def _input() -> TextIO:
     raw = io.FileIO(0, "r", closefd=False)
     raw.name = "<stdin>"
-    return io.TextIOWrapper(io.BufferedReader(raw), "utf-8", "surrogateescape")
+    # As CPython's own: only "\n" ends a line, and "\r" stays what it is.
+    return io.TextIOWrapper(io.BufferedReader(raw), "utf-8", "surrogateescape", "\n")
 
 
 def _output(descriptor: int, name: str) -> TextIO:

@@ -3,8 +3,8 @@
 Used by programs and cells alike; IPython's formatters, where a cell has them, only replace the
 first half. It does not draw figures (`figures.py`) and does not capture stdout.
 
-A bundle larger than a frame would end the sandbox, so `fit` is the only way to a body; and the
-order in which things appear is only right because stdout is flushed before anything is shown.
+A bundle larger than a frame would end the sandbox, so `bundles.fit` is the only way to a body;
+and the order in which things appear is only right because stdout is flushed before each.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 
 from cellwall.guest.figures import is_figure, png_of
-from cellwall.guest.outbox import MAX_BODY_BYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,14 +22,11 @@ if TYPE_CHECKING:
 DEFAULT_DISPLAY_BYTES = 8 * 1024 * 1024
 """All bundles of one execution together; a page of results, not a way to move data."""
 
-_MOST_PLAIN = 200_000
+MOST_PLAIN = 200_000
 """Characters of text/plain: more than anybody reads, less than a frame after JSON escapes."""
 
 _MOST_NOTE = 100
 """Characters that a note on what was cut may add without being cut again."""
-
-_MOST_METADATA_BYTES = 16 * 1024
-"""The header that carries the metadata is limited to 64 KiB."""
 
 _METHODS = (
     ("text/html", "_repr_html_"),
@@ -69,8 +65,10 @@ class Display:
         self, bundle: dict[str, Any], metadata: dict[str, Any] | None, kind: str = "display"
     ) -> None:
         """Send a MIME bundle, cut to what a frame and this execution may hold."""
+        from cellwall.guest import bundles
+
         flush_stdout()
-        body, lost_bytes = fit(bundle)
+        body, lost_bytes = bundles.fit(bundle)
         self.cut_bytes += lost_bytes
         if self._used_bytes + len(body) > self.limit_bytes:
             self.cut_bytes += len(body)
@@ -78,18 +76,18 @@ class Display:
                 return
             self._is_over = True
             note = f"[display limit of {self.limit_bytes} bytes reached: the rest is dropped]"
-            body = _encode({"text/plain": note})
+            body = bundles.encoded({"text/plain": note})
         else:
             self._used_bytes += len(body)
-        header = {"ev": "display", "kind": kind, "metadata": _bounded_metadata(metadata)}
+        header = {"ev": "display", "kind": kind, "metadata": bundles.bounded(metadata)}
         if not self._outbox.post(header, body):
             self._show_without_link(body)
 
     def _show_without_link(self, body: bytes) -> None:
         # A forked child, or no descriptor left: the text still has stdout to go to.
-        import json
+        from cellwall.guest import bundles
 
-        text = json.loads(body).get("text/plain")
+        text = bundles.plain_of(body)
         if text:
             sys.stdout.write(f"{text}\n")
         else:
@@ -145,8 +143,8 @@ def bounded_repr(thing: object) -> str:
     try:
         if type(thing) in (str, bytes, bytearray, list, tuple):
             length = len(thing)  # type: ignore[arg-type]
-            if length > _MOST_PLAIN:
-                head = repr(thing[:_MOST_PLAIN])  # type: ignore[index]
+            if length > MOST_PLAIN:
+                head = repr(thing[:MOST_PLAIN])  # type: ignore[index]
                 return cut_plain(head, f"of {length} items")
         return cut_plain(repr(thing))
     except Exception as error:  # noqa: BLE001  the caller's __repr__ may do anything
@@ -155,61 +153,6 @@ def bounded_repr(thing: object) -> str:
 
 def cut_plain(text: str, note: str = "") -> str:
     """Text for text/plain, cut if needed with a word on what is missing."""
-    if not note and len(text) <= _MOST_PLAIN + _MOST_NOTE:
+    if not note and len(text) <= MOST_PLAIN + _MOST_NOTE:
         return text
-    return f"{text[:_MOST_PLAIN]}... [cut {note or f'of {len(text)} characters'}]"
-
-
-def fit(bundle: dict[str, Any]) -> tuple[bytes, int]:
-    """A bundle as a body that fits a frame, and how many bytes were dropped for it."""
-    texts = {}
-    for mime, form in bundle.items():
-        text = _text_of(mime, form)
-        if text is not None:
-            texts[mime] = cut_plain(text) if mime == "text/plain" else text
-    lost = 0
-    body = _encode(texts)
-    while len(body) > MAX_BODY_BYTES and len(texts) > ("text/plain" in texts):
-        largest = max((m for m in texts if m != "text/plain"), key=lambda m: len(texts[m]))
-        size = len(texts.pop(largest))
-        lost += size
-        note = f"[{largest} of {size} bytes dropped: the limit is {MAX_BODY_BYTES}]"
-        texts["text/plain"] = f"{texts.get('text/plain', '')[:_MOST_PLAIN]}\n{note}".lstrip("\n")
-        body = _encode(texts)
-    if len(body) > MAX_BODY_BYTES:
-        # Control characters take six bytes each in JSON.
-        lost += len(body)
-        body = _encode({"text/plain": texts["text/plain"][: MAX_BODY_BYTES // 8]})
-    return body, lost
-
-
-def _text_of(mime: str, form: Any) -> str | None:  # noqa: ANN401  whatever the caller returned
-    import base64
-    import json
-
-    try:
-        if isinstance(form, (bytes, bytearray)):
-            return base64.b64encode(form).decode("ascii")
-        if isinstance(form, str):
-            return str(form)
-        return json.dumps(form, allow_nan=False)
-    except Exception:  # noqa: BLE001  not JSON: this one form is left out
-        return None
-
-
-def _encode(texts: dict[str, str]) -> bytes:
-    import json
-
-    return json.dumps(texts, ensure_ascii=False).encode("utf-8", "backslashreplace")
-
-
-def _bounded_metadata(metadata: dict[str, Any] | None) -> dict[str, Any]:
-    if not metadata:
-        return {}
-    import json
-
-    try:
-        size = len(json.dumps(metadata, allow_nan=False))
-    except Exception:  # noqa: BLE001  not JSON
-        return {}
-    return metadata if size <= _MOST_METADATA_BYTES else {}
+    return f"{text[:MOST_PLAIN]}... [cut {note or f'of {len(text)} characters'}]"

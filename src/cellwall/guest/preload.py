@@ -26,10 +26,13 @@ from typing import TYPE_CHECKING
 from cellwall.guest import (  # noqa: F401 - loaded, not used
     ahead,
     alone,
+    bundles,
     context,
+    deep,
     init,
     kernel,
     native,
+    own_modules,
     program,
     rehearsal,
     reseed,
@@ -284,10 +287,10 @@ def _run_program(rounds: int) -> None:
     """The exact paths of a program, so that their code is loaded and specialised."""
     outbox = _outbox()
     display = Display(outbox)
-    with untouched_interpreter(), _quiet():
-        request = {"filename": "main.py", "display": True, "arguments": {}}
-        for header in (request, {}) * rounds:
-            one = program.Program(header, _PROGRAM)
+    with untouched_interpreter(), rehearsal.writing_nowhere(), _quiet():
+        request = {"filename": rehearsal.FILENAME, "display": True}
+        for header in ({**request, "arguments": {}}, request) * rounds:
+            one = program.Program(header, _PROGRAM, is_alone=True)
             program.execute(one, program.prepare_main(one), outbox, display, _nothing)
             display.begin()
 

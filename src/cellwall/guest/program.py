@@ -17,7 +17,7 @@ import io
 import os
 import sys
 
-from cellwall.guest import sources
+from cellwall.guest import own_modules, sources
 from cellwall.guest.afterimport import after_import
 from cellwall.guest.display import bundle_of
 
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 _EXIT_FLUSH_FAILED = 120
 """What CPython exits with when stdout cannot be flushed at the end."""
+
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+"""How a program's file is opened; a rehearsal has nothing to write to."""
 
 _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
@@ -54,10 +57,19 @@ class Ending:
 class Program:
     """What came with the request."""
 
-    def __init__(self, header: dict[str, Any], source: bytes) -> None:
-        """Take the fields of `execute` that concern a program."""
+    def __init__(self, header: dict[str, Any], source: bytes, *, is_alone: bool = False) -> None:
+        """Take the fields of `execute` that concern a program; `is_alone`: it came with no files.
+
+        Its file is in the working directory, and called by its whole path, as `python3 main.py`
+        calls its own: what a program finds out from it holds wherever it goes.
+        """
         self.source = source
-        self.filename = str(header.get("filename") or "main.py")
+        self.is_alone = is_alone
+        self.folder = os.getcwd()
+        name = str(header.get("filename") or "main.py")
+        self.filename = f"{self.folder}/{name}"
+        if "/" in name:
+            self.folder = os.path.dirname(self.filename)
         self.argv = [self.filename, *map(str, header.get("argv") or ())]
         self.arguments: dict[str, Any] | None = header.get("arguments")
         self.is_displayed = bool(header.get("display"))
@@ -99,21 +111,34 @@ def prepare_main(program: Program) -> ModuleType:
         namespace["arguments"] = program.arguments
     sys.modules["__main__"] = module
     sys.argv[:] = program.argv
-    sys.path.insert(0, _folder_of(program.filename))
+    if not program.is_alone:
+        own_modules.make_room(program.folder)
+    sys.path.insert(0, program.folder)
     sys.excepthook = sys.__excepthook__
     sys.displayhook = sys.__displayhook__
     vars(builtins).pop("__IPYTHON__", None)
     sources.hide_only_our_frames()
-    sources.remember(program.filename, program.source.decode("utf-8", "replace"))
-    after_import("multiprocessing.spawn", lambda spawn: _lend_main(spawn, program))
+    if not _write(program):
+        sources.remember(program.filename, program.source.decode("utf-8", "replace"))
+        after_import("multiprocessing.spawn", lambda spawn: _lend_main(spawn, program))
     return module
 
 
-def _folder_of(filename: str) -> str:
-    # The usual name has none; what finds that out of any lies on a dozen pages.
-    if "/" not in filename:
-        return os.getcwd()
-    return os.path.dirname(os.path.abspath(filename))
+def _write(program: Program) -> bool:
+    """Put the program where it says it is, unless a file of the caller's is there already."""
+    try:
+        file = os.open(program.filename, NEW_FILE, 0o644)
+    except OSError:
+        return False
+    try:
+        written = os.write(file, program.source)
+    except OSError:
+        written = -1
+    os.close(file)
+    if written == len(program.source):
+        return True
+    os.unlink(program.filename)  # there was no room for all of it
+    return False
 
 
 def execute(
@@ -133,6 +158,10 @@ def execute(
     try:
         try:
             body, tail = _compiled(program)
+        except RecursionError:
+            from cellwall.guest import deep
+
+            body, tail = deep.compiled(lambda: _compiled(program), lambda: _whole(program))
         finally:
             before()  # what cannot be compiled is told afterwards, too
         exec(body, namespace)  # noqa: S102  running the caller's code is what this is for
@@ -142,7 +171,7 @@ def execute(
             display.publish(bundle, metadata, "result")
         _report_value(program, namespace, outbox)
     except SystemExit as stop:
-        return _after_system_exit(stop, program, namespace, outbox)
+        return _after_system_exit(stop, namespace, outbox)
     except BaseException as error:  # noqa: BLE001  everything a program raises is its result
         return _after_exception(error, outbox)
     return Ending(False, 0)
@@ -152,7 +181,7 @@ def _compiled(program: Program) -> tuple[CodeType, CodeType | None]:
     """Its code, and apart from it a last expression whose value is to be shown."""
     # dont_inherit: our own __future__ imports are not the caller's.
     if not program.is_displayed:
-        return compile(program.source, program.filename, "exec", 0, True), None
+        return _whole(program), None
     tree: Any = compile(program.source, program.filename, "exec", _ast.PyCF_ONLY_AST, True)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
     body: CodeType = compile(tree, program.filename, "exec", 0, True)
@@ -162,15 +191,23 @@ def _compiled(program: Program) -> tuple[CodeType, CodeType | None]:
     return body, compile(_ast.Expression(last.value), program.filename, "eval", flags, True)
 
 
+def _whole(program: Program) -> CodeType:
+    code: CodeType = compile(program.source, program.filename, "exec", 0, True)
+    return code
+
+
 def _report_value(program: Program, namespace: dict[str, Any], outbox: Outbox) -> None:
-    if "result" in namespace:
-        value = namespace["result"]
-    elif program.arguments is not None and callable(namespace.get("main")):
+    # A call comes first: `result` may be what an example below the function has left.
+    if program.arguments is not None and callable(namespace.get("main")):
         value = namespace["main"](**program.arguments)
         if hasattr(type(value), "__await__"):
             value = _wait_for(value)
-    else:
-        return
+        _post_value(value, outbox)
+    elif "result" in namespace:
+        _post_value(namespace["result"], outbox)
+
+
+def _post_value(value: object, outbox: Outbox) -> None:
     from cellwall.guest.value import encode_value
 
     outbox.post(*encode_value(value))
@@ -190,12 +227,10 @@ def _show_all(display: Display, things: tuple[object, ...]) -> None:
         display.show(thing)
 
 
-def _after_system_exit(
-    stop: SystemExit, program: Program, namespace: dict[str, Any], outbox: Outbox
-) -> Ending:
+def _after_system_exit(stop: SystemExit, namespace: dict[str, Any], outbox: Outbox) -> Ending:
     code = exit_code_of(stop)
     if "result" in namespace:
-        _report_value(program, namespace, outbox)
+        _post_value(namespace["result"], outbox)
     return Ending(False, code)
 
 
@@ -231,8 +266,9 @@ def _leave(ending: Ending, module: ModuleType, figures: Figures) -> int:
     """What CPython does between the last line and the exit; returns the exit code."""
     _guarded(figures.flush)
     threading = sys.modules.get("threading")
-    if threading is not None and _has_work(threading):
-        _guarded(threading._shutdown)
+    shutdown = getattr(threading, "_shutdown", None)  # the caller may have a threading.py
+    if threading is not None and shutdown is not None and _has_work(threading):
+        _guarded(shutdown)
     _guarded(atexit._run_exitfuncs)
     # Before the collector, which closes a file that is in a cycle without writing its buffer.
     _flush_files()

@@ -18,7 +18,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING, NoReturn
 
-from cellwall.guest import ahead, context, leaving, native, processes
+from cellwall.guest import ahead, context, leaving, native, processes, program
 from cellwall.guest.channel import HostGone
 from cellwall.guest.frames import (
     MAX_EVENT_BODY_BYTES,
@@ -41,6 +41,8 @@ _PATIENCE_S = 30
 _leave = os._exit
 """Also while this name stands for something else (`ahead`)."""
 _PROGRAM = b"import sys\nprint(1)\n"
+FILENAME = f"{'../' * 32}dev/null"
+"""Of a program that is rehearsed: there may be no place to write to, and nothing must stay."""
 _SIGNALS = (signal.SIGINT, *processes.DEFAULT_IN_CHILDREN)
 
 
@@ -57,7 +59,7 @@ def rehearse_first(make: Callable[[], Init], rounds: int = ROUNDS) -> None:
 
 def _rehearse_init(make: Callable[[], Init], names: list[str], purpose: str) -> None:
     config = {"home": os.getcwd(), "env": dict(os.environ), "contexts": names, "purpose": purpose}
-    with _unchanged_process():
+    with _unchanged_process(), writing_nowhere():
         ours, theirs = socket.socketpair()
         host = native.fork()
         if host == 0:
@@ -77,8 +79,17 @@ def rehearse_program(main: Callable[..., Any], rounds: int = ROUNDS) -> None:
     code as it begins to learn. `main` is `alone.main`.
     """
     config = {"home": os.getcwd(), "env": {}, "purpose": "program", "is_end_foreseen": True}
+    config["is_alone"] = True
     request = encode(
-        {"op": "execute", "id": 1, "context": "main", "mode": "program", "display": True}, _PROGRAM
+        {
+            "op": "execute",
+            "id": 1,
+            "context": "main",
+            "mode": "program",
+            "filename": FILENAME,
+            "display": True,
+        },
+        _PROGRAM,
     )
     with _unchanged_process(), _stand_ins(), context.StandardStreams():
         for _ in range(rounds):
@@ -110,7 +121,21 @@ def _stand_ins() -> Iterator[None]:
         (threading, "_shutdown", _nothing),
         (leaving, "_kill", _kill_nobody),
         (ahead, "pages", [b"", bytes(16)]),  # a range without a length
+        (program, "NEW_FILE", os.O_WRONLY),
     ]
+    with _changed(changes):
+        yield
+
+
+@contextlib.contextmanager
+def writing_nowhere() -> Iterator[None]:
+    """Have programs called `FILENAME` written to where nothing is."""
+    with _changed([(program, "NEW_FILE", os.O_WRONLY)]):
+        yield
+
+
+@contextlib.contextmanager
+def _changed(changes: list[tuple[Any, str, Any]]) -> Iterator[None]:
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     try:
         for owner, name, stand_in in changes:
@@ -157,7 +182,7 @@ def _be_host(line: socket.socket, names: list[str]) -> NoReturn:
         next(frames)
         for number, name in enumerate(names, 1):
             request = {"op": "execute", "id": number, "context": name, "display": False}
-            request.update(mode="program", stdin="none", output_bytes=4096)
+            request.update(mode="program", filename=FILENAME, stdin="none", output_bytes=4096)
             line.sendall(encode(request, _PROGRAM))
         left = len(names)
         while left:

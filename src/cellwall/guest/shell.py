@@ -17,6 +17,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cellwall.guest import sources, sql, tracebacks
@@ -108,6 +109,8 @@ class Shell:
         sys.displayhook = ip.displayhook
         ip_display = importlib.import_module("IPython.display").display
         vars(builtins).update(get_ipython=ip.get_ipython, display=ip_display, __IPYTHON__=True)
+        # `%cd -` and `%dhist` go by where the cells began, not by where the shell was made.
+        ip.user_ns["_dh"][:] = [Path.cwd()]
         sources.hide_frames_of(os.path.dirname(str(sys.modules["IPython"].__file__)))
 
     def set_loop_runner(self, runner: Callable[[Any], object]) -> None:
@@ -346,6 +349,12 @@ def _compiler_class() -> Any:  # noqa: ANN401  as in _shell_class
         def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
             """The file name that tracebacks show."""
             return f"<cell {number}>"
+
+        def cache(self, transformed_code: str, number: int = 0, raw_code: Any = None) -> str:  # noqa: ANN401  as in IPython
+            """Name a cell and keep its lines, counted as Python counts them."""
+            name = str(super().cache(transformed_code, number, raw_code))
+            sources.remember(name, transformed_code)
+            return name
 
         def format_code_name(self, name: str) -> None:
             """No special form in IPython's own tracebacks, which are not used."""

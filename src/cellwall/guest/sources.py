@@ -24,7 +24,7 @@ _early: dict[str, Entry] = {}
 def remember(filename: str, source: str) -> None:
     """Make `source` what tracebacks and inspect show for `filename`, whatever is on disk."""
     # No mtime: linecache then never compares the entry with a file.
-    entry = (len(source), None, source.splitlines(True), filename)
+    entry = (len(source), None, lines_of(source), filename)
     linecache: Any = sys.modules.get("linecache")
     if linecache is not None:
         linecache.cache[filename] = entry
@@ -32,6 +32,19 @@ def remember(filename: str, source: str) -> None:
     if not _early:
         after_import("linecache", _hand_over)
     _early[filename] = entry
+
+
+def lines_of(source: str) -> list[str]:
+    """The lines that Python counts, each with its end, which linecache gives the last one, too.
+
+    `splitlines` would end lines at form feeds and a dozen other characters.
+    """
+    if "\r" in source:
+        source = source.replace("\r\n", "\n").replace("\r", "\n")
+    lines = [line + "\n" for line in source.split("\n")]
+    if lines[-1] == "\n":
+        del lines[-1]
+    return lines
 
 
 def _hand_over(linecache: Any) -> None:  # noqa: ANN401  the module

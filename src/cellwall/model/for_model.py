@@ -21,7 +21,7 @@ from cellwall.model.errors import CapacityError, CellwallError, UsageError
 from cellwall.model.excerpts import cut_middle, plain, shares
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 from cellwall.model.outcome import Verdict
-from cellwall.model.tables import as_markdown
+from cellwall.model.readable import chart_of, is_opaque, text_of
 
 if TYPE_CHECKING:
     from cellwall.model.execution import CommandResult, Execution, ExecutionError
@@ -163,14 +163,18 @@ def _files(files: Mapping[str, bytes]) -> str:
 
 
 def shown_for_model(results: Iterable[Mapping[str, Any]]) -> str:
-    """Return what was shown as text: tables as Markdown, images described and numbered."""
+    """Return what was shown as text: tables as Markdown; images, charts described and numbered."""
     said: list[str] = []
-    images = 0
+    images = charts = 0
     for bundle in results:
         image = next((mime for mime in _IMAGES if mime in bundle), None)
+        chart = chart_of(bundle)
         if image is not None:
             images += 1
             said.append(_image(images, image, bundle))
+        elif chart is not None:
+            charts += 1
+            said.append(_chart(charts, *chart, bundle))
         else:
             said.append(bundle_for_model(bundle))
     return "\n\n".join(filter(None, said))
@@ -178,13 +182,15 @@ def shown_for_model(results: Iterable[Mapping[str, Any]]) -> str:
 
 def bundle_for_model(bundle: Mapping[str, Any]) -> str:
     """Return the form of one MIME bundle that a model reads best."""
-    table = as_markdown(str(bundle.get("text/html", "")))
-    if table is not None:
-        return plain(table)
-    for mime in ("text/markdown", "text/plain", "text/latex", "application/json", "text/html"):
-        if mime in bundle:
-            return plain(str(bundle[mime])).strip("\n")
+    text = text_of(bundle)
+    if text is not None:
+        return plain(text).strip("\n")
     return f"[{', '.join(plain(str(mime)) for mime in bundle)}]"
+
+
+def _chart(number: int, mime: str, library: str, bundle: Mapping[str, Any]) -> str:
+    facts = f"{library}, {_size(len(str(bundle[mime])))}"
+    return f"[chart {number}: {facts}{_caption(bundle)}]"
 
 
 def _image(number: int, mime: str, bundle: Mapping[str, Any]) -> str:
@@ -194,8 +200,13 @@ def _image(number: int, mime: str, bundle: Mapping[str, Any]) -> str:
     facts = [mime.removeprefix("image/").removesuffix("+xml").upper(), _size(size)]
     if mime == "image/png" and (pixels := _pixels(data)):
         facts.insert(1, pixels)
-    described = plain(str(bundle.get("text/plain", ""))).strip()[:_MOST_CAPTION_CHARS]
-    return f"[image {number}: {', '.join(facts)}{f'; {described}' if described else ''}]"
+    return f"[image {number}: {', '.join(facts)}{_caption(bundle)}]"
+
+
+def _caption(bundle: Mapping[str, Any]) -> str:
+    said = bundle.get("text/plain", "")
+    described = "" if is_opaque(said) else plain(str(said)).strip()[:_MOST_CAPTION_CHARS]
+    return f"; {described}" if described else ""
 
 
 def _pixels(data: str) -> str | None:

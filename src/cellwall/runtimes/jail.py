@@ -332,6 +332,7 @@ class JailRuntime:
             "contexts": list(spec.contexts),
             "language": spec.language,
             "purpose": spec.purpose,
+            "is_alone": spec.is_alone,
             # Where only a process's end says how much memory it had, that has to be waited for.
             "is_end_foreseen": spec.purpose == "program" and "memory" in self.layout.hard,
         }

@@ -88,7 +88,8 @@ class CellBody(_Coded):
     """Code for a context of a sandbox."""
 
     context: Name = Field(
-        "main", description="`main` is the language's default context; each language has one."
+        "main",
+        description="Each language has a default context, called as it is; `main` stands for it.",
     )
 
 

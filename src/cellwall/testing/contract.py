@@ -319,7 +319,7 @@ time.sleep(300)"""
         assert execution.error is not None
         assert execution.error.name == "NameError"
         sandbox.contexts.close("other")
-        assert sandbox.contexts.list() == ["main"]
+        assert sandbox.contexts.list() == ["python"]
 
     def test_many_executions_of_a_context_queue(self, sandbox: Sandbox) -> None:
         """A hundred at once all run, one at a time."""

@@ -27,9 +27,9 @@ async def create(call: Call) -> None:
     record = sandbox(call)
     name = body.name or new_id()
     language = registry.find(body.language).name
-    await record.sandbox.contexts.create(name, language)
-    record.log("context created", name=name, language=language)
-    await call.answer({"name": name, "language": language}, 201)
+    made = str(await record.sandbox.contexts.create(name, language))
+    record.log("context created", name=made, language=language)
+    await call.answer({"name": made, "language": language}, 201)
 
 
 async def close(call: Call) -> None:

@@ -1,0 +1,97 @@
+"""A caller's own modules win over what the fork-server has loaded, as they do under `python3`.
+
+Used by `program.py` and `cell.py`. There `token.py` beside a program is found before the standard
+library's; here the standard library's is in `sys.modules` already, and would be what an import
+finds. So what has a namesake in the caller's folder is taken out, and the next import looks again.
+
+What CPython itself loads before the first line, or finds before it looks into any folder, has no
+namesake there either. Modules of ours keep what they have imported, and import nothing by a name
+that the caller may have taken (`_load_ours`).
+"""
+
+from __future__ import annotations
+
+import _imp
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+_ALWAYS_LOADED = frozenset(
+    (
+        *("__main__", "_frozen_importlib", "_frozen_importlib_external", "builtins", "sys"),
+        *("_abc", "_codecs", "_collections_abc", "_io", "_sitebuiltins", "_stat", "_thread"),
+        *("_warnings", "_weakref", "abc", "codecs", "encodings", "genericpath", "io", "marshal"),
+        *("os", "posix", "posixpath", "site", "stat", "time", "zipimport"),
+    )
+)
+"""What `python3` has loaded before it looks at a program; of packages all of them."""
+_OURS = "cellwall"
+_SUFFIX = ".py"
+
+_left_alone: set[str] = set()
+"""Names that were looked at before: what the caller imports since then is the caller's."""
+
+
+def make_room(folder: str, namespace: dict[str, Any] | None = None) -> None:
+    """Have imports of what lies in `folder` find it there.
+
+    What cells before have a name for in their `namespace` stays what it is.
+    """
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    found = {name[: -len(_SUFFIX)] for name in names if name.endswith(_SUFFIX)}
+    found.update(name for name in names if "." not in name)
+    found &= sys.modules.keys()
+    found -= _left_alone
+    taken = [name for name in found if _is_shadowed(name, folder)]
+    if namespace and taken:
+        known = {id(thing) for thing in namespace.values()}
+        taken = [name for name in taken if id(sys.modules[name]) not in known]
+    _left_alone.update(taken)
+    if taken:
+        _load_ours()
+        _take_out(taken)
+
+
+def _is_shadowed(name: str, folder: str) -> bool:
+    if name in _ALWAYS_LOADED or name in sys.builtin_module_names or _imp.is_frozen(name):
+        return False
+    if not _is_module(os.path.join(folder, name)):
+        return False
+    # What the caller has imported from there is not imported twice.
+    origin = getattr(sys.modules[name], "__file__", None) or ""
+    return os.path.dirname(os.path.abspath(origin)) not in _places(folder, name)
+
+
+def _is_module(path: str) -> bool:
+    return os.path.isfile(path + _SUFFIX) or os.path.isfile(os.path.join(path, "__init__.py"))
+
+
+def _places(folder: str, name: str) -> tuple[str, str]:
+    here = os.path.abspath(folder)
+    return here, os.path.join(here, name)
+
+
+def _take_out(names: Iterable[str]) -> None:
+    for name in names:
+        del sys.modules[name]
+        if name != _OURS:  # of ours only the name: the rest is what runs here
+            for part in [each for each in sys.modules if each.startswith(name + ".")]:
+                del sys.modules[part]
+
+
+def _load_ours() -> None:
+    """Load what we would load later, and by then would find the caller's modules in the way."""
+    from cellwall.guest import (  # noqa: F401  loaded, not used
+        bundles,
+        deep,
+        tools,
+        tracebacks,
+        value,
+    )

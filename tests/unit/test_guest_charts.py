@@ -1,0 +1,113 @@
+"""What plotly and `IPython.display` show in programs and cells, and what of a bundle arrives."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from guest_python import Context, Server, pack_guest
+
+from cellwall.guest import bundles
+from cellwall.guest.outbox import MAX_BODY_BYTES
+
+PLOTLY = "application/vnd.plotly.v1+json"
+needs_ipython = pytest.mark.skipif(
+    importlib.util.find_spec("IPython") is None, reason="IPython is not installed"
+)
+
+# As much of plotly as decides where a figure goes.
+_RENDERERS = """
+class Known:
+    default = "browser"
+    def bundle(self, name):
+        name = name or self.default
+        forms = {"application/vnd.plotly.v1+json": {"data": [1]}, "text/html": "<script>"}
+        if name == "plotly_mimetype": del forms["text/html"]
+        return {} if name == "browser" else forms
+renderers = Known()
+ipython_display = None
+nbformat = None
+def show(renderer=None):
+    bundle = renderers.bundle(renderer)
+    if bundle:
+        if not ipython_display: raise ValueError("requires ipython")
+        if not nbformat or nbformat.__version__ < "4.2.0": raise ValueError("requires nbformat")
+        ipython_display.display(bundle, raw=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(pack_guest(tmp_path_factory.mktemp("guest")), [])
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def context(server: Server, tmp_path: Path) -> Iterator[Context]:
+    (tmp_path / "plotly" / "io").mkdir(parents=True)
+    for folder in ("plotly", "plotly/io"):
+        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "plotly" / "io" / "_renderers.py").write_text(_RENDERERS)
+    context = server.fork(tmp_path)
+    yield context
+    context.close()
+
+
+@pytest.mark.parametrize("mode", ["program", "cell"])
+def test_a_figure_is_shown_without_its_library(context: Context, mode: str) -> None:
+    result = context.execute("from plotly.io._renderers import show; show()", mode=mode)
+    assert result.bodies("display") == [{PLOTLY: '{"data": [1]}'}]
+
+
+def test_a_renderer_that_the_caller_names_is_used(context: Context) -> None:
+    result = context.execute(
+        "from plotly.io import _renderers as r; r.show('page')", mode="program"
+    )
+    (bundle,) = result.bodies("display")
+    assert bundle["text/html"] == "<script>"
+
+
+def test_a_renderer_of_the_environment_stays(context: Context) -> None:
+    source = (
+        "import os; os.environ['PLOTLY_RENDERER'] = 'browser'\nfrom plotly.io._renderers import *\n"
+    )
+    result = context.execute(source + "print(renderers.default)", mode="program")
+    assert result.stdout == "browser\n"
+
+
+@needs_ipython
+def test_a_program_shows_by_ipythons_display(context: Context) -> None:
+    source = (
+        "from IPython.display import display, HTML, publish_display_data\n"
+        "display(HTML('<b>x</b>'))\ndisplay({'text/plain': 'raw'}, raw=True)\n"
+        "publish_display_data({'text/plain': 'published'})\n"
+    )
+    result = context.execute(source, mode="program")
+    html, raw, published = result.bodies("display")
+    assert (html["text/html"], raw, published, result.stdout) == (
+        "<b>x</b>",
+        {"text/plain": "raw"},
+        {"text/plain": "published"},
+        "",
+    )
+
+
+def test_html_beside_a_whole_chart_is_no_loss() -> None:
+    body, lost = bundles.fit({PLOTLY: {"data": [1]}, "text/html": "x" * (MAX_BODY_BYTES + 1)})
+    assert (json.loads(body), lost) == ({PLOTLY: '{"data": [1]}'}, 0)
+
+
+def test_html_beside_text_is_lost() -> None:
+    body, lost = bundles.fit({"text/plain": "p", "text/html": "x" * MAX_BODY_BYTES})
+    assert lost == MAX_BODY_BYTES
+    assert "dropped" in json.loads(body)["text/plain"]
+
+
+def test_a_chart_beside_html_that_is_lost_too_counts() -> None:
+    large = "x" * MAX_BODY_BYTES
+    _body, lost = bundles.fit({PLOTLY: large, "text/html": large, "text/plain": "p"})
+    assert lost == 2 * MAX_BODY_BYTES
