@@ -51,6 +51,7 @@ MODULES: Mapping[str, str] = {
     "test_rootless_host_refusals": _ROOTLESS,
     "test_rootless_sandbox": _ROOTLESS,
     "test_attack_in_flight": _ROOTLESS,
+    "test_rootless_counts": _ROOTLESS,
     "test_attack_own_ids": _ROOTLESS,
 }
 

@@ -246,3 +246,18 @@ def test_group_without_processes_counts_as_a_full_host(
     (point / "a/pids.current").write_text(f"{current}\n")
     assert is_out_of_processes(files) is is_full
     assert capacity.processes(files) == 100 - current
+
+
+def test_epoll_watches_that_run_out_are_no_full_disk() -> None:
+    """Raised where a loop has the kernel watch a descriptor; the control is the same errno alone."""
+
+    def add_reader() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match="No space") as failed:
+        add_reader()
+    meant = instead_of(failed.value)
+    assert isinstance(meant, CapacityError)
+    assert "epoll watch" in str(meant)
+    assert "fs.epoll.max_user_watches" in str(meant.remedy)
+    assert "disk" in str(instead_of(OSError(errno.ENOSPC, "x")))

@@ -95,6 +95,28 @@ if os.fork() == 0:
     os.write(1, b".")
     signal.pause()
 """
+_SPLITS = """
+import ctypes, mmap
+libc, pages = ctypes.CDLL(None), 20000
+kept = mmap.mmap(-1, pages << 12, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+start = ctypes.addressof(ctypes.c_char.from_buffer(kept))
+for page in range(0, pages, 2):
+    libc.mprotect(ctypes.c_void_p(start + (page << 12)), ctypes.c_size_t(4096), 1)
+"""
+_SPLITS_IN_A_THREAD = (
+    _SPLITS
+    + """
+import os, threading, time
+def stay():
+    while open("/proc/self/stat").read().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.001)
+    os.write(1, b".")
+    os.read(0, 1)
+    os._exit(0)
+threading.Thread(target=stay).start()
+libc.pthread_exit(None)
+"""
+)
 _STAY = "import os, sys\nos.write(1, b'.')\nsys.stdin.buffer.read()\n"
 
 
@@ -267,3 +289,23 @@ def test_memory_is_measured_again_only_where_something_was_touched(
 def _wait_asleep(pid: int) -> None:
     while posture.read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[0] != "S":
         pass
+
+
+@pytest.mark.parametrize("source", [_SPLITS, _SPLITS_IN_A_THREAD])
+def test_mappings_count_as_the_memory_that_they_are(source: str) -> None:
+    """Split into 20,000; the control is the same interpreter without them."""
+    with _talking_tree("", 1) as quiet, _talking_tree(source, 1) as busy:
+        plain = soft.Meter(quiet.pid).read().memory_bytes
+        meter = soft.Meter(busy.pid)
+        split = meter.read().memory_bytes
+    assert 20_000 * 200 < split - plain < 20_000 * 300 + 4 * MIB
+
+
+def test_mappings_of_a_program_that_nobody_may_read_count_by_its_size() -> None:
+    def refuse(path: str) -> int:
+        raise PermissionError(13, path)
+
+    process = soft._process(os.getpid())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(soft, "_lines", refuse)
+        assert 1000 < soft._mappings(process, 7) <= 65_530

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import traceback
 from collections.abc import Iterator
 
 from cellwall.engine.capacity import Files
@@ -58,4 +59,16 @@ def _shortage(error: BaseException) -> CapacityError | None:
         return None
     # A runtime's own error may be about a setting; an error of the system's is from our files.
     is_ours = not isinstance(error, CellwallError)
-    return shortage(number, _STEP, os.strerror(number), on_disk=is_ours)
+    said, is_watching = os.strerror(number), _is_of_the_loop(error)
+    return shortage(number, _STEP, said, on_disk=is_ours, is_watching=is_watching)
+
+
+def _is_of_the_loop(error: BaseException) -> bool:
+    """Whether it was raised where an event loop has the kernel watch a descriptor."""
+    frames = traceback.extract_tb(error.__traceback__)
+    watching = {"add_reader", "_add_reader", "add_writer", "_add_writer", "register", "modify"}
+    if not frames:
+        return False
+    # uvloop shows no frame of its own: then the last one is ours, in the line that asked it.
+    last = frames[-1]
+    return last.name in watching or "add_reader(" in (last.line or "")

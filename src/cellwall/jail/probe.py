@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from cellwall.jail import facts, hierarchies, probe_counts, uids
+from cellwall.jail import facts, hierarchies, probe_counts, shared_counts, uids
 from cellwall.jail.linux import landlock, mounts, process
 from cellwall.jail.probe_counts import Found
 from cellwall.jail.trial import trial
@@ -193,7 +193,8 @@ def _ids() -> list[Found]:
             f"{ids.detail}: sandboxes share this user's id, and what the kernel counts for a user: "
             "descriptors on their way between processes, epoll watches, pages of pipes",
             ids.remedy,
-        )
+        ),
+        *shared_counts.judge(),
     ]
 
 

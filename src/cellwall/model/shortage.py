@@ -26,6 +26,12 @@ _SHORT_OF = {
         "`cellwall doctor` says how",
     ),
 }
+WATCHES = (
+    "this user has no free epoll watch, of which all its sandboxes and programs share one count",
+    "raise fs.epoll.max_user_watches, and give sandboxes user ids of their own: "
+    "`cellwall doctor` says how",
+)
+"""What ENOSPC means where nothing is written: epoll_ctl(2)."""
 _SHORT_OF_DISK = {
     errno.ENOSPC: ("the disk has no free block or inode", "make room below the state directory"),
     errno.EDQUOT: ("the disk quota is used up", "make room below the state directory"),
@@ -33,14 +39,22 @@ _SHORT_OF_DISK = {
 
 
 def shortage(
-    number: int | None, step: str, said: object = "", *, on_disk: bool = False
+    number: int | None,
+    step: str,
+    said: object = "",
+    *,
+    on_disk: bool = False,
+    is_watching: bool = False,
 ) -> CapacityError | None:
     """Return the error for a failed `step` if `number` is an errno of a shortage.
 
     `said` are the kernel's or our own words for it. `on_disk`: the step writes to a disk; elsewhere
     ENOSPC may be a setting of the kernel's (user.max_user_namespaces), and no waiting helps.
+    `is_watching`: it has a loop watch a descriptor.
     """
     table = {**_SHORT_OF, **_SHORT_OF_DISK} if on_disk else _SHORT_OF
+    if is_watching:
+        table = {**_SHORT_OF, errno.ENOSPC: WATCHES}
     if number not in table:
         return None
     what, remedy = table[number]

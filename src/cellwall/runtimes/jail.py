@@ -24,6 +24,7 @@ from cellwall.jail import (
     plan,
     posture,
     probe,
+    shared_counts,
     uids,
 )
 from cellwall.jail.probe_counts import check_open_files
@@ -190,6 +191,8 @@ class JailRuntime:
                 remedy="run `cellwall doctor`; it says how to get a delegated cgroup",
             )
         check_open_files(spec.limits.open_files)
+        if self.rootless:
+            shared_counts.check(spec.limits)
         if not self.host_facts.core_limit:
             facts.core_limit()  # somebody may have installed a handler since we asked
         if not self._is_swept:
