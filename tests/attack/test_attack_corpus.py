@@ -134,7 +134,7 @@ CORPUS: Mapping[Any, Mapping[str, tuple[str, ...]]] = {
         "test_crashed_context_is_named_and_replaced": ("Q01-exit", "Q01-segfault", "Q01-abort"),
         "test_blocked_cell_is_ended_by_the_wall_clock": ("Q06-loop", "Q02"),
         "test_waiting_for_input_with_no_client_comes_to_an_end": (),
-        "test_memory_hoarded_over_many_cells_ends_the_sandbox": (),
+        "test_memory_hoarded_over_many_cells_ends_their_context": (),
         "test_hundred_cells_at_once_run_one_after_the_other": (),
         "test_sandbox_past_its_time_is_gone_with_everything": ("Q09-idle",),
     },

@@ -64,9 +64,9 @@ def test_blocked_cell_is_ended_by_the_wall_clock(arena: Arena, code: str, surviv
             assert ended.verdict is Verdict.WALL_TIME, ended
             if survives:  # interrupted: the context lives and kept its state
                 assert (await sandbox.run("kept")).text == "1"
-            else:  # it did not stop when asked: after the grace it was killed
-                with pytest.raises(SandboxUnavailable, match="did not stop"):
-                    await sandbox.run("1")
+            else:  # it did not stop when asked: after the grace its context was killed
+                after = await sandbox.run("'kept' in globals()")
+                assert (after.text, "new one" in " ".join(after.outcome.notes)) == ("False", True)
 
     with arena.leaving_nothing():
         arena.do(attack())
@@ -106,7 +106,7 @@ def test_hooks_that_block_a_shutdown_do_not_block_it(arena: Arena, case: str) ->
 
 @pytest.mark.cgroups
 @pytest.mark.parametrize("case", ["Q05"])
-def test_memory_hoarded_over_many_cells_ends_the_sandbox(arena: Arena, case: str) -> None:
+def test_memory_hoarded_over_many_cells_ends_their_context(arena: Arena, case: str) -> None:
     async def hoard(sandbox: AsyncSandbox) -> tuple[int, Verdict]:
         verdict = Verdict.OK
         for cells in range(50):
@@ -120,8 +120,7 @@ def test_memory_hoarded_over_many_cells_ends_the_sandbox(arena: Arena, case: str
         async with arena.sandbox(limits={"memory_mb": 96}) as sandbox:
             cells, verdict = await hoard(sandbox)
             assert (cells < 25, verdict) == (True, Verdict.MEMORY)
-            with pytest.raises(SandboxUnavailable, match="memory"):
-                await sandbox.run("1")
+            assert (await sandbox.run("'held_0' in globals()")).text == "False"
         async with arena.sandbox(limits={"memory_mb": 512}) as sandbox:
             assert await hoard(sandbox) == (50, Verdict.OK)
 

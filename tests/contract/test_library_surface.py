@@ -418,12 +418,16 @@ def test_life_ends_by_itself(library: Library) -> None:
 
 
 @pytest.mark.cgroups
-def test_memory_kill_ends_the_sandbox(library: Library) -> None:
+def test_memory_kill_ends_the_context_alone(library: Library) -> None:
     with library.Sandbox(limits={"memory_mb": 64}) as sandbox:
-        assert sandbox.run("x = bytearray(300 << 20)").verdict is cellwall.Verdict.MEMORY
-        assert sandbox.status == "stopped"
-        with pytest.raises(SandboxUnavailable):
-            sandbox.run("1")
+        sandbox.files.write("kept.txt", "kept")
+        ended = sandbox.run("x = bytearray(300 << 20)")
+        assert ended.verdict is cellwall.Verdict.MEMORY
+        assert "state is lost" in " ".join(ended.outcome.notes)
+        assert sandbox.status == "running"
+        after = sandbox.run("open('kept.txt').read()")
+        assert after.text == "'kept'"
+        assert "new one" in " ".join(after.outcome.notes)
 
 
 # -- commands ----------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def test_hooks_cannot_keep_a_sandbox_alive(client: httpx.Client, sandbox: str) -
 
 
 def test_history_that_fills_memory_ends_with_that_verdict(client: httpx.Client) -> None:
-    """Q05. Held softly, it may end between two cells; then that is said, with the reason."""
+    """Q05. Held softly, its context may end between two cells; then the next one says so."""
     sandbox = f"/sandboxes/{new_sandbox(client, limits={'memory_mb': 96})}"
     assert run_cell(client, sandbox, "kept = []")["verdict"] == "ok"
     cell = {"code": "kept.append(bytearray(b'x') * (8 * 2**20)); len(kept)"}
@@ -88,12 +88,10 @@ def test_history_that_fills_memory_ends_with_that_verdict(client: httpx.Client) 
     for _ in range(50):
         if answer.get("verdict") == "ok":
             answer = client.post(f"{sandbox}/execute", json=cell, headers=JSON).json()
-    if answer.get("verdict") == "exception":
-        return
-    if answer.get("verdict") != "memory":
-        assert "verdict" not in answer, answer
-        assert "at its memory limit of 96 MiB" in answer["error"]["message"], answer
-    assert client.get(sandbox).json()["status"] == "stopped"
+    assert answer.get("verdict") in {"memory", "exception"}, answer
+    assert client.get(sandbox).json()["status"] == "running"
+    after = run_cell(client, sandbox, "print('kept' in globals())")
+    assert answer["verdict"] == "exception" or after["stdout"] == "False\n"
 
 
 def test_input_with_nobody_there_ends(client: httpx.Client, sandbox: str) -> None:

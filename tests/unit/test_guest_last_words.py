@@ -110,7 +110,11 @@ def test_init_hears_each_that_ends_before_it_waits_for_it(family: _Family) -> No
 
     table = SimpleNamespace(on_exit=on_exit, hear_the_dying=hear)
     init = SimpleNamespace(
-        _wakeup_r=family.wakeup_r, _contexts=table, _commands=table, _workers=table
+        _wakeup_r=family.wakeup_r,
+        _contexts=table,
+        _commands=table,
+        _workers=table,
+        _families=SimpleNamespace(look=lambda: None),
     )
     Init._on_child(cast("Any", init), 0)
     assert said == ["silent", "orphan", "called", "context"]

@@ -90,9 +90,9 @@ def test_rehearsal_runs_a_program_to_its_end_in_every_round(
     codes: list[int | None] = []
     finish = Execution.finish
 
-    def note(self: Execution, end: Exit | None) -> None:
+    def note(self: Execution, end: Exit | None, remains: int = 0) -> None:
         codes.append(end.exit_code if end else None)
-        finish(self, end)
+        finish(self, end, remains)
 
     def run() -> list[int | None]:
         monkeypatch.setattr(Execution, "finish", note)

@@ -17,7 +17,7 @@ from cellwall.client.contexts import Contexts
 from cellwall.client.files import Files
 from cellwall.client.live import Live
 from cellwall.client.transport import Ask
-from cellwall.model.errors import NotFound, SandboxUnavailable
+from cellwall.model.errors import CellwallError, NotFound, SandboxUnavailable
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 from cellwall.model.outcome import Verdict
 from cellwall.surface.callbacks import OnEvent, OnText, by_stream
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation
     from cellwall.surface.tools import Offer, Tools
-
-_DEADLY = frozenset({Verdict.MEMORY, Verdict.SANDBOX_ERROR})
 
 
 class AsyncSandbox:
@@ -163,8 +161,7 @@ class AsyncSandbox:
         except SandboxUnavailable:
             self._live.ended()
             raise
-        if execution.verdict in _DEADLY:
-            self._live.ended()
+        await self._after(execution.verdict)
         return execution
 
     async def stream(
@@ -184,9 +181,17 @@ class AsyncSandbox:
         attempt = self._attempt(code, language, context, stdin, timeout)
         async with contextlib.aclosing(attempt.events()) as events:
             async for event in events:
-                if event.outcome is not None and event.outcome.verdict in _DEADLY:
-                    self._live.ended()
+                if event.outcome is not None:
+                    await self._after(event.outcome.verdict)
                 yield event
+
+    async def _after(self, verdict: Verdict) -> None:
+        """Learn what an end means for the sandbox: what needs too much memory mostly ends alone."""
+        if verdict is Verdict.SANDBOX_ERROR:
+            self._live.ended()
+        elif verdict is Verdict.MEMORY:
+            with contextlib.suppress(CellwallError):  # the answer counts; the next call will tell
+                await self.refresh()
 
     def _attempt(
         self,

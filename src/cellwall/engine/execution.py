@@ -7,6 +7,8 @@ judges: `verdicts` does. A limit that strikes keeps the output that had arrived 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cellwall.engine import hints
+from cellwall.engine.aftermath import ENDING_S, Aftermath
 from cellwall.engine.deadlines import Deadlines
 from cellwall.engine.recorder import Recorder
 from cellwall.engine.tools import Calls
@@ -22,6 +25,7 @@ from cellwall.model.errors import SandboxBroken
 from cellwall.model.execution import Execution
 from cellwall.model.ids import new_id
 from cellwall.model.outcome import Outcome, Usage
+from cellwall.runtimes.answers import ChannelLost
 from cellwall.surface import callbacks
 
 if TYPE_CHECKING:
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
     from cellwall.surface.tools import Offer
 
 _GRACE_S = 1.0
-"""Between asking a program in a living sandbox to stop and killing the sandbox."""
+"""Between asking a program in a living sandbox to stop and killing its processes."""
 _STDIN_STEP_BYTES = 1024 * 1024
 
 OnEvent = callbacks.OnEvent
@@ -84,6 +88,8 @@ class Work:
     """Awaited when it has ended and before that is told: may add a value or an error."""
     tools: Offer | None = None
     """What the code may call on our side."""
+    is_asked: bool = False
+    """What `stop` does can be ignored; then its processes are killed, and only then the sandbox."""
 
 
 class Attempt:
@@ -120,6 +126,7 @@ class Attempt:
         self.recorder.on_refused = partial(asyncio.get_running_loop().call_soon, self.cancel)
         live.running.add(self.recorder)
         self._grace: asyncio.TimerHandle | None = None
+        self._aftermath = Aftermath(live, self.recorder, self._before, work.limits)
         self._is_paused = False
         if not is_held:
             self._start_clocks()
@@ -178,14 +185,26 @@ class Attempt:
             return
         self.work.stop(self.recorder.number)
         loop = asyncio.get_running_loop()
-        self._grace = loop.call_later(_GRACE_S, self._give_up)
+        if self.work.is_asked:
+            self._grace = loop.call_later(_GRACE_S, self._insist)
+        else:
+            self._grace = loop.call_later(ENDING_S, self._give_up)
+
+    def _insist(self) -> None:
+        """It did not stop when asked: have its processes killed, all of them or the sandbox."""
+        self.live.channel.poll()
+        if self.recorder.is_ended:
+            return
+        with contextlib.suppress(ChannelLost):  # then `on_lost` ends it
+            self._aftermath.begin_end()
+        self._grace = asyncio.get_running_loop().call_later(ENDING_S, self._give_up)
 
     def _give_up(self) -> None:
         self.live.channel.poll()
         if self.recorder.is_ended:
             return
-        self.recorder.settle(self.recorder.cause, "it did not stop when asked")
-        self.live.kill("a program did not stop at its limit")
+        self.recorder.settle(self.recorder.cause, "its processes could not be stopped")
+        self.live.kill("the processes of a program did not stop at its limit")
 
     def cancel(self) -> None:
         """End it on its caller's wish: `wait` returns the verdict `cancelled`. Idempotent."""
@@ -224,11 +243,20 @@ class Attempt:
         if self.recorder.cause is Cause.LOST and self.live.channel.is_unready:
             raise NotBegun(self.recorder.detail)
         self.recorder.raise_refusal()
-        outcome = self._judge(time.perf_counter() - self._began_s)
+        wall_s = time.perf_counter() - self._began_s
+        now = self.live.readings()
+        kills = await self._aftermath.kills(now.oom_kills)
+        if now.processes_refused > self._before.processes_refused and self._lives_on:
+            await self._aftermath.thin()
+        outcome = self._judge(wall_s, now, kills)
+        if self._lives_on:
+            await self._aftermath.end_rest(outcome.verdict)
+            if self._aftermath.has_ended_it and outcome.exit_code is None:
+                outcome = replace(outcome, signal=signal.SIGKILL)  # which ended its context
         if self.work.after is not None:
             outcome = await self.work.after(self, outcome)
         notes = hints.of_words(outcome.verdict, self.recorder, self.work.limits)
-        if notes := notes + self._aftermath():
+        if notes := notes + self._aftermath.notes + self._consequences():
             outcome = replace(outcome, notes=outcome.notes + notes)
         self.recorder.end(outcome)
         return outcome
@@ -255,14 +283,23 @@ class Attempt:
             recorder.waiter.add_done_callback(lambda _: self._let_go())
             raise
 
-    def _judge(self, wall_s: float) -> Outcome:
-        recorder, before, now = self.recorder, self._before, self.live.readings()
+    @property
+    def is_context_alive(self) -> bool:
+        """Whether its context is there for the next cell."""
+        return bool(self.recorder.done.get("alive")) and not self._aftermath.has_ended_it
+
+    @property
+    def _lives_on(self) -> bool:
+        """Whether the sandbox goes on after this, as that of a session does."""
+        return self.work.stop is not None and bool(self.recorder.done) and self.live.is_alive
+
+    def _judge(self, wall_s: float, now: KernelReadings, kills: int) -> Outcome:
+        recorder, before = self.recorder, self._before
         done = recorder.done
         rusage = done.get("rusage", {})
         rusage_cpu_s = (rusage.get("user_us", 0) + rusage.get("system_us", 0)) / 1e6
         cpu_s = max(now.cpu_s - before.cpu_s, rusage_cpu_s)
-        hardness = self.live.isolation.hardness
-        is_soft = hardness.get("memory_mb") == "soft"
+        is_soft = self.live.isolation.hardness.get("memory_mb") == "soft"
         evidence = Evidence(
             limits=self.work.limits,
             cause=recorder.cause,
@@ -271,12 +308,9 @@ class Attempt:
             raised=bool(done.get("raised")),
             interrupted=recorder.interrupt_sent and self._was_interrupted(done),
             cpu_s=cpu_s,
-            oom_kills=_counted(is_soft, before.oom_kills, now.oom_kills),
-            processes_refused=_counted(
-                hardness.get("processes") == "soft",
-                before.processes_refused,
-                now.processes_refused,
-            ),
+            oom_kills=kills,
+            processes_refused=self._count_refused(now),
+            is_crowd=self._aftermath.is_crowd,
             disk_full=now.disk_full,
             softly_held_bytes=rusage.get("maxrss_kib", 0) << 10 if is_soft else 0,
             cut=recorder.truncated,
@@ -300,11 +334,20 @@ class Attempt:
             notes=notes,
         )
 
+    def _count_refused(self, now: KernelReadings) -> int:
+        """Forks that were refused meanwhile.
+
+        Held softly, that may cost the sandbox its life, and begun before this work did.
+        """
+        is_soft = self.live.isolation.hardness.get("processes") == "soft"
+        is_its_end = is_soft and self.recorder.cause is Cause.LOST
+        return now.processes_refused - (0 if is_its_end else self._before.processes_refused)
+
     def _was_interrupted(self, done: Mapping[str, Any]) -> bool:
         error = self.recorder.error
         return done.get("signal") == 2 or (error is not None and error.name == "KeyboardInterrupt")
 
-    def _aftermath(self) -> tuple[str, ...]:
+    def _consequences(self) -> tuple[str, ...]:
         """Say what became of a value that did not arrive, and of a session's state."""
         recorder = self.recorder
         if recorder.value_refused:
@@ -314,19 +357,11 @@ class Attempt:
             )
         if self.work.op != "execute" or self.work.fields.get("mode") != "cell":
             return ()
-        if recorder.done.get("alive"):
+        if self.is_context_alive:
             is_stopped = recorder.cause is not Cause.ITSELF
             return ("the context is alive and kept its state",) if is_stopped else ()
-        return ("the context has ended and its state is lost",)
-
-
-def _counted(is_soft: bool, before: int, now: int) -> int:
-    """Breaches of a limit that concern this work.
-
-    What is held softly costs the whole sandbox its life at the first breach, so that one does even
-    if it came before: the end was on its way when this began, and had not been told yet.
-    """
-    return now if is_soft else now - before
+        rest = "; files, other contexts and commands are still there" if self.live.is_alive else ""
+        return (f"the context has ended and its state is lost{rest}",)
 
 
 def finish(

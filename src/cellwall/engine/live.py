@@ -30,6 +30,7 @@ class Live:
         "_fresh",
         "active_at",
         "channel",
+        "claimed_kills",
         "ended_because",
         "isolation",
         "running",
@@ -49,6 +50,8 @@ class Live:
         self.running: set[Recorder] = set()
         self.active_at = time.monotonic()
         self.ended_because = ""
+        self.claimed_kills = 0
+        """Of the kernel's kills for memory, those that were the reason of an end already told."""
         self.trust: str | None = None
         """The word of trust it was asked for with, for its answers."""
         self._fresh: KernelReadings | None = fresh

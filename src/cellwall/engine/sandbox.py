@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from cellwall.surface.tools import Offer, Tools
 
 Status = Literal["running", "stopped"]
-_DEADLY = frozenset({Verdict.MEMORY, Verdict.SANDBOX_ERROR})
-"""After code that ended so the sandbox is destroyed: the kernel has killed something in it, or it
-lies. Commands are processes of their own: one of them that needs too much ends alone."""
 _STREAM_HIGH = 256
 
 
@@ -232,7 +229,7 @@ class AsyncSandbox:
         def stop(_number: int) -> None:
             self.live.channel.tell("interrupt", context=inside(context))
 
-        return Work("execute", fields, limits, source, stdin, stop, tools=tools)
+        return Work("execute", fields, limits, source, stdin, stop=stop, is_asked=True, tools=tools)
 
     async def _attempt(self, work: Work, language: str, watch: _Watch) -> Execution:
         started_at = time.time()
@@ -243,14 +240,14 @@ class AsyncSandbox:
             attempt = Attempt(self.live, work, watch.on_event)
         attempt.hand_out(watch.on_start)
         outcome = await attempt.wait()
-        if is_cell and not attempt.recorder.done.get("alive"):
+        if is_cell and not attempt.is_context_alive:
             self.contexts.mark_ended(context, birth)
         self._after(outcome)
         return finish(attempt, outcome, language, started_at)
 
     def _after(self, outcome: Outcome) -> None:
         self.live.touch()
-        if outcome.verdict in _DEADLY:
+        if outcome.verdict is Verdict.SANDBOX_ERROR or not self.live.is_alive:
             reason = f"a program in it ended with verdict {outcome.verdict.value}"
             if outcome.verdict is Verdict.MEMORY:
                 self.live.explain(reason)

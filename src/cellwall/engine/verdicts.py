@@ -61,9 +61,11 @@ class Evidence:
     """We sent an interrupt, and the program ended by KeyboardInterrupt or SIGINT."""
     cpu_s: float = 0.0
     oom_kills: int = 0
-    """Counted during this execution; held softly, also the one that was on its way before it."""
+    """Those that were of this execution's processes."""
     processes_refused: int = 0
-    """As `oom_kills`."""
+    """Counted during this execution."""
+    is_crowd: bool = False
+    """What it left running had most of the processes that there may be, and was ended for that."""
     disk_full: bool = False
     softly_held_bytes: int = 0
     """Peak of the largest process by its wait status, where memory is only held softly."""
@@ -120,7 +122,7 @@ def _ended_badly(e: Evidence) -> bool:
 
 
 def _refused(e: Evidence) -> Finding | None:
-    if not _ended_badly(e):
+    if not (_ended_badly(e) or e.is_crowd):
         return None
     if e.softly_held_bytes >= e.limits.memory_bytes:
         return (

@@ -95,7 +95,7 @@ def _become_context(
     stdout_w, stderr_w, line = descriptors
     try:
         processes.reset_signals()
-        os.setpgid(0, 0)
+        os.setsid()  # a group, too; and nobody can join a session, so it says whose a process is
         null_r = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null_r, 0)
         os.dup2(stdout_w, 1)

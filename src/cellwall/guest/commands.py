@@ -14,10 +14,12 @@ import os
 import signal
 import struct
 import termios
+from functools import partial
 from typing import Any, NamedTuple, Tuple, Union
 
 from cellwall.guest import processes
 from cellwall.guest.channel import Channel
+from cellwall.guest.families import Families
 from cellwall.guest.loop import Loop
 from cellwall.guest.pipes import Feed, Meter, Pump, Sinks
 from cellwall.guest.processes import Exit
@@ -77,6 +79,7 @@ class Command:
         self.feed: Feed | Stream | None = None
         self.script: Feed | None = None
         self.terminal: Terminal | None = None
+        self.since: int | None = None
 
     def signal(self, number: int) -> None:
         """Signal everything in the command's session."""
@@ -119,8 +122,16 @@ class Terminal(NamedTuple):
 class Commands:
     """All running commands of this sandbox."""
 
-    def __init__(self, loop: Loop, channel: Channel, sinks: Sinks, config: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        channel: Channel,
+        sinks: Sinks,
+        config: dict[str, Any],
+        families: Families,
+    ) -> None:
         """`env` of the configuration is the whole environment inside; a request adds to it."""
+        self._families = families
         self._loop = loop
         self._channel = channel
         self._sinks = sinks
@@ -134,6 +145,10 @@ class Commands:
                 return command
         return None
 
+    def leaders(self) -> dict[int, int]:
+        """Pid of each running command, by request."""
+        return {each.id: each.pid for each in self._by_pid.values()}
+
     def start(self, request: Request) -> None:
         """Start a process; `started` follows, or a refusal."""
         if len(self._by_pid) >= MOST_COMMANDS:
@@ -144,6 +159,8 @@ class Commands:
         else:
             command = self._start_on_pipes(request.id, plan)
         self._by_pid[command.pid] = command
+        self._families.lead(command.pid)
+        command.since = self._families.begin(command.id, command.pid)
         self._channel.send({"ev": "started", "id": command.id, "pid": command.pid})
 
     def _plan(self, request: Request) -> Plan:
@@ -233,6 +250,14 @@ class Commands:
         command = self._by_pid.pop(pid, None)
         if command is None:
             return False
+        if end.signal == signal.SIGKILL:
+            # A limit's work, or its owner's: what it started goes too.
+            self._families.end(pid, command.since, partial(self._conclude, command, end))
+        else:
+            self._conclude(command, end, 0)
+        return True
+
+    def _conclude(self, command: Command, end: Exit, remains: int) -> None:
         for pump in command.pumps:
             pump.drain()
             self._sinks.add(pump)
@@ -254,9 +279,9 @@ class Commands:
                 "raised": False,
                 "cut": cut,
                 "rusage": end.rusage,
+                "remains": remains,
             }
         )
-        return True
 
 
 class _Ends:

@@ -14,11 +14,13 @@ import errno
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from cellwall.guest import birth, calls, drivers, kernel, processes
 from cellwall.guest.channel import Channel
 from cellwall.guest.execution import Execution
+from cellwall.guest.families import Families
 from cellwall.guest.first import Stretch, serve
 from cellwall.guest.frames import Header
 from cellwall.guest.handing import HandOver, WrongWord
@@ -125,9 +127,11 @@ class Contexts:
         sinks: Sinks,
         config: dict[str, Any],
         run_context: Callable[[Link, dict[str, Any]], Any],
+        families: Families,
     ) -> None:
         """`config` is read late; `run_context` is called in each child and does not return."""
         self._loop = loop
+        self._families = families
         self._channel = channel
         self._sinks = sinks
         self._config = config
@@ -245,6 +249,7 @@ class Contexts:
             Pump(self._loop, self._channel, stderr, "stderr"),
         )
         self._listen(context, self._exchange.line(line))
+        self._families.lead(pid)
         context.birth = birth
         self._by_name[name] = context
         self._by_pid[pid] = context
@@ -283,6 +288,7 @@ class Contexts:
         execution.is_program = task["mode"] == "program"
         if not execution.is_program:
             execution.usage = context.usage = LivingUsage(context.pid, context.usage)
+            execution.since = self._families.begin(request.id, context.pid)
         self._hand_over(context, execution, task, request.body)
 
     def _execution(self, number: int, output_bytes: int, tools: Header | None) -> Execution:
@@ -331,6 +337,14 @@ class Contexts:
             if context.execution is not None and context.execution.id == number:
                 return ContextJob(context, context.execution)
         return None
+
+    def leaders(self) -> dict[int, int]:
+        """Pid of each context that is at work, by request."""
+        return {
+            each.execution.id: each.pid
+            for each in self._by_pid.values()
+            if each.execution is not None
+        }
 
     def answer(self, request: Request) -> None:
         """Pass the answer to a call on; its execution may be over."""
@@ -490,13 +504,23 @@ class Contexts:
         context.drain()
         del self._by_pid[pid]
         del self._by_name[context.name]
-        self._sinks.add(context.stdout)
-        self._sinks.add(context.stderr)
-        self._end_execution(context, end)
-        self._answer_waiting(context, end, last_words.decode("utf-8", "replace").strip())
+        execution = context.execution
+        if end.signal != signal.SIGKILL or (execution is not None and execution.is_program):
+            self._conclude(context, end, last_words, 0)
+        else:
+            # Nothing kills a context but a limit, its owner or itself: what it started goes too.
+            since = None if execution is None else execution.since
+            self._families.end(pid, since, partial(self._conclude, context, end, last_words))
         return True
 
-    def _end_execution(self, context: Context, end: Exit) -> None:
+    def _conclude(self, context: Context, end: Exit, last_words: bytes, remains: int) -> None:
+        context.drain()
+        self._sinks.add(context.stdout)
+        self._sinks.add(context.stderr)
+        self._end_execution(context, end, remains)
+        self._answer_waiting(context, end, last_words.decode("utf-8", "replace").strip())
+
+    def _end_execution(self, context: Context, end: Exit, remains: int) -> None:
         """Tell how its work ended; or, if it left by itself without it, that it has not begun."""
         execution, handing = context.execution, context.handing
         if execution is None:
@@ -505,7 +529,7 @@ class Contexts:
             self._withdraw(context)
             self._refuse(execution.id, handing.refusal())
         else:
-            execution.finish(end)
+            execution.finish(end, remains)
 
     def _answer_waiting(self, context: Context, end: Exit, last_words: str) -> None:
         for request in context.closings:

@@ -42,6 +42,8 @@ class Execution:
         self.feed: Feed | None = None
         self.calls: Calls | None = None
         """To tools of the host, if it may make any."""
+        self.since: int | None = None
+        """When a cell began, in ticks; see `families`."""
         self.is_program = False
         self.is_over = False
         self.is_interrupted = False
@@ -99,8 +101,11 @@ class Execution:
         if self.feed is not None:
             self.feed.close()
 
-    def finish(self, end: Exit | None) -> None:
-        """Send `done`; without an exit the context lives on."""
+    def finish(self, end: Exit | None, remains: int = 0) -> None:
+        """Send `done`; without an exit the context lives on.
+
+        `remains` is how many processes of its family could not be ended.
+        """
         unread = 0 if self.feed is None else self.feed.dropped
         self.withdraw()
         self._channel.send(
@@ -118,6 +123,7 @@ class Execution:
                     "stdin": unread,
                 },
                 "rusage": end.rusage if end else self._living_usage(),
+                "remains": remains,
             }
         )
 

@@ -24,6 +24,7 @@ from cellwall.guest import processes, trees, watching
 from cellwall.guest.channel import Channel, HostGone
 from cellwall.guest.commands import Command, Commands
 from cellwall.guest.contexts import ContextJob, Contexts
+from cellwall.guest.families import Families
 from cellwall.guest.files import Files
 from cellwall.guest.first import USUAL_CONTEXTS, nothing, ready
 from cellwall.guest.frames import FrameError, Header
@@ -58,9 +59,12 @@ class Init:
         self._channel = Channel(self._on_frame)
         self._loop = Loop(self._channel.flush)
         sinks = Sinks()
-        self._contexts = Contexts(self._loop, self._channel, sinks, self._config, run_context)
+        self._families = Families(self._loop)
+        self._contexts = Contexts(
+            self._loop, self._channel, sinks, self._config, run_context, self._families
+        )
         self._contexts.on_ready = self._on_context_ready
-        self._commands = Commands(self._loop, self._channel, sinks, self._config)
+        self._commands = Commands(self._loop, self._channel, sinks, self._config, self._families)
         self._workers = Workers(self._loop, self._channel)
         self._files = Files(self._config)
         self._ports: Ports | None = None
@@ -79,6 +83,9 @@ class Init:
             "credit": self._credit,
             "signal": self._signal,
             "interrupt": self._interrupt,
+            "end": self._end,
+            "thin": self._thin,
+            "kin": self._kin,
             "answer": self._contexts.answer,
             "context_create": self._context_create,
             "context_close": self._context_close,
@@ -230,6 +237,23 @@ class Init:
     def _interrupt(self, request: Request) -> None:
         self._contexts.interrupt(request.text("context"))
 
+    def _end(self, request: Request) -> None:
+        def answer(remains: int) -> None:
+            self._channel.send({"ev": "reply", "id": request.id, "remains": remains})
+
+        self._families.end_job(request.integer("of"), answer)
+
+    def _thin(self, request: Request) -> None:
+        def answer(job: int, found: int, remains: int) -> None:
+            fields = {"of": job, "found": found, "remains": remains}
+            self._channel.send({"ev": "reply", "id": request.id, **fields})
+
+        self._families.thin(request.integer("least", low=1), answer)
+
+    def _kin(self, _request: Request) -> tuple[Header, bytes]:
+        leaders = {**self._contexts.leaders(), **self._commands.leaders()}
+        return {"childless": self._families.childless(leaders)}, b""
+
     def _context_create(self, request: Request) -> None:
         self._contexts.create(
             request.text("context"), request.text("language", "python"), request.id
@@ -303,6 +327,7 @@ class Init:
             for table in (self._contexts, self._commands, self._workers):
                 if table.on_exit(pid, end):
                     break
+        self._families.look()
 
 
 def _step(request: Request, header: Header) -> str:

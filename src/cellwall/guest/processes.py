@@ -135,6 +135,15 @@ def read_proc(pid: int, name: str) -> bytes:
         os.close(fd)
 
 
+def read_whole(path: str) -> bytes:
+    """A short file of /proc; nothing if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
 def fork_quietly() -> int:
     """fork(2) without CPython's fork hooks; for a process with one thread that is at rest.
 

@@ -93,6 +93,8 @@ class CellwallExecutor(Closing, PythonExecutor):  # type: ignore[misc] # smolage
         """What the agent's last code did; its `images` are the charts."""
         self._keeper = Keeper(sandbox, client=client, files=files, template=template, **options)
         self._setup = {"tools": _FINAL_ANSWER, "variables": ""}
+        self._is_bare = False
+        """The interpreter that the tools were set up in has ended, and the sandbox has not."""
 
     @property
     def sandbox(self) -> SyncSandbox:
@@ -133,12 +135,14 @@ class CellwallExecutor(Closing, PythonExecutor):  # type: ignore[misc] # smolage
     def _set_up(self, what: str, source: str) -> None:
         self._setup[what] = source
         sandbox, is_new = self._keeper.take()
-        self._prepare_all(sandbox, self._setup.values() if is_new else [source])
+        is_whole = is_new or self._is_bare
+        self._prepare_all(sandbox, self._setup.values() if is_whole else [source])
 
     def _prepare_all(self, sandbox: SyncSandbox, parts: Iterable[str]) -> None:
         for part in parts:
             self._prepare(sandbox, part)
         self._keeper.told(sandbox)
+        self._is_bare = False
 
     def _prepare(self, sandbox: SyncSandbox, source: str) -> None:
         if source:
@@ -149,9 +153,10 @@ class CellwallExecutor(Closing, PythonExecutor):  # type: ignore[misc] # smolage
     def __call__(self, code_action: str) -> CodeOutput:
         """Run what the agent wrote. Raises `CodeFailed`, which the agent shows its model."""
         sandbox, is_new = self._keeper.take()
-        if is_new:
+        if is_new or self._is_bare:
             self._prepare_all(sandbox, self._setup.values())
         self.execution = execution = sandbox.run(code_action, timeout=self.timeout, **self._offered)
+        self._is_bare = (execution.exit_code, execution.outcome.signal) != (None, None)
         if execution.error is not None and execution.error.name == "CellwallFinalAnswer":
             return CodeOutput(_final_answer(execution), execution.stdout, True)
         logs = sandbox.for_model(execution, self.budget_chars)

@@ -57,12 +57,12 @@ _NEXT = {
     ),
     Verdict.MEMORY: (
         "work on the data in pieces, with smaller types or fewer copies, "
-        "or ask for more memory_mb. A sandbox in which this happens is destroyed "
-        "with its files and variables: create a new one."
+        "or ask for more memory_mb. In a session its variables are lost with it; files and the "
+        "rest of the sandbox stay, unless a note says that all of it has ended."
     ),
     Verdict.PROCESSES: (
         "use fewer processes and threads (a smaller pool), wait for those that have ended, "
-        "or ask for more processes."
+        "or ask for more processes. In a session its variables are lost with it, files are not."
     ),
     Verdict.DISK: (
         "remove files you no longer need, write less or compress it, or ask for more disk_mb."

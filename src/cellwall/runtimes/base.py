@@ -88,6 +88,8 @@ class KernelReadings:
     processes_peak: int | None = None
     disk_full: bool = False
     """The work area has no free blocks or inodes left."""
+    work_bytes: int = 0
+    """Memory that files of the work area hold, where they are in memory and that can be seen."""
 
 
 class RuntimeSandbox(Protocol):

@@ -20,6 +20,7 @@ from cellwall.jail.spawned import Spawned
 from cellwall.model.errors import SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation
+from cellwall.runtimes import work_area
 from cellwall.runtimes.base import KernelReadings, SandboxSpec
 from cellwall.runtimes.channel import GuestChannel
 from cellwall.runtimes.cpus import Cpus
@@ -190,6 +191,7 @@ class JailSandbox:
 
     def readings(self) -> KernelReadings:
         """Counters of the cgroup, or sums over the tree where there is none."""
+        disk_full, work_bytes = work_area.used(self._made.work_fd)
         if not self._made.groups.holds("memory"):
             sums = self.sums()
             self._meter.idle_looks = 0  # somebody runs something: the watchdog is to look soon
@@ -200,7 +202,8 @@ class JailSandbox:
                 oom_kills=self.soft_kills,
                 processes_refused=int(self._peak_processes >= self._limits.processes),
                 processes_peak=self._peak_processes,
-                disk_full=self._disk_full(),
+                disk_full=disk_full,
+                work_bytes=work_bytes,
             )
         groups = self._made.groups
         now, peak, kills = groups.memory()
@@ -212,26 +215,16 @@ class JailSandbox:
             oom_kills=kills,
             processes_refused=groups.processes_refused(processes),
             processes_peak=processes,
-            disk_full=self._disk_full(),
+            disk_full=disk_full,
+            work_bytes=work_bytes,
         )
 
     def sums(self) -> soft.Sums:
         """Count from outside what no cgroup counts for us."""
-        used = 0
-        if self._made.work_fd >= 0:
-            status = os.fstatvfs(self._made.work_fd)
-            used = (status.f_blocks - status.f_bfree) * status.f_frsize
-        sums = self._meter.read(used)
+        sums = self._meter.read(work_area.used(self._made.work_fd)[1])
         self._peak_bytes = max(self._peak_bytes, sums.memory_bytes)
         self._peak_processes = max(self._peak_processes, sums.processes - 1)
         return sums
-
-    def _disk_full(self) -> bool:
-        """SECURITY: a descriptor opened before caller code existed; no path is resolved here."""
-        if self._made.work_fd < 0:
-            return False
-        status = os.fstatvfs(self._made.work_fd)
-        return status.f_bavail == 0 or status.f_favail == 0
 
     @property
     def idle_looks(self) -> int:

@@ -30,6 +30,7 @@ from cellwall.model.execution import Event, Execution
 from cellwall.model.outcome import Verdict
 from cellwall.testing.bare import BareTemplates
 from cellwall.testing.contract_commands import CommandsContract
+from cellwall.testing.contract_limits import LimitsContract
 from cellwall.testing.contract_streams import StreamsContract
 from cellwall.testing.contract_tools import ToolsContract
 
@@ -71,7 +72,7 @@ class Subject:
         self.runner.close()
 
 
-class RuntimeContract(CommandsContract, StreamsContract, ToolsContract):
+class RuntimeContract(LimitsContract, CommandsContract, StreamsContract, ToolsContract):
     """Subclass it; see the module."""
 
     runtime_name: ClassVar[str]
@@ -360,19 +361,6 @@ time.sleep(300)"""
         assert execution.verdict is Verdict.WALL_TIME
         assert any("kept its state" in note for note in execution.outcome.notes)
         assert sandbox.run("kept").text == "7"
-
-    def test_cell_that_ignores_its_limit_costs_the_sandbox(self, subject: Subject) -> None:
-        """Asked once, then killed."""
-        code = """
-import signal
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-while True: pass"""
-        with subject.sandbox() as sandbox:
-            execution = sandbox.run(code, timeout=0.3)
-            assert execution.verdict is Verdict.WALL_TIME
-            assert any("state is lost" in note for note in execution.outcome.notes)
-            with pytest.raises(SandboxUnavailable):
-                sandbox.run("1")
 
     def test_dead_context_is_replaced_and_says_so(self, sandbox: Sandbox) -> None:
         """Its state is gone; never silently."""

@@ -21,6 +21,7 @@ from cellwall.jail.cgroups import Groups
 from cellwall.model.errors import CellwallError, SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation
+from cellwall.runtimes import work_area
 from cellwall.runtimes.base import KernelReadings, SandboxSpec
 from cellwall.runtimes.channel import GuestChannel
 from cellwall.runtimes.docker import posture
@@ -148,6 +149,7 @@ class DockerSandbox:
     def readings(self) -> KernelReadings:
         """Counters of the cgroup; never lower than before, also once it is gone."""
         groups, before = self._made.groups, self._highest
+        disk_full, work_bytes = work_area.used(self._made.work_fd)
         now, peak, kills = groups.memory()
         own = self._made.own_kernel_bytes
         processes = groups.processes_peak()
@@ -159,7 +161,8 @@ class DockerSandbox:
             oom_kills=max(before.oom_kills, kills),
             processes_refused=max(before.processes_refused, groups.processes_refused(processes)),
             processes_peak=None if own else processes or before.processes_peak,
-            disk_full=self._disk_full(),
+            disk_full=disk_full,
+            work_bytes=work_bytes,
         )
         return self._highest
 
@@ -167,13 +170,6 @@ class DockerSandbox:
         """What its own kernel may use is an allowance: above the limit it is that kernel's."""
         own = self._made.own_kernel_bytes
         return min(peak - own, self._limits.memory_bytes) if own else peak
-
-    def _disk_full(self) -> bool:
-        """SECURITY: a descriptor opened before caller code existed; no path is resolved here."""
-        if self._made.work_fd < 0:
-            return False
-        status = os.fstatvfs(self._made.work_fd)
-        return status.f_bavail == 0 or status.f_favail == 0
 
     def kill(self) -> None:
         """Kill the first process: by its pidfd, else through the daemon; idempotent."""

@@ -1,0 +1,134 @@
+"""Limits in a session: what breaks one ends, and everything else in the sandbox stays.
+
+Part of `contract.RuntimeContract`, whose fixtures these tests use. Each breaks a limit in a sandbox
+that has a file, a second context with a variable and a server in the background, and looks at all
+three afterwards. Not what happens to a program that has a sandbox of its own (`contract`).
+"""
+
+# ruff: noqa: S101 - a test suite, shipped so that third parties can run it
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from cellwall.model.outcome import Verdict
+
+if TYPE_CHECKING:
+    from cellwall.embedded import Sandbox
+    from cellwall.testing.contract import Subject
+
+_DEAF = "import signal; signal.signal(2, signal.SIG_IGN)\n"
+_ESCAPE = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        open('escaped', 'w').write(str(os.getpid()))
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+while not os.path.exists('escaped') or not open('escaped').read(): time.sleep(0.01)
+"""
+_HOG = "kept = []\nwhile True: kept.append(bytearray(b'x') * (4 << 20))"
+_CROWD = """
+import os, time
+for _ in range(300):
+    if os.fork() == 0:
+        time.sleep(600)
+        os._exit(0)
+time.sleep(600)"""
+_SERVER = """
+import socket
+server = socket.create_server(('127.0.0.1', 8765))
+while True:
+    with server.accept()[0] as client: client.sendall(b'here')"""
+_CALL = """
+import socket, time
+for _ in range(500):
+    try:
+        print(socket.create_connection(('127.0.0.1', 8765), 5).recv(9).decode())
+        break
+    except ConnectionRefusedError: time.sleep(0.01)"""
+_LIMITS = {"memory_mb": 256, "processes": 40, "wall_s": 30.0, "cpu_s": 30.0}
+
+
+class LimitsContract:
+    """See the module."""
+
+    def test_cell_that_ignores_its_wall_limit_ends_alone(self, subject: Subject) -> None:
+        """Asked once, then killed."""
+        with _inhabited(subject) as sandbox:
+            ended = sandbox.run(_DEAF + "while True: pass", timeout=0.3)
+            assert ended.verdict is Verdict.WALL_TIME
+            assert any("state is lost" in note for note in ended.outcome.notes)
+            _check_replaced(sandbox)
+
+    def test_cell_that_ignores_its_cpu_limit_ends_alone(self, subject: Subject) -> None:
+        """With the child that burns beside it."""
+        with _inhabited(subject, cpu_s=0.4) as sandbox:
+            ended = sandbox.run(_DEAF + "import os\nos.fork()\nwhile True: pass")
+            assert ended.verdict is Verdict.CPU_TIME
+            _check_replaced(sandbox)
+
+    def test_cell_that_needs_too_much_memory_ends_alone(self, subject: Subject) -> None:
+        """Its context is what the kernel, or a watchdog, has killed."""
+        with _inhabited(subject) as sandbox:
+            ended = sandbox.run(_HOG)
+            assert ended.verdict is Verdict.MEMORY
+            _check_replaced(sandbox)
+
+    def test_cell_with_too_many_processes_ends_alone(self, subject: Subject) -> None:
+        """With all of them, so that there is room again."""
+        with _inhabited(subject, memory_mb=2048) as sandbox:
+            assert sandbox.run(_CROWD).verdict is Verdict.PROCESSES
+            _check_replaced(sandbox)
+
+    def test_command_above_each_limit_ends_alone(self, subject: Subject) -> None:
+        """The context's variable stays, too."""
+        with _inhabited(subject, memory_mb=1024) as sandbox:
+            for code, verdict in (
+                (_DEAF + "while True: pass", Verdict.WALL_TIME),
+                (_HOG, Verdict.MEMORY),
+                (_CROWD, Verdict.PROCESSES),
+            ):
+                limit_s = 0.5 if verdict is Verdict.WALL_TIME else 20.0
+                ended = sandbox.commands.run(["python3", "-c", code], timeout=limit_s)
+                assert ended.outcome.verdict is verdict
+            assert sandbox.run("mine").text == "'mine'"
+
+    def test_descendants_that_escaped_end_with_their_cell(self, subject: Subject) -> None:
+        """A grandchild in a session of its own, whose parent is gone."""
+        with _inhabited(subject) as sandbox:
+            code = _ESCAPE + _DEAF + "print(open('escaped').read())\nwhile True: pass"
+            ended = sandbox.run(code, timeout=2)
+            assert ended.verdict is Verdict.WALL_TIME
+            _check_replaced(sandbox)
+            looked = sandbox.run(f"import os\nos.kill({int(ended.stdout)}, 0)")
+            assert looked.error is not None
+            assert looked.error.name == "ProcessLookupError"
+
+
+@contextmanager
+def _inhabited(subject: Subject, **limits: float) -> Iterator[Sandbox]:
+    """A sandbox with a file, two contexts and a server, all of which are there at the end."""
+    with subject.sandbox(limits={**_LIMITS, **limits}) as sandbox:
+        sandbox.files.write("data.txt", "data")
+        sandbox.contexts.create("other")
+        assert sandbox.run("theirs = 'theirs'", context="other").ok
+        assert sandbox.run("mine = 'mine'").ok
+        server = sandbox.commands.start(["python3", "-c", _SERVER])
+        assert sandbox.run(_CALL, context="other").stdout == "here\n"
+        yield sandbox
+        assert sandbox.files.read("data.txt") == "data"
+        assert sandbox.run("theirs", context="other").text == "'theirs'"
+        assert sandbox.run(_CALL).stdout == "here\n"
+        assert server.is_running
+
+
+def _check_replaced(sandbox: Sandbox) -> None:
+    """The next cell of that context finds no variable, and says why."""
+    after = sandbox.run("'mine' in globals()")
+    assert after.text == "False"
+    assert any("new one" in note for note in after.outcome.notes)
