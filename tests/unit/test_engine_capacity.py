@@ -249,7 +249,7 @@ def test_group_without_processes_counts_as_a_full_host(
 
 
 def test_epoll_watches_that_run_out_are_no_full_disk() -> None:
-    """Raised where a loop has the kernel watch a descriptor; the control is the same errno alone."""
+    """Raised where a loop has a descriptor watched; the control is the same errno alone."""
 
     def add_reader() -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
