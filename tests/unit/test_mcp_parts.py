@@ -17,6 +17,7 @@ from cellwall.apps.mcp.addresses import address, media_type, place
 from cellwall.apps.mcp.arguments import BY_TOOL, checked
 from cellwall.apps.mcp.calls import Calls
 from cellwall.apps.mcp.catalog import DESCRIPTIONS, Available, _input_schema
+from cellwall.apps.mcp.events import Events, Share
 from cellwall.apps.mcp.inner import InnerWire
 from cellwall.apps.mcp.progress import Progress
 from cellwall.apps.mcp.schemas import OUTPUTS
@@ -177,7 +178,8 @@ def _a_session() -> Session:
 
 def _a_client() -> VisitingClient:
     session = _a_session()
-    return VisitingClient(session, Calls(session, {}), Principal("alice", "key", "run"))
+    who = Principal("alice", "key", "run")
+    return VisitingClient(session, Calls(session, {}), Events(Share()), who)
 
 
 def test_a_closed_session_takes_no_more_and_stops_what_runs() -> None:

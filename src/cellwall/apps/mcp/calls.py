@@ -41,6 +41,7 @@ class DirectCall:
         self._known = known
         self._under_way = under_way
         self._server_info = server_info
+        self._said: bytes | None = None
 
     @property
     def done(self) -> asyncio.Future[CallToolResult]:
@@ -58,6 +59,11 @@ class DirectCall:
 
     def answer(self) -> bytes:
         """Return the message that answers it, once it is done."""
+        if self._said is None:
+            self._said = self._answer()
+        return self._said
+
+    def _answer(self) -> bytes:
         if self.is_given_up:
             return direct.refusal(self._asked.request_id, direct.CANCELLED, "Request cancelled")
         result = answers.failure(ended()) if self.done.cancelled() else self.done.result()

@@ -13,12 +13,12 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types import UNSUPPORTED_PROTOCOL_VERSION
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from cellwall.apps.mcp.calls import Calls
 from cellwall.apps.mcp.catalog import Catalog
+from cellwall.apps.mcp.events import RETRY_MS, Events, Manager, Share, making
 from cellwall.apps.mcp.inner import InnerTransport
 from cellwall.apps.mcp.library import OnServer
 from cellwall.apps.mcp.mount import PATH
@@ -56,10 +56,12 @@ class Door:
         self._visits = Visits(self._end)
         server = make_server(self._catalog, self._session_of)
         self._server_info = server.server_info_stamp
-        self._manager = StreamableHTTPSessionManager(
+        self._shares: dict[str, Share] = {}
+        self._manager = Manager(
             server,
             session_idle_timeout=None,  # `visits` ends sessions, and knows of it
             max_sessions=None,
+            retry_interval=RETRY_MS,
             max_request_body_size=MESSAGE_BYTES,
         )
         self._stopping = asyncio.Event()
@@ -128,9 +130,11 @@ class Door:
             await call.send(message)
 
         try:
-            await self._manager.handle_request(call.scope, receive, send)
+            with making(client.events):
+                await self._manager.handle_request(call.scope, receive, send)
         finally:
             if made is None:
+                client.events.close()
                 await client.session.close()
 
     def _client(self, call: Call) -> VisitingClient:
@@ -144,7 +148,9 @@ class Door:
         transport = InnerTransport(address, _TIMEOUT_S, serve, self._tasks, peer)
         library = OnServer(AsyncClient(address, _TIMEOUT_S, transport))
         session = Session(library, self._catalog)
-        client = VisitingClient(session, Calls(session, self._server_info), call.caller)
+        calls = Calls(session, self._server_info)
+        events = Events(self._shares.setdefault(call.owner, Share()))
+        client = VisitingClient(session, calls, events, call.caller)
         return client
 
     def _session_of(self, context: Any) -> Session:  # noqa: ANN401 - of the SDK
@@ -156,6 +162,7 @@ class Door:
 
     async def _end(self, visit: Visit) -> None:
         """Have the SDK forget a session, as if its client had said so."""
+        visit.client.events.close()
         scope: Message = {
             "type": "http",
             "method": "DELETE",

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cellwall.apps.mcp.direct import decoded
+from cellwall.apps.mcp.events import PRIMED_FROM, RETRY_MS
 from cellwall.server.call import JSON_TYPE, ClientGone
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ _COMMENT_S = 15.0
 async def served_directly(call: Call, visit: Visit, connection: Connection) -> Receive | None:
     """Serve a plain call, or give one up; else return what the SDK is to read the request from."""
     try:
+        resumed = _resumed(call, visit)
+        if resumed is not None:
+            await _stream(call, visit, resumed)
+            return None
         if visit.client.session.spoken is None or not _may_be_plain(call):
             return await read_before(call)
         data = await call.body(MESSAGE_BYTES)
@@ -81,11 +86,29 @@ def _from(data: bytes, receive: Receive) -> Receive:
     return receive_again
 
 
+def _resumed(call: Call, visit: Visit) -> DirectCall | None:
+    """Return the call of whose stream this is the rest; None for one of the SDK's."""
+    seen = call.headers.get("last-event-id")
+    if seen is None or call.scope["method"] != "GET":
+        return None
+    if _EVENTS not in call.headers.get("accept", ""):
+        return None
+    return visit.client.events.call_after(seen)
+
+
 async def _answer(call: Call, visit: Visit, asked: DirectCall) -> None:
     if await call.wait(asked.done, _PATIENCE_S):
         await call.answer_bytes(asked.answer(), JSON_TYPE, headers=_headers(visit))
         return
+    await _stream(call, visit, asked)
+
+
+async def _stream(call: Call, visit: Visit, asked: DirectCall) -> None:
+    """Answer by a stream, which goes on by a GET with its event's id if its connection breaks."""
+    begun = visit.client.events.begin(asked)
     await call.start(200, _EVENTS, {"cache-control": "no-cache, no-transform", **_headers(visit)})
+    if call.headers.get("mcp-protocol-version", "") >= PRIMED_FROM:
+        await call.write(f"id: {begun}\nretry: {RETRY_MS}\ndata: \n\n".encode())
     while not await call.wait(asked.done, _COMMENT_S):
         await call.write(b": it runs\n\n")
     await call.write(b"event: message\ndata: " + asked.answer() + b"\n\n")

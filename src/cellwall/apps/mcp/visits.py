@@ -19,6 +19,7 @@ from cellwall.surface.tasks import Tasks
 
 if TYPE_CHECKING:
     from cellwall.apps.mcp.calls import Calls
+    from cellwall.apps.mcp.events import Events
     from cellwall.apps.mcp.session import Session
     from cellwall.server.call import Message, Receive, Send
     from cellwall.server.keys import Principal
@@ -71,6 +72,8 @@ class VisitingClient:
     session: Session
     calls: Calls
     """Of its tool calls those that the SDK does not see."""
+    events: Events
+    """What its streams have said."""
     principal: Principal
     """As whom its latest request came; in that name its tools ask the server."""
 
