@@ -31,6 +31,23 @@ print(frame.groupby(frame.day.dt.month).n.agg(["sum", "mean"]).to_csv())
 frame.to_csv("frame.csv", index=False)
 print(pd.read_csv("frame.csv", parse_dates=["day"]).equals(frame))
 """,
+    "what pandas asks for": """
+import pandas as pd
+frame = pd.DataFrame({"a": [1, 2], "b": ["x", "y"]})
+print(frame.to_markdown(), frame.style.set_uuid("u").to_html())
+frame.to_excel("frame.xlsx", index=False)
+print(pd.read_excel("frame.xlsx").equals(frame))
+""",
+    "sympy": """
+import sympy
+x = sympy.Symbol("x")
+print(sympy.integrate(x * sympy.exp(x), x), sympy.solve(x**2 - 2, x))
+""",
+    "seaborn": """
+import seaborn
+axes = seaborn.heatmap([[1, 2], [3, 4]], annot=True)
+print([text.get_text() for text in axes.texts])
+""",
     "scipy": """
 from scipy import optimize, stats
 print(optimize.brentq(lambda x: x**3 - 2, 0, 2, xtol=1e-12).__round__(9))
