@@ -52,6 +52,8 @@ _PACKAGES = {
     "java": "default-jdk-headless",
     "javac": "default-jdk-headless",
     "node": "nodejs",
+    "npx": "npm",
+    "pip": "python3-pip",
     "ps": "procps",
 }
 """Of Debian; a command without an entry is its package's name."""

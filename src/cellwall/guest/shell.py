@@ -17,6 +17,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,7 @@ class Shell:
         closing = getattr(ip.history_manager, "_finalizer", None)
         if closing is not None:
             closing.detach()
+        ip.register_magic_function(partial(_run_pip, ip), "line", "pip")
         page = importlib.import_module("IPython.core.page")
         if sql.is_installed():
             sql.add_magic(ip)
@@ -259,6 +261,13 @@ def _shell_class() -> Any:  # noqa: ANN401, C901  fourteen small overrides of a 
             return kinds.SList(text.splitlines()) if split else kinds.LSString(text)
 
     return ContextShell
+
+
+def _run_pip(ip: Any, line: str) -> None:  # noqa: ANN401  IPython's shell
+    """`%pip`, also where the template has no pip: the system's then knows of the template."""
+    has_own = importlib.util.find_spec("pip") is not None
+    this = sys.executable
+    ip.system(f"{this} -m pip {line}" if has_own else f"pip --python {this} {line}")
 
 
 def _print_only(error: BaseException) -> None:

@@ -16,6 +16,26 @@ if TYPE_CHECKING:
 INTERPRETER = f"{plan.TEMPLATE_ROOT}/bin/python"
 
 
+_NOWHERE = "https://no-network-in-this-sandbox.put-packages-into-a-template.invalid/"
+"""The sentence stands where both pip and npm say what they could not reach."""
+
+_WITHOUT_NETWORK = {
+    "PIP_INDEX_URL": _NOWHERE,
+    "PIP_RETRIES": "0",
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    # Else the system's pip advises to break it, which here can neither be done nor do harm.
+    "PIP_BREAK_SYSTEM_PACKAGES": "1",
+    "npm_config_registry": _NOWHERE,
+    "npm_config_fetch_retries": "0",
+    "npm_config_audit": "false",
+    "npm_config_update_notifier": "false",
+}
+"""Package managers fail at once, not after a minute of retries, for each runtime without network.
+
+A template's own variables win, and so do a caller's: there may be an index inside.
+"""
+
+
 def inside_environment(template: BuiltTemplate, cpus: float) -> dict[str, str]:
     """Return the whole environment of a sandbox of `template` with that share of CPUs."""
     count = str(max(1, math.ceil(cpus)))
@@ -32,4 +52,4 @@ def inside_environment(template: BuiltTemplate, cpus: float) -> dict[str, str]:
     }
     for name in ("OMP", "OPENBLAS", "MKL", "NUMEXPR"):
         environment[f"{name}_NUM_THREADS"] = count
-    return {**environment, **template.template.env}
+    return {**environment, **_WITHOUT_NETWORK, **template.template.env}
