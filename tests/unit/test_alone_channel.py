@@ -7,6 +7,7 @@ import contextlib
 import os
 import select
 import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -296,6 +297,129 @@ def test_frame_that_is_none_ends_the_context() -> None:
             line.sendall(b"\xff" * 100)
             inside.host.poll()
         assert inside.kills == 1
+
+    _play(play)
+
+
+def _display(number: int = 0, size: int = 0) -> bytes:
+    body = b'{"n": "%d%s"}' % (number, b"x" * size)
+    return encode({"ev": "display", "kind": "display"}, body)
+
+
+def test_header_that_no_context_sends_ends_it() -> None:
+    async def play(inside: Inside) -> None:
+        inside.execute()
+        inside.say({"ev": "value", "note": "x" * 4096}, b"1")
+        inside.host.poll()
+        assert (inside.kills, inside.heard.kinds) == (1, [])
+
+    _play(play)
+
+
+def test_flood_is_heard_a_turn_at_a_time_and_seldom() -> None:
+    """What others wait for runs in between; the control of the pause is what it says at first."""
+
+    async def play(inside: Inside) -> None:
+        inside.execute()
+        loop = asyncio.get_running_loop()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+            line.connect(inside.address)
+            line.setblocking(False)
+            flood = b"".join(map(_display, range(1000)))
+            sending = asyncio.ensure_future(_send_all(line, flood * 30))
+            longest_s, last = 0.0, time.thread_time()
+            began = loop.time()
+            while loop.time() < began + 0.5:
+                await asyncio.sleep(0)
+                now_s = time.thread_time()
+                longest_s, last = max(longest_s, now_s - last), now_s
+            sending.cancel()
+            assert inside.heard.kinds.count("display") > 100
+            assert not sending.done()
+            assert len(inside.heard.frames) < 25_000
+            assert longest_s < 0.1
+
+    _play(play)
+
+
+async def _send_all(line: socket.socket, data: bytes) -> None:
+    await asyncio.get_running_loop().sock_sendall(line, data)
+    raise AssertionError("nobody made it wait")
+
+
+def test_all_that_was_said_before_the_end_is_heard_in_order() -> None:
+    """More than may be heard at once: `done` waits for it."""
+
+    async def play(inside: Inside) -> None:
+        inside.execute()
+        count = 0
+        lines = []
+        for _ in range(20):
+            line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            line.connect(inside.address)
+            said = [_display(count + n, 300) for n in range(100)]
+            line.sendall(b"".join(said))
+            count += len(said)
+            lines.append(line)
+        for line in lines:
+            line.close()
+        inside.end()
+        await inside.heard.wait()
+        assert inside.heard.kinds == ["display"] * count + ["done"]
+        numbers = [int(body.split(b'"')[3].rstrip(b"x")) for _, _, body in inside.heard.frames[:-1]]
+        assert numbers == list(range(count))
+        assert inside.heard.frames[-1][1]["exit_code"] == 3
+
+    _play(play)
+
+
+def test_one_that_says_more_than_any_is_cut_off() -> None:
+    """Its pipes are read on, its end counts; whoever calls then is refused."""
+
+    async def play(inside: Inside) -> None:
+        inside.execute(output_bytes=100)
+        whole = encode({"ev": "display"}, bytes(1 << 20))
+        for _ in range(20):
+            with contextlib.suppress(OSError), _calling(inside) as line:
+                line.setblocking(False)
+                async with asyncio.timeout(_SOON_S):
+                    await asyncio.get_running_loop().sock_sendall(line, whole)
+        with pytest.raises(ConnectionRefusedError):
+            _calling(inside)
+        os.write(inside.stdout, b"on")
+        inside.end()
+        await inside.heard.wait()
+        assert inside.heard.kinds == ["display"] * 8 + ["stdout", "done"]
+        assert inside.heard.frames[-1][1]["cut"]["display"] > 7 << 20
+
+    _play(play)
+
+
+def _calling(inside: Inside) -> socket.socket:
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        line.connect(inside.address)
+    except OSError:
+        line.close()
+        raise
+    return line
+
+
+def test_end_of_a_flooding_program_is_known_though_its_sandbox_is_lost() -> None:
+    async def play(inside: Inside) -> None:
+        inside.execute()
+        with _calling(inside) as line:
+            line.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    line.send(b"".join(_display(n) for n in range(100)))
+            inside.end()
+            inside.host.poll()
+            assert "done" not in inside.heard.kinds
+            inside.channel.close()
+            await inside.heard.wait()
+            assert inside.heard.lost is None
+            assert inside.heard.frames[-1][1]["exit_code"] == 3
 
     _play(play)
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import socket
 import struct
+import time
 import tracemalloc
 from typing import Any
 
@@ -200,6 +201,83 @@ async def send_late(pair: Pair, *, count: int, number: int) -> None:
     last = frame({"ev": "reply", "id": number + 1})
     await asyncio.get_running_loop().run_in_executor(None, _send_ignoring, pair, last)
     await asyncio.wait_for(asking, 5)
+
+
+class Counting:
+    """A listener that counts."""
+
+    def __init__(self, most: int = 0) -> None:
+        self.count = 0
+        self.some, self.all = asyncio.Event(), asyncio.Event()
+        self._most = most
+
+    def on_frame(self, kind: str, header: dict[str, Any], body: bytes) -> None:
+        self.count += 1
+        self.some.set()
+        if self.count == self._most:
+            self.all.set()
+
+    def on_lost(self, error: ChannelLost) -> None:
+        self.all.set()
+
+
+def test_flood_of_frames_is_heard_a_turn_at_a_time() -> None:
+    """One read brings six thousand of them. Nothing is lost, and the loop is others' in between."""
+
+    async def body(pair: Pair) -> None:
+        listener, loop = Counting(12_000), asyncio.get_running_loop()
+        number = pair.channel.open("execute", listener, RUN, {})
+        flood = frame({"ev": "stdout", "id": number}, b"x") * 12_000
+        sending = loop.run_in_executor(None, _send_ignoring, pair, flood)
+        most, longest_s, last = 0, 0.0, time.thread_time()
+        before = 0
+        while not listener.all.is_set():
+            await asyncio.sleep(0)
+            most, before = max(most, listener.count - before), listener.count
+            now_s = time.thread_time()
+            longest_s, last = max(longest_s, now_s - last), now_s
+        await sending
+        assert listener.count == 12_000
+        assert most < 3000
+        assert longest_s < 0.1
+
+    with_pair(body)
+
+
+def test_what_was_said_before_the_end_is_heard_before_it() -> None:
+    async def body(pair: Pair) -> None:
+        listener = Counting()
+        number = pair.channel.open("execute", listener, RUN, {})
+        flood = frame({"ev": "stdout", "id": number}, b"x") * 5000
+        await asyncio.get_running_loop().run_in_executor(None, _send_ignoring, pair, flood)
+        pair.guest.close()
+        await asyncio.wait_for(listener.all.wait(), 20)
+        assert listener.count == 5000
+
+    with_pair(body)
+
+
+@pytest.mark.parametrize("is_polled", [True, False])
+def test_rest_of_a_turn_is_heard_once_it_may_be(is_polled: bool) -> None:
+    """Paused in the middle of what one read brought: a poll, or the end of the pause, hears it."""
+
+    async def body(pair: Pair) -> None:
+        listener = Counting(2000)
+        number = pair.channel.open("execute", listener, RUN, {})
+        pair.say(frame({"ev": "stdout", "id": number}, b"x") * 2000)
+        await asyncio.wait_for(listener.some.wait(), 20)
+        pair.channel.pause()
+        count = listener.count
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert listener.count == count < 2000
+        if is_polled:
+            pair.channel.poll()
+        else:
+            pair.channel.resume()
+        await asyncio.wait_for(listener.all.wait(), 20)
+
+    with_pair(body)
 
 
 def test_late_frames_of_a_long_life_are_not_hostile() -> None:

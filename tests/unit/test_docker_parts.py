@@ -105,6 +105,19 @@ def test_attached_stream_loses_its_headers_however_it_is_cut() -> None:
             attached.close()
 
 
+def test_attached_stream_of_complaints_keeps_nobody() -> None:
+    """One read at a time: what comes as fast as it is read would be read for ever."""
+    theirs, ours = socket.socketpair()
+    with theirs:
+        attached = AttachedSocket(ours)
+        attached.setblocking(False)
+        theirs.sendall(_frame(2, b"complain") * 2)
+        with pytest.raises(BlockingIOError):
+            attached.recv_into(memoryview(bytearray(16)))
+        assert len(ours.recv(100)) == 16
+        attached.close()
+
+
 _STATUS = """Package: base
 Status: install ok installed
 Essential: yes

@@ -16,8 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_MOST_METADATA_BYTES = 16 * 1024
-"""The header that carries the metadata is limited to 64 KiB."""
+_MOST_METADATA_BYTES = 2 * 1024
+"""A context's header has 4 KiB at most where the host reads it."""
 _PLAIN, _HTML = "text/plain", "text/html"
 
 

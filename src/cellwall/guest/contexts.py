@@ -393,7 +393,7 @@ class Contexts:
         for earlier in tuple(context.lines):
             earlier.drain()  # what was said before must not be heard after
         self._listen(context, line)
-        line.drain()  # the first frame is there already, as a rule: one wake-up less
+        line.hear()  # the first frame is there already, as a rule: one wake-up less
 
     def _listen(self, context: Context, line: Line) -> None:
         context.lines.append(line)

@@ -101,6 +101,8 @@ class AloneChannel(GuestChannel):
         self._pumps: list[Output] = []
         self._books: Execution | None = None
         self._has_begun = self._has_concluded = self._is_ending = False
+        self._exit: Exit | None = None
+        """How its program ended, once the kernel has said so."""
         self._heard = b""
         self._marks = 0
         self._looks = 0
@@ -157,7 +159,7 @@ class AloneChannel(GuestChannel):
 
     # -- hearing: init ---------------------------------------------------------------------
 
-    def _read_once(self) -> bool:
+    def _read_once(self, until: float) -> bool:
         try:
             data = os.read(self._fd, _READ_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -243,29 +245,48 @@ class AloneChannel(GuestChannel):
 
     def _conclude(self, status: int, rusage: dict[str, int]) -> None:
         """Take in what the context printed and said last, then tell how it ended."""
-        if self._has_concluded:
+        if self._exit is not None:
             return  # it was foreseen
         if self._books is None or not self._has_begun or self.is_unready:
             self._end(ChannelLost("guest channel: the program's process ended before it began"))
             return
-        self._drain()
-        self._has_concluded = True
-        books, self._books = self._books, None
-        if self._lost is not None or books is None:
-            return
         is_killed = os.WIFSIGNALED(status)
         exit_code = None if is_killed else os.WEXITSTATUS(status)
+        self._exit = Exit(exit_code, os.WTERMSIG(status) if is_killed else None, rusage)
+        self._finish_once_heard()
+
+    def _finish_once_heard(self) -> None:
+        """A program that said more at its end than may be heard at once waits for its `done`."""
+        if self._drain():
+            self._finish()
+        else:
+            self._loop.call_later(self._late.pause_s, self._hear_the_rest)
+
+    def _hear_the_rest(self) -> None:
+        if not (self._pauses or self._has_concluded or self._lost is not None):
+            self._finish_once_heard()
+
+    def _finish(self) -> None:
+        books, self._books = self._books, None
+        if self._has_concluded or self._lost is not None or books is None:
+            return
+        self._has_concluded = True
         try:
-            books.finish(Exit(exit_code, os.WTERMSIG(status) if is_killed else None, rusage))
+            books.finish(self._exit)
         except FrameError as error:
             self._violated(str(error))
         self._late.close()
 
-    def _drain(self) -> None:
+    def _drain(self) -> bool:
+        """Take in what is there; False if more was said than may be heard now."""
+        is_all = True
         if self._books is not None:
-            for step in (self._drain_output, self._lines.drain, self._drain_output):
-                if self._lost is None:
-                    step()
+            self._drain_output()
+            if self._lost is None:
+                is_all = self._lines.drain()
+            if self._lost is None:
+                self._drain_output()
+        return is_all
 
     def _drain_output(self) -> None:
         for pump in self._pumps:
@@ -303,6 +324,8 @@ class AloneChannel(GuestChannel):
         super().resume()
         if not self._pauses and self._lost is None:
             self._late.resume()
+            if self._exit is not None:
+                self._hear_the_rest()
 
     def poll(self) -> None:
         """See `GuestChannel`."""
@@ -313,6 +336,8 @@ class AloneChannel(GuestChannel):
         if not self._is_ending:
             self._is_ending = True
             self._drain()
+            if self._exit is not None and not error.is_hostile:
+                self._finish()  # that is known, whatever else is lost
             self._late.close()
             self._lines.close()
             self._close_outputs()

@@ -4,7 +4,8 @@ Used by `alone_channel`; the other end is `guest/link.py`. Not what a frame mean
 
 SECURITY: a connection is heard only when the kernel says that the context opened it (SO_PEERCRED),
 and whatever it says counts as said by caller code. Two connections at once are read, so that what
-is held here of frames that never end is two of them.
+is held here of frames that never end is two of them. They are heard in turns, each of which is
+taken down (`hearing`), and a program that has said more than any that means well is cut off.
 """
 
 from __future__ import annotations
@@ -12,23 +13,28 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cellwall.guest.frames import (
-    LENGTHS,
-    MAX_EVENT_BODY_BYTES,
-    MAX_EVENT_HEADER_BYTES,
-    parse_header,
-)
+from cellwall.guest.frames import LENGTHS, MAX_EVENT_BODY_BYTES, parse_header
 from cellwall.guest.frames import FrameError as GuestFrameError
 from cellwall.guest.loop import READ
-from cellwall.runtimes.late_loop import LateLoop
+from cellwall.runtimes.hearing import TURN_S
+
+if TYPE_CHECKING:
+    from cellwall.runtimes.late_loop import LateLoop
 
 _MOST_LINES = 2
-_MOST_ROUNDS = 128
-"""Connections, or pieces of one, that are taken in at once."""
+_MOST_HEADER_BYTES = 4 * 1024
+"""A context that means well says less: what it shows is in bodies."""
+_MOST_BYTES = 16 * 1024 * 1024
+"""Of one program: displays of 8 MiB, a value, an error, and as much again. Then it is cut off."""
+_LEAST_BYTES = 512
+"""What a frame counts for at least."""
 _READ_BYTES = 64 * 1024
+_DRAIN_S = 0.005
+"""Of the loop's time, for what was said before an end; an end that can wait waits for the rest."""
 _PEER = struct.Struct("3i")
 
 OnFrame = Callable[[dict[str, Any], bytes], None]
@@ -42,6 +48,27 @@ def _nothing() -> None:
     """Nobody is to be told."""
 
 
+class Turn:
+    """What is heard at a stretch, of all lines."""
+
+    def __init__(self, most_s: float = TURN_S) -> None:
+        """It begins now."""
+        self._began = time.thread_time()
+        self._until = time.perf_counter() + most_s
+        self.frames = 0
+        self.nbytes = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether somebody else is to have the loop."""
+        return time.perf_counter() >= self._until
+
+    @property
+    def spent_s(self) -> float:
+        """Of the processor's time."""
+        return time.thread_time() - self._began
+
+
 class Line:
     """One connection of the context."""
 
@@ -50,40 +77,53 @@ class Line:
         sock.setblocking(False)
         self._socket = sock
         self._buffer = bytearray()
+        self.is_behind = False
+        """There may be more than was heard."""
 
     def fileno(self) -> int:
         """Its descriptor."""
         return self._socket.fileno()
 
-    def read(self, on_frame: OnFrame) -> bool:
-        """Take in what is there; False at its end. Raises `GuestFrameError`."""
-        for _ in range(_MOST_ROUNDS):
+    def read(self, turn: Turn, on_frame: OnFrame) -> bool:
+        """Take in what is there, until the turn is over; False at its end.
+
+        Raises `GuestFrameError`.
+        """
+        self.is_behind = False
+        while True:
+            while frame := self._take():
+                turn.frames += 1
+                on_frame(*frame)
+                if turn.is_over:
+                    self.is_behind = True
+                    return True
             try:
                 data = self._socket.recv(_READ_BYTES)
             except BlockingIOError:
                 return True
             except OSError:
-                return False
+                return False  # we hung up, too
             if not data:
                 return False
+            turn.nbytes += len(data)
             self._buffer += data
-            self._take(on_frame)
-        return True
 
-    def _take(self, on_frame: OnFrame) -> None:
+    def _take(self) -> tuple[dict[str, Any], bytes] | None:
+        """The next frame, if all of it is here."""
         buffer = self._buffer
-        while len(buffer) >= LENGTHS.size:
-            head, body = LENGTHS.unpack_from(buffer)
-            if head > MAX_EVENT_HEADER_BYTES or body > MAX_EVENT_BODY_BYTES:
-                raise GuestFrameError(f"a frame of {head}+{body} bytes is above the cap")
-            start = LENGTHS.size + head
-            if len(buffer) < start + body:
-                return
-            # Lenient as init: metadata that no JSON can carry costs a display nothing else.
-            header = parse_header(bytes(buffer[LENGTHS.size : start]))
-            content = bytes(buffer[start : start + body])
-            del buffer[: start + body]
-            on_frame(header, content)
+        if len(buffer) < LENGTHS.size:
+            return None
+        head, body = LENGTHS.unpack_from(buffer)
+        if head > _MOST_HEADER_BYTES or body > MAX_EVENT_BODY_BYTES:
+            raise GuestFrameError(f"a frame of {head}+{body} bytes is above the cap")
+        start = LENGTHS.size + head
+        if len(buffer) < start + body:
+            return None
+        # Lenient as init: metadata that no JSON can carry costs a display nothing else.
+        header = parse_header(bytes(buffer[LENGTHS.size : start]))
+        content = bytes(buffer[start : start + body])
+        del buffer[: start + body]
+        return header, content
 
     def close(self) -> None:
         """Hang up."""
@@ -110,6 +150,7 @@ class Lines:
         self._on_frame = on_frame
         self._on_broken = on_broken
         self._lines: list[Line] = []
+        self._left_bytes = _MOST_BYTES
         self.context_pid = 0
         """The one process that is heard; the host's number."""
 
@@ -117,13 +158,16 @@ class Lines:
         """Hear the context from now on."""
         self._loop.watch(self._listener.fileno(), READ, self._on_call)
 
-    def drain(self) -> None:
-        """Hear whoever called already."""
-        for _ in range(_MOST_ROUNDS):
-            if not self._accept():
+    def drain(self) -> bool:
+        """Hear those who called already; False if they have more to say than may be heard now."""
+        turn = Turn(_DRAIN_S)
+        while True:
+            for line in tuple(self._lines):
+                self._hear(line, turn)
+            if turn.is_over or not self._accept(turn):
                 break
-        for line in tuple(self._lines):
-            self._hear(line)
+        self._end_turn(turn)
+        return not turn.is_over
 
     def close(self) -> None:
         """Hang up and hear nobody."""
@@ -137,42 +181,65 @@ class Lines:
     def abandon(self) -> None:
         """In a forked child: close the descriptors, tell no loop."""
         for fd in (*(line.detach() for line in self._lines), self._listener.detach()):
-            os.close(fd)
+            if fd >= 0:  # else it was cut off
+                os.close(fd)
         self._lines.clear()
 
     def _on_call(self, _events: int) -> None:
-        self._accept()
+        turn = Turn()
+        self._accept(turn)
+        self._end_turn(turn)
 
-    def _accept(self) -> bool:
+    def _accept(self, turn: Turn) -> bool:
+        for earlier in tuple(self._lines):
+            self._hear(earlier, turn)  # what was said before must not be heard after
+        if turn.is_over:
+            return False
         try:
             connection, _ = self._listener.accept()
         except OSError:
             return False  # nobody there, or no descriptor left, which passes
+        turn.frames += 1
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         if _PEER.unpack(peer)[0] != self.context_pid:
             connection.close()
             return True
-        for earlier in tuple(self._lines):
-            self._hear(earlier)  # what was said before must not be heard after
         while len(self._lines) >= _MOST_LINES:
             self._drop(self._lines[0])
         line = Line(connection)
         self._lines.append(line)
-        self._loop.watch(line.fileno(), READ, lambda _events: self._hear(line))
-        self._hear(line)  # it is there already, as a rule
+        self._loop.watch(line.fileno(), READ, lambda _events: self._on_readable(line))
+        self._hear(line, turn)  # it is there already, as a rule
         return True
 
-    def _hear(self, line: Line) -> None:
+    def _on_readable(self, line: Line) -> None:
+        turn = Turn()
+        self._hear(line, turn)
+        self._end_turn(turn)
+
+    def _hear(self, line: Line, turn: Turn) -> None:
         if line not in self._lines:
             return
         try:
-            is_open = line.read(self._on_frame)
+            is_open = line.read(turn, self._said)
         except GuestFrameError:
             self._drop(line)
             self._on_broken()
             return
         if not is_open:
             self._drop(line)
+        elif line.is_behind:
+            self._loop.come_back(line.fileno())
+
+    def _said(self, header: dict[str, Any], body: bytes) -> None:
+        self._left_bytes -= max(_LEAST_BYTES, len(body))
+        if self._left_bytes < 0:
+            self.close()  # nothing that it says could count any more
+        else:
+            self._on_frame(header, body)
+
+    def _end_turn(self, turn: Turn) -> None:
+        self._loop.spend(turn.spent_s, turn.frames, turn.nbytes)
 
     def _drop(self, line: Line) -> None:
         if line in self._lines:

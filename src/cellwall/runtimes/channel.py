@@ -15,6 +15,7 @@ import json
 import os
 import struct
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,6 +31,7 @@ from cellwall.runtimes.answers import (
 )
 from cellwall.runtimes.backlog import Backlog
 from cellwall.runtimes.frames import FrameError, check_frame, strict_json
+from cellwall.runtimes.hearing import TURN_S, Hearing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,6 +43,9 @@ MOST_HELD_BYTES = 16 * 1024
 """Of a request that is held: it arrives in one piece, so that init need not gather."""
 _RECEIVE_BYTES = 256 * 1024
 _WRITE_HIGH_BYTES = 1024 * 1024
+_POLL_S = 0.05
+"""Of the loop's time, for what has arrived before an end that we make."""
+_JSON_BODIES = frozenset({"display", "error", "value", "call"})
 _STRAY_FRAMES_CAP = 10_000
 """Late frames that one request of ours may cause after we gave it up; more are hostile."""
 
@@ -125,6 +130,12 @@ class GuestChannel:
         self._on_violation = on_violation
         self.may_hold = may_hold
         self._in = bytearray()
+        self.hearing = Hearing()
+        """What its sandbox may take of the loop's time. Those who read on take down theirs."""
+        self._is_behind = False
+        """A whole frame may be here that nobody was told of."""
+        self._taken = self._taken_bytes = 0
+        """Frames, and bytes of JSON in them, of this turn."""
         self._out = Backlog()
         self._room: list[asyncio.Future[None]] = []
         self._listeners: dict[int, tuple[Listener, frozenset[str]]] = {}
@@ -201,6 +212,7 @@ class GuestChannel:
         self._last_id += 1
         number = self._last_id
         self._listeners[number] = (listener, expected)
+        self.hearing.grant()
         self.send({**fields, "op": op, "id": number}, body)
         return number
 
@@ -307,42 +319,64 @@ class GuestChannel:
         self._pauses -= 1
         if self._pauses == 0 and self._lost is None:
             self._loop.add_reader(self._fd, self._on_readable)
+            if self._is_behind:
+                self._loop.call_soon(self._on_readable)
 
     def poll(self) -> None:
         """Take in what has already arrived; used before a kill, so that output is not lost."""
+        until = time.perf_counter() + _POLL_S
         for _ in range(16):
-            if self._lost is not None or not self._read_once():
+            if self._lost is not None or not self._read_once(until):
                 return
 
     def _on_readable(self) -> None:
-        self._read_once()
+        if self._pauses or self._lost is not None:
+            return  # it was called because it was behind
+        began = time.thread_time()
+        self._taken = self._taken_bytes = 0
+        self._read_once(time.perf_counter() + TURN_S)
+        spent_s, now = time.thread_time() - began, time.perf_counter()
+        pause_s = self.hearing.spend(now, spent_s, self._taken, self._taken_bytes)
+        if (pause_s or self._is_behind) and self._lost is None:
+            GuestChannel.pause(self)
+            self._loop.call_later(pause_s, GuestChannel.resume, self)
 
-    def _read_once(self) -> bool:
+    def _read_once(self, until: float) -> bool:
+        """Hear one read's worth, or what is left of one; False when there is nothing."""
         try:
-            scratch = _scratch()
-            data = bytes(scratch[: self._sock.recv_into(scratch)])
-        except (BlockingIOError, InterruptedError):
-            return False
-        except OSError as error:
-            self._end(ChannelLost(f"guest channel: read failed: {error.strerror}"))
-            return False
-        if not data:
-            self._end(ChannelLost("guest channel: closed by the guest's end"))
-            return False
-        try:
-            self._feed(data)
+            data = b"" if self._is_behind else self._read()
+            if data is None:
+                return False
+            self._feed(data, until)
         except FrameError as error:
             self._violated(str(error))
             return False
         return True
 
-    def _feed(self, data: bytes) -> None:
+    def _read(self) -> bytes | None:
+        """What has come; None if that is nothing, now or for ever."""
+        try:
+            scratch = _scratch()
+            data = bytes(scratch[: self._sock.recv_into(scratch)])
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError as error:
+            self._end(ChannelLost(f"guest channel: read failed: {error.strerror}"))
+            return None
+        if not data:
+            self._end(ChannelLost("guest channel: closed by the guest's end"))
+            return None
+        return data
+
+    def _feed(self, data: bytes, until: float) -> None:
+        """Tell of each whole frame, until it is somebody else's turn."""
         buffer: bytes | bytearray = data
         if self._in:
             self._in += data
             buffer = self._in
         position, size = 0, len(buffer)
-        while size - position >= _PREFIX.size:
+        self._is_behind = False
+        while size - position >= _PREFIX.size and not self._is_behind:
             head, body = _PREFIX.unpack_from(buffer, position)
             if head > HEADER_CAP_BYTES or body > BODY_CAP_BYTES:
                 raise FrameError(f"a frame of {head}+{body} bytes is above the cap")
@@ -354,6 +388,9 @@ class GuestChannel:
             self._dispatch(strict_json(text), bytes(buffer[start + head : position]))
             if self._lost is not None:
                 return
+            self._taken += 1
+            self._taken_bytes += head
+            self._is_behind = position < size and time.perf_counter() >= until
         if buffer is self._in:
             del self._in[:position]
         elif position < size:
@@ -375,6 +412,8 @@ class GuestChannel:
                 raise FrameError(f"event {kind} for a request that does not exist")
             return
         listener, expected = entry
+        if kind in _JSON_BODIES:
+            self._taken_bytes += len(body)
         if kind not in expected:
             raise FrameError(f"event {kind} does not belong to this request")
         if kind in FINAL:
@@ -402,6 +441,7 @@ class GuestChannel:
             return
         self._lost = error
         self._stop_waiting()
+        self.hearing.close()
         _open_channels.discard(self)
         with contextlib.suppress(RuntimeError):  # the loop may already be closed at exit
             self._loop.remove_reader(self._fd)

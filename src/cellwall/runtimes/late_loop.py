@@ -8,9 +8,11 @@ wakes this loop once in a millisecond, not for each line. It reads nothing itsel
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from cellwall.guest.loop import READ
+from cellwall.runtimes.hearing import Hearing
 
 _FIRST_S = 0.003
 """Until somebody looks at what a program prints; its end is heard at once."""
@@ -35,6 +37,10 @@ class LateLoop:
         self._alarms: dict[object, asyncio.TimerHandle] = {}
         self._is_paused = False
         self._is_flooded = False
+        self._hearing = Hearing()
+        self._deaf_until = 0.0
+        self._unheard: set[int] = set()
+        """Of whom something is here that was not told yet."""
 
     def watch(self, fd: int, _events: int, callback: Callable[[int], None]) -> None:
         """Call `callback` whenever `fd` can be read, soon."""
@@ -44,7 +50,18 @@ class LateLoop:
     def forget(self, fd: int) -> None:
         """Watch it no longer; harmless when it is not watched."""
         self._callbacks.pop(fd, None)
+        self._unheard.discard(fd)
         self._unregister(fd)
+
+    def come_back(self, fd: int) -> None:
+        """Call its callback the next time, though nothing new may be there."""
+        self._unheard.add(fd)
+        self._arm(self.pause_s)
+
+    def spend(self, spent_s: float, frames: int, nbytes: int) -> None:
+        """Take down what a callback has heard; it may be a while until the next."""
+        now = time.perf_counter()
+        self._deaf_until = now + self._hearing.spend(now, spent_s, frames, nbytes)
 
     def set_alarm(self, whose: object, after_s: float, callback: Callable[[], None]) -> None:
         """Call `callback` once, unless this is closed before."""
@@ -57,8 +74,12 @@ class LateLoop:
             LateLoop._floods += 1
 
     @property
-    def _gather_s(self) -> float:
-        return _FLOOD_S * LateLoop._floods if self._is_flooded else _GATHER_S
+    def pause_s(self) -> float:
+        """Until somebody is called again."""
+        gather_s = _FLOOD_S * LateLoop._floods if self._is_flooded else _GATHER_S
+        if not self._deaf_until:
+            return gather_s
+        return max(gather_s, self._deaf_until - time.perf_counter())
 
     def pause(self) -> None:
         """Call nobody until `resume`."""
@@ -70,13 +91,15 @@ class LateLoop:
         """Undo `pause`."""
         self._is_paused = False
         if self._callbacks:
-            self._arm(self._gather_s)
+            self._arm(self.pause_s)
 
     def close(self) -> None:
         """Watch nothing any more; the descriptors are their owners'."""
         for fd in tuple(self._registered):
             self._unregister(fd)
         self._callbacks.clear()
+        self._unheard.clear()
+        self._hearing.close()
         for timer in (self._timer, *self._alarms.values()):
             if timer is not None:
                 timer.cancel()
@@ -99,8 +122,13 @@ class LateLoop:
         self._timer = None
         if self._is_paused:
             return
+        if self._deaf_until > time.perf_counter():
+            self._arm(self.pause_s)  # somebody heard too much since this was arranged
+            return
         for fd in self._callbacks:
-            if fd not in self._registered:
+            if fd in self._unheard:
+                self._loop.call_soon(self._on_readable, fd)
+            elif fd not in self._registered:
                 self._registered.add(fd)
                 self._loop.add_reader(fd, self._on_readable, fd)
 
@@ -110,9 +138,12 @@ class LateLoop:
             self._loop.remove_reader(fd)
 
     def _on_readable(self, fd: int) -> None:
+        if self._is_paused:
+            return
         self._unregister(fd)
+        self._unheard.discard(fd)
         callback = self._callbacks.get(fd)
         if callback is not None:
             callback(READ)
         if self._callbacks:
-            self._arm(self._gather_s)
+            self._arm(self.pause_s)

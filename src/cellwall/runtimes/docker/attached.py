@@ -51,16 +51,18 @@ class AttachedSocket:
     def recv_into(self, room: memoryview) -> int:
         """Put bytes of stdout into `room`; 0 at the end. BlockingIOError when there are none now.
 
-        They fit: what is received is at most as long, and headers only make it shorter.
+        They fit: what is received is at most as long, and headers only make it shorter. One read
+        at a time, whatever was in it: a flood of the other kind must not keep the loop here.
         """
         size = 0
-        while not size:
-            data = self._sock.recv(len(room))
-            if not data:
-                return 0
-            for piece in self._payload(data):
-                room[size : size + len(piece)] = piece
-                size += len(piece)
+        data = self._sock.recv(len(room))
+        if not data:
+            return 0
+        for piece in self._payload(data):
+            room[size : size + len(piece)] = piece
+            size += len(piece)
+        if not size:
+            raise BlockingIOError
         return size
 
     def _payload(self, data: bytes) -> Iterable[bytes]:

@@ -1,0 +1,81 @@
+"""How much of everybody's loop one sandbox's words may take.
+
+Used by those who read what an inside says (`channel`, and `alone_lines` over `late_loop`). Frames
+are taken apart on the one loop that all sandboxes, callers and deadlines share, while saying one
+costs the inside next to nothing; so the time that it takes here is metered, whatever kind of frame
+it is. Not a bound on how much is kept: that is the listeners'.
+
+The invariant: nobody is heard for longer than a turn (`TURN_S`, or one frame) at a stretch, and all
+who say much, together, for no more than `SHARE` of the time. Their sockets fill, and they wait:
+what they say costs their own share. A few milliseconds, and the answer to each request of ours, are
+free.
+"""
+
+from __future__ import annotations
+
+TURN_S = 0.001
+"""Of the loop's time, at a stretch; one frame may take longer."""
+SHARE = 0.1
+"""Of the loop's time, for all together who say much."""
+_QUIET_SHARE = 0.002
+"""For each that does not: who says more than that for long is one of the others."""
+BURST_S = 0.01
+"""Of the loop's time at once: a hundred ordinary frames, or displays of several MiB."""
+GRANT_S = 0.002
+"""For each request of ours: its answer is no flood."""
+_FRAME_S = 0.0001
+_LINE_S = 0.00001
+_BYTE_S = 20e-9
+"""At most so much is taken down for a frame and each byte of JSON: what a caller's callback does
+is nothing that the inside has said."""
+
+
+class Hearing:
+    """The account of one sandbox."""
+
+    __slots__ = ("_at", "_is_closed", "_is_loud", "_left_s")
+    _loud = 0
+    """How many of all have said more than they may."""
+
+    def __init__(self) -> None:
+        """All may still be said."""
+        self._left_s = BURST_S
+        self._at = 0.0
+        self._is_loud = self._is_closed = False
+
+    def spend(self, now: float, spent_s: float, frames: int, nbytes: int) -> float:
+        """Take down a turn; return how long to hear nothing more, in seconds.
+
+        `spent_s` is processor time (`thread_time`): a busy machine says nothing. `nbytes` of JSON,
+        which is taken apart; other bytes are only passed on.
+        """
+        share = SHARE / Hearing._loud if self._is_loud else _QUIET_SHARE
+        saved = min(BURST_S, self._left_s + (now - self._at) * share)
+        self._left_s = saved - min(spent_s, frames * _FRAME_S + nbytes * _BYTE_S)
+        self._at = now
+        if self._left_s >= BURST_S / 2:
+            self._fall_silent()
+        elif self._left_s < 0 and not self._is_loud and not self._is_closed:
+            self._is_loud = True
+            Hearing._loud += 1
+        if self._left_s >= 0 or self._is_closed:
+            return 0.0
+        return -self._left_s * Hearing._loud / SHARE
+
+    def spend_lines(self, now: float, count: int) -> float:
+        """The same for lines that their reader takes apart later, each for about as long."""
+        return self.spend(now, count * _LINE_S, count, 0)
+
+    def grant(self) -> None:
+        """Something was asked for."""
+        self._left_s = min(BURST_S, self._left_s + GRANT_S)
+
+    def close(self) -> None:
+        """It will say nothing more; what is taken down later is its last."""
+        self._is_closed = True
+        self._fall_silent()
+
+    def _fall_silent(self) -> None:
+        if self._is_loud:
+            self._is_loud = False
+            Hearing._loud -= 1
