@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -830,6 +832,22 @@ def test_cancelled_run_ends(library: Library, server: Server) -> None:
     began = time.monotonic()
     asyncio.run(main())
     assert time.monotonic() - began < 20
+
+
+_MANY = """
+import asyncio, cellwall
+async def main():
+    await asyncio.gather(*(cellwall.arun(f"print({i})") for i in range(20)))
+asyncio.run(main())
+"""
+
+
+def test_many_at_once_end_without_a_word() -> None:
+    """Refills are under way when the loop ends: nobody hears of that."""
+    done = subprocess.run(
+        [sys.executable, "-c", _MANY], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 # -- mistakes ----------------------------------------------------------------------------------

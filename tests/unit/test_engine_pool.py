@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from cellwall.engine.live import Live
-from cellwall.engine.pool import Pool
+from cellwall.engine.pool import Pool, StartGate
 from cellwall.engine.settings import EngineSettings
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.model.ids import new_id
@@ -285,3 +285,44 @@ def test_parked_sandbox_that_ended_unnoticed_is_passed_over() -> None:
         assert all(each.killed for each in scene.runtime.started if each.has_ended)
 
     play(body, pool_min=2, pool_max=2)
+
+
+def test_refill_that_waits_makes_no_noise_at_the_end_of_a_loop() -> None:
+    """What a loop closes at its end are asynchronous generators, and none may run meanwhile."""
+
+    async def main() -> list[dict[str, Any]]:
+        loop, said = asyncio.get_running_loop(), list[dict[str, Any]]()
+        loop.set_exception_handler(lambda _loop, context: said.append(context))
+        gate = StartGate(1)
+        begun = asyncio.Event()
+
+        async def refill() -> None:
+            begun.set()
+            async with gate.passing(is_claim=False):
+                pass
+
+        async with gate.passing(is_claim=True):
+            waiting = asyncio.ensure_future(refill())
+            await begun.wait()
+            await loop.shutdown_asyncgens()
+        await waiting
+        return said
+
+    assert asyncio.run(main()) == []
+
+
+def test_place_that_was_given_to_a_cancelled_claim_is_the_next_ones() -> None:
+    async def main() -> None:
+        gate = StartGate(1)
+
+        async def claim() -> str:
+            async with gate.passing(is_claim=True):
+                return "passed"
+
+        async with gate.passing(is_claim=True):
+            first, second = asyncio.ensure_future(claim()), asyncio.ensure_future(claim())
+            await asyncio.sleep(0)
+        first.cancel()  # its place has been given to it, and it does not know yet
+        assert await asyncio.wait_for(second, 5) == "passed"
+
+    asyncio.run(main())

@@ -13,7 +13,6 @@ import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -48,16 +47,12 @@ class StartGate:
         self._claims: deque[asyncio.Future[None]] = deque()
         self._refills: deque[asyncio.Future[None]] = deque()
 
-    @contextlib.asynccontextmanager
-    async def passing(self, *, is_claim: bool) -> AsyncIterator[None]:
-        """Hold one of the places."""
-        await self._enter(self._claims if is_claim else self._refills)
-        try:
-            yield
-        finally:
-            self._leave()
+    def passing(self, *, is_claim: bool) -> contextlib.AbstractAsyncContextManager[None]:
+        """Hold one of the places for the length of a block."""
+        return _Passing(self, self._claims if is_claim else self._refills)
 
-    async def _enter(self, queue: deque[asyncio.Future[None]]) -> None:
+    async def enter(self, queue: deque[asyncio.Future[None]]) -> None:
+        """Wait in one of our queues for a place."""
         if self._free > 0:
             self._free -= 1
             return
@@ -67,10 +62,11 @@ class StartGate:
             await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                self._leave()  # the place was given to us in the same moment
+                self.leave()  # the place was given to us in the same moment
             raise
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Give a place back: to who waits for one, if there is anybody."""
         for queue in (self._claims, self._refills):
             while queue:
                 future = queue.popleft()
@@ -78,6 +74,23 @@ class StartGate:
                     future.set_result(None)
                     return
         self._free += 1
+
+
+class _Passing(contextlib.AbstractAsyncContextManager[None]):
+    """No asynchronous generator: at its end a loop closes those that are alive, whatever runs in
+    them, and refills wait here while the library's keeper closes the engine (`embedded`)."""
+
+    __slots__ = ("_gate", "_queue")
+
+    def __init__(self, gate: StartGate, queue: deque[asyncio.Future[None]]) -> None:
+        self._gate = gate
+        self._queue = queue
+
+    async def __aenter__(self) -> None:
+        await self._gate.enter(self._queue)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._gate.leave()
 
 
 @dataclass(frozen=True, slots=True)
