@@ -127,6 +127,47 @@ print(os.cpu_count(), len(os.sched_getaffinity(0)), subprocess.check_output(["np
     assert words[5:8] == ["0.00", "0.00", "0.00"]
 
 
+_COUNTS = ["softnet_stat", "sockstat", "protocols", "rt_acct", "stat/rt_cache", "stat/arp_cache"]
+_READ_COUNTS = """
+import errno, json, os, threading
+found = {{}}
+child = os.fork()
+if child == 0:
+    import time
+    time.sleep(60)
+places = ["/proc/net", "/proc/self/net", "/proc/thread-self/net", f"/proc/{{child}}/net"]
+for place in places:
+    for name in {names}:
+        path = f"{{place}}/{{name}}"
+        try: os.chmod(path, 0o777)
+        except OSError: pass
+        try:
+            open(path).read()
+            word = "READ"
+        except OSError as error:
+            word = errno.errorcode[error.errno]
+        found.setdefault(name, []).append(word)
+os.kill(child, 9)
+print("\\n" + json.dumps(found))
+"""
+
+
+@pytest.mark.root
+def test_counts_of_all_namespaces_are_hidden(arena: Arena) -> None:
+    """Packets of the whole machine, exact to one, are a way to tell another sandbox something.
+
+    No mount covers what hangs below each process. The control: anybody outside reads them.
+    """
+    code = _READ_COUNTS.format(names=[*_COUNTS, "tcp", "dev", "snmp"])
+    found = json.loads(arena.run(code).stdout.splitlines()[-1])
+    outside = json.loads(controls.run_in("user", code).splitlines()[-1])
+    assert outside["softnet_stat"] == outside["sockstat"] == ["READ"] * 4
+    assert {name: set(found.pop(name)) - {"ENOENT"} for name in _COUNTS} == {
+        name: {"EACCES"} if "READ" in outside[name] else set() for name in _COUNTS
+    }
+    assert found == {"tcp": ["READ"] * 4, "dev": ["READ"] * 4, "snmp": ["READ"] * 4}
+
+
 def test_figures_that_programs_miss_are_there(arena: Arena) -> None:
     """psutil warns without these, and `ps` shows starts in 1970."""
     code = """

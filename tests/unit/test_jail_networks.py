@@ -265,3 +265,30 @@ def test_no_more_namespaces_is_an_error_at_home() -> None:
         return False
 
     assert forked.answer(refused)
+
+
+def test_no_word_of_a_last_group_comes_in_the_next_ones_time() -> None:
+    """A group that is left at a sandbox's end is spoken of again: a day later."""
+
+    def look() -> list[str]:
+        process.unshare(_OWN)
+        made = networks.Networks()
+        made.enter()
+        return [open(f"/proc/sys/net/{name}").read() for name in networks._REPORTS]
+
+    assert forked.answer(look) == ["86400000\n"] * 2
+
+
+def test_counts_of_the_machine_are_roots_alone() -> None:
+    """The control is a namespace that this module has not seen."""
+
+    def modes() -> list[int]:
+        return [os.stat(f"/proc/self/net/{name}").st_mode & 0o777 for name in ("sockstat", "stat")]
+
+    def look() -> list[list[int]]:
+        process.unshare(_OWN)
+        before = modes()
+        networks.Networks().enter()
+        return [before, modes()]
+
+    assert forked.answer(look) == [[0o444, 0o555], [0o400, 0o500]]

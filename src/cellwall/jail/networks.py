@@ -12,7 +12,10 @@ a descriptor of what it lent, and lends it again if the kernel says both:
 Doubt destroys: what cannot be read, or is anything else, is given back to the kernel.
 
 SECURITY: such a namespace belongs to the fork-server's user namespace, so nobody in a sandbox ever
-has a capability over it: `lo` and its settings are as this module left them.
+has a capability over it: `lo` and its settings are as this module left them. So are the modes of
+its files below /proc/<pid>/net, which are that namespace's root's: of those that count for the
+whole machine nobody else reads one. A sandbox that has root's own id on the host, where there is no
+range of ids, can take the mode back: there they are a known limit.
 """
 
 from __future__ import annotations
@@ -35,6 +38,16 @@ _COUNTED = "sockstat"
 _WITNESSES = ("dev", "snmp", "netstat", "snmp6", "ip6_flowlabel")
 """Of /proc/net, proc_pid_net(5). What has no line in them has a socket, which `sockstat` counts:
 routes and addresses take capabilities, and what is learned of peers takes packets."""
+_OF_THE_MACHINE = ("softnet_stat", "sockstat", "protocols", "rt_acct", "stat")
+"""Of /proc/net: packets, sockets and memory of all namespaces together, some of them exact. What
+one sandbox does another could count there. `stat` is a directory."""
+_DAY_MS = b"86400000"
+_REPORTS = (
+    "ipv4/conf/lo/igmpv3_unsolicited_report_interval",
+    "ipv6/conf/lo/mldv2_unsolicited_report_interval",
+)
+"""Of /proc/sys/net: how long after a group was left that is said again, in milliseconds. A packet
+of the last sandbox's must not come in the next one's time."""
 _ALWAYS = frozenset({"dev", "snmp", "netstat"})
 """Of every kernel with a network."""
 _NO_SOCKET = b"sockets: used 0\n"
@@ -139,13 +152,42 @@ class Networks:
         """A new one, in which this process is. None if the kernel could not say what it is like."""
         process.unshare(process.CLONE_NEWNET)
         process.loopback_up()
+        _hide()
         opened: List[int] = []
         try:
+            _keep_quiet()
             return _described(opened)
         except OSError:
             for fd in opened:
                 os.close(fd)
             return None
+
+
+def _hide() -> None:
+    """Leave to root what counts for the whole machine; proc_pid_net(5). Raises SyscallError.
+
+    A mount cannot cover it, it hangs below each process; a mode lasts as long as its namespace.
+    """
+    for name in _OF_THE_MACHINE:
+        try:
+            os.chmod(_path(name), 0o500 if name == "stat" else 0o400)
+        except FileNotFoundError:
+            pass  # this kernel does not have it
+        except OSError as error:
+            raise SyscallError(error.errno or 0, f"hide /proc/net/{name}") from None
+
+
+def _keep_quiet() -> None:
+    """See `_REPORTS`. Raises OSError; then it is not lent again."""
+    for name in _REPORTS:
+        try:
+            fd = os.open(f"/proc/sys/net/{name}", os.O_WRONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # no IPv6, or no multicast
+        try:
+            os.write(fd, _DAY_MS)
+        finally:
+            os.close(fd)
 
 
 def _described(opened: List[int]) -> Network:
