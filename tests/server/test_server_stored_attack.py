@@ -80,6 +80,19 @@ def test_bodies_that_wait_have_a_bound_for_each_tenant(busy: Server) -> None:
     assert waiting(alice, MIB).status_code == 202
 
 
+def test_body_of_a_program_that_runs_waits_no_more() -> None:
+    with running(_TIER, most_running=1, stop_s=1) as server:
+        alice = server.client()
+        head = alice.post("/execute", json=_SLEEP).json()["execution_id"]
+        body = {**_SLEEP, "files": {"f": "x" * MIB}}
+        alice.post("/execute", json=body).raise_for_status()
+        assert use_of(server)["stored_mb"] >= 1
+        alice.delete(f"/executions/{head}").raise_for_status()
+        wait_until(lambda: use_of(server)["queued"] == 0)
+        wait_until(lambda: use_of(server)["stored_mb"] < 1)
+        assert use_of(server)["running"] == 1
+
+
 def test_body_that_can_never_wait_is_a_400(busy: Server) -> None:
     refused = waiting(busy.client(), 5 * MIB)
     assert (refused.status_code, error_of(refused)["code"]) == (400, "usage")

@@ -122,6 +122,12 @@ def test_operator_cannot_let_pass_what_never_does(name: str) -> None:
     assert ServerSettings(port_headers=("x-tenant",)).port_headers == ("x-tenant",)
 
 
+@pytest.mark.parametrize("name", [b"cookie", b"x-accel-redirect", b"set-cookie", b"x-api-key"])
+def test_what_never_passes_does_not_although_it_were_listed(name: bytes) -> None:
+    """The second lock, behind the lists and the settings."""
+    assert inward(name, more=(name.decode(),)) == outward(name, more=(name.decode(),)) == set()
+
+
 def test_nothing_that_never_passes_is_on_a_list() -> None:
     listed = passed_headers.TO_INSIDE | passed_headers.FROM_INSIDE
     assert not [name for name in listed if passed_headers.is_never_passed(name)]
