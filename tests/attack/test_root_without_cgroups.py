@@ -51,6 +51,24 @@ def say(name, code, **options):
 say("plain", "print(45)")
 hog = "kept = []\\nwhile True:\\n    kept.append(b'x' * (1 << 20))\\n"
 say("hog", hog, limits={"memory_mb": 128}, timeout=10)
+def in_a_session():
+    with cellwall.Sandbox(limits={"memory_mb": 128, "processes": 40}) as sandbox:
+        sandbox.files.write("kept.txt", "kept")
+        sandbox.contexts.create("other")
+        sandbox.run("theirs = 45", context="other")
+        server = sandbox.commands.start(["sleep", "600"])
+        ends = [sandbox.run(hog, timeout=10)]
+        ends += [sandbox.run("print(45)")]
+        ends += [sandbox.commands.run(["python3", "-c", hog], timeout=10)]
+        stays = (
+            sandbox.run("theirs", context="other").text,
+            sandbox.files.read("kept.txt"),
+            server.is_running,
+        )
+        said = {"ends": [end.outcome.verdict.value for end in ends], "stays": stays}
+        print(json.dumps(["session", {**said, "notes": " ".join(ends[1].outcome.notes)}]))
+
+in_a_session()
 say("demanding", "print(45)", demand_hard=True)
 # The real hierarchies belong to everybody: directories come and go while one lists them.
 impostors = [str(path) for path in Path("/sys/fs/cgroup").rglob("*")] if case == "impostor" else []
@@ -86,6 +104,15 @@ def test_memory_hog_without_cgroups_is_killed_by_the_watchdog(case: str) -> None
     assert said["hog"]["verdict"] == "memory"
     assert "cpu_s, memory_mb can only be held softly" in said["demanding"]["error"]
     assert [path for path in said["impostors"] if "cellwall" in path] == []
+
+
+@pytest.mark.parametrize("case", ["read-only", "control"])
+def test_memory_hog_in_a_session_ends_alone(case: str) -> None:
+    """Ended by the watchdog; the control, with cgroups, by the kernel."""
+    said = _host(case)["session"]
+    assert said["ends"] == ["memory", "ok", "memory"]
+    assert "this ran in a new one" in said["notes"]
+    assert said["stays"] == ["45", "kept", True]
 
 
 def test_memory_hog_with_cgroups_is_killed_by_the_kernel() -> None:

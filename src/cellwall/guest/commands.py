@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Tuple, Union
 
 from cellwall.guest import processes
 from cellwall.guest.channel import Channel
-from cellwall.guest.families import Families
+from cellwall.guest.families import Families, now_ticks
 from cellwall.guest.loop import Loop
 from cellwall.guest.pipes import Feed, Meter, Pump, Sinks
 from cellwall.guest.processes import Exit
@@ -154,13 +154,14 @@ class Commands:
         if len(self._by_pid) >= MOST_COMMANDS:
             raise Refusal("busy", f"start: {MOST_COMMANDS} commands run; end one first")
         plan = self._plan(request)
+        since = now_ticks()  # before there is a process that could have children
         if plan.size is not None:
             command = self._start_on_terminal(request.id, plan, plan.size)
         else:
             command = self._start_on_pipes(request.id, plan)
         self._by_pid[command.pid] = command
         self._families.lead(command.pid)
-        command.since = self._families.begin(command.id, command.pid)
+        command.since = self._families.begin(command.id, command.pid, since)
         self._channel.send({"ev": "started", "id": command.id, "pid": command.pid})
 
     def _plan(self, request: Request) -> Plan:

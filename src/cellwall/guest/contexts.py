@@ -20,7 +20,7 @@ from typing import Any
 from cellwall.guest import birth, calls, drivers, kernel, processes
 from cellwall.guest.channel import Channel
 from cellwall.guest.execution import Execution
-from cellwall.guest.families import Families
+from cellwall.guest.families import Families, now_ticks
 from cellwall.guest.first import Stretch, serve
 from cellwall.guest.frames import Header
 from cellwall.guest.handing import HandOver, WrongWord
@@ -288,7 +288,7 @@ class Contexts:
         execution.is_program = task["mode"] == "program"
         if not execution.is_program:
             execution.usage = context.usage = LivingUsage(context.pid, context.usage)
-            execution.since = self._families.begin(request.id, context.pid)
+            execution.since = self._families.begin(request.id, context.pid, now_ticks())
         self._hand_over(context, execution, task, request.body)
 
     def _execution(self, number: int, output_bytes: int, tools: Header | None) -> Execution:

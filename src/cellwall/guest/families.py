@@ -43,8 +43,8 @@ OnEnded = Callable[[int], None]
 
 
 def now_ticks() -> int:
-    """The time as proc_pid_stat(5) has it of a process's start."""
-    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _CLOCK_TICKS)
+    """The time as proc_pid_stat(5) has it of a process's start, or one less: both are rounded."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _CLOCK_TICKS) - 1
 
 
 class Process(NamedTuple):
@@ -99,9 +99,8 @@ class Families:
             self._sessions &= {each.session for each in listing().values()}
         self._sessions.add(leader)
 
-    def begin(self, job: int, leader: int) -> int:
-        """Note that a family works for a request from now on; when that is, in ticks."""
-        since = now_ticks()
+    def begin(self, job: int, leader: int, since: int) -> int:
+        """Note that a family works for a request since then (`now_ticks`)."""
         self._jobs[job] = (leader, since)
         if len(self._jobs) > _MOST_JOBS:
             del self._jobs[next(iter(self._jobs))]

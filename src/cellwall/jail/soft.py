@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from cellwall.jail import posture
 
+_DYING_S = 1.0
+"""For the kernel to take apart what was killed."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MAPPING_BYTES = 224
 """What the kernel keeps for each, in memory that it shows nobody: struct vm_area_struct, and its
@@ -45,6 +49,8 @@ class _Process(NamedTuple):
     reaped_s: float
     """CPU time: its own, and of the children that it has waited for."""
     threads: int
+    top: int
+    """The child of init that it is, or descends from; 0 for init."""
 
 
 class Meter:
@@ -67,6 +73,12 @@ class Meter:
         self._latest = Sums(0.0, 0, 0)
         self.idle_looks = 0
         """How many of the latest found nothing touched."""
+        self.kills = 0
+        """How many families were killed here."""
+        self._killed: dict[tuple[int, str], float] = {}
+        """What of the tree was killed here, and when."""
+        self._each: list[tuple[_Process, int]] = []
+        """The latest measurement, in bytes."""
 
     def read(self, work_bytes: int = 0) -> Sums:
         """Walk the tree. `work_bytes` is what the work area's tmpfs holds: memory of nobody's."""
@@ -83,6 +95,37 @@ class Meter:
         memory += self._count_mappings(processes) * _MAPPING_BYTES
         self._latest = Sums(cpu_s, memory, count)
         return self._latest
+
+    def kill_heaviest(self, excess_bytes: int) -> bool:
+        """Kill what has the most memory, with all that descends from it; False to give up.
+
+        That is a child of init: a context, a command or what descends from nobody any more. What
+        was killed already still shows until the kernel has taken it apart, so it is counted out.
+        """
+        now = time.monotonic()
+        alive: dict[int, int] = {}
+        seen = {(each.pid, each.began) for each, _ in self._each}
+        self._killed = {key: at for key, at in self._killed.items() if key in seen}
+        if any(now - at > _DYING_S for at in self._killed.values()):
+            return False  # it cannot be killed, or not as fast as others grow
+        for each, size in self._each:
+            if (each.pid, each.began) in self._killed:
+                excess_bytes -= size
+            elif each.top:
+                alive[each.top] = alive.get(each.top, 0) + size
+        if sum(alive.values()) < excess_bytes:
+            return False  # it is not theirs
+        for top in sorted(alive, key=alive.__getitem__, reverse=True):
+            if excess_bytes <= 0:
+                break
+            excess_bytes -= alive[top]
+            self._kill_below(top, now)
+        return True
+
+    def _kill_below(self, top: int, now: float) -> None:
+        killed = [each for each, _ in self._each if each.top == top and _kill(each)]
+        self._killed.update({(each.pid, each.began): now for each in killed})
+        self.kills += 1
 
     def _cpu_s(self, processes: list[_Process]) -> float:
         """SECURITY: who ignores SIGCHLD waits for no child, and the kernel forgets what it used.
@@ -120,6 +163,7 @@ class Meter:
             self.idle_looks += 1
             return
         anonymous = shared = 0
+        self._each = []
         for each in processes:
             try:
                 own = _memory(each)
@@ -127,33 +171,51 @@ class Meter:
                 continue  # it ended while we looked
             anonymous += own[0]
             shared += own[1]
+            self._each.append((each, sum(own)))
         # As it was before it was measured: what is touched meanwhile is seen by the next look.
         self._touched, self.idle_looks = touched, 0
         self._anonymous, self._shared = anonymous, shared
 
 
+def _kill(process: _Process) -> bool:
+    """SECURITY: by a descriptor, after a look at whose number it is: they are given out again."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError:
+        return False
+    try:
+        if _process(process.pid).began != process.began:
+            return False
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except (OSError, ValueError):
+        return False
+    finally:
+        os.close(pidfd)
+    return True
+
+
 def _tree(init_pid: int) -> list[_Process]:
     found = []
-    queue = [init_pid]
+    queue = [(init_pid, 0)]
     while queue:
-        pid = queue.pop()
+        pid, top = queue.pop()
         try:
-            process = _process(pid)
-            queue += _children(process)
+            process = _process(pid, top)
+            is_init = pid == init_pid
+            queue += [(child, child if is_init else top) for child in _children(process)]
         except (FileNotFoundError, ProcessLookupError, ValueError):
             continue  # it ended while we looked
         found.append(process)
     return found
 
 
-def _process(pid: int) -> _Process:
+def _process(pid: int, top: int = 0) -> _Process:
     text = posture.read_text(f"/proc/{pid}/stat")
     fields = text[text.rindex(")") + 2 :].split()
     user, system, reaped_user, reaped_system = (int(word) / _TICKS for word in fields[11:15])
     touched = (fields[7], fields[9], fields[21])
-    return _Process(
-        pid, fields[19], touched, user + system, reaped_user + reaped_system, int(fields[17])
-    )
+    reaped_s = reaped_user + reaped_system
+    return _Process(pid, fields[19], touched, user + system, reaped_s, int(fields[17]), top)
 
 
 def _children(process: _Process) -> list[int]:

@@ -82,6 +82,8 @@ class JailSandbox:
         self.soft_kills = 0
         self._meter = soft.Meter(made.child.pid)
         self._peak_bytes = 0
+        self._full_looks = 0
+        """How many looks found as many processes as there may be."""
         self._peak_processes = 0
         """As far as anybody looked; init is not counted."""
 
@@ -200,7 +202,7 @@ class JailSandbox:
                 memory_bytes=sums.memory_bytes,
                 memory_peak_bytes=self._peak_bytes,
                 oom_kills=self.soft_kills,
-                processes_refused=int(self._peak_processes >= self._limits.processes),
+                processes_refused=self._full_looks,
                 processes_peak=self._peak_processes,
                 disk_full=disk_full,
                 work_bytes=work_bytes,
@@ -224,6 +226,7 @@ class JailSandbox:
         sums = self._meter.read(work_area.used(self._made.work_fd)[1])
         self._peak_bytes = max(self._peak_bytes, sums.memory_bytes)
         self._peak_processes = max(self._peak_processes, sums.processes - 1)
+        self._full_looks += sums.processes - 1 >= self._limits.processes
         return sums
 
     @property
@@ -232,10 +235,18 @@ class JailSandbox:
         return self._meter.idle_looks
 
     def kill_above_limit(self) -> None:
-        """For the soft watchdog: kill it if it has more memory than it may have now."""
-        if self.sums().memory_bytes > self._limits.memory_bytes:
+        """For the soft watchdog: end what has most of the memory, if that is more than may be.
+
+        All of it, where it is a program's own, where that would not help or cannot be done.
+        """
+        excess_bytes = self.sums().memory_bytes - self._limits.memory_bytes
+        if excess_bytes <= 0:
+            return
+        before = self._meter.kills
+        if self._spec.purpose == "program" or not self._meter.kill_heaviest(excess_bytes):
             self.soft_kills += 1
             self.kill()
+        self.soft_kills += self._meter.kills - before
 
     def kill(self) -> None:
         """Kill init by its pidfd; the kernel kills the pid namespace."""
