@@ -136,3 +136,13 @@ time.sleep(60)
     assert execution.verdict is Verdict.WALL_TIME
     arena.settle()
     assert docker_daemon.containers() == []
+
+
+def test_container_takes_no_count_from_the_hosts_users(arena: Arena) -> None:
+    """As the host's kernel has them: two containers, two users, and nobody's account."""
+    code = "import os, pwd; print(os.getuid(), pwd.getpwuid(os.getuid()).pw_name, os.getcwd())"
+    seen = [arena.run(code).stdout.splitlines()[-1].split() for _ in range(2)]
+    first, second = (int(words[0]) for words in seen)
+    assert first != second
+    assert all(0x7FFF0000 <= uid < 0x7FFF0000 + 512 for uid in (first, second))
+    assert [words[1:] for words in seen] == [["user", "/home/user"]] * 2

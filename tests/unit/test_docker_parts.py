@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 import socket
 import struct
 import tarfile
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 
 from cellwall.jail.seccomp import RET_ALLOW, load_policy, parse_policy
+from cellwall.model.errors import CapacityError
 from cellwall.model.limits import Limits
-from cellwall.runtimes.docker import base_files, layers, posture, seccomp_profile
+from cellwall.runtimes.docker import base_files, ids, layers, posture, seccomp_profile
 from cellwall.runtimes.docker.attached import AttachedSocket
 from cellwall.runtimes.docker.container import request, shared_memory_mb
 
@@ -201,3 +203,43 @@ def test_mount_under_a_later_one_can_not_be_written() -> None:
     mounts = [("/", ro), ("/sys", ro), ("/sys/fs/cgroup", rw), ("/sys", ro), ("/home", rw)]
     assert posture._writable(mounts) == ["/home"]
     assert posture._writable([*mounts, ("/sys/x", rw)]) == ["/home", "/sys/x"]
+
+
+def test_containers_in_turn_have_ids_that_no_account_has() -> None:
+    own = ids.ContainerIds()
+    taken = [own.take() for _ in range(ids.COUNT)]
+    assert len(set(taken)) == ids.COUNT
+    assert ids.FIRST <= min(taken) < max(taken) < 2**31
+    assert not set(taken) & {entry.pw_uid for entry in pwd.getpwall()}
+    with pytest.raises(CapacityError):
+        own.take()
+    own.give_back(taken[7])
+    assert own.take() == taken[7]
+
+
+def test_container_and_its_files_are_its_users() -> None:
+    body = request(
+        Limits(),
+        sandbox_id="one",
+        owner="somebody",
+        image="sha256:abc",
+        oci_runtime=None,
+        cpu_set="0",
+        masked=(),
+        uid=ids.FIRST + 5,
+    )
+    assert body["User"] == f"{ids.FIRST + 5}:1000"
+    assert all(f"uid={ids.FIRST + 5}," in each for each in body["HostConfig"]["Tmpfs"].values())
+
+
+@pytest.mark.parametrize(
+    ("options", "mapped"),
+    [
+        ([], False),
+        (["name=seccomp,profile=builtin", "name=cgroupns"], False),
+        (["name=userns"], True),
+        (["name=seccomp,profile=builtin", "name=rootless"], True),
+    ],
+)
+def test_daemon_that_maps_ids_itself_is_left_to_it(options: list[str], mapped: bool) -> None:
+    assert ids.maps_ids(options) is mapped

@@ -18,7 +18,8 @@ from cellwall.runtimes.environment import INTERPRETER
 if TYPE_CHECKING:
     from cellwall.model.limits import Limits
 
-UID = INSIDE_UID
+GID = INSIDE_UID
+"""Nothing is counted by it."""
 OWNER_LABEL = "org.cellwall.owner"
 SANDBOX_LABEL = "org.cellwall.sandbox"
 NAME_PREFIX = "cellwall-"
@@ -76,10 +77,11 @@ def request(  # noqa: PLR0913 - each is a fact of its own
     oci_runtime: str | None,
     cpu_set: str,
     masked: tuple[str, ...],
+    uid: int = INSIDE_UID,
 ) -> dict[str, Any]:
     """Return the body of the engine's create request; `image` is an id, never a name.
 
-    With `oci_runtime` the container has a kernel of its own.
+    With `oci_runtime` the container has a kernel of its own. `uid`: see `ids`.
     """
     held, each = limits, rlimits(limits)
     if oci_runtime is not None:
@@ -87,7 +89,7 @@ def request(  # noqa: PLR0913 - each is a fact of its own
         each["nproc"] = limits.processes + OWN_PROCESSES  # its kernel counts for this one alone
     home_mb = max(1, limits.disk_mb - shared_memory_mb(limits))
     shm_inodes = max(16, limits.inodes // 4)
-    options = f"rw,nosuid,nodev,exec,uid={UID},gid={UID}"
+    options = f"rw,nosuid,nodev,exec,uid={uid},gid={GID}"
     host: dict[str, Any] = {
         "NetworkMode": "none",
         "IpcMode": "none",
@@ -127,7 +129,7 @@ def request(  # noqa: PLR0913 - each is a fact of its own
         host["Runtime"] = oci_runtime
     return {
         "Image": image,
-        "User": f"{UID}:{UID}",
+        "User": f"{uid}:{GID}",
         "Hostname": "cellwall",
         "WorkingDir": "/",
         "Env": ["HOME=/", "PATH=/usr/bin:/bin", "LANG=C.UTF-8"],

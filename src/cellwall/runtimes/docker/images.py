@@ -22,7 +22,7 @@ from cellwall.jail import facts, plan, steps
 from cellwall.languages.registry import LANGUAGES
 from cellwall.languages.tools import find_tool, is_installed
 from cellwall.model.errors import HostUnsupported
-from cellwall.runtimes.docker import base_files, layers
+from cellwall.runtimes.docker import base_files, ids, layers
 from cellwall.runtimes.guest_bundle import build_bundle
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ Progress = Callable[[str], None]
 REPOSITORY = "cellwall/template"
 TEMPLATE_LABEL = "org.cellwall.template"
 KEY_LABEL = "org.cellwall.image"
-_BUILDER_VERSION = 3
+_BUILDER_VERSION = 4
 """Raise it when this file starts to make something else of the same template."""
 _BUNDLE = (
     "cellwall.guest",
@@ -215,7 +215,9 @@ def _lay(writer: layers.LayerWriter, step: steps.Step) -> None:
     if isinstance(step, steps.Symlink) and not step.path.startswith("/dev/"):
         writer.link(step.path, step.target)
     elif isinstance(step, steps.File) and step.path.startswith("/etc/"):
-        writer.file(step.path, step.content.encode())
+        # The first of a name is the one that is found by it: ours are behind.
+        more = ids.accounts() if step.path == "/etc/passwd" else ""
+        writer.file(step.path, (step.content + more).encode())
     elif isinstance(step, steps.Bind) and step.path.startswith(("/etc/", "/opt/var/")):
         if os.path.isdir(step.source):
             writer.tree(step.source, step.path)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.jail import posture
 from cellwall.jail.cgroups import places
-from cellwall.runtimes.docker.container import UID, rlimits
+from cellwall.jail.plan import INSIDE_UID
+from cellwall.runtimes.docker.container import GID, rlimits
 
 if TYPE_CHECKING:
     from cellwall.model.limits import Limits
@@ -60,16 +61,18 @@ def _interfaces(pid: int) -> list[str]:
     return sorted(line.partition(":")[0].strip() for line in lines)
 
 
-def verify(pid: int, container: str, limits: Limits, masked: Collection[str]) -> str:
+def verify(
+    pid: int, container: str, limits: Limits, masked: Collection[str], uid: int = INSIDE_UID
+) -> str:
     """Raise `PostureMismatch` unless `pid` is confined as asked; return the posture's digest.
 
-    `masked`: paths that engines cover with /dev/null, which may be written.
+    `masked`: paths that engines cover with /dev/null, which may be written. `uid`: its user inside.
     """
     facts = read(pid)
     facts["writable"] = [point for point in facts["writable"] if point not in masked]
-    outside = _outside(facts["uid_map"], UID)
+    outside = _outside(facts["uid_map"], uid)
     hosts = {k: v for k, v in posture.host_namespaces().items() if k != "user"}
-    group = _outside(facts["gid_map"], UID)
+    group = _outside(facts["gid_map"], GID)
     want = posture.Expectation(
         uid=outside,
         gid=group,

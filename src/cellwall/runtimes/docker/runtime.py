@@ -35,7 +35,7 @@ from cellwall.runtimes.base import (
     refuse_soft,
 )
 from cellwall.runtimes.channel import GuestChannel
-from cellwall.runtimes.docker import container, posture
+from cellwall.runtimes.docker import container, ids, posture
 from cellwall.runtimes.docker.attached import AttachedSocket
 from cellwall.runtimes.docker.daemon import Daemon, Refused, broken
 from cellwall.runtimes.docker.images import Images
@@ -81,6 +81,9 @@ class DockerRuntime:
         """Containers, by id or name, that could not be removed for want of a daemon."""
         self._started = self._failed = 0
         self._next_cpu = 0
+        self._ids = ids.ContainerIds()
+        self._maps_ids: bool | None = None
+        """Whether the daemon gives containers ids of their own; None: not asked yet."""
         self._is_swept = False
 
     # -- host, asked once ---------------------------------------------------------------------
@@ -194,21 +197,30 @@ class DockerRuntime:
     async def _build(self, spec: SandboxSpec) -> DockerSandbox:
         image = await self.images.ensure(spec.template)
         name = container.NAME_PREFIX + spec.sandbox_id
+        uid = await self._take_id()
         try:
-            begun = await self._run(spec, name, image)
+            begun = await self._run(spec, name, image, uid)
             try:
-                sandbox = await self._confine(spec, begun)
+                sandbox = await self._confine(spec, begun, uid)
             except BaseException:
                 begun.channel.close()
                 raise
         except BaseException:
             # By its name: a call that failed may have made it all the same.
             await self._remove_container(name)
+            self._ids.give_back(uid)
             raise
         self._live.add(sandbox)
         return sandbox
 
-    async def _run(self, spec: SandboxSpec, name: str, image: str) -> _Begun:
+    async def _take_id(self) -> int:
+        """Its user; the usual one where the daemon maps that to another for itself."""
+        if self._maps_ids is None:
+            info = await self.daemon.call("ask the Docker daemon", lambda api: api.info())
+            self._maps_ids = ids.maps_ids(info.get("SecurityOptions") or ())
+        return plan.INSIDE_UID if self._maps_ids else self._ids.take()
+
+    async def _run(self, spec: SandboxSpec, name: str, image: str, uid: int) -> _Begun:
         body = container.request(
             spec.limits,
             sandbox_id=spec.sandbox_id,
@@ -217,6 +229,7 @@ class DockerRuntime:
             oci_runtime=self.oci_runtime,
             cpu_set=self._choose_cpus(spec.limits.cpus),
             masked=self._masked,
+            uid=uid,
         )
         made = await self.daemon.create(name, body)
         guest = {
@@ -246,7 +259,7 @@ class DockerRuntime:
         self._next_cpu = (first + count) % len(allowed)
         return ",".join(str(allowed[(first + i) % len(allowed)]) for i in range(count))
 
-    async def _confine(self, spec: SandboxSpec, begun: _Begun) -> DockerSandbox:
+    async def _confine(self, spec: SandboxSpec, begun: _Begun, uid: int) -> DockerSandbox:
         """Compare, hear `ready`, set the limits.
 
         SECURITY: until this returns nobody can send the guest anything of a caller's.
@@ -265,7 +278,7 @@ class DockerRuntime:
         pidfd = work_fd = -1
         try:
             pidfd = os.pidfd_open(pid)
-            digest = self._verified(pid, begun.container, spec)
+            digest = self._verified(pid, begun.container, spec, uid)
             work_fd = self._open_work(pid)
             groups = self._groups(pid, begun.container)
             held, own_bytes = self._held(spec.limits)
@@ -286,7 +299,9 @@ class DockerRuntime:
             ) from error
         isolation = Isolation(self.name, self.level, digest, self._hardness())
         made = Made(
-            begun.container, pid, pidfd, work_fd, begun.channel, groups, isolation, own_bytes
+            *(begun.container, pid, pidfd, work_fd, begun.channel, groups, isolation),
+            own_kernel_bytes=own_bytes,
+            uid=uid,
         )
         return DockerSandbox(self, spec, made)
 
@@ -296,8 +311,8 @@ class DockerRuntime:
             return limits, 0
         return container.held_for_own_kernel(limits), container.OWN_KERNEL_MB << 20
 
-    def _verified(self, pid: int, made: str, spec: SandboxSpec) -> str:
-        return posture.verify(pid, made, spec.limits, self._masked)
+    def _verified(self, pid: int, made: str, spec: SandboxSpec, uid: int) -> str:
+        return posture.verify(pid, made, spec.limits, self._masked, uid)
 
     def _open_work(self, pid: int) -> int:
         """The work area as the kernel has it, by the first process's own view of it."""
@@ -341,6 +356,7 @@ class DockerRuntime:
         """Remove the container of a dead sandbox; later, if there is no daemon now."""
         await self._remove_container(made)
         self._live.discard(sandbox)
+        self._ids.give_back(sandbox.uid)
 
     async def _remove_container(self, made: str) -> None:
         try:
@@ -401,7 +417,7 @@ class DockerRunscRuntime(DockerRuntime):
     level = IsolationLevel.KERNEL
     oci_runtime: str | None = "runsc"
 
-    def _verified(self, pid: int, made: str, spec: SandboxSpec) -> str:
+    def _verified(self, pid: int, made: str, spec: SandboxSpec, uid: int) -> str:
         return posture.verify_own_kernel(pid, made)
 
     def _open_work(self, pid: int) -> int:

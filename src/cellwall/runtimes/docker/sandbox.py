@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from cellwall.jail.cgroups import Groups
+from cellwall.jail.plan import INSIDE_UID
 from cellwall.model.errors import CellwallError, SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation
@@ -59,6 +60,8 @@ class Made:
     isolation: Isolation
     own_kernel_bytes: int = 0
     """What a kernel of the container's own may use besides the program; 0 without one."""
+    uid: int = INSIDE_UID
+    """Its user."""
 
     def close_descriptors(self) -> None:
         """SECURITY: numbers are given out again; nobody may use these once they are closed."""
@@ -97,6 +100,11 @@ class DockerSandbox:
     def channel(self) -> GuestChannel:
         """The connection to init."""
         return self._made.channel
+
+    @property
+    def uid(self) -> int:
+        """Its user inside."""
+        return self._made.uid
 
     @property
     def container(self) -> str:
