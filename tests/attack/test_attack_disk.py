@@ -26,11 +26,15 @@ import os
 for n in range(2000): os.close(os.open(f"{where}/{{n}}", os.O_CREAT | os.O_WRONLY))
 print("REACHED", flush=True)
 """
+_TOP = "import os\nos.makedirs('/mnt/invented')\n"
+"""The user may make whatever directory; what lies there counts as the rest."""
 _FILLERS = [
     pytest.param(_WRITE.format(where="."), {"disk_mb": 32}, id="J01"),
     pytest.param(_WRITE.format(where="/tmp"), {"disk_mb": 32}, id="J01-tmp"),
     pytest.param(_WRITE.format(where="/dev/shm"), {"disk_mb": 32}, id="J01-shm"),
+    pytest.param(_TOP + _WRITE.format(where="/mnt/invented"), {"disk_mb": 32}, id="J01-top"),
     pytest.param(_MAKE.format(where="."), {"inodes": 1000}, id="J02"),
+    pytest.param(_TOP + _MAKE.format(where="/mnt/invented"), {"inodes": 1000}, id="J02-top"),
     pytest.param(_MAKE.format(where="/dev/shm"), {"inodes": 1000}, id="J10"),
 ]
 

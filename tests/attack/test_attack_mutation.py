@@ -59,14 +59,14 @@ NAMESPACE = "_NAMESPACES &= ~process.CLONE_NEW{}"
 NO_NETWORK = "Networks.enter = lambda self: None"
 
 REFUSED = {
-    "mount-nosuid": ({"plan": "_RO = m.ATTR_RDONLY | m.ATTR_NODEV"}, "nosuid"),
-    "mount-nodev": ({"plan": "_RO = m.ATTR_RDONLY | m.ATTR_NOSUID"}, "nodev"),
-    "mount-read-only": ({"plan": "_RO = m.ATTR_NOSUID | m.ATTR_NODEV"}, "'ro'"),
+    "mount-nosuid": ({"steps": "mounts.MS_NOSUID = 0"}, "nosuid"),
+    "mount-nodev": ({"steps": "mounts.MS_NODEV = 0"}, "nodev"),
+    "mount-read-only": ({"steps": "mounts.MS_RDONLY = 0"}, "'ro'"),
     "rlimits": ({"lockdown": "def set_rlimits(lock): return ()"}, "Max open files"),
     "seccomp": ({"lockdown": "def filter_syscalls(program): return ()"}, "Seccomp"),
     "capabilities": ({"lockdown": "def drop_privileges(last): return ()"}, "CapBnd"),
     # Somebody without an id here can not even make its own work area.
-    "ids": ({"lockdown": "def become_user(lock): return ()"}, "mkdir /tmp/home"),
+    "ids": ({"lockdown": "def become_user(lock): return ()"}, "mkdir /tmp/shm"),
     "network-namespace": ({"networks": NO_NETWORK}, "net namespace"),
     "ipc-namespace": ({"forkserver": NAMESPACE.format("IPC")}, "ipc namespace"),
     "uts-namespace": ({"forkserver": NAMESPACE.format("UTS")}, "uts namespace"),
@@ -132,15 +132,43 @@ def root_plan(facts, root):
 """
 
 
-def test_leaked_mount_is_reached_only_without_landlock(drop: Drop, tmp_path: Path) -> None:
-    """Landlock is the second lock on files: it alone holds when a mount shows too much."""
+LEAK_ON = """
+_sandbox_plan = sandbox_plan
+def sandbox_plan(facts, shape):
+    from dataclasses import replace
+    plan = _sandbox_plan(facts, shape)
+    at = plan.steps.index(s.Enter(ROOT))
+    more = (s.Directory(ROOT + "/srv"), s.Cover("/srv", ROOT + "/srv"))
+    return replace(plan, steps=(*plan.steps[:at], *more, *plan.steps[at:]))
+"""
+
+
+def test_what_the_shared_root_shows_too_much_is_not_in_a_sandbox_s_own(
+    drop: Drop, tmp_path: Path
+) -> None:
     leaked = tmp_path / "leaked"
     leaked.mkdir()
     (leaked / "canary").write_text("token-of-the-canary")
     drop(plan=LEAK.format(str(leaked)))
-    assert _run(PROBE_LEAK).stdout == "PermissionError\n"
-    drop(plan=LEAK.format(str(leaked)), lockdown="def restrict_files(lock, free_fd): return ()")
+    assert _run(PROBE_LEAK).stdout == "FileNotFoundError\n"
+    drop(plan=LEAK.format(str(leaked)) + LEAK_ON)
     assert _run(PROBE_LEAK).stdout == "REACHED token-of-the-canary\n"
+
+
+PROBE_OUTSIDE = """
+try:
+    print("REACHED", open("/proc/self/exe", "rb").read(4)[1:])
+except OSError as error:
+    print(type(error).__name__)
+"""
+
+
+def test_shared_root_is_opened_only_without_landlock(drop: Drop) -> None:
+    """Of what lies there the kernel names one file inside: what the fork-server executes."""
+    drop()
+    assert _run(PROBE_OUTSIDE).stdout == "PermissionError\n"
+    drop(lockdown="def restrict_files(lock, free_fd): return ()")
+    assert _run(PROBE_OUTSIDE).stdout == "REACHED b'ELF'\n"
 
 
 KEEPS_WHAT_THE_WORKER_HAS = """

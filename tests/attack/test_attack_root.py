@@ -7,14 +7,23 @@ the same attack on a jail without that guard, where the witness has to see it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import fcntl
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from mutations import Drop, dropping
 
 from cellwall import Engine, EngineSettings
-from cellwall.jail import posture
+from cellwall.engine.templates import state_dir
+from cellwall.jail import layers, posture
+from cellwall.jail.plan import TEMPLATE_ROOT
+from conftest import Require
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 
@@ -63,3 +72,206 @@ def test_times_of_devices_carry_nothing(drop: Drop, monkeypatch: pytest.MonkeyPa
     said, before, after = asyncio.run(_beside(_TOUCH, _TIMES))
     assert said.split() == ["touched"] * len(_NAMES), "the control"
     assert before != after, "the control"
+
+
+# -- what is in shared trees -----------------------------------------------------------------
+
+
+class Meeting:
+    """A folder below a tree that sandboxes are shown, in which the host listens; ours to make."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="cellwall-meeting-", dir="/usr/local")
+        self.path = Path(self._folder.name)
+        self.path.chmod(0o755)
+        self._stream = socket.socket(socket.AF_UNIX)
+        self._datagram = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        for made, name in ((self._stream, "stream"), (self._datagram, "datagram")):
+            made.bind(str(self.path / name))
+            (self.path / name).chmod(0o777)
+            made.setblocking(False)
+        self._stream.listen()
+        os.mkfifo(self.path / "fifo")
+        (self.path / "fifo").chmod(0o666)
+        self._fifo = os.open(self.path / "fifo", os.O_RDWR | os.O_NONBLOCK)
+        os.write(self._fifo, b"said by the host\n")
+        (self.path / "file").write_text("public\n")
+        self.file = os.open(self.path / "file", os.O_RDONLY)
+
+    def heard(self) -> list[str]:
+        """Who came."""
+        found = []
+        with contextlib.suppress(BlockingIOError):
+            self._stream.accept()[0].close()
+            found.append("stream")
+        with contextlib.suppress(BlockingIOError):
+            self._datagram.recv(100)
+            found.append("datagram")
+        return found
+
+    def close(self) -> None:
+        self._stream.close()
+        self._datagram.close()
+        os.close(self._fifo)
+        os.close(self.file)
+        self._folder.cleanup()
+
+
+@pytest.fixture
+def meeting(require: Require) -> Iterator[Meeting]:
+    """Only root of the host can make what a service would have there."""
+    require("a writable /usr/local", os.access("/usr/local", os.W_OK), "run the tests as root")
+    found = Meeting()
+    yield found
+    found.close()
+
+
+_CALL = """
+import os, socket
+for kind, name in ((socket.SOCK_STREAM, "stream"), (socket.SOCK_DGRAM, "datagram")):
+    try:
+        with socket.socket(socket.AF_UNIX, kind) as line:
+            line.connect({folder!r} + "/" + name)
+            line.send(b"a secret of the inside")
+        print("connected")
+    except OSError as error: print(error.errno)
+try:
+    fifo = os.open({folder!r} + "/fifo", os.O_RDONLY | os.O_NONBLOCK)
+    print(os.read(fifo, 100).decode() or "nobody")
+except OSError as error: print(error.errno)
+"""
+_NO_LAYERS = """
+_dropped = sandbox_plan, root_plan
+def root_plan(facts, root): return _dropped[1](_without(facts), root)
+def sandbox_plan(facts, shape): return _dropped[0](_without(facts), shape)
+def _without(facts):
+    from dataclasses import replace
+    return replace(facts, layers=0, channels=())
+"""
+
+
+async def _one(code: str) -> str:
+    engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
+    try:
+        return (await engine.run(code)).stdout
+    finally:
+        await engine.aclose()
+
+
+def test_sockets_and_fifos_of_shared_trees_lead_nowhere(
+    meeting: Meeting, drop: Drop, require: Require
+) -> None:
+    """L14: a service of the host's that listens below /usr."""
+    _require_layers(require, 1)
+    code = _CALL.format(folder=str(meeting.path))
+    refused = asyncio.run(_one(code)).split("\n")
+    assert refused[:2] == [str(errno.ECONNREFUSED)] * 2
+    assert refused[2] in {"nobody", str(errno.EAGAIN)}
+    assert meeting.heard() == []
+    drop(plan=_NO_LAYERS)
+    said = asyncio.run(_one(code))
+    assert said.split("\n")[:3] == ["connected", "connected", "said by the host"], "the control"
+    assert meeting.heard() == ["stream", "datagram"], "the control"
+
+
+def test_sockets_are_covered_where_no_overlay_can_be_had(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is there when a template's root is made; `doctor` says the rest."""
+    monkeypatch.setattr(layers, "ask", lambda _: layers.Layers(0, "the test says so"))
+    said = asyncio.run(_one(_CALL.format(folder=str(meeting.path)))).split("\n")
+    assert said[:2] == [str(errno.ECONNREFUSED)] * 2
+    assert said[2] == "nobody"
+    assert meeting.heard() == []
+
+
+_LOCK = """
+import fcntl, os
+held = [os.open(path, os.O_RDONLY) for path in {paths!r}]
+for fd in held:
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.lockf(os.open({paths!r}[held.index(fd)], os.O_RDONLY), fcntl.LOCK_SH | fcntl.LOCK_NB)
+print("locked")
+"""
+_LOCKED = """
+import fcntl, os
+for path in {paths!r}:
+    fd = os.open(path, os.O_RDONLY)
+    try: fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB); print("free")
+    except OSError as error: print(error.errno)
+"""
+
+
+def _host_says(fd: int) -> str:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "locked"
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return "free"
+
+
+async def _locks(meeting: Meeting) -> tuple[str, str, str]:
+    """What the first sandbox says, what the second finds, and what the host finds."""
+    inside = ["/usr", "/etc/passwd", "/etc", "/opt/cellwall/guest.pyz", "/proc/cpuinfo"]
+    paths = [str(meeting.path / "file"), f"{TEMPLATE_ROOT}/pyvenv.cfg", *inside]
+    engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
+    try:
+        async with await engine.create_sandbox() as one, await engine.create_sandbox() as other:
+            said = (await one.run(_LOCK.format(paths=paths))).stdout
+            found = (await other.run(_LOCKED.format(paths=paths))).stdout
+            return said, found, _host_says(meeting.file)
+    finally:
+        await engine.aclose()
+
+
+def test_locks_on_shared_files_reach_nobody(meeting: Meeting, drop: Drop, require: Require) -> None:
+    """M09: neither a neighbour of the same template nor the host."""
+    _require_layers(require, 2)
+    said, found, host = asyncio.run(_locks(meeting))
+    assert said == "locked\n"
+    assert set(found.split()) == {"free"}
+    assert host == "free"
+    drop(plan=_NO_LAYERS)
+    said, found, host = asyncio.run(_locks(meeting))
+    assert said == "locked\n"
+    assert set(found.split()) == {str(errno.EAGAIN)}, "the control"
+    assert host == "locked", "the control"
+
+
+def _require_layers(require: Require, wanted: int) -> None:
+    given = layers.ask(["/usr", str(state_dir())])
+    require(f"{wanted} overlays over one another", given.depth >= wanted, given.problem)
+
+
+_WATCH = """
+import ctypes, os, select
+libc = ctypes.CDLL(None, use_errno=True)
+fd = libc.inotify_init1(os.O_NONBLOCK)
+print(libc.inotify_add_watch(fd, {path!r}.encode(), 0xFCE))
+"""
+_TOLD = """
+print(bool(select.select([fd], [], [], 0)[0]))
+"""
+
+
+async def _watches(meeting: Meeting) -> list[str]:
+    engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
+    try:
+        async with await engine.create_sandbox() as one:
+            said = (await one.run(_WATCH.format(path=str(meeting.path)))).stdout
+            (meeting.path / "written").write_text("the host works")
+            (meeting.path / "written").unlink()
+            return [*said.split(), *(await one.run(_TOLD)).stdout.split()]
+    finally:
+        await engine.aclose()
+
+
+def test_changes_of_shared_trees_are_not_told(
+    meeting: Meeting, drop: Drop, require: Require
+) -> None:
+    """M09: that somebody on the host installs or writes something, and when."""
+    _require_layers(require, 1)
+    assert asyncio.run(_watches(meeting)) == ["1", "False"]
+    drop(plan=_NO_LAYERS)
+    assert asyncio.run(_watches(meeting)) == ["1", "True"], "the control"

@@ -52,7 +52,7 @@ def test_files_of_one_that_is_dying_are_no_lack_of_the_hosts(
     """They are root's before its pidfd says that it is dead. The control: it lives."""
     children: list[int] = []
 
-    def refuse(pid: int, _uid: int) -> None:
+    def refuse(_root: int, pid: int, _uid: int) -> None:
         children.append(pid)
         if dies_after_s is not None:
             threading.Timer(dies_after_s, os.kill, (pid, signal.SIGKILL)).start()
@@ -62,7 +62,7 @@ def test_files_of_one_that_is_dying_are_no_lack_of_the_hosts(
     monkeypatch.setattr(forkserver, "_DYING_S", 5.0 if dies_after_s else 0.05)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel, other = socket.socketpair()
-    worker = cast("Any", SimpleNamespace(cloner=_Cloner()))
+    worker = cast("Any", SimpleNamespace(cloner=_Cloner(), root_id=0))
     forkserver._spawn(worker, theirs, _NoNetworks(), 1, cast("Any", None), [channel.detach()])
     answer, _ = fds.receive_message(ours)
     assert answer["errno"] == number

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import resource
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
-from cellwall.jail import plan, steps
+from cellwall.jail import plan, steps, views
 from cellwall.jail.linux import mounts
 
 FACTS = plan.HostFacts(
@@ -49,30 +49,45 @@ def _limit(shape: plan.Shape, number: int) -> tuple[int, int] | None:
 # -- the shared root -------------------------------------------------------------------------
 
 
-def test_root_binds_nothing_but_what_is_named() -> None:
-    bound = {s.source for s in plan.root_plan(FACTS, ROOT) if isinstance(s, steps.Bind)}
-    assert bound == {
-        "/usr",
-        "/opt32",
-        "/etc/ssl/certs",
-        "/var/lib/ghc",
-        "/state/templates/t",
-        "/opt/python",
-        "/state/guest.pyz",
-    }
+@pytest.mark.parametrize(("layers", "kind"), [(0, steps.Bind), (1, steps.Layer), (2, steps.Layer)])
+def test_root_shows_nothing_but_what_is_named(layers: int, kind: type[steps.Step]) -> None:
+    planned = plan.root_plan(replace(FACTS, layers=layers), ROOT)
+    shown = {s.source for s in planned if isinstance(s, (steps.Bind, steps.Layer))}
+    assert shown == {"/usr", "/opt32", "/state/templates/t", "/opt/python"}
+    assert all(isinstance(s, kind) for s in planned if isinstance(s, (steps.Bind, steps.Layer)))
+    copied = {s.source for s in planned if isinstance(s, steps.Copy)}
+    assert copied == {"/etc/ssl/certs", "/var/lib/ghc", "/state/guest.pyz"}
 
 
 def test_root_binds_are_read_only_without_set_uid_or_devices() -> None:
-    for step in plan.root_plan(FACTS, ROOT):
-        if isinstance(step, steps.Bind):
-            wanted = NOTHING_SPECIAL | mounts.ATTR_RDONLY
-            assert step.attributes & wanted == wanted, step.describe()
+    binds = [s for s in plan.root_plan(FACTS, ROOT) if isinstance(s, steps.Bind)]
+    wanted = NOTHING_SPECIAL | mounts.ATTR_RDONLY
+    assert binds
+    for step in binds:
+        assert step.attributes & wanted == wanted, step.describe()
+
+
+def test_file_systems_below_a_tree_are_layers_of_their_own() -> None:
+    facts = replace(FACTS, layers=1, nested=("/usr/local", "/usr/local/share"))
+    layers = [s.path for s in plan.root_plan(facts, ROOT) if isinstance(s, steps.Layer)]
+    places = [layers.index(path) for path in ("/usr", "/usr/local", "/usr/local/share")]
+    assert places == sorted(places)
+
+
+def test_sockets_in_trees_that_are_bound_are_covered() -> None:
+    facts = replace(FACTS, channels=("/usr/local/share/s.sock",))
+    planned = list(plan.root_plan(facts, ROOT))
+    (at,) = (n for n, s in enumerate(planned) if getattr(s, "path", "") == facts.channels[0])
+    bound = max(n for n, s in enumerate(planned) if isinstance(s, steps.Bind))
+    assert isinstance(planned[at], steps.Cover)
+    assert at > bound
 
 
 def test_root_itself_ends_read_only() -> None:
-    last = plan.root_plan(FACTS, ROOT)[-1]
-    assert isinstance(last, steps.Remount)
-    assert (last.path, last.attributes & mounts.ATTR_RDONLY) == ("/", mounts.ATTR_RDONLY)
+    remounts = [s for s in plan.root_plan(FACTS, ROOT) if isinstance(s, steps.Remount)]
+    assert [s.path for s in remounts] == [plan.OWN, "/etc", plan.VAR, "/"]
+    assert all(s.attributes & mounts.ATTR_RDONLY for s in remounts)
+    assert plan.root_plan(FACTS, ROOT)[-1] == remounts[-1]
 
 
 def test_root_has_six_devices_and_none_of_the_machine() -> None:
@@ -113,7 +128,7 @@ def test_own_counts_are_bounded_while_the_settings_can_be_reached() -> None:
         "max_inotify_watches": 8192,
         "max_user_namespaces": 0,
     }
-    (mounted,) = (n for n, step in enumerate(found) if getattr(step, "fstype", "") == "proc")
+    (mounted,) = (n for n, step in enumerate(found) if step == steps.Enter(plan.ROOT))
     (covered,) = (n for n, step in enumerate(found) if getattr(step, "path", "") == "/proc/sys")
     assert all(mounted < found.index(step) < covered for step in settings)
     assert all(step.path.startswith("/proc/sys/user/") for step in settings)
@@ -142,7 +157,7 @@ def test_views_tell_no_value_that_names_the_machine() -> None:
 
 @pytest.mark.parametrize("memory_mb", [16, 512, 1_048_576])
 def test_meminfo_tells_the_quota_in_kib(memory_mb: int) -> None:
-    lines = dict(line.split(":") for line in plan.meminfo(memory_mb).splitlines())
+    lines = dict(line.split(":") for line in views.meminfo(memory_mb).splitlines())
     assert lines["MemTotal"].split() == [str(memory_mb * 1024), "kB"]
     assert lines["SwapTotal"].split() == ["0", "kB"]
 
@@ -178,33 +193,108 @@ def test_proc_masks_never_cover_what_a_program_needs() -> None:
 
 def test_every_synthetic_entry_of_proc_is_replaced() -> None:
     decided = plan.sandbox_plan(FACTS, SHAPE).steps
-    covered = {step.path for step in decided if isinstance(step, steps.Cover)}
+    covered = {s.path.removeprefix(plan.ROOT) for s in decided if isinstance(s, steps.Cover)}
     assert {f"/proc/{name}" for name in plan.PROC_SYNTHETIC} <= covered
 
 
 def test_proc_comes_before_its_masks_and_hides_foreign_processes() -> None:
-    decided = plan.sandbox_plan(FACTS, SHAPE).steps
-    first = decided[0]
-    assert isinstance(first, steps.Mount)
-    assert (first.fstype, first.path, first.options) == ("proc", "/proc", "hidepid=invisible")
+    decided = list(plan.sandbox_plan(FACTS, SHAPE).steps)
+    (proc,) = (s for s in decided if isinstance(s, steps.Mount) and s.fstype == "proc")
+    assert (proc.path, proc.options) == (f"{plan.ROOT}/proc", "hidepid=invisible")
+    entered = decided.index(steps.Enter(plan.ROOT))
+    masks = [decided.index(mask) for mask in plan.proc_masks(FACTS)]
+    assert decided.index(proc) < entered < min(masks)
+
+
+def test_proc_takes_no_change_once_its_settings_are_made() -> None:
+    decided = list(plan.sandbox_plan(FACTS, SHAPE).steps)
+    (shut,) = (
+        n for n, s in enumerate(decided) if isinstance(s, steps.Remount) and s.path == "/proc"
+    )
+    assert decided[shut].attributes & mounts.ATTR_RDONLY  # type: ignore[union-attr]
+    assert all(n < shut for n, s in enumerate(decided) if isinstance(s, steps.Setting))
 
 
 def test_the_work_area_is_one_bounded_tmpfs() -> None:
     decided = plan.sandbox_plan(FACTS, SHAPE).steps
     tmpfs = [s for s in decided if isinstance(s, steps.Mount) and s.fstype == "tmpfs"]
     assert [s.path for s in tmpfs] == ["/tmp"]
-    assert {"size=256m", "nr_inodes=1000", "uid=1000"} <= set(tmpfs[0].options.split(","))
+    inodes = 1000 + plan.OWN_INODES
+    assert {"size=256m", f"nr_inodes={inodes}", "uid=1000"} <= set(tmpfs[0].options.split(","))
     assert tmpfs[0].flags & mounts.MS_NOSUID
     assert tmpfs[0].flags & mounts.MS_NODEV
 
 
+@pytest.mark.parametrize("has_root", [True, False])
+def test_a_sandbox_s_own_root_costs_its_user_no_inode(has_root: bool) -> None:
+    decided = plan.sandbox_plan(FACTS, replace(SHAPE, has_root=has_root)).steps
+    kinds = (steps.Directory, steps.Symlink, steps.File)
+    assert sum(isinstance(s, kinds) for s in decided) < plan.OWN_INODES
+
+
 def test_no_step_of_a_sandbox_reaches_for_a_host_path() -> None:
-    decided = plan.sandbox_plan(FACTS, SHAPE).steps
-    assert _of(steps.Bind, decided) == []
-    assert _of(steps.Device, decided) == []
+    decided = plan.sandbox_plan(replace(FACTS, layers=2), replace(SHAPE, own_layers=True)).steps
+    for kind in (steps.Bind, steps.Layer, steps.Copy, steps.Device):
+        assert _of(kind, decided) == []
     for step in decided:
         if isinstance(step, steps.Cover):
-            assert step.source.startswith(("/opt/cellwall/", "/tmp/")), step.describe()
+            assert step.source.startswith(("/opt/cellwall/", "/tmp/", "/dev")), step.describe()
+
+
+# -- the sandbox's own root ------------------------------------------------------------------
+
+
+def _trees(layers: int, *, is_session: bool = True) -> dict[str, steps.Step]:
+    """How each shared tree comes into the sandbox's root."""
+    shape = replace(SHAPE, base_mounts=("/home/me/python",), own_layers=is_session)
+    decided = plan.sandbox_plan(replace(FACTS, layers=layers), shape).steps
+    wanted = ("/usr", "/opt32", plan.TEMPLATE_ROOT, "/home/me/python", plan.OWN)
+    found = {s.path: s for s in decided if isinstance(s, (steps.Mount, steps.Cover))}
+    return {path: found[plan.ROOT + path] for path in wanted}
+
+
+def test_each_session_has_an_overlay_of_its_own_over_every_tree() -> None:
+    for path, step in _trees(2).items():
+        assert isinstance(step, steps.Mount)
+        assert step.fstype == "overlay"
+        assert step.options.startswith(f"lowerdir={path}:")
+        runs = 0 if path == plan.OWN else mounts.MS_NOEXEC
+        assert step.flags | runs == NOTHING_SPECIAL | mounts.MS_RDONLY | mounts.MS_NOEXEC
+
+
+@pytest.mark.parametrize("layers", [0, 1])
+def test_a_template_s_trees_are_taken_over_with_what_is_mounted_below(layers: int) -> None:
+    for path, step in _trees(layers).items():
+        assert step == steps.Cover(path, plan.ROOT + path, is_whole=True)
+    assert _trees(layers) == _trees(2, is_session=False), "of one program only"
+
+
+def test_masks_and_views_come_from_the_sandbox_s_own_overlay() -> None:
+    decided = list(
+        plan.sandbox_plan(replace(FACTS, layers=2), replace(SHAPE, own_layers=True)).steps
+    )
+    entered = decided.index(steps.Enter(plan.ROOT))
+    for at, step in enumerate(decided):
+        if isinstance(step, steps.Cover) and step.source.startswith(plan.OWN):
+            assert at > entered, step.describe()
+
+
+def test_what_is_root_s_in_the_top_directory_cannot_be_moved_by_the_user() -> None:
+    decided = list(plan.sandbox_plan(FACTS, replace(SHAPE, has_root=True)).steps)
+    begins = decided.index(steps.FilesAs(0, 1000))
+    ends = decided.index(steps.FilesAs(1000, 0))
+    assert decided[begins + 1] == steps.Directory(plan.ROOT, 0o1777)
+    users = [s for s in decided[begins:ends] if isinstance(s, steps.Directory) and s.owner != -1]
+    assert users == [steps.Directory(plan.ROOT + plan.HOME, owner=1000)]
+    others = decided[:begins] + decided[ends:]
+    assert not any(getattr(s, "path", "").startswith(f"{plan.ROOT}/") for s in others
+                   if isinstance(s, (steps.Directory, steps.Symlink)))  # fmt: skip
+
+
+def test_without_an_id_for_root_the_top_directory_is_the_user_s() -> None:
+    decided = plan.sandbox_plan(FACTS, SHAPE).steps
+    assert _of(steps.FilesAs, decided) == []
+    assert steps.Directory(plan.ROOT, 0o755) in decided
 
 
 def test_terminals_are_new_and_few() -> None:
@@ -251,17 +341,13 @@ def test_groups_are_left_wherever_the_kernel_allows(rootless: bool) -> None:
     assert lockdown.clear_groups is not rootless
 
 
-def test_landlock_allows_writing_only_in_the_work_area() -> None:
-    lockdown = plan.sandbox_plan(FACTS, SHAPE).lockdown
+def test_landlock_knows_nothing_but_the_sandbox_s_own_root() -> None:
+    """It was entered before: what lies outside has no rule."""
+    decided = plan.sandbox_plan(FACTS, SHAPE)
+    lockdown = decided.lockdown
     assert lockdown.landlock_abi == FACTS.landlock_abi
-    assert set(lockdown.write) == {
-        plan.HOME,
-        "/tmp",
-        "/var/tmp",
-        "/dev/shm",
-        "/dev/pts",
-    }
-    assert not {"/", "/root", "/home", "/run"} & {*lockdown.read_exec, *lockdown.write}
+    assert (lockdown.read_exec, lockdown.write, lockdown.devices) == ((), ("/",), ("/dev",))
+    assert steps.Enter(plan.ROOT) in decided.steps
 
 
 # -- data ------------------------------------------------------------------------------------
@@ -269,6 +355,11 @@ def test_landlock_allows_writing_only_in_the_work_area() -> None:
 
 def test_facts_survive_the_way_to_the_forkserver() -> None:
     assert plan.HostFacts.from_json(json.loads(json.dumps(FACTS.as_json()))) == FACTS
+
+
+def test_shapes_survive_the_way_to_the_worker() -> None:
+    shape = replace(SHAPE, base_mounts=("/opt/python",), has_root=True)
+    assert plan.Shape.from_json(json.loads(json.dumps(asdict(shape)))) == shape
 
 
 def test_digest_changes_with_any_limit_that_is_built_in() -> None:

@@ -111,6 +111,31 @@ def test_each_single_deviation_is_found(change: Callable[[dict[str, Any]], objec
     assert len(caught.value.differences) == 1
 
 
+_ROOT = (1879113727, 1879113728)
+
+
+def _with_root(change: Callable[[dict[str, Any]], object] = lambda _: None) -> dict[str, Any]:
+    facts = _found(change)
+    for name, root in zip(("uid_map", "gid_map"), _ROOT, strict=True):
+        facts[name] = (*facts[name], "0", str(root), "1")
+    return facts
+
+
+def test_root_has_the_id_that_is_set_aside_for_it_and_no_process() -> None:
+    cgroups = {"memory:cellwall.engine/sandbox"}
+    want = posture.expected(_lockdown(), (UID, GID), cgroups, HOST, root_ids=_ROOT)
+    posture.compare(7, _with_root(), want)
+    wrong = (
+        GOOD,
+        _with_root(_set("Uid", "\t".join([str(_ROOT[0])] * 4))),
+        _with_root() | {"uid_map": (*GOOD["uid_map"], "0", "0", "1")},
+        _with_root() | {"gid_map": (*GOOD["gid_map"], "0", str(_ROOT[1]), "2")},
+    )
+    for facts in wrong:
+        with pytest.raises(posture.PostureMismatch):
+            posture.compare(7, facts, want)
+
+
 def test_every_fact_has_a_deviation_above() -> None:
     """A new fact in `read` needs a line in the table."""
     changed = set()
@@ -146,7 +171,7 @@ _NODE = frozenset({"ro", "nosuid"})
 
 
 def _mounts() -> dict[str, frozenset[str]]:
-    points = {"/": _SAFE, "/usr": _SAFE, "/dev/null": _NODE, "/proc/kcore": _SAFE}
+    points = {"/usr": _SAFE, "/dev/null": _NODE, "/proc": _SAFE, "/proc/kcore": _SAFE}
     return points | dict.fromkeys(posture.WRITABLE, _WORK)
 
 
@@ -160,9 +185,10 @@ def test_the_mounts_of_a_jail_pass() -> None:
         ("/usr", {"ro", "nodev"}, "nosuid"),
         ("/usr", {"ro", "nosuid"}, "nodev"),
         ("/usr", {"rw", "nosuid", "nodev"}, "ro"),
-        ("/", {"rw", "nosuid", "nodev"}, "ro"),
-        ("/tmp", {"rw", "nodev"}, "nosuid"),
-        ("/tmp", {"rw", "nosuid"}, "nodev"),
+        ("/proc", {"rw", "nosuid", "nodev"}, "ro"),
+        ("/tmp", {"rw", "nosuid", "nodev"}, "ro"),
+        ("/", {"rw", "nodev"}, "nosuid"),
+        ("/", {"rw", "nosuid"}, "nodev"),
         ("/surprise", {"rw", "nosuid", "nodev"}, "ro"),
         ("/dev/null", {"rw", "nosuid"}, "ro"),
         ("/dev/surprise", {"rw", "nosuid"}, "ro"),

@@ -57,13 +57,22 @@ def test_live_sandboxes_have_different_ids_and_none_is_the_forkservers_root() ->
 
 
 def test_an_id_comes_back_only_when_given_back() -> None:
-    held = uids.UidRange(1000, 1000, 3, None)
+    held = uids.UidRange(1000, 1000, 4, None)  # the fork-server's, two, and root's
     first, second = held.take(), held.take()
     assert {first, second} == {1, 2}
     with pytest.raises(CapacityError, match="every id belongs to a live sandbox"):
         held.take()
     held.give_back(first)
     assert held.take() == first
+
+
+def test_root_s_id_is_no_sandbox_s() -> None:
+    held = uids.UidRange(1000, 1000, 4, None)
+    assert held.root_index == 3
+    assert uids.single().root_index == 0
+    assert {held.take(), held.take()} == {1, 2}
+    with pytest.raises(CapacityError):
+        held.take()
 
 
 def test_rootless_has_one_id_our_own() -> None:

@@ -12,26 +12,34 @@ from typing import List, Optional, Sequence, Tuple
 from cellwall.jail.linux.libc import Prepared, do_all
 from cellwall.jail.steps import (
     Bind,
+    Copy,
     Cover,
     Device,
     Directory,
+    Enter,
     File,
+    FilesAs,
+    Layer,
     Mount,
     Remount,
     Setting,
     Step,
+    Symlink,
 )
 
 
 def open_sources(steps: Sequence[Step]) -> List[Tuple[Step, Optional[int]]]:
     """Open every host source while the host's tree is still in view."""
-    return [(step, step.prepare() if isinstance(step, (Bind, Device)) else None) for step in steps]
+    return [
+        (step, step.prepare() if isinstance(step, (Bind, Layer, Copy, Device)) else None)
+        for step in steps
+    ]
 
 
 def build(opened: Sequence[Tuple[Step, Optional[int]]], root: str) -> None:
     """Execute prepared steps below `root`, closing each source once used."""
     for step, source_fd in opened:
-        if isinstance(step, (Bind, Device)):
+        if isinstance(step, (Bind, Layer, Copy, Device)):
             if source_fd is None:
                 raise ValueError(f"{step.describe()}: source was not opened")
             step.execute_from(root, source_fd)
@@ -47,7 +55,7 @@ def prepare(steps: Sequence[Step], free_fd: int) -> Tuple[Prepared, ...]:
     """
     calls: List[Prepared] = []
     for step in steps:
-        if isinstance(step, (Mount, Cover, Remount, Directory)):
+        if isinstance(step, (Directory, Symlink, Mount, Cover, Remount, FilesAs, Enter)):
             calls += step.prepared("")
         elif isinstance(step, (File, Setting)):
             calls += step.prepared("", free_fd)

@@ -25,10 +25,10 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
 from cellwall.jail import apply, fds, id_maps, plan
-from cellwall.jail.linux import mounts, process
+from cellwall.jail.linux import libc, mounts, process
 
 _STAGING = "/tmp"
 _NAMESPACES = (
@@ -199,10 +199,26 @@ def _build_root(config: Dict[str, Any]) -> None:
     root = plan.Root(config["template_path"], tuple(config["base_mounts"]), config["guest_path"])
     opened = apply.open_sources(plan.root_plan(facts, root))
     flags = mounts.MS_NOSUID | mounts.MS_NODEV
-    mounts.mount("tmpfs", _STAGING, "tmpfs", flags, "size=16m,mode=755")
+    owner = config["uid_base"] + config["uid_count"] - 1 if config["uid_count"] > 1 else 0
+    options = f"size=16m,mode=755,uid={owner},gid={owner}"
+    mounts.mount("tmpfs", _STAGING, "tmpfs", flags, options)
     os.umask(0o022)
-    apply.build(opened, _STAGING)
+    with _files_as(owner):
+        apply.build(opened, _STAGING)
     mounts.pivot_into(_STAGING)
+
+
+@contextlib.contextmanager
+def _files_as(owner: int) -> Iterator[None]:
+    """Make files as root's id inside. SECURITY: without power over files, so that the overlays
+    that are mounted meanwhile show what everybody may read, to whomever (overlayfs.rst).
+    """
+    if owner:
+        os.setgroups([])
+        libc.do_all(process.prepare_file_ids(owner, 0))
+    yield
+    if owner:
+        libc.do_all(process.prepare_file_ids(0, owner))
 
 
 def _exec_forkserver(config: Dict[str, Any], control: socket.socket, kept: List[int]) -> None:

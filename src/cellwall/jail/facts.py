@@ -11,10 +11,11 @@ import os
 import resource
 import stat
 import time
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from cellwall.jail import alone
+from cellwall.jail import alone, layers
 from cellwall.jail.linux import landlock, process
 from cellwall.jail.plan import HostFacts
 from cellwall.model.errors import HostUnsupported
@@ -68,6 +69,20 @@ def collect() -> HostFacts:
         landlock_abi=landlock.abi(),
         core_limit=core_limit(),
         boot_time=int(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)),
+    )
+
+
+def for_jails(state_dir: Path) -> HostFacts:
+    """The same, and how shared trees can be shown; `state_dir` is where templates lie."""
+    found = collect()
+    trees = [f"/{name}" for name in found.root_directories]
+    own = [str(state_dir)] if state_dir.is_dir() else []
+    depth = layers.ask([*trees, *own]).depth
+    return replace(
+        found,
+        layers=depth,
+        nested=layers.mounted_below(trees) if depth else (),
+        channels=() if depth else layers.channels(trees),
     )
 
 

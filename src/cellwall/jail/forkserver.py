@@ -26,6 +26,7 @@ import os
 import select
 import signal
 import socket
+from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set
 
 from cellwall.jail import alone, fds, inside, networks, orders, plan
@@ -70,6 +71,8 @@ class Worker(NamedTuple):
     is copied, and a JSON encoder alone writes to thirty."""
     mover: int
     """An id that workers keep as their saved one, or 0."""
+    root_id: int
+    """Called root inside, without any process; 0 where only one id can be mapped."""
     environment: Dict[str, str]
     """Of a sandbox for which the host names no other; this process has it already."""
 
@@ -202,6 +205,7 @@ def _worker(config: Dict[str, Any]) -> Worker:
         cloner=cloner,
         answer=fds.prepare(b"{}", cloner.pidfd_cell),
         mover=config["mover"],
+        root_id=config["root_id"],
         environment=config["environment"],
     )
 
@@ -306,7 +310,7 @@ def _spawn(
     nets.lend(pidfd)
     nets.leave()
     try:
-        _write_maps(pid, uid)
+        _write_maps(worker.root_id, pid, uid)
         os.write(wait_w, b"!")
     except OSError as error:
         # The files of one that somebody killed are root's: that is no lack of the host's. They are
@@ -335,7 +339,8 @@ class _Alone:
     """Step 4c for sandboxes of one program; theirs are in `alone`."""
 
     def __init__(self, worker: Worker) -> None:
-        self._maker = alone.Maker(_NAMESPACES, worker.guest_alone, _write_maps)
+        maps = partial(_write_maps, worker.root_id)
+        self._maker = alone.Maker(_NAMESPACES, worker.guest_alone, maps)
         self._answer = fds.prepare(b"{}", self._maker.pidfd_cell)
 
     def spawn(
@@ -378,9 +383,13 @@ def _go_through(entrances: List[int]) -> None:
         os.write(fd, b"0")
 
 
-def _write_maps(pid: int, uid: int) -> None:
-    """Give the sandbox one id: `user` inside, `uid` of our own range outside."""
-    text = f"{plan.INSIDE_UID} {uid} 1".encode()
+def _write_maps(root_id: int, pid: int, uid: int) -> None:
+    """Give the sandbox one id: `user` inside, `uid` of our own range outside.
+
+    Where there is a range, root has a name inside, too: an id that no process has or can get.
+    """
+    root = f"\n0 {root_id} 1" if root_id else ""
+    text = f"{plan.INSIDE_UID} {uid} 1{root}".encode()
     for name in ("uid_map", "gid_map"):
         fd = os.open(f"/proc/{pid}/{name}", os.O_WRONLY | os.O_CLOEXEC)
         try:

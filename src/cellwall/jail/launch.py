@@ -121,6 +121,7 @@ def _config(settings: Settings, host: plan.HostFacts) -> dict[str, Any]:
             "environment": dict(settings.environment),
             "preload_environment": dict(settings.preload_environment),
             "mover": settings.uid_count if settings.is_mover_kept else 0,
+            "root_id": max(0, settings.uid_count - 1),
             "program_workers": settings.workers["program"],
             "seccomp": settings.seccomp.hex(),
             "guest_main": settings.guest_main,

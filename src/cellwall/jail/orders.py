@@ -110,7 +110,7 @@ class Orders:
         return int(uid), order
 
     def _understand(self, said: Dict[str, Any]) -> Order:
-        shape, start = plan.Shape(**said["shape"]), said["start"]
+        shape, start = plan.Shape.from_json(said["shape"]), said["start"]
         ready = self._plan(shape)
         lists = self._lists(shape, ready) if start == ALONE else None
         return Order(ready, lists, said["guest"], start, said["is_told"])

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from cellwall.jail import steps as s
+from cellwall.jail import views
 from cellwall.jail.linux import mounts as m
 
 UNCOUNTED = "uncounted.refusals"
@@ -22,17 +23,30 @@ INSIDE_UID = 1000
 HOME = "/home/user"
 TEMPLATE_ROOT = "/opt/env"
 GUEST_PATH = "/opt/cellwall/guest.pyz"
-VIEWS = "/opt/cellwall/views"
+VIEWS = views.FOLDER
 _WORK = "/tmp"
-_EMPTY_FILE = "/opt/cellwall/empty/file"
-_EMPTY_DIR = "/opt/cellwall/empty/dir"
+OWN = "/opt/cellwall"
+"""A small tmpfs of a template's: files and directories that we made."""
+VAR = "/opt/var"
+_EMPTY_FILE = f"{OWN}/empty/file"
+_EMPTY_DIR = f"{OWN}/empty/dir"
+_NONE = "/none"
+"""Empty, and on no tree that is ever an overlay's."""
+ROOT = f"{_WORK}/root"
+"""What becomes a sandbox's root; it alone of the work area can be reached from inside."""
 
 _RO = m.ATTR_RDONLY | m.ATTR_NOSUID | m.ATTR_NODEV
 _DIRECTORIES = (
-    *("/proc", "/sys", "/dev", "/dev/shm", "/dev/pts", "/dev/mqueue", "/home", HOME, _WORK),
-    *("/opt", "/opt/cellwall", "/opt/cellwall/empty", _EMPTY_DIR, "/run", "/var", "/var/tmp"),
-    "/root",
+    *("/proc", "/sys", "/dev", "/dev/shm", "/dev/pts", "/dev/mqueue", "/home", HOME, _WORK, _NONE),
+    *("/opt", OWN, "/run", "/var", "/var/tmp", "/root", "/etc", VAR),
 )
+_OWN_DIRECTORIES = (f"{OWN}/empty", _EMPTY_DIR, f"{OWN}/etc", f"{OWN}/var")
+_SANDBOX_DIRECTORIES = (
+    *("/dev", "/etc", "/home", "/opt", OWN, TEMPLATE_ROOT, "/proc", "/root", "/run", "/sys"),
+    *("/var",),
+)
+OWN_INODES = 64
+"""What a sandbox's own root has of directories and links, beside those its user may make."""
 _DEVICES = (
     ("null", 1, 3),
     ("zero", 1, 5),
@@ -84,6 +98,14 @@ class HostFacts:
     var_bound: Tuple[str, ...] = ()
     """Names below /var/lib that are bound read-only below /opt/var: what a compiler keeps there
     about itself. Not in place: /var/lib says what a host is for."""
+    layers: int = 0
+    """How many overlays this host lets us have one over the other (`facts.layers`): two, and each
+    sandbox sees shared trees through one of its own; one, and all of a template share it; none, and
+    the trees are bound as they are."""
+    channels: Tuple[str, ...] = ()
+    """Sockets and FIFOs in trees that are bound as they are; they are covered."""
+    nested: Tuple[str, ...] = ()
+    """What is mounted below the top-level directories, parents first."""
     boot_time: int = 1
     """When the kernel started, in seconds since 1970; /proc/uptime and clocks tell it anyway."""
 
@@ -128,28 +150,51 @@ class Shape:
     """No memory cgroup: bound each process by RLIMIT_DATA as well."""
     rootless: bool = False
     """An ordinary user's engine: the supplementary groups cannot be left (user_namespaces(7))."""
+    has_root: bool = False
+    """Besides the user's id one is mapped as root's, which no process has: the system is its."""
+    base_mounts: Tuple[str, ...] = ()
+    """As in `Root`: a template's, which each of its sandboxes shows."""
+    own_layers: bool = False
+    """Shared trees through overlays of its own, where the host gives two: a third of a millisecond,
+    which is nothing to a session and a fifteenth of a program's whole run."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Shape:
+        """Of `dataclasses.asdict`, through JSON; lists become tuples again."""
+        return cls(**{key: _frozen(value) for key, value in data.items()})
 
 
 def root_plan(facts: HostFacts, root: Root) -> Tuple[s.Step, ...]:
     """Stage A: the root every sandbox of a template shares, read-only."""
-    steps: List[s.Step] = []
-    steps += [s.Bind(f"/{name}", f"/{name}", _RO) for name in facts.root_directories]
+    flags = m.MS_NOSUID | m.MS_NODEV
+    steps: List[s.Step] = [s.Directory(path) for path in _DIRECTORIES]
+    steps += [_tree(facts, f"/{name}", f"/{name}") for name in facts.root_directories]
+    steps += [_tree(facts, path, path) for path in facts.nested]
     steps += [s.Symlink(f"/{name}", target) for name, target in facts.root_links]
-    steps += [s.Directory(path) for path in _DIRECTORIES]
-    steps.append(s.File(_EMPTY_FILE, ""))
+    # A mount without mounts below it, which an overlay can be made of.
+    steps.append(s.Mount("tmpfs", OWN, flags, "size=16m,mode=755"))
+    steps += [s.Directory(path) for path in _OWN_DIRECTORIES]
+    steps += [s.Cover(f"{OWN}/etc", "/etc"), s.Cover(f"{OWN}/var", VAR), s.File(_EMPTY_FILE, "")]
     steps.extend(_dev())
     steps.extend(_etc(facts))
-    steps += [s.Bind(f"/var/lib/{name}", f"/opt/var/{name}", _RO) for name in facts.var_bound]
+    steps += [s.Copy(f"/var/lib/{name}", f"{VAR}/{name}") for name in facts.var_bound]
     for count in range(1, len(facts.cpu_blocks) + 1):
-        steps.extend(_views(facts, count))
-    steps.append(s.Bind(root.template_path, TEMPLATE_ROOT, _RO))
-    steps += [s.Bind(path, path, _RO) for path in root.base_mounts]
-    steps.append(s.Bind(root.guest_path, GUEST_PATH, _RO))
-    # For the preload only: a sandbox covers it with its own before it starts.
-    steps.append(s.Mount("tmpfs", _WORK, m.MS_NOSUID | m.MS_NODEV, "size=64m,mode=1777"))
-    steps.append(s.Mount("proc", "/proc", m.MS_NOSUID | m.MS_NODEV | m.MS_NOEXEC))
+        steps.extend(views.of_cpus(facts, count))
+    steps.append(_tree(facts, root.template_path, TEMPLATE_ROOT))
+    steps += [_tree(facts, path, path) for path in root.base_mounts]
+    steps.append(s.Copy(root.guest_path, GUEST_PATH))
+    # For the preload only: a sandbox has one of its own.
+    steps.append(s.Mount("tmpfs", _WORK, flags, "size=64m,mode=1777"))
+    steps.append(s.Mount("proc", "/proc", flags | m.MS_NOEXEC))
+    steps += [s.Remount(path, _RO | m.ATTR_NOEXEC) for path in (OWN, "/etc", VAR)]
+    steps += [s.Cover(_EMPTY_FILE, path) for path in facts.channels]
     steps.append(s.Remount("/", _RO | m.ATTR_NOEXEC))
     return tuple(steps)
+
+
+def _tree(facts: HostFacts, source: str, path: str) -> s.Step:
+    """Show a tree of the host's: through an overlay wherever the host lets us have one."""
+    return s.Layer(source, path, _NONE) if facts.layers else s.Bind(source, path, _RO)
 
 
 def _dev() -> List[s.Step]:
@@ -177,68 +222,12 @@ def _etc(facts: HostFacts) -> List[s.Step]:
         "machine-id": "0" * 31 + "1\n",
         "timezone": "Etc/UTC\n",
     }
-    steps: List[s.Step] = [s.Directory("/etc")]
-    steps += [s.File(f"/etc/{name}", text) for name, text in made.items()]
+    steps: List[s.Step] = [s.File(f"/etc/{name}", text) for name, text in made.items()]
     steps += [s.File(f"/etc/{name}", text) for name, text in facts.etc_copied]
-    steps += [s.Bind(f"/etc/{name}", f"/etc/{name}", _RO) for name in facts.etc_bound]
+    steps += [s.Copy(f"/etc/{name}", f"/etc/{name}") for name in facts.etc_bound]
     steps.append(s.Symlink("/etc/localtime", "/usr/share/zoneinfo/Etc/UTC"))
     steps.append(s.Symlink("/etc/mtab", "/proc/self/mounts"))
     return steps
-
-
-def _views(facts: HostFacts, count: int) -> List[s.Step]:
-    """What a sandbox of `count` CPUs sees of the machine."""
-    base = f"{VIEWS}/{count}"
-    span = "0\n" if count == 1 else f"0-{count - 1}\n"
-    cpus = "".join(block.rstrip("\n") + "\n\n" for block in facts.cpu_blocks[:count])
-    lines = "".join(f"cpu{i} 0 0 0 0 0 0 0 0 0 0\n" for i in range(count))
-    files = {
-        "proc/cpuinfo": cpus,
-        "proc/stat": f"cpu  0 0 0 0 0 0 0 0 0 0\n{lines}intr 0\nctxt 0\nbtime {facts.boot_time}\n"
-        "processes 1\nprocs_running 1\nprocs_blocked 0\n",
-        "proc/loadavg": "0.00 0.00 0.00 1/1 1\n",
-        "proc/cmdline": "\n",
-        "proc/swaps": "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n",
-        "proc/sys/kernel/hostname": "cellwall\n",
-        "proc/sys/kernel/osrelease": facts.release + "\n",
-        "proc/sys/kernel/ostype": "Linux\n",
-        "proc/sys/kernel/version": facts.version + "\n",
-        "proc/sys/kernel/ngroups_max": "65536\n",
-        "proc/sys/kernel/cap_last_cap": f"{facts.last_capability}\n",
-        "proc/sys/kernel/pid_max": "32768\n",
-        "proc/sys/kernel/threads-max": "32768\n",
-        "proc/sys/kernel/overflowuid": "65534\n",
-        "proc/sys/kernel/overflowgid": "65534\n",
-        "proc/sys/kernel/random/boot_id": "00000000-0000-4000-8000-000000000001\n",
-        "proc/sys/kernel/random/entropy_avail": "256\n",
-        "proc/sys/vm/overcommit_memory": "0\n",
-        "proc/sys/vm/overcommit_ratio": "50\n",
-        "proc/sys/vm/max_map_count": "65530\n",
-        "proc/sys/vm/mmap_min_addr": "65536\n",
-        "proc/sys/fs/pipe-max-size": "1048576\n",
-        "proc/sys/fs/nr_open": "1048576\n",
-        "proc/sys/fs/file-max": "1048576\n",
-        "proc/sys/net/core/somaxconn": "4096\n",
-        "proc/sys/net/ipv4/ip_local_port_range": "32768\t60999\n",
-        "sys/devices/system/cpu/online": span,
-        "sys/devices/system/cpu/possible": span,
-        "sys/devices/system/cpu/present": span,
-        "sys/devices/system/node/online": "0\n",
-        "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
-        "sys/kernel/mm/transparent_hugepage/hpage_pmd_size": "2097152\n",
-    }
-    for index in range(count):
-        files[f"sys/devices/system/cpu/cpu{index}/topology/core_id"] = f"{index}\n"
-        files[f"sys/devices/system/cpu/cpu{index}/topology/physical_package_id"] = "0\n"
-    folders = {parent for name in files for parent in _parents(f"{base}/{name}")}
-    steps: List[s.Step] = [s.Directory(path) for path in sorted(folders)]
-    return steps + [s.File(f"{base}/{name}", content) for name, content in files.items()]
-
-
-def _parents(path: str) -> List[str]:
-    """Every directory above `path` from the views' own on."""
-    parts = path[len("/opt/cellwall") :].split("/")[1:-1]
-    return ["/opt/cellwall/" + "/".join(parts[: n + 1]) for n in range(len(parts))]
 
 
 def proc_masks(facts: HostFacts) -> Tuple[s.Cover, ...]:
@@ -257,49 +246,19 @@ def proc_masks(facts: HostFacts) -> Tuple[s.Cover, ...]:
     return tuple(covers)
 
 
-_IN_USE = (
-    *("Buffers", "Cached", "SwapCached", "Active", "Inactive", "SwapTotal", "SwapFree", "Dirty"),
-    *("Writeback", "AnonPages", "Mapped", "Shmem", "Slab", "SReclaimable"),
-)
-
-
-def meminfo(memory_mb: int) -> str:
-    """What /proc/meminfo says in a sandbox of `memory_mb` MiB; kB as in proc_meminfo(5).
-
-    All is free: a view tells no figures of the moment. The lines are those that programs miss.
-    """
-    total = memory_mb * 1024
-    figures = [(name, total) for name in ("MemTotal", "MemFree", "MemAvailable")]
-    figures += [(name, 0) for name in _IN_USE]
-    return "".join(f"{name + ':':15s} {kib:8d} kB\n" for name, kib in figures)
-
-
 def sandbox_plan(facts: HostFacts, shape: Shape) -> s.SandboxPlan:
-    """Stage C: what one sandbox adds to the shared root, and what it gives up."""
+    """Stage C: a root of the sandbox's own, made of the shared one, and what it gives up."""
     view = f"{VIEWS}/{min(shape.cpus, len(facts.cpu_blocks))}"
-    flags = m.MS_NOSUID | m.MS_NODEV
-    work = f"size={shape.disk_mb}m,nr_inodes={shape.inodes},mode=755"
-    work += f",uid={INSIDE_UID},gid={INSIDE_UID}"
+    synthetic = sorted(PROC_SYNTHETIC - {"meminfo"})
     steps: List[s.Step] = [
-        s.Mount("proc", "/proc", flags | m.MS_NOEXEC, "hidepid=invisible"),
+        *_own_root(facts, shape),
+        s.Enter(ROOT),
         *(s.Setting(f"/proc/sys/user/{name}", most) for name, most in OWN_COUNTS),
         *proc_masks(facts),
-    ]
-    synthetic = sorted(PROC_SYNTHETIC - {"meminfo"})
-    steps += [s.Cover(f"{view}/proc/{name}", f"/proc/{name}") for name in synthetic]
-    steps += [
+        *(s.Cover(f"{view}/proc/{name}", f"/proc/{name}") for name in synthetic),
         s.Cover(f"{view}/sys", "/sys"),
-        s.Mount("tmpfs", _WORK, flags, work),
-        s.Directory(f"{_WORK}/home", 0o755),
-        s.Directory(f"{_WORK}/tmp", 0o1777),
-        s.Directory(f"{_WORK}/shm", 0o1777),
-        s.File(f"{_WORK}/meminfo", meminfo(shape.memory_mb)),
-        s.Cover(f"{_WORK}/meminfo", "/proc/meminfo"),
-        s.Remount("/proc/meminfo", _RO | m.ATTR_NOEXEC),
-        s.Cover(f"{_WORK}/home", HOME),
-        s.Cover(f"{_WORK}/shm", "/dev/shm"),
-        s.Cover(f"{_WORK}/tmp", "/var/tmp"),
-        s.Cover(f"{_WORK}/tmp", _WORK),
+        # Not only Landlock's: there a program could make the kernel spare it when memory runs out.
+        s.Remount("/proc", _RO | m.ATTR_NOEXEC),
         s.Mount(
             "devpts",
             "/dev/pts",
@@ -308,6 +267,58 @@ def sandbox_plan(facts: HostFacts, shape: Shape) -> s.SandboxPlan:
         ),
     ]
     return s.SandboxPlan(tuple(steps), _lockdown(facts, shape))
+
+
+def _own_root(facts: HostFacts, shape: Shape) -> List[s.Step]:
+    """The work area, and in it a root with the template's trees; the user may add to its top."""
+    flags = m.MS_NOSUID | m.MS_NODEV
+    work = f"size={shape.disk_mb}m,nr_inodes={shape.inodes + OWN_INODES},mode=755"
+    work += f",uid={INSIDE_UID},gid={INSIDE_UID}"
+    trees = [f"/{name}" for name in facts.root_directories] + [TEMPLATE_ROOT, *shape.base_mounts]
+    return [
+        s.Mount("tmpfs", _WORK, flags, work),
+        s.Directory(f"{_WORK}/shm", 0o1777),
+        s.File(f"{_WORK}/meminfo", views.meminfo(shape.memory_mb)),
+        *_own_directories(facts, shape, trees),
+        s.Cover(ROOT, ROOT),
+        *(_own_tree(facts, shape, path) for path in (*trees, OWN)),
+        s.Cover(f"{ROOT}{OWN}/etc", f"{ROOT}/etc"),
+        s.Cover("/dev", f"{ROOT}/dev", is_whole=True),
+        s.Cover(f"{_WORK}/shm", f"{ROOT}/dev/shm"),
+        s.Mount("proc", f"{ROOT}/proc", flags | m.MS_NOEXEC, "hidepid=invisible"),
+        s.Cover(f"{_WORK}/meminfo", f"{ROOT}/proc/meminfo"),
+        s.Remount(f"{ROOT}/proc/meminfo", _RO | m.ATTR_NOEXEC),
+    ]
+
+
+def _own_directories(facts: HostFacts, shape: Shape, trees: Sequence[str]) -> List[s.Step]:
+    """Made as root where there is one: what is root's in `/` cannot be renamed or removed."""
+    wanted = dict.fromkeys(_SANDBOX_DIRECTORIES)
+    for path in trees:
+        wanted.update(dict.fromkeys(_above(path)))
+    found: List[s.Step] = [s.Directory(ROOT, 0o1777 if shape.has_root else 0o755)]
+    found += [s.Directory(ROOT + path) for path in wanted]
+    found += [s.Directory(f"{ROOT}{path}", 0o1777) for path in (_WORK, "/var/tmp")]
+    found.append(s.Directory(ROOT + HOME, owner=INSIDE_UID))
+    links = (*facts.root_links, (VAR[1:], f"{OWN}/var"))
+    found += [s.Symlink(f"{ROOT}/{name}", target) for name, target in links]
+    if shape.has_root:
+        found = [s.FilesAs(0, INSIDE_UID), *found, s.FilesAs(INSIDE_UID, 0)]
+    return found
+
+
+def _above(path: str) -> List[str]:
+    """A path and its parents, the highest first."""
+    parts = path.split("/")[1:]
+    return ["/" + "/".join(parts[: n + 1]) for n in range(len(parts))]
+
+
+def _own_tree(facts: HostFacts, shape: Shape, path: str) -> s.Step:
+    """A tree of the template's: through one more overlay, so that neighbours share no lock."""
+    if facts.layers < 2 or not shape.own_layers:
+        return s.Cover(path, ROOT + path, is_whole=True)
+    flags = _RO | (m.ATTR_NOEXEC if path == OWN else 0)
+    return s.Mount("overlay", ROOT + path, flags, m.layers(path, _NONE))
 
 
 def process_rlimit(processes: int, *, is_counted: bool) -> int:
@@ -342,20 +353,16 @@ def _lockdown(facts: HostFacts, shape: Shape) -> s.Lockdown:
         # what is mapped, and thread stacks and arenas are mapped long before they are used.
         data = 2 * shape.memory_mb * mib
         rlimits.append((resource.RLIMIT_DATA, data, data))
-    readable = ["/usr", "/opt", "/etc", "/proc", "/sys", "/dev"]
-    readable += [f"/{name}" for name in facts.root_directories if name != "usr"]
     return s.Lockdown(
         uid=INSIDE_UID,
         gid=INSIDE_UID,
         rlimits=tuple(rlimits),
         landlock_abi=facts.landlock_abi,
-        read_exec=tuple(readable),
-        # Not /proc: there a program could make the kernel spare it when memory runs out.
-        write=(HOME, _WORK, "/var/tmp", "/dev/shm", "/dev/pts"),
+        # Whatever directory a program invents. What it may not change are read-only mounts, and
+        # root's; what lies outside of its root it cannot even read.
+        write=("/",),
         refusals=UNCOUNTED if shape.soft_memory else "",
         devices=("/dev",),
-        # `ls /` works; what is in the root besides the trees above are empty directories.
-        listing=("/",),
         clear_groups=not shape.rootless,
     )
 

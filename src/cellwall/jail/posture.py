@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cellwall.jail.cgroups import places
-from cellwall.jail.plan import HOME
 from cellwall.jail.steps import Lockdown
 
 Links = tuple[str, ...]
@@ -40,8 +39,9 @@ _LIMIT_NAMES = {
 }
 
 
-WRITABLE = frozenset({"/proc", HOME, "/tmp", "/var/tmp", "/dev/shm", "/dev/pts"})
-"""Mount points that may be writable: the work area, terminals, and /proc by its own modes."""
+WRITABLE = frozenset({"/", "/dev/shm", "/dev/pts"})
+"""Mount points that may be writable: the work area, in which all is the user's or root's inside,
+and terminals."""
 
 
 class PostureMismatch(Exception):
@@ -62,9 +62,9 @@ class Expectation:
 
     uid: int
     gid: int
-    uid_line: tuple[str, str, str]
-    gid_line: tuple[str, str, str]
-    """(inside id, id in the parent namespace as the host sees it, count)."""
+    uid_line: tuple[str, ...]
+    gid_line: tuple[str, ...]
+    """(inside id, id in the parent namespace as the host sees it, count), and root's behind it."""
     groups: tuple[str, ...]
     """Supplementary groups on the host: none, or rootless our own, which cannot be left."""
     limits: Mapping[str, tuple[str, str]]
@@ -94,22 +94,30 @@ def expected(
     cgroups: set[str],
     namespaces: Mapping[str, str],
     server_namespaces: Mapping[str, str] | None = None,
+    root_ids: tuple[int, int] | None = None,
 ) -> Expectation:
-    """Compute the expectation from the plan's lockdown and the (user, group) id on the host."""
+    """Compute the expectation from the plan's lockdown and the (user, group) id on the host.
+
+    `root_ids`: what is called root inside, if anything is; no process may have it.
+    """
     host_uid, host_gid = host_ids
     numbers = {getattr(resource, name): label for label, name in _LIMIT_NAMES.items()}
     limits = {numbers[n]: (str(soft), str(hard)) for n, soft, hard in lockdown.rlimits}
     return Expectation(
         uid=host_uid,
         gid=host_gid,
-        uid_line=(str(lockdown.uid), str(host_uid), "1"),
-        gid_line=(str(lockdown.gid), str(host_gid), "1"),
+        uid_line=(str(lockdown.uid), str(host_uid), "1", *_root_line(root_ids, 0)),
+        gid_line=(str(lockdown.gid), str(host_gid), "1", *_root_line(root_ids, 1)),
         groups=() if lockdown.clear_groups else tuple(sorted(map(str, os.getgroups()))),
         limits=limits,
         cgroups=frozenset(cgroups),
         host_namespaces=namespaces,
         server_namespaces=server_namespaces or {},
     )
+
+
+def _root_line(root_ids: tuple[int, int] | None, which: int) -> Links:
+    return () if root_ids is None else ("0", str(root_ids[which]), "1")
 
 
 def read_text(path: str) -> str:

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from cellwall.jail import facts, hierarchies, probe_counts, shared_counts, uids
+from cellwall.jail import facts, hierarchies, layers, probe_counts, shared_counts, uids
 from cellwall.jail.linux import landlock, mounts, process
 from cellwall.jail.probe_counts import Found
 from cellwall.jail.trial import trial
@@ -30,6 +30,7 @@ def run() -> list[Found]:
         _landlock,
         _cgroups,
         _ids,
+        _layers,
         _host_settings,
         _core_limit,
         _core_pattern,
@@ -201,6 +202,35 @@ def _ids() -> list[Found]:
 _SETTINGS = (
     ("dev/tty/legacy_tiocsti", "0", "terminals take injected input; the jail's filter stops it"),
     ("kernel/io_uring_disabled", "2", "io_uring is on; the jail's filter stops it"),
+)
+
+
+_SHARED = "locks on files of /usr or of a template reach neighbours of the same template"
+_BOUND = (
+    "sockets that the host's services open below /usr later can be reached from inside, "
+    "and locks on its files reach the host"
+)
+
+
+def _layers() -> list[Found]:
+    """How far the trees that sandboxes share are shown through overlays of ours."""
+    found = layers.ask(("/usr",))
+    if found.depth == layers.MOST:
+        return [
+            Found(
+                "shared trees",
+                "PASS",
+                "through an overlay of each template's, and of each session's own",
+            )
+        ]
+    if found.depth:
+        return [Found("shared trees", "CAUTION", f"{_SHARED} ({found.problem})", _LAYERS_REMEDY)]
+    return [Found("shared trees", "CAUTION", f"{_BOUND} ({found.problem})", _LAYERS_REMEDY)]
+
+
+_LAYERS_REMEDY = (
+    "have the kernel's overlay module (modprobe overlay), and neither /usr nor the state directory "
+    "on an overlay or with other file systems mounted below /usr"
 )
 
 

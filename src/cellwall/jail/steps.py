@@ -14,6 +14,7 @@ import stat
 from dataclasses import asdict, dataclass
 from typing import Any, Dict, Tuple, Union
 
+from cellwall.jail import copies
 from cellwall.jail.linux import mounts, process
 from cellwall.jail.linux.libc import Prepared, SyscallError, do_all
 
@@ -35,6 +36,8 @@ class Directory:
 
     path: str
     mode: int = 0o755
+    owner: int = -1
+    """User and group, or -1: of whoever makes it."""
 
     def describe(self) -> str:
         """One line for people."""
@@ -42,7 +45,7 @@ class Directory:
 
     def prepared(self, root: str) -> Tuple[Prepared, ...]:
         """The calls; parents are steps of their own, and a bind below it may have made it."""
-        return mounts.prepare_directory(root + self.path, self.mode)
+        return mounts.prepare_directory(root + self.path, self.mode, self.owner)
 
     def execute(self, root: str) -> None:
         """Make it."""
@@ -60,9 +63,13 @@ class Symlink:
         """One line for people."""
         return f"symlink {self.path} -> {self.target}"
 
+    def prepared(self, root: str) -> Tuple[Prepared, ...]:
+        """The call."""
+        return (mounts.prepare_symlink(root + self.path, self.target),)
+
     def execute(self, root: str) -> None:
         """Make it."""
-        os.symlink(self.target, root + self.path)
+        do_all(self.prepared(root))
 
 
 @dataclass(frozen=True)
@@ -149,6 +156,63 @@ class Bind:
 
 
 @dataclass(frozen=True)
+class Layer:
+    """Show a host directory through an overlay of our own that nobody can write to. overlayfs.rst.
+
+    Why not a bind: what is opened in an overlay is an object of its own. A socket there is no
+    socket that anybody listens on, a FIFO has no other end, and locks, watches and marks of times
+    reach nobody beyond it. What is read and mapped is the same memory. Shows one file system only:
+    what is mounted below `source` is a step of its own. Does not hide what the source itself shows.
+    """
+
+    source: str
+    path: str
+    empty: str
+    """An empty directory of the root under construction: an overlay without a place to write to
+    has at least two layers."""
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"overlay {self.source} on {self.path} ro,nosuid,nodev"
+
+    def prepare(self) -> int:
+        """Open the source on the host; the caller hands the descriptor to `execute_from`."""
+        return os.open(self.source, os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY)
+
+    def execute_from(self, root: str, source_fd: int) -> None:
+        """Mount it below `root`."""
+        target = root + self.path
+        os.makedirs(target, exist_ok=True)
+        flags = mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV
+        options = mounts.layers(f"/proc/self/fd/{source_fd}", root + self.empty)
+        mounts.mount("overlay", target, "overlay", flags, options)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Copy a small file or tree of the host's: what everybody may read of it, and links.
+
+    Why not a bind: the copies are ours, and so are locks on them and watches.
+    """
+
+    source: str
+    path: str
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"copy {self.source} to {self.path}"
+
+    def prepare(self) -> int:
+        """Open the source on the host; the caller hands the descriptor to `execute_from`."""
+        return os.open(self.source, os.O_PATH | os.O_CLOEXEC)
+
+    def execute_from(self, root: str, source_fd: int) -> None:
+        """Copy it below `root`."""
+        os.makedirs(os.path.dirname(root + self.path), exist_ok=True)
+        copies.copy(f"/proc/self/fd/{source_fd}", root + self.path)
+
+
+@dataclass(frozen=True)
 class Device:
     """Bind one harmless character device, checked by its number (CVE-2025-31133)."""
 
@@ -213,6 +277,8 @@ class Cover:
     path: str
     missing_ok: bool = False
     """Entries of /proc that this kernel, or this namespace, does not show."""
+    is_whole: bool = False
+    """With all that is mounted below the source."""
 
     def describe(self) -> str:
         """One line for people."""
@@ -222,7 +288,8 @@ class Cover:
         """The call; attributes come from the source's mount."""
         tolerated = errno.ENOENT if self.missing_ok else 0
         source, target = root + self.source, root + self.path
-        return (mounts.prepare_mount(source, target, None, mounts.MS_BIND, None, tolerated),)
+        flags = mounts.MS_BIND | (mounts.MS_REC if self.is_whole else 0)
+        return (mounts.prepare_mount(source, target, None, flags, None, tolerated),)
 
     def execute(self, root: str) -> None:
         """Bind it."""
@@ -249,7 +316,58 @@ class Remount:
         do_all(self.prepared(root))
 
 
-Step = Union[Directory, Symlink, File, Setting, Mount, Cover, Remount, Bind, Device]
+@dataclass(frozen=True)
+class FilesAs:
+    """Make files as another id of this user namespace from now on. setfsuid(2).
+
+    Why: what a sandbox finds there is root's, as everywhere, and root is an id without a process.
+    SECURITY: the kernel takes the capabilities over files with it on the way from root's id, and
+    gives them on the way to it; what stays is taken by `lockdown`.
+    """
+
+    wanted: int
+    before: int
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"make files as {self.wanted}"
+
+    def prepared(self, root: str) -> Tuple[Prepared, ...]:
+        """The calls."""
+        return process.prepare_file_ids(self.wanted, self.before)
+
+    def execute(self, root: str) -> None:
+        """Do it."""
+        do_all(self.prepared(root))
+
+
+@dataclass(frozen=True)
+class Enter:
+    """Have a directory of the shared root as the root from now on. chroot(2).
+
+    Why not pivot_root(2): that has to detach the shared root, which costs a tenth of a millisecond,
+    and nothing of it is hidden from a sandbox but that others have it too. SECURITY: whoever could
+    leave it needs CAP_SYS_CHROOT, or a directory that was opened outside; there is neither.
+    """
+
+    path: str
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"enter {self.path} as root"
+
+    def prepared(self, root: str) -> Tuple[Prepared, ...]:
+        """The calls."""
+        return process.prepare_root(root + self.path)
+
+    def execute(self, root: str) -> None:
+        """Do it."""
+        do_all(self.prepared(root))
+
+
+_Inside = Union[Directory, Symlink, File, Setting, Mount, Cover, Remount, FilesAs, Enter]
+_FromHost = Union[Bind, Layer, Copy, Device]
+Step = Union[_Inside, _FromHost]
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,10 @@ _DIRECTORY = Path("/run/cellwall/uid-ranges")
 
 
 class UidRange:
-    """A range held by this process; index 0 is the fork-server's root, the rest are sandboxes'."""
+    """A range held by this process; index 0 is the fork-server's root, the rest are sandboxes'.
+
+    But the last, which no process ever has: inside it is called root, and the system is its.
+    """
 
     def __init__(
         self,
@@ -43,7 +46,12 @@ class UidRange:
         self.count = count
         self._lock_fd = lock_fd
         self._live: set[int] = set()
-        self._next = itertools.cycle(range(1, count)) if count > 1 else itertools.repeat(0)
+        self._next = itertools.cycle(range(1, count - 1)) if count > 1 else itertools.repeat(0)
+
+    @property
+    def root_index(self) -> int:
+        """Of the id that is root's inside; 0 where only one can be mapped, the sandbox's."""
+        return self.count - 1
 
     @property
     def inner_base(self) -> int:

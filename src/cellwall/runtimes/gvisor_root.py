@@ -11,27 +11,27 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
-from cellwall.jail import plan, steps
+from cellwall.jail import copies, plan, steps
 from cellwall.model.errors import HostUnsupported
 from cellwall.runtimes.gvisor_image import REST_PATH, START_PATH, Image
 from cellwall.runtimes.removal import remove_tree
 
 HOME = plan.HOME
 _LINKS = {"/var/tmp": "../tmp"}  # noqa: S108 - paths inside
-_COPIED = ("/etc", "/opt/var/", plan.GUEST_PATH, START_PATH, REST_PATH)
-"""Small trees: each bind costs a connection to the file server of every sandbox."""
-_SKIPPED = (plan.VIEWS, "/dev/", "/proc/", "/sys/", "/opt/cellwall/empty", HOME)
+_SKIPPED = (
+    *(plan.VIEWS, "/dev/", "/proc/", "/sys/", "/none", HOME),
+    *(f"{plan.OWN}/{name}" for name in ("empty", "etc", "var")),
+)
 """gVisor has a kernel of its own to show in /proc, /dev and /sys."""
 
 
-Part = steps.Directory | steps.File | steps.Symlink | steps.Bind
+Part = steps.Directory | steps.File | steps.Symlink | steps.Bind | steps.Copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,9 @@ def make_root(
     """
     wanted = list(_wanted(plan.root_plan(facts, template)))
     if image is not None:
-        wanted.append(steps.Bind(str(image.start), START_PATH))
-        wanted.append(steps.Bind(str(image.rest), REST_PATH))
-    binds = [step for step in wanted if isinstance(step, steps.Bind)]
-    mounts = tuple((bind.source, bind.path) for bind in binds if _is_mount(bind))
+        wanted.append(steps.Copy(str(image.start), START_PATH))
+        wanted.append(steps.Copy(str(image.rest), REST_PATH))
+    mounts = tuple((step.source, step.path) for step in wanted if isinstance(step, steps.Bind))
     target = folder / _digest(wanted)
     if not target.exists():
         try:
@@ -71,14 +70,10 @@ def make_root(
     return Root(str(target), mounts)
 
 
-def _is_mount(bind: steps.Bind) -> bool:
-    return not bind.path.startswith(_COPIED)
-
-
 def _wanted(planned: Sequence[steps.Step]) -> Iterator[Part]:
     """What of the jail's plan is a directory, a file, a link or a bind here."""
     for step in planned:
-        if not isinstance(step, (steps.Directory, steps.File, steps.Symlink, steps.Bind)):
+        if not isinstance(step, get_args(Part)):
             continue
         if not step.path.startswith(_SKIPPED) and step.path not in _LINKS:
             yield step
@@ -93,7 +88,7 @@ def _digest(wanted: Sequence[Part]) -> str:
 
 def _content(step: Part) -> list[tuple[str, int, int]]:
     """Name, size and time of what a copied tree holds now."""
-    if not isinstance(step, steps.Bind) or _is_mount(step):
+    if not isinstance(step, steps.Copy):
         return []
     found = [step.source] if os.path.isfile(step.source) else []
     for parent, _, names in os.walk(step.source):
@@ -128,14 +123,8 @@ def _make(root: str, step: Part) -> None:
         os.symlink(step.target, path)
     elif isinstance(step, steps.File):
         _file(path, step.content.encode())
-    else:
-        _bind(path, step)
-
-
-def _bind(path: str, step: steps.Bind) -> None:
-    """Copy a small tree; of a large one make the place it is mounted on."""
-    if not _is_mount(step):
-        _copy(step.source, path)
+    elif isinstance(step, steps.Copy):
+        copies.copy(step.source, path)
     elif os.path.isdir(step.source):
         _directory(path)
     else:
@@ -153,16 +142,3 @@ def _directory(path: str) -> None:
 def _file(path: str, content: bytes) -> None:
     Path(path).write_bytes(content)
     os.chmod(path, 0o444)
-
-
-def _copy(source: str, target: str) -> None:
-    """Copy what everybody may read; links stay links."""
-    if os.path.islink(source):
-        os.symlink(os.readlink(source), target)
-    elif os.path.isdir(source):
-        _directory(target)
-        for name in sorted(os.listdir(source)):
-            _copy(os.path.join(source, name), os.path.join(target, name))
-    elif stat.S_ISREG(os.stat(source).st_mode) and os.stat(source).st_mode & stat.S_IROTH:
-        shutil.copyfile(source, target)
-        os.chmod(target, 0o444)

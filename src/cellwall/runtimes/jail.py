@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,8 +52,14 @@ _TRIES = 4
 that is short of memory that happens more than once in the second that a new one takes."""
 
 
-def shape_of(limits: Limits, layout: hierarchies.Layout, *, rootless: bool) -> plan.Shape:
-    """The part of limits that is built in at the start."""
+def shape_of(
+    limits: Limits,
+    layout: hierarchies.Layout,
+    *,
+    rootless: bool,
+    base_mounts: tuple[str, ...] = (),
+) -> plan.Shape:
+    """The part of limits, and of a template, that is built in at the start."""
     return plan.Shape(
         cpus=max(1, math.ceil(limits.cpus)),
         memory_mb=limits.memory_mb,
@@ -64,6 +71,8 @@ def shape_of(limits: Limits, layout: hierarchies.Layout, *, rootless: bool) -> p
         pids_held="pids" in layout.hard,
         soft_memory="memory" not in layout.hard,
         rootless=rootless,
+        has_root=not rootless,
+        base_mounts=base_mounts,
     )
 
 
@@ -138,7 +147,7 @@ class JailRuntime:
     @cached_property
     def host_facts(self) -> plan.HostFacts:
         """The facts every plan is made from."""
-        return facts.collect()
+        return facts.for_jails(self._state_dir)
 
     @cached_property
     def _servers(self) -> ForkServers:
@@ -158,8 +167,10 @@ class JailRuntime:
     def _confinement(self) -> Confinement:
         return Confinement(self.host_facts)
 
-    def _shape(self, limits: Limits) -> plan.Shape:
-        return shape_of(limits, self.layout, rootless=self.rootless)
+    def _shape(self, spec: SandboxSpec) -> plan.Shape:
+        mounts = tuple(spec.template.base_mounts)
+        shape = shape_of(spec.limits, self.layout, rootless=self.rootless, base_mounts=mounts)
+        return replace(shape, own_layers=spec.purpose == "session")
 
     @property
     def runs_alone(self) -> bool:
@@ -342,7 +353,7 @@ class JailRuntime:
         is_usual = environment == entry.server.settings.environment
         return await entry.server.spawn(
             worker,
-            shape=self._shape(spec.limits),
+            shape=self._shape(spec),
             uid=index,
             guest=guest,
             start=orders.ALONE if spec.is_alone else spec.start,
@@ -352,7 +363,7 @@ class JailRuntime:
     async def _confine(
         self, entry: Entry, spec: SandboxSpec, hardness: dict[str, str], born: Born
     ) -> JailSandbox:
-        found = await self._confinement.confine(entry, spec, self._shape(spec.limits), born)
+        found = await self._confinement.confine(entry, spec, self._shape(spec), born)
         ids = "shared" if self.rootless else "own"
         isolation = Isolation(self.name, self.level, found.digest, hardness, ids)
         pids = (born.child.pid, *found.contexts)

@@ -98,6 +98,11 @@ def _only(contexts: Sequence[int]) -> int:
     return contexts[0]
 
 
+def _ids(entry: Entry, index: int) -> tuple[int, int]:
+    """User and group on the host behind an index of the fork-server's."""
+    return entry.uids.host_uid(index), entry.uids.host_gid(index)
+
+
 class Confinement:
     """Compares one sandbox after the other; what was verified once is recognised."""
 
@@ -152,10 +157,11 @@ class Confinement:
     def _expectation(self, entry: Entry, born: Born, lockdown: Lockdown) -> posture.Expectation:
         return posture.expected(
             lockdown,
-            (entry.uids.host_uid(born.uid_index), entry.uids.host_gid(born.uid_index)),
+            _ids(entry, born.uid_index),
             born.groups.expected_lines(),
             self._namespaces,
             entry.namespaces,
+            _ids(entry, entry.uids.root_index) if entry.uids.root_index else None,
         )
 
     def _decided(self, shape: plan.Shape) -> tuple[Lockdown, str]:

@@ -31,6 +31,7 @@ _BUNDLE = (
             "alone",
             "apply",
             "boot",
+            "copies",
             "entry",
             "environment",
             "fds",
@@ -43,6 +44,7 @@ _BUNDLE = (
             "plan",
             "seccomp",
             "steps",
+            "views",
         )
     ),
 )

@@ -38,10 +38,11 @@ def explain(
 ) -> None:
     """Print, step by step, what a sandbox is made of and what it gives up."""
     from cellwall.apps.cli.templates import built
+    from cellwall.engine.templates import state_dir
     from cellwall.jail import facts, plan
 
     made = built(template)
-    host = facts.collect()
+    host = facts.for_jails(state_dir())
     root = plan.root_plan(
         host, plan.Root(made.path, made.base_mounts, guest_path="(state)/guest/guest.pyz")
     )

@@ -35,6 +35,8 @@ CGROUP2_SUPER_MAGIC = 0x63677270
 PROC_SUPER_MAGIC = 0x9FA0
 TMPFS_MAGIC = 0x01021994
 
+_UNMASKED = 0o755
+"""What the umask of boot and of the fork-server leaves."""
 _SYS_MOUNT_SETATTR = 442
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(os.uname().machine, -1)
 _AT_FDCWD = -100
@@ -79,13 +81,34 @@ def mount_setattr(target: str, attributes: int, *, recursive: bool) -> None:
     do_all((prepare_attributes(target, attributes, recursive=recursive),))
 
 
-def prepare_directory(path: str, mode: int) -> Tuple[Prepared, ...]:
+def prepare_directory(path: str, mode: int, owner: int = -1) -> Tuple[Prepared, ...]:
     """Prepare a directory of exactly `mode`; one that exists is taken. mkdir(2), chmod(2)."""
-    name, bits = os.fsencode(path), ctypes.c_uint(mode)
-    return (
-        Prepared(LIBC.mkdir, (name, bits), f"mkdir {path}", errno.EEXIST),
-        Prepared(LIBC.chmod, (name, bits), f"chmod {path} {mode:o}"),
-    )
+    name, bits, number = os.fsencode(path), ctypes.c_uint(mode), ctypes.c_uint(owner)
+    calls = [Prepared(LIBC.mkdir, (name, bits), f"mkdir {path}", errno.EEXIST)]
+    if mode & ~_UNMASKED:
+        calls.append(Prepared(LIBC.chmod, (name, bits), f"chmod {path} {mode:o}"))
+    if owner >= 0:
+        calls.append(Prepared(LIBC.chown, (name, number, number), f"chown {path} {owner}"))
+    return tuple(calls)
+
+
+def prepare_symlink(path: str, target: str) -> Prepared:
+    """Prepare a symbolic link. symlink(2)."""
+    return Prepared(LIBC.symlink, (os.fsencode(target), os.fsencode(path)), f"symlink {path}")
+
+
+def layers(lower: str, empty: str) -> str:
+    """Options of an overlay that shows `lower` and can take no change. overlayfs.rst.
+
+    Two directories, because one alone is no overlay without a place to write to.
+    """
+    return f"lowerdir={_escaped(lower)}:{_escaped(empty)},redirect_dir=nofollow"
+
+
+def _escaped(path: str) -> str:
+    for sign in ("\\", ":", ","):
+        path = path.replace(sign, "\\" + sign)
+    return path
 
 
 def pivot_into(new_root: str) -> None:

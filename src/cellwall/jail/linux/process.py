@@ -192,6 +192,26 @@ def prepare_ids(uid: int, gid: int) -> Tuple[Prepared, ...]:
     )
 
 
+def prepare_file_ids(wanted: int, before: int) -> Tuple[Prepared, ...]:
+    """Make files as `wanted` from now on; `before` is as whom until now. setfsuid(2), setfsgid(2).
+
+    The calls never fail, they answer with the id until now: so each one checks that before it.
+    """
+    number = ctypes.c_uint(wanted)
+    return (
+        Prepared(LIBC.setfsgid, (number,), f"setfsgid {wanted}", 0, before),
+        Prepared(LIBC.setfsuid, (number,), f"setfsuid {wanted}", 0, before),
+    )
+
+
+def prepare_root(path: str) -> Tuple[Prepared, ...]:
+    """Have `path` as the root, and be in it. chroot(2), chdir(2)."""
+    return (
+        Prepared(LIBC.chroot, (os.fsencode(path),), f"chroot {path}"),
+        Prepared(LIBC.chdir, (b"/",), "chdir /"),
+    )
+
+
 def prepare_session(umask: int) -> Tuple[Prepared, ...]:
     """Lead a new session from `/` with `umask`. setsid(2)."""
     return (

@@ -29,8 +29,17 @@ _NUMBERS: Dict[str, int] = {
         "chdir": 80,
         "mkdir": 83,
     },
-    **{"chmod": 90, "umask": 95, "setpgid": 109, "setsid": 112, "setgroups": 116},
-    **{"setresuid": 117, "setresgid": 119, "prctl": 157, "setrlimit": 160, "mount": 165},
+    **{
+        "symlink": 88,
+        "chmod": 90,
+        "chown": 92,
+        "umask": 95,
+        "setpgid": 109,
+        "setsid": 112,
+        "setgroups": 116,
+    },
+    **{"setresuid": 117, "setresgid": 119, "setfsuid": 122, "setfsgid": 123, "prctl": 157},
+    **{"setrlimit": 160, "chroot": 161, "mount": 165},
     **{"unshare": 272, "execveat": 322, "rseq": 334, "close_range": 436},
 }
 """On x86_64 (arch/x86/entry/syscalls/syscall_64.tbl), under libc's names."""

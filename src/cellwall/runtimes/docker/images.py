@@ -218,7 +218,7 @@ def _lay(writer: layers.LayerWriter, step: steps.Step) -> None:
         # The first of a name is the one that is found by it: ours are behind.
         more = ids.accounts() if step.path == "/etc/passwd" else ""
         writer.file(step.path, (step.content + more).encode())
-    elif isinstance(step, steps.Bind) and step.path.startswith(("/etc/", "/opt/var/")):
+    elif isinstance(step, steps.Copy) and step.path.startswith(("/etc/", "/opt/var/")):
         if os.path.isdir(step.source):
             writer.tree(step.source, step.path)
         else:
