@@ -239,7 +239,8 @@ class Lines:
             self._on_frame(header, body)
 
     def _end_turn(self, turn: Turn) -> None:
-        self._loop.spend(turn.spent_s, turn.frames, turn.nbytes)
+        if turn.frames or turn.nbytes:
+            self._loop.spend(turn.spent_s, turn.frames, turn.nbytes)
 
     def _drop(self, line: Line) -> None:
         if line in self._lines:

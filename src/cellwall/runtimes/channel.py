@@ -335,6 +335,8 @@ class GuestChannel:
         began = time.thread_time()
         self._taken = self._taken_bytes = 0
         self._read_once(time.perf_counter() + TURN_S)
+        if not self._taken:
+            return  # a part of one, or what is no frame
         spent_s, now = time.thread_time() - began, time.perf_counter()
         pause_s = self.hearing.spend(now, spent_s, self._taken, self._taken_bytes)
         if (pause_s or self._is_behind) and self._lost is None:
