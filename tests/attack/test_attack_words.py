@@ -156,7 +156,7 @@ async def _compared(
 def _holds(arena: Arena, start: Start, code: str, count: int) -> list[str]:
     """Once more if need be: something else that begins in the middle looks like the flood."""
     said = []
-    for _ in range(2):
+    for _ in range(3):
         quiet_s, flood_s, burner_s = arena.do(_compared(arena, start, code, count))
         is_near = count > 1 or flood_s <= _MOST_BESIDE_ONE * max(quiet_s, _LEAST_S)
         if is_near and flood_s <= _MOST_OF_BURNERS * max(burner_s, _LEAST_S):
