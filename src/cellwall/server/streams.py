@@ -113,9 +113,11 @@ class Pulse:
 
     async def __aexit__(self, *_: object) -> None:
         """Say no more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        # How it ends has frames, and they have this: no circle, or the call's body stays in it.
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 def encode(line: Line, form: Format) -> str:
