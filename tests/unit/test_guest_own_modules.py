@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from guest_python import Context, Server, pack_guest
+
+from cellwall.guest import own_modules
 
 NAMES = ["ast", "copy", "datetime", "json", "random", "string", "token", "types", "cellwall"]
 ALWAYS_FOUND_FIRST = ["abc", "io", "os", "posixpath", "stat", "sys", "time"]
@@ -85,3 +88,21 @@ def test_own_module_is_loaded_once(context: Context, tmp_path: Path) -> None:
     context.execute("import token; token.x = 1", mode="cell")
     result = context.execute("import token; token.x", mode="cell")
     assert (result.stdout, result.text) == ("", "1")
+
+
+def test_what_is_found_without_a_folder_is_looked_for_there_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Shortcut:
+        is_shortcut = True
+
+        def find_spec(self, name: str, *_asked: object) -> None:
+            raise AssertionError(f"asked for {name}")
+
+    monkeypatch.setattr(sys, "meta_path", [Shortcut(), *sys.meta_path])
+    (tmp_path / "lexer_of_mine.py").write_text("X = 1")
+    own_modules.make_room(str(tmp_path))
+    assert importlib.import_module("lexer_of_mine").X == 1
+    monkeypatch.delitem(sys.modules, "lexer_of_mine")
+    with pytest.raises(AssertionError, match="asked for lexer_of_others"):
+        importlib.import_module("lexer_of_others")

@@ -47,6 +47,10 @@ def make_room(folder: str, namespace: dict[str, Any] | None = None) -> None:
         return
     found = {name[: -len(_SUFFIX)] for name in names if name.endswith(_SUFFIX)}
     found.update(name for name in names if "." not in name)
+    if not found.isdisjoint(getattr(sys, "stdlib_module_names", found)):
+        _load_ours()  # also where nothing has been loaded ahead
+    if found:
+        _look_there_first(folder)
     found &= sys.modules.keys()
     found -= _left_alone
     taken = [name for name in found if _is_shadowed(name, folder)]
@@ -54,15 +58,39 @@ def make_room(folder: str, namespace: dict[str, Any] | None = None) -> None:
         known = {id(thing) for thing in namespace.values()}
         taken = [name for name in taken if id(sys.modules[name]) not in known]
     _left_alone.update(taken)
-    if taken:
-        _load_ours()
-        _take_out(taken)
+    _take_out(taken)
+
+
+class _Theirs:
+    """Looks into the caller's folder ahead of a finder that knows modules without any folder."""
+
+    folder = ""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:  # noqa: ANN401  a ModuleSpec, of a module that is not imported for its name
+        """Find what lies there, and would be found there under `python3`."""
+        if path is not None or _is_found_first(name) or not _is_module(f"{self.folder}/{name}"):
+            return None
+        from importlib.machinery import PathFinder
+
+        return PathFinder.find_spec(name, [self.folder])
+
+
+_theirs = _Theirs()
+
+
+def _look_there_first(folder: str) -> None:
+    _theirs.folder = folder
+    shortcuts = [each for each in sys.meta_path if getattr(each, "is_shortcut", False)]
+    if shortcuts and _theirs not in sys.meta_path:
+        sys.meta_path.insert(0, _theirs)
+
+
+def _is_found_first(name: str) -> bool:
+    return name in _ALWAYS_LOADED or name in sys.builtin_module_names or _imp.is_frozen(name)
 
 
 def _is_shadowed(name: str, folder: str) -> bool:
-    if name in _ALWAYS_LOADED or name in sys.builtin_module_names or _imp.is_frozen(name):
-        return False
-    if not _is_module(os.path.join(folder, name)):
+    if _is_found_first(name) or not _is_module(os.path.join(folder, name)):
         return False
     # What the caller has imported from there is not imported twice.
     origin = getattr(sys.modules[name], "__file__", None) or ""

@@ -190,7 +190,7 @@ class RuntimeContract(LimitsContract, CommandsContract, StreamsContract, ToolsCo
     def test_runs_share_nothing(self, subject: Subject) -> None:
         """A file of one is not there for the next."""
         subject.run("open('left.txt', 'w').write('x')")
-        assert subject.run("import os; print(os.listdir())").stdout == "[]\n"
+        assert subject.run("import os; print(os.listdir())").stdout == "['main.py']\n"
 
     def test_environment_is_built_from_nothing(
         self, subject: Subject, monkeypatch: pytest.MonkeyPatch
