@@ -62,7 +62,11 @@ REFUSED = {
     "mount-nosuid": ({"steps": "mounts.MS_NOSUID = 0"}, "nosuid"),
     "mount-nodev": ({"steps": "mounts.MS_NODEV = 0"}, "nodev"),
     "mount-read-only": ({"steps": "mounts.MS_RDONLY = 0"}, "'ro'"),
-    "rlimits": ({"lockdown": "def set_rlimits(lock): return ()"}, "Max open files"),
+    "rlimits": ({"lockdown": "def set_rlimits(lock): return ()"}, "Max processes"),
+    "descriptors": (
+        {"lockdown": "def set_descriptor_limit(lock): return ()"},
+        "Max open files",
+    ),
     "seccomp": ({"lockdown": "def filter_syscalls(program): return ()"}, "Seccomp"),
     "capabilities": ({"lockdown": "def drop_privileges(last): return ()"}, "CapBnd"),
     # Somebody without an id here can not even make its own work area.
