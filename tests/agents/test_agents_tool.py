@@ -96,7 +96,7 @@ def test_who_looks_at_the_new_sandbox_first_does_not_keep_it_from_the_model() ->
         tool.call({"code": "x = 1"})
         tool.sandbox.close()
         tool.sandbox.files.write("in.csv", "1")  # for the next call, in the new one already
-        assert tool.call({"code": "  "}).is_error  # runs nothing
+        assert tool.call({"code": 1}).is_error  # runs nothing
         assert NEW in tool.call({"code": "print(open('in.csv').read())"}).text
         assert NEW not in tool.call({"code": "1"}).text
 
