@@ -161,9 +161,12 @@ def test_special_write_is_denied(tried: controls.Both, case: str, words: str) ->
 
 
 def test_system_directories_are_denied_to_writers(tried: controls.Both) -> None:
-    """B01, B08: many directories inside, one writable stand-in for them outside."""
+    """B01, B08: many directories inside, one writable stand-in for them outside.
+
+    Not the top of the root: where it can be added to, it is in the work area (`test_own_root`).
+    """
     for case in ("B01", "B08"):
-        inside = [t for (name, _), t in tried.inside.items() if name == case]
+        inside = [t for (name, what), t in tried.inside.items() if name == case and what != "/"]
         assert len(inside) >= 3
         assert {t.word for t in inside} <= set(DENIED.split()), inside
         assert all(t.reached for (name, _), t in tried.outside.items() if name == case)
@@ -208,10 +211,23 @@ def _planned() -> set[str]:
     return named | {str(parent) for name in named for parent in Path(name).parents}
 
 
+_SHOWN_AT = (("/opt/cellwall/etc/", "/etc/"), ("/opt/cellwall/var/", "/opt/var/"))
+"""Where copies of a template's lie, and where the plan has them."""
+
+
+def _shown(name: str) -> str:
+    for where, shown in _SHOWN_AT:
+        if name.startswith(where):
+            return shown + name.removeprefix(where)
+    return name
+
+
 def test_tree_holds_only_what_the_plan_names(arena: Arena, bait: Bait) -> None:
     """A02: everything else is reported, and the same walk outside finds the canary."""
     planned = _planned()
     bound = [name for name in planned if name.startswith(("/etc/", "/opt/var/"))]
+    bound += [where + name.removeprefix(shown) for name in bound for where, shown in _SHOWN_AT
+              if name.startswith(shown)]  # fmt: skip
     bound += ["/opt/env", "/sys"]
     code = WALK % [*bound, "/opt/cellwall/views"]
     found, errors = json.loads(arena.run(code).stdout.splitlines()[-1])
@@ -220,13 +236,14 @@ def test_tree_holds_only_what_the_plan_names(arena: Arena, bait: Bait) -> None:
     extra = {
         name
         for name in found
-        if name not in planned and name not in made_by_kernel and not name.startswith(work)
+        if _shown(name) not in planned and name not in made_by_kernel and not name.startswith(work)
     }
     assert extra == set()
     assert errors == []
     assert {"/etc/passwd", "/dev/null", "/home", "/opt/cellwall/guest.pyz"} <= set(found)
-    # The work area starts empty but for what every sandbox has.
-    assert [name for name in found if name.startswith(work) and name not in planned] == []
+    # The work area starts empty but for what every sandbox has, and the program itself.
+    own = [name for name in found if name.startswith(work) and name not in planned]
+    assert own == ["/home/user/main.py"]
     # The same walk where nothing hides: limited to the bait's parent, or it would take minutes.
     outside = controls.run_in("user", code.replace('os.walk("/"', f"os.walk({str(bait.path)!r}"))
     assert str(bait.canary) in json.loads(outside.splitlines()[-1])[0]
