@@ -140,6 +140,18 @@ ALLOW_ALL = """
 def filter_syscalls(program):
     return (seccomp.prepare(b"\\x06\\0\\0\\0\\0\\0\\xff\\x7f"),)
 """
+PIVOTED = """
+import ctypes as _ctypes
+from cellwall.jail.linux.libc import LIBC as _LIBC, Prepared as _Prepared
+def _call(number, *words):
+    return _Prepared(_LIBC.syscall, (_ctypes.c_long(number), *words), "pivot")
+def _pivoted(self, root):
+    there = _Prepared(_LIBC.chdir, ((root + self.path).encode(),), "chdir")
+    swap, detach = _call(155, b".", b"."), _call(166, b".", _ctypes.c_long(2))
+    return there, swap, detach, _Prepared(_LIBC.chdir, (b"/",), "chdir /")
+Enter.prepared = _pivoted
+"""
+"""pivot_root(2) and umount2(2) for chroot(2), behind which the kernel makes no user namespace."""
 _UNSHARE = """
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
@@ -151,4 +163,8 @@ def test_no_user_namespace_is_made_without_the_filter_either(drop: Drop) -> None
     drop(lockdown=ALLOW_ALL)
     assert _run(_UNSHARE) == f"-1 {errno.ENOSPC}\n"
     drop(lockdown=ALLOW_ALL, **NO_WALL_OF_ITS_OWN)
+    assert _run(_UNSHARE) == f"-1 {errno.EPERM}\n"
+    drop(lockdown=ALLOW_ALL, steps=PIVOTED)
+    assert _run(_UNSHARE) == f"-1 {errno.ENOSPC}\n"
+    drop(lockdown=ALLOW_ALL, steps=PIVOTED, **NO_WALL_OF_ITS_OWN)
     assert _run(_UNSHARE) == "0 0\n"

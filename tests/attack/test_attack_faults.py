@@ -233,7 +233,7 @@ _BROKEN = [
         "jail/forkserver.py", "guest.warm_sessions(", "preload", id="preload-for-sessions"
     ),
     pytest.param("jail/forkserver.py", "pid = worker.cloner.clone()", "clone", id="N16-clone"),
-    pytest.param("jail/forkserver.py", "_write_maps(pid, ", "id map", id="id-maps"),
+    pytest.param("jail/forkserver.py", "_write_maps(worker.root_id, ", "id map", id="id-maps"),
     pytest.param("jail/inside.py", "do_all(lock.become_user)", "_lock", id="become-user"),
     pytest.param("jail/inside.py", "apply.walk(ready.runs)", "_lock", id="mounts"),
     pytest.param("jail/inside.py", "do_all(OWN_CGROUP", "_lock", id="cgroup-namespace"),
