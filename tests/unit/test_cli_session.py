@@ -150,11 +150,23 @@ def test_end_of_input_ends_the_shell_with_0(terminal: Terminal) -> None:
     assert terminal.process.wait(timeout=20) == 0
 
 
-def test_after_a_dead_sandbox_a_new_one_begins_and_is_said(tmp_path: Path) -> None:
-    source = "x = 1\nimport os; os.kill(os.getppid() if False else 1, 9)\n"
+_STILL = "print('still here', 'x' in globals(), os.path.exists('kept'))\n"
+
+
+def test_after_a_dead_context_a_new_one_begins_and_is_said(tmp_path: Path) -> None:
     hog = "taken = [bytearray(b'1') * (1 << 20) for _ in range(4000)]\n"
-    done = piped(source + hog + "print('still here', 'x' in globals())\n", tmp_path)
-    assert done.stdout == "still here False\n"
+    source = "x = 1; open('kept', 'w').close()\n" + hog + "import os\n" + _STILL
+    done = piped(source, tmp_path)
+    assert done.stdout == "still here False True\n"
+    assert "the context has ended and its state is lost" in done.stderr
+    assert done.returncode == 1
+
+
+def test_after_a_dead_sandbox_a_new_one_begins_and_is_said(tmp_path: Path) -> None:
+    fill = "for n in range(40): open(f'file{n}', 'wb').write(b'1' * (8 << 20))\n\n"
+    source = "x = 1; open('kept', 'w').close()\n" + fill + "import os\n" + _STILL
+    done = piped(source, tmp_path, "--memory", "96")
+    assert done.stdout == "still here False False\n"
     assert "its variables and files are gone" in done.stderr
     assert done.returncode == 1
 
