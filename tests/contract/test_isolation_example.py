@@ -12,11 +12,14 @@ from pathlib import Path
 import pytest
 from docker_daemon import Daemon
 
+from cellwall.runtimes.docker import ids
 from conftest import Require
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "isolation.py"
 LEVELS = {"jail": "namespace", "docker": "namespace", "docker+runsc": "kernel", "gvisor": "kernel"}
+_IDS = range(ids.FIRST, ids.FIRST + ids.COUNT)
+_UIDS = {"docker": _IDS, "docker+runsc": _IDS}
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +57,7 @@ def test_example_prints_what_really_applied(example: subprocess.Popen[str]) -> N
     assert list(said) == list(LEVELS)
     for name, words in said.items():
         assert words.startswith(f"{name}, level {LEVELS[name]}, "), said
-        assert "uid 1000" in words
+        assert int(words.partition(" uid ")[2].split()[0]) in _UIDS.get(name, (1000,))
     release = os.uname().release
     assert [release in words for words in said.values()] == [True, True, False, False]
 
