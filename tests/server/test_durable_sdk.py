@@ -51,7 +51,7 @@ def test_submitted_programs_have_results_events_and_ends(box: House) -> None:
         with pytest.raises(cellwall.NotFound):
             client.execution("nothing").result()
         with pytest.raises(cellwall.UsageError):
-            client.submit("", timeout=1)
+            client.submit("1", timeout=-1)
 
 
 def test_results_are_there_when_the_server_comes_back(box: House) -> None:

@@ -214,7 +214,8 @@ def test_disk_is_not_filled_by_one_tenant(
     server = start(folder, "--port", "0", config=config)
     try:
         left = filled(server, disk)
-        assert (left >= 8) is is_served
+        # Less than the floor: a look at the disk may be a quarter of a second old.
+        assert (left >= 4) is is_served
         assert serves_others(server) is is_served
         large = waiting(server.client(BOB), MIB)
         if floor > 1:  # of others, too, but they are told why
