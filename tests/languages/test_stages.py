@@ -227,6 +227,19 @@ def test_artifacts_come_however_their_folder_is_written(run: Run, folder: str) -
     assert (dict(execution.files), execution.outcome.notes) == ({"a/out/x": b"1"}, ())
 
 
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [("echo 1 > x", {"x": b"1\n"}), ("echo : > main.sh", {"main.sh": b":\n"})],
+    ids=["as it was sent", "changed"],
+)
+def test_program_itself_is_an_artifact_only_where_it_was_changed(
+    run: Run, code: str, found: dict[str, bytes]
+) -> None:
+    assert dict(run(code, "bash", artifacts=".").files) == found
+    kept = run(code, "bash", artifacts=".", collect=["main.sh"])
+    assert "main.sh" in kept.files
+
+
 @pytest.mark.parametrize("folder", ["home", "user", "home/user"])
 def test_artifacts_come_from_a_folder_called_as_one_above(run: Run, folder: str) -> None:
     code = f"import os; os.makedirs('{folder}'); open('{folder}/x', 'w').write('1')"

@@ -305,7 +305,10 @@ class Engine:
 
     async def _collect(self, live: Live, work: Plan) -> tuple[dict[str, bytes], tuple[str, ...]]:
         room = self.settings.collect_bytes
-        return await bringing_back.files(live, work.collect, work.artifacts, room)
+        found, notes = await bringing_back.files(live, work.collect, work.artifacts, room)
+        if work.file_name not in work.collect and found.get(work.file_name) == work.source:
+            del found[work.file_name]  # the program itself, as its caller sent it
+        return found, notes
 
     async def _claim(self, runtime: Runtime, spec: SandboxSpec) -> Live:
         """Return a sandbox; a host on which something has run out is a `CapacityError`."""
