@@ -67,7 +67,7 @@ async def files(
 async def pictures(live: Live, names: str) -> tuple[list[bytes], tuple[str, ...]]:
     """Return the PNG files called `names` (`%03d`, from 1) that may be shown, and notes of others.
 
-    A file of such a name that is none is somebody else's, and the last.
+    A file of such a name that is no PNG is the program's own, and ends the series.
     """
     found: list[bytes] = []
     room = DISPLAYS_MB << 20

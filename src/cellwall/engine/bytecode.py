@@ -1,4 +1,4 @@
-"""The bytecode of a template's modules: nobody inside can write it, for the tree is read-only.
+"""The bytecode of a template's modules: no sandbox can write it, for its tree is read-only.
 
 The invariant: sources of a package are only parsed, by the base interpreter of the host, in
 processes that hold none of our rights (`bytecode_worker`); the template's own interpreter, which

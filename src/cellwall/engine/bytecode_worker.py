@@ -1,4 +1,4 @@
-"""Compiles Python sources that nobody has reviewed, given and given back through pipes.
+"""Compiles unreviewed Python sources, given and given back through pipes.
 
 Not which sources (`bytecode`, which starts it with the base interpreter of the host under -I -S
 -B). Standard library only, Python 3.8 and later. The invariant: a source is parsed here, never

@@ -1,8 +1,8 @@
 """What a program's own words about its end may mean: sentences for a person, never a verdict.
 
 The kernel counts no refusal of `limits.file_mb`: it sends SIGXFSZ, which `verdicts` knows, and to
-whoever ignores that (Python, Node.js, Ruby, Java) an error number that only the program sees. So
-what it prints is all there is, and what it prints may be made up.
+a program that ignores it (Python, Node.js, Ruby, Java) an error number that only the program sees.
+So what it prints is all there is, and what it prints may be made up.
 """
 
 from __future__ import annotations

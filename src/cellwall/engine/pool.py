@@ -66,7 +66,7 @@ class StartGate:
             raise
 
     def leave(self) -> None:
-        """Give a place back: to who waits for one, if there is anybody."""
+        """Give a place back: to the oldest claim that waits, else to the oldest refill."""
         for queue in (self._claims, self._refills):
             while queue:
                 future = queue.popleft()

@@ -82,7 +82,7 @@ class Background:
             self._loop.run_forever()
 
     def run_until_readable(self, descriptor: int) -> None:
-        """Run what cells have left to run until somebody writes to `descriptor`."""
+        """Run what cells have left to run until `descriptor` can be read."""
         while self._is_wanted() and not _is_readable(descriptor):
             self._loop.add_reader(descriptor, self._loop.stop)
             try:

@@ -1,6 +1,6 @@
 """What a session's streams have said, kept for a client whose connection broke.
 
-One store for each session, so nobody can ask for another's events, whatever number they name. The
+One store for each session, so no client can ask for another's events, whatever it names. The
 invariant: what is kept is bounded, for a session and for all sessions of a tenant; the oldest goes
 first, and a client that asks for what is gone hears nothing of it, rather than a part.
 """
