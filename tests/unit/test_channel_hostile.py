@@ -44,6 +44,10 @@ async def answer_to_a_request(pair: Pair, *frames: bytes) -> object:
 
 HOSTILE: list[tuple[str, bytes]] = [
     ("header above the cap", struct.pack(">II", HEADER_CAP_BYTES + 1, 0)),
+    ("header of many lists", frame({"ev": "reply", "id": 1, "x": [[]] * 8000})),
+    ("header of many objects", frame({"ev": "reply", "id": 1, "x": [{}] * 8000})),
+    ("header of many numbers", frame({"ev": "reply", "id": 1, "x": [0] * 9000})),
+    ("header of many names", frame({"ev": "reply", "id": 1, **{f"{n:x}": 0 for n in range(8200)}})),
     ("body above the cap", struct.pack(">II", 2, BODY_CAP_BYTES + 1)),
     ("four GiB", struct.pack(">II", 0xFFFFFFFF, 0xFFFFFFFF)),
     ("not JSON", struct.pack(">II", 3, 0) + b"{]}"),
@@ -253,6 +257,56 @@ def test_what_was_said_before_the_end_is_heard_before_it() -> None:
         pair.guest.close()
         await asyncio.wait_for(listener.all.wait(), 20)
         assert listener.count == 5000
+
+    with_pair(body)
+
+
+class Reading(Counting):
+    """A listener that decodes bodies, as an execution's does."""
+
+    def on_frame(self, kind: str, header: dict[str, Any], body: bytes) -> None:
+        strict_json(body)
+        super().on_frame(kind, header, body)
+
+
+def _wide(values: int) -> bytes:
+    return json.dumps([[]] * values).encode()
+
+
+async def _is_deaf(pair: Pair, listener: Counting, number: int) -> bool:
+    """Whether a frame that is there already has to wait for more than a turn of others."""
+    before = listener.count
+    pair.say(frame({"ev": "stdout", "id": number}, b"1"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    return listener.count == before
+
+
+@pytest.mark.parametrize(("values", "is_deaf"), [(100, False), (100_000, True)])
+def test_body_costs_its_sandbox_what_taking_it_apart_took(values: int, is_deaf: bool) -> None:
+    """A list of lists takes some 300 ns for each of its bytes, a text two."""
+
+    async def body(pair: Pair) -> None:
+        listener = Reading(2)
+        number = pair.channel.open("execute", listener, RUN, {})
+        loop = asyncio.get_running_loop()
+        said = frame({"ev": "value", "id": number}, _wide(values))
+        await loop.run_in_executor(None, _send_ignoring, pair, said)
+        await asyncio.wait_for(listener.some.wait(), 20)
+        assert await _is_deaf(pair, listener, number) == is_deaf
+        await asyncio.wait_for(listener.all.wait(), 20)
+
+    with_pair(body)
+
+
+@pytest.mark.parametrize(("values", "is_deaf"), [(100, False), (100_000, True)])
+def test_answer_that_is_taken_apart_later_costs_its_sandbox(values: int, is_deaf: bool) -> None:
+    async def body(pair: Pair) -> None:
+        listener = Counting(1)
+        number = pair.channel.open("execute", listener, RUN, {})
+        assert len(pair.channel.take_apart(_wide(values))) == values
+        assert await _is_deaf(pair, listener, number) == is_deaf
+        await asyncio.wait_for(listener.all.wait(), 20)
 
     with_pair(body)
 

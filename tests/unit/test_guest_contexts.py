@@ -277,6 +277,14 @@ def test_unspeakable_metadata_is_left_out(host: Host) -> None:
     assert [h["metadata"] for h, _ in events if h["ev"] == "display"] == [{}]
 
 
+@pytest.mark.parametrize(("count", "is_passed"), [(600, True), (800, False)])
+def test_metadata_is_passed_on_within_two_kib(host: Host, count: int, is_passed: bool) -> None:
+    source = f"link.send({{'ev': 'display', 'metadata': {{'x': [[]] * {count}}}}}, b'{{}}')"
+    events = host.events(host.send("execute", source.encode(), context="main", mode="cell"))
+    shown = [header["metadata"] for header, _ in events if header["ev"] == "display"]
+    assert shown == [{"x": [[]] * count} if is_passed else {}]
+
+
 def test_stranger_on_the_line_is_not_heard(host: Host) -> None:
     source = (
         f"{_RAW}\nif os.fork() == 0:\n"

@@ -77,6 +77,19 @@ def test_slow_callback_is_not_what_the_inside_said() -> None:
     assert not any(account.spend(n * 0.5, 0.5, 1, 60) for n in range(10))
 
 
+def test_json_is_taken_down_for_as_long_as_it_takes() -> None:
+    """One frame, and no matter how few its bytes are."""
+    account = Hearing()
+    assert account.spend(0.0, 0.5, 1, 60, apart_s=0.4) >= (0.4 - BURST_S) / SHARE
+    account.close()
+
+
+def test_processor_time_is_the_most_that_json_counts() -> None:
+    """Another thread's may be in what was added up meanwhile."""
+    account = Hearing()
+    assert not account.spend(0.0, 0.0001, 1, 60, apart_s=10.0)
+
+
 def test_flood_that_ends_is_forgiven() -> None:
     account = Hearing()
     assert account.spend(0.0, 0.05, MANY, 0) > 0

@@ -18,7 +18,7 @@ from cellwall.model.errors import UsageError
 from cellwall.model.files import FileEntry
 from cellwall.model.outcome import LOST
 from cellwall.runtimes.answers import ChannelLost, GuestRefused
-from cellwall.runtimes.frames import FrameError, strict_json
+from cellwall.runtimes.frames import FrameError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,11 +122,11 @@ async def _listed(live: Live, folder: str, lost: list[str]) -> dict[str, int]:
     """Return path and claimed size of regular files below `folder`; `lost` learns of the others."""
     # Where the working directory is depends on the runtime; what is listed has its whole path.
     reply = await live.channel.request("file_stat", path=folder)
-    top = _entries([strict_json(reply.body)])[0].path.rstrip("/")
+    top = _entries([live.channel.take_apart(reply.body)])[0].path.rstrip("/")
     reply = await live.channel.request(
         "file_list", path=folder, depth=_MOST_DEPTH, limit=_MOST_ENTRIES
     )
-    entries = _entries(strict_json(reply.body))
+    entries = _entries(live.channel.take_apart(reply.body))
     if reply.header.get("truncated"):
         lost.append(f"{folder}: it holds more than the {len(entries)} entries listed")
     sizes: dict[str, int] = {}
@@ -179,7 +179,7 @@ async def result(live: Live, path: str, *, may_be_text: bool) -> tuple[Any, str]
     try:
         if data.count(b"[") + data.count(b"{") > _MOST_BRACKETS:
             raise FrameError(f"{path}: more than {_MOST_BRACKETS} lists and objects")
-        return strict_json(data), ""
+        return live.channel.take_apart(data), ""
     except FrameError as error:
         if may_be_text:
             return data.decode("utf-8", "replace").removesuffix("\n"), ""

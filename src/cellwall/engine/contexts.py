@@ -19,7 +19,7 @@ from cellwall.languages import registry
 from cellwall.model.context import ContextName, check_name
 from cellwall.model.errors import Conflict, NotFound, SandboxBroken, UsageError
 from cellwall.runtimes.answers import REPLY, GuestRefused, Reply, Single
-from cellwall.runtimes.frames import FrameError, strict_json
+from cellwall.runtimes.frames import FrameError
 
 if TYPE_CHECKING:
     from cellwall.engine.live import Live
@@ -170,7 +170,8 @@ class Contexts:
         with self._live.speaking():
             reply = await self._live.channel.request("context_list")
         try:
-            entries = strict_json(reply.body) if reply.body else reply.header.get("contexts")
+            body, header = reply.body, reply.header
+            entries = self._live.channel.take_apart(body) if body else header.get("contexts")
             if not isinstance(entries, list):
                 raise FrameError("not a list")
         except FrameError as error:

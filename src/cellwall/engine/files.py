@@ -19,7 +19,7 @@ from cellwall.engine.requests import FILE_CAP_BYTES, check_path
 from cellwall.model.errors import FileError, SandboxBroken
 from cellwall.model.files import FileEntry, Listing
 from cellwall.runtimes.answers import GuestRefused, Reply
-from cellwall.runtimes.frames import FrameError, strict_json
+from cellwall.runtimes.frames import FrameError
 from cellwall.surface import local_files
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Files:
         """Describe one file; links are described, not followed."""
         reply = await self._ask("file_stat", path)
         with self._translated(f"file_stat {path!r}"):
-            return _entry(strict_json(reply.body) if reply.body else reply.header)
+            return _entry(self._live.channel.take_apart(reply.body) if reply.body else reply.header)
 
     async def exists(self, path: str) -> bool:
         """Report whether there is something of that name."""
@@ -147,7 +147,7 @@ class Files:
         """Do what `list` does, and say whether there were more entries."""
         reply = await self._ask("file_list", path, depth=depth, limit=limit)
         with self._translated(f"file_list {path!r}"):
-            entries = strict_json(reply.body)
+            entries = self._live.channel.take_apart(reply.body)
             if not isinstance(entries, builtins.list):
                 raise FrameError("file_list: not a list")
             found = [_entry(entry) for entry in entries]

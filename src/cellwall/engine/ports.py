@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from cellwall.model.errors import CapacityError, PortError, SandboxBroken, UsageError
 from cellwall.model.files import ListeningPort
 from cellwall.runtimes.answers import CONNECTION, ChannelLost, GuestRefused
-from cellwall.runtimes.frames import strict_json
 from cellwall.runtimes.streams import WINDOW_BYTES, ByteStream
 
 if TYPE_CHECKING:
@@ -238,7 +237,7 @@ class Ports:
         self._live.touch()
         try:
             reply = await self._live.channel.request("port_list")
-            entries = strict_json(reply.body)
+            entries = self._live.channel.take_apart(reply.body)
             if not isinstance(entries, list):
                 raise ValueError("not a list")
             return [ListeningPort.parse(entry) for entry in entries]

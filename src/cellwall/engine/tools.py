@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.tasks import Tasks
 from cellwall.runtimes.answers import ChannelLost
-from cellwall.runtimes.frames import FrameError, strict_json
+from cellwall.runtimes.frames import FrameError
 from cellwall.surface.tool_calls import Answer, refusal
 from cellwall.surface.tools import Incoming
 
@@ -84,7 +84,7 @@ class Calls:
             self._give_up(call)
 
     async def _work(self, execution: int, call: _Call, body: bytes) -> None:
-        read = partial(strict_json, body)
+        read = partial(self._channel.take_apart, body)
         answer = await self._desk.answer(Incoming(call.number, call.tool, len(body), read))
         # The place is kept until the answer is on its way: whoever reads none gets no more.
         try:

@@ -13,12 +13,13 @@ from cellwall.guest.channel import Channel
 from cellwall.guest.frames import Header
 from cellwall.guest.pipes import Feed, Meter
 from cellwall.guest.processes import Exit, LivingUsage
-from cellwall.guest.refusals import Refusal
-from cellwall.guest.strict_json import is_nested
+from cellwall.guest.strict_json import dump, is_nested
 
 _DISPLAY_KINDS = ("display", "result")
 _MOST_DISPLAYS = 10_000
 _MOST_METADATA_LEVELS = 64
+_MOST_METADATA_BYTES = 2048
+"""As a context's own bound: the host takes it apart on a loop that is everybody's."""
 _MOST_CLAIMED_BYTES = 2**40
 _MOST_STATUS = 256
 
@@ -61,19 +62,13 @@ class Execution:
         self._display.admit(body)
         self._displays_left -= 1
         kind = header.get("kind")
-        metadata = header.get("metadata")
-        if not isinstance(metadata, dict) or is_nested(metadata, _MOST_METADATA_LEVELS):
-            metadata = {}
         event: Header = {
             "ev": "display",
             "id": self.id,
             "kind": kind if kind in _DISPLAY_KINDS else "display",
+            "metadata": _bounded(header.get("metadata")),
         }
-        try:
-            self._channel.send({**event, "metadata": metadata}, body)
-        except Refusal:
-            # Metadata that JSON cannot carry, such as 1e999, or that grew over the header's bound.
-            self._channel.send({**event, "metadata": {}}, body)
+        self._channel.send(event, body)
 
     def tell_once(self, event: str, header: Header, body: bytes) -> None:
         """Pass on the error or the value; an execution has one of each at most."""
@@ -129,3 +124,14 @@ class Execution:
 
     def _living_usage(self) -> dict[str, int]:
         return {} if self.usage is None else self.usage.since_start()
+
+
+def _bounded(metadata: object) -> Header:
+    """Metadata of a display that may be passed on; none for what is too much or no JSON."""
+    if not metadata or not isinstance(metadata, dict) or is_nested(metadata, _MOST_METADATA_LEVELS):
+        return {}
+    try:
+        size = len(dump(metadata))
+    except (ValueError, RecursionError):
+        return {}  # such as 1e999
+    return metadata if size <= _MOST_METADATA_BYTES else {}

@@ -302,6 +302,7 @@ class AloneChannel(GuestChannel):
             return
         try:
             if event == "display":
+                header.pop("metadata", None)  # nobody's here, and it would be looked through
                 books.show(header, body)
             elif event in ("error", "value"):
                 books.tell_once(event, header, body)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from cellwall.guest.frames import LENGTHS, MAX_EVENT_BODY_BYTES, parse_header
 from cellwall.guest.frames import FrameError as GuestFrameError
 from cellwall.guest.loop import READ
-from cellwall.runtimes.hearing import TURN_S
+from cellwall.runtimes.hearing import LARGE_BYTES, TURN_S, Hearing
 
 if TYPE_CHECKING:
     from cellwall.runtimes.late_loop import LateLoop
@@ -40,6 +40,16 @@ _PEER = struct.Struct("3i")
 OnFrame = Callable[[dict[str, Any], bytes], None]
 
 
+def _parsed(text: bytes) -> dict[str, Any]:
+    """Take a header apart; how long a large one takes is taken down."""
+    began_s = time.thread_time() if len(text) > LARGE_BYTES else 0.0
+    try:
+        return parse_header(text)
+    finally:
+        if began_s:
+            Hearing.apart_s += time.thread_time() - began_s
+
+
 def _ignore(_header: dict[str, Any], _body: bytes) -> None:
     """Nobody listens any more."""
 
@@ -54,6 +64,7 @@ class Turn:
     def __init__(self, most_s: float = TURN_S) -> None:
         """It begins now."""
         self._began = time.thread_time()
+        self._apart_s = Hearing.apart_s
         self._until = time.perf_counter() + most_s
         self.frames = 0
         self.nbytes = 0
@@ -67,6 +78,11 @@ class Turn:
     def spent_s(self) -> float:
         """Of the processor's time."""
         return time.thread_time() - self._began
+
+    @property
+    def apart_s(self) -> float:
+        """Of that, what large JSON took."""
+        return Hearing.apart_s - self._apart_s
 
 
 class Line:
@@ -120,7 +136,7 @@ class Line:
         if len(buffer) < start + body:
             return None
         # Lenient as init: metadata that no JSON can carry costs a display nothing else.
-        header = parse_header(bytes(buffer[LENGTHS.size : start]))
+        header = _parsed(bytes(buffer[LENGTHS.size : start]))
         content = bytes(buffer[start : start + body])
         del buffer[: start + body]
         return header, content
@@ -240,7 +256,7 @@ class Lines:
 
     def _end_turn(self, turn: Turn) -> None:
         if turn.frames or turn.nbytes:
-            self._loop.spend(turn.spent_s, turn.frames, turn.nbytes)
+            self._loop.spend(turn.spent_s, turn.frames, turn.nbytes, turn.apart_s)
 
     def _drop(self, line: Line) -> None:
         if line in self._lines:

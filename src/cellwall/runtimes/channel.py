@@ -30,7 +30,7 @@ from cellwall.runtimes.answers import (
     Single,
 )
 from cellwall.runtimes.backlog import Backlog
-from cellwall.runtimes.frames import FrameError, check_frame, strict_json
+from cellwall.runtimes.frames import FrameError, check_frame, parse_header, strict_json
 from cellwall.runtimes.hearing import TURN_S, Hearing
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ _RECEIVE_BYTES = 256 * 1024
 _WRITE_HIGH_BYTES = 1024 * 1024
 _POLL_S = 0.05
 """Of the loop's time, for what has arrived before an end that we make."""
-_JSON_BODIES = frozenset({"display", "error", "value", "call"})
 _STRAY_FRAMES_CAP = 10_000
 """Late frames that one request of ours may cause after we gave it up; more are hostile."""
 
@@ -135,7 +134,7 @@ class GuestChannel:
         self._is_behind = False
         """A whole frame may be here that nobody was told of."""
         self._taken = self._taken_bytes = 0
-        """Frames, and bytes of JSON in them, of this turn."""
+        """Frames, and bytes in them, of this turn."""
         self._out = Backlog()
         self._room: list[asyncio.Future[None]] = []
         self._listeners: dict[int, tuple[Listener, frozenset[str]]] = {}
@@ -332,16 +331,37 @@ class GuestChannel:
     def _on_readable(self) -> None:
         if self._pauses or self._lost is not None:
             return  # it was called because it was behind
-        began = time.thread_time()
+        began, apart_s = time.thread_time(), Hearing.apart_s
         self._taken = self._taken_bytes = 0
         self._read_once(time.perf_counter() + TURN_S)
         if not self._taken:
             return  # a part of one, or what is no frame
         spent_s, now = time.thread_time() - began, time.perf_counter()
-        pause_s = self.hearing.spend(now, spent_s, self._taken, self._taken_bytes)
-        if (pause_s or self._is_behind) and self._lost is None:
+        apart_s = Hearing.apart_s - apart_s
+        pause_s = self.hearing.spend(now, spent_s, self._taken, self._taken_bytes, apart_s)
+        if pause_s or self._is_behind:
+            self._rest(pause_s)
+
+    def _rest(self, pause_s: float) -> None:
+        """Hear nothing for a while."""
+        if self._lost is None:
             GuestChannel.pause(self)
             self._loop.call_later(pause_s, GuestChannel.resume, self)
+
+    def take_apart(self, body: bytes) -> Any:  # noqa: ANN401 - JSON
+        """Decode what an answer brought, after its turn; that is taken down, too.
+
+        Raises `FrameError`.
+        """
+        before_s = Hearing.apart_s
+        try:
+            return strict_json(body)
+        finally:
+            spent_s = Hearing.apart_s - before_s
+            if spent_s and (
+                pause_s := self.hearing.spend(time.perf_counter(), spent_s, 0, 0, spent_s)
+            ):
+                self._rest(pause_s)
 
     def _read_once(self, until: float) -> bool:
         """Hear one read's worth, or what is left of one; False when there is nothing."""
@@ -387,11 +407,11 @@ class GuestChannel:
                 break
             text = bytes(buffer[start : start + head])
             position = start + head + body
-            self._dispatch(strict_json(text), bytes(buffer[start + head : position]))
+            self._dispatch(parse_header(text), bytes(buffer[start + head : position]))
             if self._lost is not None:
                 return
             self._taken += 1
-            self._taken_bytes += head
+            self._taken_bytes += head + body
             self._is_behind = position < size and time.perf_counter() >= until
         if buffer is self._in:
             del self._in[:position]
@@ -414,8 +434,6 @@ class GuestChannel:
                 raise FrameError(f"event {kind} for a request that does not exist")
             return
         listener, expected = entry
-        if kind in _JSON_BODIES:
-            self._taken_bytes += len(body)
         if kind not in expected:
             raise FrameError(f"event {kind} does not belong to this request")
         if kind in FINAL:

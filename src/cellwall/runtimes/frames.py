@@ -7,10 +7,16 @@ code; the invariant: whatever passes is of the type it claims and can be encoded
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
 from cellwall.model.nesting import MOST_LEVELS, is_nested
+from cellwall.runtimes.hearing import LARGE_BYTES, Hearing
+
+_MOST_IN_HEADER = 8192
+"""Values that a header may hold. Ours hold some dozen; a list of contexts, or a message with a path
+full of commas, seems to hold up to 4,000. As many take less than a turn."""
 
 
 class FrameError(ValueError):
@@ -32,7 +38,11 @@ _decode_json = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_fi
 
 
 def strict_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
-    """Decode hostile JSON: UTF-8, finite numbers, bounded depth, no lone surrogates."""
+    """Decode hostile JSON: UTF-8, finite numbers, bounded depth, no lone surrogates.
+
+    How long it takes is taken down, if it is more than a frame may take anyway.
+    """
+    began_s = time.thread_time() if len(data) > LARGE_BYTES else 0.0
     try:
         value = _decode_json(data.decode("utf-8"))
         # Hardly any has as many brackets as levels are allowed, and counting them costs nothing.
@@ -42,6 +52,18 @@ def strict_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
         return _without_surrogates(value) if b"\\u" in data else value
     except (ValueError, RecursionError) as error:
         raise FrameError(f"not JSON: {error}") from None
+    finally:
+        if began_s:
+            Hearing.apart_s += time.thread_time() - began_s
+
+
+def parse_header(text: bytes) -> Any:  # noqa: ANN401 - JSON
+    """Decode the header of a frame: a large one is counted before it is taken apart."""
+    if len(text) > LARGE_BYTES:
+        values = text.count(b",") + text.count(b"[") + text.count(b"{")
+        if values > _MOST_IN_HEADER:
+            raise FrameError(f"a header of {values} values is above the cap")
+    return strict_json(text)
 
 
 def _without_surrogates(value: Any) -> Any:  # noqa: ANN401 - JSON

@@ -58,10 +58,10 @@ class LateLoop:
         self._unheard.add(fd)
         self._arm(self.pause_s)
 
-    def spend(self, spent_s: float, frames: int, nbytes: int) -> None:
+    def spend(self, spent_s: float, frames: int, nbytes: int, apart_s: float) -> None:
         """Take down what a callback has heard; it may be a while until the next."""
         now = time.perf_counter()
-        self._deaf_until = now + self._hearing.spend(now, spent_s, frames, nbytes)
+        self._deaf_until = now + self._hearing.spend(now, spent_s, frames, nbytes, apart_s)
 
     def set_alarm(self, whose: object, after_s: float, callback: Callable[[], None]) -> None:
         """Call `callback` once, unless this is closed before."""
