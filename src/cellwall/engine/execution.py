@@ -19,6 +19,7 @@ from cellwall.engine import hints
 from cellwall.engine.aftermath import ENDING_S, Aftermath
 from cellwall.engine.deadlines import Deadlines
 from cellwall.engine.recorder import Recorder
+from cellwall.engine.share import Share
 from cellwall.engine.tools import Calls
 from cellwall.engine.verdicts import Cause, Evidence, classify
 from cellwall.model.errors import SandboxBroken
@@ -124,7 +125,11 @@ class Attempt:
             self.recorder.calls = Calls(work.tools, channel, self.recorder.tell_of_call)
         # Later: we may be in the middle of a read, and a limit reads first.
         self.recorder.on_refused = partial(asyncio.get_running_loop().call_soon, self.cancel)
+        self._found_others = bool(live.running)
         live.running.add(self.recorder)
+        live.begun += 1
+        self._order = live.begun
+        self._share: Share | None = None
         self._grace: asyncio.TimerHandle | None = None
         self._aftermath = Aftermath(live, self.recorder, self._before, work.limits)
         self._is_paused = False
@@ -134,8 +139,10 @@ class Attempt:
             self._feed(work.stdin)
 
     def _start_clocks(self) -> None:
+        if self.work.stop is not None:
+            self._share = Share(self.live, self.recorder.number)
         self._deadlines = Deadlines(
-            self.work.limits, self.live.read_cpu_s, self._before.cpu_s, self._on_breach
+            self.work.limits, self.live.read_cpu_s, self._before.cpu_s, self._on_breach, self._share
         )
 
     def _stop_clocks(self) -> None:
@@ -294,11 +301,10 @@ class Attempt:
         return self.work.stop is not None and bool(self.recorder.done) and self.live.is_alive
 
     def _judge(self, wall_s: float, now: KernelReadings, kills: int) -> Outcome:
-        recorder, before = self.recorder, self._before
+        recorder = self.recorder
         done = recorder.done
         rusage = done.get("rusage", {})
-        rusage_cpu_s = (rusage.get("user_us", 0) + rusage.get("system_us", 0)) / 1e6
-        cpu_s = max(now.cpu_s - before.cpu_s, rusage_cpu_s)
+        cpu_s = self._cpu_s(now, rusage)
         is_soft = self.live.isolation.hardness.get("memory_mb") == "soft"
         evidence = Evidence(
             limits=self.work.limits,
@@ -333,6 +339,14 @@ class Attempt:
             truncated=evidence.cut,
             notes=notes,
         )
+
+    def _cpu_s(self, now: KernelReadings, rusage: Mapping[str, int]) -> float:
+        """What it used; beside others, what the kernel says of its first process and of others."""
+        total_s = now.cpu_s - self._before.cpu_s
+        led_s = (rusage.get("user_us", 0) + rusage.get("system_us", 0)) / 1e6
+        if self._share is None or not (self._found_others or self.live.begun > self._order):
+            return max(total_s, led_s)
+        return max(led_s, min(total_s, self._share.known_s))
 
     def _count_refused(self, now: KernelReadings) -> int:
         """Forks that were refused meanwhile.

@@ -29,6 +29,7 @@ class Live:
     __slots__ = (
         "_fresh",
         "active_at",
+        "begun",
         "channel",
         "claimed_kills",
         "ended_because",
@@ -48,6 +49,8 @@ class Live:
         self.channel: GuestChannel = runtime_sandbox.channel
         self.isolation: Isolation = runtime_sandbox.isolation
         self.running: set[Recorder] = set()
+        self.begun = 0
+        """Executions and commands so far."""
         self.active_at = time.monotonic()
         self.ended_because = ""
         self.claimed_kills = 0

@@ -85,6 +85,10 @@ class Command:
         """Signal everything in the command's session."""
         processes.signal_session(self.pid, number)
 
+    def processor_us(self) -> int | None:
+        """What its first process used, in µs."""
+        return processes.processor_ns(self.pid) // 1000
+
     def end_input(self) -> None:
         """End of file on its input."""
         if self.terminal is not None:

@@ -96,6 +96,12 @@ class ContextJob:
         self._context = context
         self._execution = execution
         self.feed = execution.feed
+        self.pid = context.pid
+
+    def processor_us(self) -> int | None:
+        """What the context's process used for it, in µs; None where that was not asked for."""
+        usage = self._execution.usage
+        return None if usage is None else usage.processor_us()
 
     def signal(self, number: int) -> None:
         """Signal the context and what it started in its group."""

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from cellwall.guest import processes
 from cellwall.guest.loop import Loop
+from cellwall.guest.spending import Spending
 
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 _PATIENCE_S = 2.0
@@ -55,6 +56,8 @@ class Process(NamedTuple):
     session: int
     began: int
     tasks: int
+    cpu_ticks: int
+    """Processor time, with that of the children that it has waited for."""
     is_over: bool
     """Only to be waited for: not even a thread of it is left."""
 
@@ -69,7 +72,8 @@ def listing() -> dict[int, Process]:
                 pid, parent, session = int(name), int(fields[1]), int(fields[3])
                 tasks, began = int(fields[17]), int(fields[19])
                 is_over = fields[0] in b"ZX" and tasks <= 1
-                found[pid] = Process(pid, parent, session, began, tasks, is_over)
+                ticks = sum(int(word) for word in fields[11:15])
+                found[pid] = Process(pid, parent, session, began, tasks, ticks, is_over)
     return found
 
 
@@ -92,12 +96,14 @@ class Families:
         """Leader and beginning of the latest executions and commands, by request."""
         self._endings: list[_Ending] = []
         self._can_hide: bool | None = None
+        self._spending = Spending()
 
     def lead(self, leader: int) -> None:
         """Note that a process leads a family from now on."""
         if len(self._sessions) >= _MOST_SESSIONS:
             self._sessions &= {each.session for each in listing().values()}
         self._sessions.add(leader)
+        self._spending.lead(leader)
 
     def begin(self, job: int, leader: int, since: int) -> int:
         """Note that a family works for a request since then (`now_ticks`)."""
@@ -160,6 +166,32 @@ class Families:
             for job, leader in leaders.items()
             if leader in seen and leader not in crowded and not _has_waited(leader)
         ]
+
+    def note_end(self, pid: int, session: int, rusage: dict[str, int]) -> None:
+        """Note what a process used that init has waited for."""
+        if session in self._sessions:
+            self._spending.end(pid, session, rusage)
+
+    def spent(self, job: int) -> tuple[int, int] | None:
+        """Processor time of a request's family and of all others, in µs; None if it has none.
+
+        What init uses itself, and what nobody waited for, is in no family's.
+        """
+        if job not in self._jobs:
+            return None
+        leader, since = self._jobs[job]
+        seen = listing()
+        own, own_session = os.getpid(), os.getsid(0)
+        foreign = self._sessions - {leader}
+        ticks = [0, 0]
+        for each in seen.values():
+            line = _lineage(each, seen, own)
+            if line and line[-1].session != own_session:
+                is_own = _belongs(line, leader, foreign, own_session, since)
+                ticks[not is_own] += each.cpu_ticks
+        ended = self._spending.of(leader), self._spending.of_others(leader)
+        mine, others = (n * processes.TICK_US + us for n, us in zip(ticks, ended))
+        return mine, others
 
     def look(self) -> None:
         """Go on with what is under way: a process has ended."""

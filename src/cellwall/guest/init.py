@@ -86,6 +86,7 @@ class Init:
             "end": self._end,
             "thin": self._thin,
             "kin": self._kin,
+            "spent": self._spent,
             "answer": self._contexts.answer,
             "context_create": self._context_create,
             "context_close": self._context_close,
@@ -254,6 +255,15 @@ class Init:
         leaders = {**self._contexts.leaders(), **self._commands.leaders()}
         return {"childless": self._families.childless(leaders)}, b""
 
+    def _spent(self, request: Request) -> tuple[Header, bytes]:
+        of = request.integer("of")
+        spent = self._families.spent(of)
+        job = self._contexts.job(of) or self._commands.job(of)
+        if spent is None or job is None:
+            raise Refusal("invalid", f"spent: {of} is no execution or command at work")
+        led_us = job.processor_us() if self._families.childless({of: job.pid}) else None
+        return {"mine_us": spent[0], "others_us": spent[1], "led_us": led_us}, b""
+
     def _context_create(self, request: Request) -> None:
         self._contexts.create(
             request.text("context"), request.text("language", "python"), request.id
@@ -321,8 +331,10 @@ class Init:
         while (pid := processes.ended_child()) is not None:
             # Each by itself: one that ends later may say something until then.
             self._contexts.hear_the_dying()
+            session = processes.session_of(pid)
             _, status, usage = os.wait4(pid, 0)
             end = processes.exit_from(status, usage)
+            self._families.note_end(pid, session, end.rusage)
             # None of them: an orphan that became ours. Reaping it was all there is to do.
             for table in (self._contexts, self._commands, self._workers):
                 if table.on_exit(pid, end):

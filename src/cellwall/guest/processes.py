@@ -20,7 +20,7 @@ PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
-_TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK")
+TICK_US = 1_000_000 // os.sysconf("SC_CLK_TCK")
 
 _SIGINT: int = _signal.SIGINT
 SIGCHLD: int = _signal.SIGCHLD
@@ -73,35 +73,44 @@ def exit_from(status: int, usage: struct_rusage) -> Exit:
 
 
 class LivingUsage:
-    """What a living process uses from now on, as the kernel counts it."""
+    """What a living process uses from now on, with the children that it waits for."""
 
     def __init__(self, pid: int, previous: LivingUsage | None = None) -> None:
         """Counting starts now; what `previous` read at its end need not be read again."""
         self._pid = pid
         self._total_us = self._read_total_us()
-        self._system_us: int = self._read_stat()[0] if previous is None else previous._system_us
+        self._ticks: tuple[int, ...] = self._read_stat()[0] if previous is None else previous._ticks
 
     def since_start(self) -> dict[str, int]:
         """The difference to the beginning; system time is known by the clock tick only."""
-        total_us = max(0, self._read_total_us() - self._total_us)
-        system_now_us, resident_kib = self._read_stat()
-        system_us = min(total_us, max(0, system_now_us - self._system_us))
-        self._system_us = system_now_us
+        total_us = self.processor_us()
+        ticks, resident_kib = self._read_stat()
+        system, child_user, child_system = (
+            max(0, now - before) * TICK_US for now, before in zip(ticks, self._ticks)
+        )
+        system_us = min(total_us, system)
+        self._ticks = ticks
         # The peak would be another file to read for every cell; the host has the cgroup's.
         return {
-            "user_us": total_us - system_us,
-            "system_us": system_us,
+            "user_us": total_us - system_us + child_user,
+            "system_us": system_us + child_system,
             "maxrss_kib": resident_kib,
         }
+
+    def processor_us(self) -> int:
+        """Processor time since the beginning, without that of children."""
+        return max(0, self._read_total_us() - self._total_us)
 
     def _read_total_us(self) -> int:
         return processor_ns(self._pid) // 1000
 
-    def _read_stat(self) -> tuple[int, int]:
+    def _read_stat(self) -> tuple[tuple[int, int, int], int]:
+        """stime, cutime and cstime of proc_pid_stat(5), and the resident memory in KiB."""
         fields = read_stat(self._pid)
         if len(fields) <= 21:
-            return 0, 0
-        return int(fields[12]) * _TICK_US, int(fields[21]) * _PAGE_KIB  # proc(5): stime, rss
+            return (0, 0, 0), 0
+        times = (int(fields[12]), int(fields[13]), int(fields[14]))
+        return times, int(fields[21]) * _PAGE_KIB
 
 
 def processor_ns(pid: int) -> int:
@@ -250,6 +259,14 @@ def ended_child() -> int | None:
     except ChildProcessError:
         return None
     return None if found is None else found.si_pid
+
+
+def session_of(pid: int) -> int:
+    """The session of a process that nobody has waited for yet; 0 if it is gone."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
 
 
 def signal_process(pid: int, number: int) -> None:

@@ -38,7 +38,7 @@ class Limits:
     wall_s: float = 30.0
     """Seconds from the start of an execution or command to its end, on the monotonic clock."""
     cpu_s: float = 30.0
-    """CPU seconds of the whole tree during one execution."""
+    """CPU seconds of one execution or command, with all that it starts."""
     cpus: float = 1.0
     """Share of CPUs, 1.0 = one core; what the inside sees is this, rounded up."""
     memory_mb: int = 512

@@ -10,6 +10,7 @@ three afterwards. Not what happens to a program that has a sandbox of its own (`
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,25 @@ for _ in range(500):
         print(socket.create_connection(('127.0.0.1', 8765), 5).recv(9).decode())
         break
     except ConnectionRefusedError: time.sleep(0.01)"""
+_BURNER = """
+import os, time
+while time.process_time() < 2.5:
+    for _ in range(100_000): pass
+open('burnt.part', 'w').close()
+os.rename('burnt.part', 'burnt')
+while True: pass"""
+_WAIT_FOR_BURNER = "import os, time\nwhile not os.path.exists('burnt'): time.sleep(0.02)"
+_BURN = """
+import time
+while time.process_time() - {begun} < {s}:
+    for _ in range(100_000): pass"""
+_BURN_IN_CHILDREN = """
+import os, time
+while True:
+    if os.fork() == 0:
+        for _ in range(3_000_000): pass
+        os._exit(0)
+    os.wait()"""
 _LIMITS = {"memory_mb": 256, "processes": 40, "wall_s": 30.0, "cpu_s": 30.0}
 
 
@@ -97,6 +117,30 @@ class LimitsContract:
                 ended = sandbox.commands.run(["python3", "-c", code], timeout=limit_s)
                 assert ended.outcome.verdict is verdict
             assert sandbox.run("mine").text == "'mine'"
+
+    def test_burner_beside_uses_up_no_cells_cpu_time(self, subject: Subject) -> None:
+        """It used more than twice of what a cell may; a cell's children count beside it, too."""
+        with _inhabited(subject, cpu_s=1.0, wall_s=60.0) as sandbox:
+            burner = sandbox.commands.start(["python3", "-c", _BURNER])
+            waited = sandbox.run(_WAIT_FOR_BURNER)
+            assert waited.verdict is Verdict.OK
+            assert waited.outcome.usage.cpu_s < 1.0
+            assert sandbox.run(_BURN_IN_CHILDREN).verdict is Verdict.CPU_TIME
+            assert sandbox.run(_DEAF + "while True: pass").verdict is Verdict.CPU_TIME
+            assert burner.is_running
+            burner.kill()
+            _check_replaced(sandbox)
+
+    def test_two_at_once_have_their_cpu_time_each(self, subject: Subject) -> None:
+        """Together they use more than one may, and neither does."""
+        with _inhabited(subject, cpu_s=1.0, wall_s=60.0) as sandbox, ThreadPoolExecutor() as pool:
+            command = _BURN.format(begun=0, s=0.7)
+            beside = pool.submit(sandbox.commands.run, ["python3", "-c", command])
+            cell = sandbox.run(
+                "import time\nb = time.process_time()\n" + _BURN.format(begun="b", s=0.7)
+            )
+            assert cell.verdict is Verdict.OK
+            assert beside.result().outcome.verdict is Verdict.OK
 
     def test_descendants_that_escaped_end_with_their_cell(self, subject: Subject) -> None:
         """A grandchild in a session of its own, whose parent is gone."""
