@@ -118,6 +118,34 @@ def test_what_can_be_seen_is_nothing_of_the_hosts(
         assert word not in said
 
 
+_MARKER = "written-inside"
+
+
+def _where_it_lies(keeper: int) -> tuple[bool, bool]:
+    """Whether a marker is in the keeper's mount namespace, and whether anywhere on the host."""
+    folder = state_dir() / "gvisor"
+    root = f"{folder}/place/area/root"
+    there = os.path.exists(f"/proc/{keeper}/root{root}/workspace/{_MARKER}")
+    found = (names for _, folders, files in os.walk(folder) for names in (folders, files))
+    return there, os.path.lexists(root) or any(_MARKER in names for names in found)
+
+
+def test_what_is_written_lies_in_no_mount_of_the_hosts(gvisor_arena: Arena) -> None:
+    """Its keeper's mount namespace has it, which is the control; nothing else on the host does."""
+
+    async def attack() -> None:
+        async with gvisor_arena.sandbox() as sandbox:
+            made = await sandbox.run(f"import os; os.makedirs('/workspace/{_MARKER}')")
+            assert made.ok, made
+            keeper = sandbox.live.runtime_sandbox.pid  # type: ignore[attr-defined]
+            assert _where_it_lies(keeper) == (True, False)
+
+    mounts = Path("/proc/self/mountinfo")
+    before = mounts.read_text(encoding="utf-8")
+    gvisor_arena.do(attack())
+    assert mounts.read_text(encoding="utf-8") == before
+
+
 _RISE = """
 import os
 for path, value in (("/proc/self/oom_score_adj", "-1000"), ("/proc/1/oom_score_adj", "-1000")):

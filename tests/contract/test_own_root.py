@@ -1,5 +1,5 @@
-"""The root of a jail as its user meets it: whatever directory is named can be made, the system is
-root's and stays as it is, and a refusal is what an ordinary user of a Linux box gets.
+"""The root of a jail, and of gVisor, as its user meets it: whatever directory is named can be made,
+the system is root's and stays as it is, and a refusal is what an ordinary user of a box gets.
 """
 
 from __future__ import annotations
@@ -11,19 +11,36 @@ from collections.abc import Iterator
 import pytest
 
 import cellwall
+from cellwall.model.errors import HostUnsupported
 from conftest import Require
 
 DIRECTORIES = ("/workspace", "/mnt/data", "/app/src", "/data", "/large_tool_results/today")
 
 
+RUNTIMES = {"jail": "namespace", "gvisor": "kernel"}
+
+
+@pytest.fixture(scope="module", params=RUNTIMES)
+def runtime(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
 @pytest.fixture(scope="module")
-def sandbox() -> Iterator[cellwall.Sandbox]:
-    with cellwall.Sandbox() as made:
+def sandbox(runtime: str, require: Require) -> Iterator[cellwall.Sandbox]:
+    try:
+        made = cellwall.Sandbox(runtime=runtime, isolation=RUNTIMES[runtime])
+    except HostUnsupported as error:
+        require(runtime, False, f"{error}; {error.remedy}")
+        raise
+    with made:
         yield made
 
 
 @pytest.fixture
-def root_inside(require: Require) -> None:
+def root_inside(runtime: str, require: Require) -> None:
+    if runtime == "gvisor":
+        return  # its kernel has every id
     is_mapped = cellwall.run("print(open('/proc/self/uid_map').read())").stdout.split()[3:]
     require("a second id to map", bool(is_mapped), "run as root, or with ids in /etc/subuid")
 
@@ -51,9 +68,11 @@ def test_whatever_directory_is_named_can_be_made(sandbox: cellwall.Sandbox, path
     assert done.stdout == f"from {path}\n"
 
 
-def test_what_one_makes_no_other_sees(sandbox: cellwall.Sandbox) -> None:
+def test_what_one_makes_no_other_sees(sandbox: cellwall.Sandbox, runtime: str) -> None:
     assert _answer(sandbox, "os.makedirs('/only/here')") == "done"
-    assert cellwall.run("import os; print(os.path.exists('/only'))").stdout == "False\n"
+    code = "import os; print(os.path.exists('/only'))"
+    other = cellwall.run(code, runtime=runtime, isolation=RUNTIMES[runtime])
+    assert other.stdout == "False\n"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,13 @@ FORKED = bytes.fromhex("08001700000000001202080218382091808009")
 OTHER_CALL = bytes.fromhex(
     "08000600000000001202102620b3032880abd0a4effb1f305838f0ddb6b1e1fd1f400848c08d80afe1fd1f"
 )
-ROOT = gvisor_root.Root("/state/roots/x", (("/usr", "/usr"), ("/templates/t", "/opt/env")))
+ROOT = gvisor_root.Root(
+    "/state/roots/x",
+    (("/state/roots/x/opt", "/opt"), ("/usr", "/usr"), ("/templates/t", "/opt/env")),
+    ("/opt", "/usr", "/home"),
+    (("/bin", "usr/bin"),),
+)
+PLACE = "/state/place"
 
 
 def test_refusal_is_the_errno_of_the_call() -> None:
@@ -43,24 +49,30 @@ def test_garbage_is_read_without_harm(message: bytes) -> None:
 
 
 def test_configuration_denies_by_default() -> None:
-    made = gvisor_bundle.configuration(ROOT, Limits(), ("/bin/true",))
+    made = gvisor_bundle.configuration(ROOT, Limits(), ("/bin/true",), PLACE)
     process = made["process"]
     assert process["user"] == {"uid": 1000, "gid": 1000}
     assert process["noNewPrivileges"] is True
     assert not any(process["capabilities"].values())
-    assert made["root"]["readonly"] is True
-    kinds = {m["destination"]: m for m in made["mounts"]}
-    for mount in kinds.values():
-        if mount["type"] == "bind":
-            assert {"ro", "nosuid", "nodev"} <= set(mount["options"])
-        if mount["type"] == "tmpfs" and mount["destination"] != "/dev":
-            assert "size=256m" in mount["options"]
-    assert {"/tmp", "/dev/shm", plan.HOME} <= kinds.keys()
+    binds = {m["destination"]: m for m in made["mounts"] if m["type"] == "bind"}
+    writable = {made["root"]["path"], binds.pop("/dev/shm")["source"]}
+    assert all(path.startswith(f"{PLACE}/area/") for path in writable)
+    assert binds.keys() == {path for _, path in ROOT.mounts}
+    assert all({"ro", "nosuid", "nodev"} <= set(mount["options"]) for mount in binds.values())
+    assert [m["destination"] for m in made["mounts"] if m["type"] == "tmpfs"] == ["/dev"]
+
+
+def test_all_that_can_be_written_is_one_area_of_the_limits_size() -> None:
+    area = gvisor_bundle.area(ROOT, Limits(disk_mb=7, inodes=900))
+    assert {"size=7m", f"nr_inodes={900 + gvisor_bundle.OWN_INODES}"} <= set(
+        area["options"].split(",")
+    )
+    assert len(ROOT.directories) + len(ROOT.links) < gvisor_bundle.OWN_INODES / 2
 
 
 def test_rlimits_are_the_limits() -> None:
     limits = Limits(processes=7, file_mb=3, open_files=99)
-    made = gvisor_bundle.configuration(ROOT, limits, ("/bin/true",))
+    made = gvisor_bundle.configuration(ROOT, limits, ("/bin/true",), PLACE)
     found = {r["type"]: (r["soft"], r["hard"]) for r in made["process"]["rlimits"]}
     assert found["RLIMIT_NPROC"] == (8, 8)
     assert found["RLIMIT_FSIZE"] == (3 << 20, 3 << 20)
@@ -116,7 +128,9 @@ def test_root_is_made_once_and_holds_no_private_file(
     make = gvisor_root.make_root
     root = make(tmp_path / "roots", facts, template)  # type: ignore[arg-type]
     made = Path(root.path)
-    assert root.mounts == (("/usr", "/usr"),)
+    assert root.mounts == ((str(made / "etc"), "/etc"), ("/usr", "/usr"))
+    assert root.links == (("/bin", "usr/bin"), ("/var/tmp", "../tmp"))
+    assert set(root.directories) == {"/etc", "/opt", "/tmp", "/usr", "/var"}
     assert (made / "etc/some/public").read_text() == "seen"
     assert os.readlink(made / "etc/some/link") == "public"
     assert not (made / "etc/some/private").exists()

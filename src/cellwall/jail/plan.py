@@ -295,7 +295,7 @@ def _own_directories(facts: HostFacts, shape: Shape, trees: Sequence[str]) -> Li
     """Made as root where there is one: what is root's in `/` cannot be renamed or removed."""
     wanted = dict.fromkeys(_SANDBOX_DIRECTORIES)
     for path in trees:
-        wanted.update(dict.fromkeys(_above(path)))
+        wanted.update(dict.fromkeys(above(path)))
     found: List[s.Step] = [s.Directory(ROOT, 0o1777 if shape.has_root else 0o755)]
     found += [s.Directory(ROOT + path) for path in wanted]
     found += [s.Directory(f"{ROOT}{path}", 0o1777) for path in (_WORK, "/var/tmp")]
@@ -307,7 +307,7 @@ def _own_directories(facts: HostFacts, shape: Shape, trees: Sequence[str]) -> Li
     return found
 
 
-def _above(path: str) -> List[str]:
+def above(path: str) -> List[str]:
     """A path and its parents, the highest first."""
     parts = path.split("/")[1:]
     return ["/" + "/".join(parts[: n + 1]) for n in range(len(parts))]

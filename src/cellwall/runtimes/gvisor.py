@@ -24,6 +24,7 @@ from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.runtimes import (
+    gvisor_area,
     gvisor_binary,
     gvisor_bundle,
     gvisor_image,
@@ -74,7 +75,7 @@ HARDNESS = {
     "cpus": "hard",
     "cpu_s": "hard",
     "disk_mb": "hard",
-    "inodes": "soft",  # gVisor counts none; they cost memory, which is held
+    "inodes": "hard",
     "file_mb": "hard",
     "open_files": "hard",
 }
@@ -166,9 +167,6 @@ class GvisorRuntime:
             Finding("runsc", "PASS", f"{chosen.binary.path} {chosen.binary.version}"),
             Finding("platform", "PASS", chosen.platform),
             *gvisor_binary.cautions(chosen.binary),
-            Finding(
-                "inodes", "CAUTION", "no count of files; they are held by the memory they take"
-            ),
         ]
 
     def _check_host(self) -> None:
@@ -207,9 +205,10 @@ class GvisorRuntime:
         root = await asyncio.to_thread(
             gvisor_root.make_root, self._folder / "roots", self._facts, template
         )
-        oci = gvisor_bundle.configuration(root, limits, ("/usr/bin/true",))
+        oci = gvisor_bundle.configuration(root, limits, ("/usr/bin/true",), self._place)
         groups = await self._groups.make(_at_start(limits))
-        order = self._order(Chosen(binary, platform), oci, groups)
+        area = gvisor_bundle.area(root, limits)
+        order = self._order(Chosen(binary, platform), oci, area, groups)
         keeper = self._keepers.take()
         try:
             keeper.begin(order).close()
@@ -225,6 +224,7 @@ class GvisorRuntime:
         self,
         chosen: Chosen,
         oci: dict[str, Any],
+        area: dict[str, Any],
         groups: cgroups.Groups,
         witness: Witness | None = None,
         cpus: frozenset[int] = frozenset(),
@@ -242,6 +242,7 @@ class GvisorRuntime:
             "cgroups": groups.entrance_paths(),
             "cpus": sorted(cpus or os.sched_getaffinity(0)),
             "files": files,
+            "area": area,
         }
 
     async def warm(self, template: BuiltTemplate) -> None:
@@ -287,14 +288,16 @@ class GvisorRuntime:
     async def _start(self, spec: SandboxSpec) -> GvisorSandbox:
         chosen = await self.choose()
         root = await self._root(spec.template)
-        oci = gvisor_bundle.configuration(root, spec.limits, gvisor_bundle.guest_words())
+        words = gvisor_bundle.guest_words()
+        oci = gvisor_bundle.configuration(root, spec.limits, words, self._place)
+        area = gvisor_bundle.area(root, spec.limits)
         groups = await self._groups.make(_at_start(spec.limits))
         born = _Born(groups)
         try:
             if gvisor_witness.FLAG in chosen.binary.flags:
                 born = born._replace(witness=Witness(self._sinks))
             born = born._replace(cpus=self.cpus.take(gvisor_bundle.cpu_count(spec.limits)))
-            order = self._order(chosen, oci, groups, born.witness, born.cpus)
+            order = self._order(chosen, oci, area, groups, born.witness, born.cpus)
             born = born._replace(digest=_digest(chosen, order))
             keeper = self._keepers.take()
         except BaseException:
@@ -331,11 +334,12 @@ class GvisorRuntime:
             posture = await asyncio.to_thread(gvisor_posture.verify, born.groups, keeper.pid)
             born.groups.begin()
             born.groups.apply(held(spec.limits))
+            work_fd = gvisor_area.open_area(keeper.pid, self._place)
         except BaseException:
             channel.close()
             raise
         isolation = Isolation(self.name, self.level, born.digest, dict(HARDNESS))
-        made = Made(keeper, born.witness, channel, born.groups, isolation, posture)
+        made = Made(keeper, born.witness, channel, born.groups, isolation, posture, work_fd)
 
         async def remove(sandbox: GvisorSandbox) -> None:
             self._live.discard(sandbox)
@@ -394,7 +398,9 @@ def _find() -> Binary:
 def _digest(chosen: Chosen, order: dict[str, Any]) -> str:
     """What a sandbox was asked to be; the same for all of one template and one set of limits."""
     words = [word for word in order["words"] if not word.startswith("--root=")]
-    return gvisor_bundle.digest(order["files"]["config.json"], words, chosen.binary.version)
+    return gvisor_bundle.digest(
+        order["files"]["config.json"], order["area"], words, chosen.binary.version
+    )
 
 
 def _at_start(limits: Limits) -> Limits:
@@ -407,6 +413,7 @@ def _guest_config(spec: SandboxSpec) -> dict[str, Any]:
     environment = {**inside_environment(spec.template, spec.limits.cpus), **spec.env}
     return {
         "warm": spec.start == "fork",
+        "placeholder": gvisor_bundle.PLACEHOLDER,
         "is_awaited": spec.is_awaited,
         "preload": list(spec.template.template.preload),
         "preload_environment": _PRELOAD_ENVIRONMENT,

@@ -25,6 +25,7 @@ def main() -> None:
     """Own descriptor 0, the channel; what is said on 2 until the guest serves, the host reads."""
     channel = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
     config = _read_config(channel)
+    os.rmdir(config["placeholder"])
     guest, begun = config["guest"], None
     from cellwall.guest import lean
 

@@ -1,8 +1,8 @@
 """What one gVisor sandbox is, as the OCI configuration and the flags `runsc` gets: pure data.
 
 Not the root directory (`gvisor_root`) and not the running of anything. The invariant: deny by
-default. User 1000 without a capability, no new privileges, every mount of the host's read-only,
-work areas with a size, no network but a loopback of its own.
+default. User 1000 without a capability, no new privileges, every tree of the host's read-only,
+one work area with a size, no network but a loopback of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from cellwall.jail import plan
+from cellwall.runtimes import gvisor_area
 from cellwall.runtimes.environment import INTERPRETER
 from cellwall.runtimes.gvisor_image import RUN
 from cellwall.runtimes.gvisor_root import Root
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 OWN_PROCESSES = 1
 """Init, which is of our user inside as well."""
+PLACEHOLDER = "/tmp/.cellwall"  # noqa: S108 - a path inside
+"""Keeps gVisor from mounting something of its own on /tmp; the boot inside removes it."""
+OWN_INODES = 64
+"""Of the work area: directories and links of the system's."""
 _NAMESPACES = ("pid", "network", "ipc", "uts", "mount")
 _READ_ONLY = ["ro", "nosuid", "nodev"]
 _PRIVATE = ["nosuid", "nodev"]
@@ -37,7 +42,7 @@ _ALWAYS = {
     "ignore-cgroups": "true",  # ours are around runsc itself, and count its helpers too
     "host-uds": "none",
     "host-fifo": "none",
-    "overlay2": "none",  # the root is read-only: nothing may be written on the host
+    "overlay2": "none",  # what may be written is a tmpfs that is ours, and has a size
     "directfs": "false",  # the inside's kernel then opens no file of the host's by itself
     "file-access": "exclusive",
     "file-access-mounts": "exclusive",
@@ -55,7 +60,7 @@ def flags(known: frozenset[str], platform: str, place: str) -> list[str]:
     return [f"--{name}={value}" for name, value in wanted.items() if name in known]
 
 
-def configuration(root: Root, limits: Limits, words: tuple[str, ...]) -> dict[str, Any]:
+def configuration(root: Root, limits: Limits, words: tuple[str, ...], place: str) -> dict[str, Any]:
     """Return the OCI configuration of a sandbox that starts with the command `words`."""
     return {
         "ociVersion": "1.0.0",
@@ -69,8 +74,8 @@ def configuration(root: Root, limits: Limits, words: tuple[str, ...]) -> dict[st
             "capabilities": {name: [] for name in _CAPABILITY_SETS},
             "rlimits": _rlimits(limits),
         },
-        "root": {"path": root.path, "readonly": True},
-        "mounts": _mounts(root, limits),
+        "root": {"path": gvisor_area.root_of(place), "readonly": False},
+        "mounts": _mounts(root, place),
         "linux": {
             "namespaces": [{"type": name} for name in _NAMESPACES],
             "resources": {"memory": {"limit": limits.memory_bytes}},
@@ -125,17 +130,31 @@ def _filter() -> dict[str, Any]:
     }
 
 
-def _mounts(root: Root, limits: Limits) -> list[dict[str, Any]]:
-    size = f"size={limits.disk_mb}m"
+def area(root: Root, limits: Limits) -> dict[str, Any]:
+    """Return what the keeper makes of the work area, see `gvisor_area`."""
+    inodes = limits.inodes + OWN_INODES
+    return {
+        "options": f"size={limits.disk_mb}m,nr_inodes={inodes},mode=755",
+        "directories": list(root.directories),
+        "links": [list(pair) for pair in root.links],
+        "uid": plan.INSIDE_UID,
+        "home": plan.HOME,
+        "temporary": "/tmp",  # noqa: S108 - a path inside
+        "placeholder": PLACEHOLDER,
+    }
+
+
+def _mounts(root: Root, place: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [
         {"destination": "/proc", "type": "proc", "source": "proc", "options": [*_PRIVATE]},
         {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid"]},
         {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": _READ_ONLY},
-        _tmpfs(plan.HOME, size, f"mode=755,uid={plan.INSIDE_UID},gid={plan.INSIDE_UID}"),
-        # Named, or gVisor makes one of its own there, without a size. It cannot share one tmpfs
-        # among paths: each of the three has the work area's size, all of it counts as memory.
-        _tmpfs("/tmp", size, "mode=1777"),  # noqa: S108 - a path inside
-        _tmpfs("/dev/shm", size, "mode=1777"),  # noqa: S108 - a path inside
+        {
+            "destination": "/dev/shm",  # noqa: S108 - a path inside
+            "type": "bind",
+            "source": gvisor_area.shared_memory_of(place),
+            "options": ["rw", *_PRIVATE],
+        },
     ]
     found += [
         {"destination": path, "type": "bind", "source": source, "options": _READ_ONLY}
@@ -144,14 +163,9 @@ def _mounts(root: Root, limits: Limits) -> list[dict[str, Any]]:
     return found
 
 
-def _tmpfs(path: str, *options: str) -> dict[str, Any]:
-    every = [*_PRIVATE, *(word for option in options for word in option.split(","))]
-    return {"destination": path, "type": "tmpfs", "source": "tmpfs", "options": every}
-
-
-def digest(configured: dict[str, Any], words: list[str], version: str) -> str:
+def digest(configured: str, area: dict[str, Any], words: list[str], version: str) -> str:
     """SHA-256 of what a sandbox was asked to be; the part of its posture that is ours."""
-    text = json.dumps([configured, words, version], sort_keys=True)
+    text = json.dumps([configured, area, words, version], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -22,7 +22,11 @@ from typing import Any
 from cellwall.model.errors import HostUnsupported
 from cellwall.runtimes.guest_bundle import build_bundle
 
-_BUNDLE = ("cellwall.jail.linux", "cellwall.runtimes.gvisor_launch")
+_BUNDLE = (
+    "cellwall.jail.linux",
+    "cellwall.runtimes.gvisor_area",
+    "cellwall.runtimes.gvisor_launch",
+)
 _ENTRY = "cellwall.runtimes.gvisor_launch:main"
 _SAID_BYTES = 4096
 _PAUSE_S = 0.05

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from cellwall.jail.linux import mounts, process
 from cellwall.jail.linux.libc import do_all
+from cellwall.runtimes import gvisor_area
 
 _NAMESPACES = process.CLONE_NEWPID | process.CLONE_NEWNS | process.CLONE_NEWNET
 _STATE_OPTIONS = "size=16m,nr_inodes=4096,mode=700"
@@ -91,6 +92,7 @@ def _become_runsc(config: dict[str, Any], place: str) -> NoReturn:
     for name, content in config["files"].items():
         with open(f"{place}/bundle/{name}", "w", encoding="utf-8") as file:
             file.write(content)
+    gvisor_area.make(place, config["area"])
     os.chdir(config["directory"])
     environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
     os.execve(config["program"], config["words"], environment)  # noqa: S606

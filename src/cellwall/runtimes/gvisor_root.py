@@ -1,9 +1,10 @@
-"""The root directory of a template's gVisor sandboxes: the parts the jail shows, made once on disk.
+"""What a template's gVisor sandboxes see of files: the parts the jail shows, made once on disk.
 
-From the jail's root plan, so that there is one list of what a sandbox may see. Small files and
-links are written here, large trees of the host stay where they are and are named as read-only
-mounts. Not the OCI configuration (`gvisor_bundle`). The invariant: a root is complete before it
-has its name, which is the digest of all that is in it, and nobody writes to it afterwards.
+From the jail's root plan, so that there is one list of what a sandbox may see. Small files are
+written here, large trees of the host stay where they are, and both are named as read-only mounts
+below a root that each sandbox has for itself (`gvisor_area`). Not the OCI configuration
+(`gvisor_bundle`). The invariant: what is here is complete before it has its name, which is the
+digest of all that is in it, and nobody writes to it afterwards.
 """
 
 from __future__ import annotations
@@ -30,16 +31,23 @@ _SKIPPED = (
 )
 """gVisor has a kernel of its own to show in /proc, /dev and /sys."""
 
+_WRITTEN = ("/etc", "/opt")
+"""Shown as they lie on the disk, each a mount."""
+_BELOW = tuple(f"{path}/" for path in _WRITTEN)
 
 Part = steps.Directory | steps.File | steps.Symlink | steps.Bind | steps.Copy
 
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A root directory and the host's trees that belong into it, as (source, path) pairs."""
+    """What was written, and of what a sandbox's own root consists besides its user's files."""
 
     path: str
     mounts: tuple[tuple[str, str], ...]
+    """(source, path) of read-only trees, parents first."""
+    directories: tuple[str, ...] = ()
+    links: tuple[tuple[str, str], ...] = ()
+    """(path, target) of symbolic links."""
 
 
 def make_root(
@@ -55,7 +63,6 @@ def make_root(
     if image is not None:
         wanted.append(steps.Copy(str(image.start), START_PATH))
         wanted.append(steps.Copy(str(image.rest), REST_PATH))
-    mounts = tuple((step.source, step.path) for step in wanted if isinstance(step, steps.Bind))
     target = folder / _digest(wanted)
     if not target.exists():
         try:
@@ -67,7 +74,22 @@ def make_root(
                 remedy="make it writable, or name another one with CELLWALL_STATE_DIR",
                 errno=error.errno,
             ) from error
-    return Root(str(target), mounts)
+    return _root(str(target), wanted)
+
+
+def _root(written: str, wanted: Sequence[Part]) -> Root:
+    """Take what lies below `_WRITTEN` from the disk as it is, and name the rest."""
+    binds = [(step.source, step.path) for step in wanted if isinstance(step, steps.Bind)]
+    copies_of = [(f"{written}{path}", path) for path in _WRITTEN if os.path.isdir(written + path)]
+    rest = [step for step in wanted if not f"{step.path}/".startswith(_BELOW)]
+    links = [(step.path, step.target) for step in rest if isinstance(step, steps.Symlink)]
+    folders = dict.fromkeys(_WRITTEN)
+    for step in rest:
+        above = step.path if not isinstance(step, steps.Symlink) else os.path.dirname(step.path)
+        folders.update(dict.fromkeys(plan.above(above)))
+    return Root(
+        written, (*copies_of, *binds), tuple(path for path in folders if path != "/"), tuple(links)
+    )
 
 
 def _wanted(planned: Sequence[steps.Step]) -> Iterator[Part]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cellwall.jail import cgroups
+from cellwall.runtimes import work_area
 from cellwall.runtimes.base import KernelReadings, SandboxSpec
 from cellwall.runtimes.gvisor_keeper import Keeper
 from cellwall.runtimes.gvisor_witness import Witness
@@ -55,6 +56,14 @@ class Made:
     groups: cgroups.Groups
     isolation: Isolation
     posture: Mapping[str, Any]
+    work_fd: int = -1
+    """Its work area, opened before caller code existed; -1 once closed."""
+
+    def close_work(self) -> None:
+        """SECURITY: the number is given out again; nobody may use it once it is closed."""
+        if self.work_fd >= 0:
+            os.close(self.work_fd)
+        self.work_fd = -1
 
 
 class GvisorSandbox:
@@ -116,6 +125,7 @@ class GvisorSandbox:
     def readings(self) -> KernelReadings:
         """Counters of the cgroups; what gVisor itself may use is not the program's."""
         groups = self._made.groups
+        disk_full, work_bytes = work_area.used(self._made.work_fd)
         now, peak, kills = groups.memory()
         own = OWN_MEMORY_MB << 20
         refused = groups.processes_refused(groups.processes_peak())
@@ -129,6 +139,8 @@ class GvisorSandbox:
             memory_peak_bytes=min(max(0, peak - own), self._spec.limits.memory_bytes),
             oom_kills=kills,
             processes_refused=refused,
+            disk_full=disk_full,
+            work_bytes=work_bytes,
         )
 
     def kill(self) -> None:
@@ -155,11 +167,13 @@ class GvisorSandbox:
         if self._made.witness is not None:
             self._made.witness.close()
         self._made.channel.close()
+        self._made.close_work()  # which kept the area: what it held is charged to the cgroup
         await self._remove(self)
 
     def abandon(self) -> None:
         """In a forked child: let go of the parent's descriptors, kill nothing."""
         self._made.keeper.abandon()
+        self._made.close_work()
         if self._made.witness is not None:
             self._made.witness.abandon()
 

@@ -41,7 +41,10 @@ async def _plain(engine: Engine, folder: Path) -> Callable[[], float]:
     chosen = await runtime.choose()
     template = plan.Root("/usr", (), bare.FLOOR[0])
     root = gvisor_root.make_root(folder / "roots", facts.collect(), template)
-    made = gvisor_bundle.configuration(root, Limits(), bare.FLOOR)
+    made = gvisor_bundle.configuration(root, Limits(), bare.FLOOR, str(folder))
+    # The root as it lies on the disk: a work area is what our keeper adds.
+    made["root"] = {"path": root.path, "readonly": True}
+    made["mounts"] = [m for m in made["mounts"] if not m["source"].startswith(str(folder / "area"))]
     (folder / "config.json").write_text(json.dumps(made), encoding="utf-8")
     flags = gvisor_bundle.flags(chosen.binary.flags, chosen.platform, str(folder))
     words = [chosen.binary.path, *flags, "run", f"--bundle={folder}"]
