@@ -3,7 +3,8 @@
 The invariant: sources of a package are only parsed, by the base interpreter of the host, in
 processes that hold none of our rights (`bytecode_worker`); the template's own interpreter, which
 imports what packages bring (`.pth` files), is never started. A source that cannot be compiled, or
-that ends its compiler, has no bytecode; that costs time inside and nothing else.
+that ends its compiler, has no bytecode; that costs time inside and nothing else. A compiler that
+could not give up its rights is given no source.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple, cast
 
 from cellwall.engine.base_interpreter import BaseInterpreter
-from cellwall.engine.bytecode_worker import HEADER, LENGTH
+from cellwall.engine.bytecode_worker import HEADER, LENGTH, READY
+from cellwall.model.errors import HostUnsupported
 
 _WORKER = str(Path(__file__).with_name("bytecode_worker.py"))
 _WORKERS = 8
@@ -26,6 +28,7 @@ _CHUNK = 256
 """Sources for one worker: few starts, and all CPUs are busy to the end."""
 _CHUNK_S = 1200.0
 _LARGEST_BYTES = 32 << 20
+_LONGEST_WHY = 400
 
 
 class _Source(NamedTuple):
@@ -34,7 +37,10 @@ class _Source(NamedTuple):
 
 
 def compile_tree(packages: Path, base: BaseInterpreter) -> int:
-    """Compile every module below `packages`; return how many have bytecode now."""
+    """Compile every module below `packages`; return how many have bytecode now.
+
+    Raises `HostUnsupported`.
+    """
     sources = list(_sources(packages))
     chunks = [sources[at : at + _CHUNK] for at in range(0, len(sources), _CHUNK)]
     with ThreadPoolExecutor(min(_WORKERS, len(os.sched_getaffinity(0)))) as threads:
@@ -71,6 +77,7 @@ def _question(source: _Source, packages: Path) -> bytes:
 
 
 def _asked(questions: bytes, base: BaseInterpreter) -> bytes:
+    """What a worker answers; SECURITY: it hears nothing before it has given up its rights."""
     with subprocess.Popen(
         [base.executable, "-I", "-S", "-B", _WORKER],
         stdin=subprocess.PIPE,
@@ -80,9 +87,23 @@ def _asked(questions: bytes, base: BaseInterpreter) -> bytes:
         cwd="/",
     ) as worker:
         try:
-            return worker.communicate(questions, _CHUNK_S)[0]
+            return _conversation(worker, questions)
         finally:
             worker.kill()
+
+
+def _conversation(worker: subprocess.Popen[bytes], questions: bytes) -> bytes:
+    said = cast("IO[bytes]", worker.stdout)  # it is a pipe
+    first = said.read(len(READY))
+    if first != READY:
+        why = (first + said.read(_LONGEST_WHY)).decode("utf-8", "replace")
+        raise HostUnsupported(
+            "template build",
+            f"compile modules: the process that parses them cannot give up its rights: "
+            f"{why or 'it has ended'}",
+            remedy="build as an ordinary user, or as a root that may set user ids and group ids",
+        )
+    return worker.communicate(questions, _CHUNK_S)[0]
 
 
 def _answers(said: bytes) -> Iterator[bytes]:

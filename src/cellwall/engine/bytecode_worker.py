@@ -2,9 +2,10 @@
 
 Not which sources (`bytecode`, which starts it with the base interpreter of the host under -I -S
 -B). Standard library only, Python 3.8 and later. The invariant: a source is parsed here, never
-run, by a process that is nobody, where it may become that, and can open nothing: no file, no
-socket, no pipe.
+run, by a process that is nobody, if it was root, and can open nothing: no file, no socket, no pipe.
+What cannot be given up ends it before the first source is read.
 
+    out  READY, or why it is not
     in   length of the name, length of the source, time of change, each four bytes; name; source
     out  length of the bytecode, four bytes, 0 where it is no Python of this version; bytecode
 """
@@ -12,7 +13,7 @@ socket, no pipe.
 from __future__ import annotations
 
 import codecs
-import contextlib
+import errno
 import importlib._bootstrap_external as bytecode_format
 import os
 import resource
@@ -24,9 +25,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType
+    from typing import List, Tuple
 
 HEADER = struct.Struct("!III")
 LENGTH = struct.Struct("!I")
+READY = b"ready\n"
 
 _NOBODY = 65534
 _MEMORY_BYTES = 4 << 30
@@ -44,8 +47,14 @@ def main() -> None:
     for name in _ENCODINGS:
         codecs.lookup(name)
     warnings.simplefilter("ignore")
-    _starve()
     given, made = sys.stdin.buffer, sys.stdout.buffer
+    try:
+        _starve()
+    except OSError as error:
+        made.write(str(error).encode())
+        return
+    made.write(READY)
+    made.flush()
     while header := given.read(HEADER.size):
         name_bytes, source_bytes, changed = HEADER.unpack(header)
         name = given.read(name_bytes).decode("utf-8", "surrogateescape")
@@ -57,10 +66,7 @@ def main() -> None:
 def _starve() -> None:
     """SECURITY: a source that makes the parser do its bidding finds nothing to do it with."""
     if os.geteuid() == 0:
-        with contextlib.suppress(OSError):  # a root that may not become another may do little else
-            os.setgroups([])
-            os.setresgid(_NOBODY, _NOBODY, _NOBODY)
-            os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+        _become_nobody()
     for which, most in (
         (resource.RLIMIT_NOFILE, 0),
         (resource.RLIMIT_FSIZE, 0),
@@ -68,7 +74,38 @@ def _starve() -> None:
         (resource.RLIMIT_AS, _MEMORY_BYTES),
         (resource.RLIMIT_CPU, _CPU_S),
     ):
-        resource.setrlimit(which, (most, most))
+        hard = resource.getrlimit(which)[1]
+        least = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(which, (least, least))
+
+
+def _become_nobody() -> None:
+    """Raises OSError. An ordinary user's namespace without any other id has nobody to become: there
+    root is that user, and stays it, as outside of it.
+    """
+    uids, gids = _extents("uid"), _extents("gid")
+    if len(uids) == 1 and uids[0][1] != 0 and uids[0][2] == 1:
+        return
+    uid, gid = _last(uids), _last(gids)
+    if not uid or not gid:
+        raise OSError(errno.EPERM, "become nobody: root is the only id here")
+    try:
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    except OSError as error:
+        raise OSError(error.errno, f"become nobody: {error.strerror}") from None
+
+
+def _extents(kind: str) -> List[Tuple[int, ...]]:
+    """Of this user namespace: first id, the same one outside, and how many; user_namespaces(7)."""
+    with open(f"/proc/self/{kind}_map", encoding="ascii") as lines:
+        return [tuple(int(word) for word in line.split()) for line in lines]
+
+
+def _last(extents: List[Tuple[int, ...]]) -> int:
+    """Nobody's id, or the last one where there are fewer."""
+    return min(_NOBODY, max(first + count - 1 for first, _, count in extents))
 
 
 def _compiled(source: bytes, name: str, changed: int) -> bytes:
