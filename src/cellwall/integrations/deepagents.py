@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import cellwall
@@ -33,8 +34,6 @@ except ModuleNotFoundError as error:
     raise missing("deepagents", error) from None
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from cellwall.surface.sandbox import SyncSandbox
 
 ARTIFACTS = "/home/user/.deepagents"
@@ -148,7 +147,7 @@ class CellwallBackend(Closing, BaseSandbox):
         """Write whole files, with the folders that they are in."""
         sandbox, answers = self.sandbox, []
         for path, data in files:
-            with _Noted() as noted:
+            with _noted() as noted:
                 sandbox.files.write(_absolute(path), data)
             answers.append(FileUploadResponse(path, noted.error))
         return answers
@@ -157,7 +156,7 @@ class CellwallBackend(Closing, BaseSandbox):
         """Do what `upload_files` does on an event loop."""
         sandbox, answers = (await asyncio.to_thread(self._keeper.take))[0], []
         for path, data in files:
-            with _Noted() as noted:
+            with _noted() as noted:
                 await sandbox.files.awrite(_absolute(path), data)
             answers.append(FileUploadResponse(path, noted.error))
         return answers
@@ -167,7 +166,7 @@ class CellwallBackend(Closing, BaseSandbox):
         sandbox, answers = self.sandbox, []
         for path in paths:
             content = None
-            with _Noted() as noted:
+            with _noted() as noted:
                 content = sandbox.files.read_bytes(_absolute(path))
             answers.append(FileDownloadResponse(path, content, noted.error))
         return answers
@@ -177,7 +176,7 @@ class CellwallBackend(Closing, BaseSandbox):
         sandbox, answers = (await asyncio.to_thread(self._keeper.take))[0], []
         for path in paths:
             content = None
-            with _Noted() as noted:
+            with _noted() as noted:
                 content = await sandbox.files.aread_bytes(_absolute(path))
             answers.append(FileDownloadResponse(path, content, noted.error))
         return answers
@@ -187,25 +186,23 @@ class CellwallBackend(Closing, BaseSandbox):
         self._keeper.close()
 
 
-class _Noted:
-    """Keeps a file's error as the word that Deep Agents has for it; the other files go on."""
+class _Note:
+    """What became of one file."""
 
     error: str | None = None
+    """The word that Deep Agents has for it."""
 
-    def __enter__(self) -> _Noted:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
-        if isinstance(error, cellwall.FileError):
-            self.error = _WORDS.get(error.reason, error.message)
-        elif isinstance(error, cellwall.UsageError):
-            self.error = "invalid_path"
-        return self.error is not None
+@contextmanager
+def _noted() -> Iterator[_Note]:
+    """Keep a file's error as a word; the other files go on."""
+    note = _Note()
+    try:
+        yield note
+    except cellwall.FileError as error:
+        note.error = _WORDS.get(error.reason, error.message)
+    except cellwall.UsageError:
+        note.error = "invalid_path"
 
 
 def _absolute(path: str) -> str:
