@@ -14,7 +14,8 @@ from unprivileged import OrdinaryUser
 pytestmark = [pytest.mark.attack, pytest.mark.rootless, pytest.mark.timeout(180)]
 
 _EMBED = """
-import json
+import ctypes, json
+ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS: no set-uid program maps ids then
 import cellwall
 
 SPLIT = '''
@@ -45,7 +46,7 @@ def split(*args):
 tell("few", lambda: split("3", "2000", "1"))
 tell("many", lambda: split("40", "60000", "25"))
 tell("usual", lambda: cellwall.run("print(1)"))
-tell("files", lambda: cellwall.run("print(1)", limits={"open_files": 1024}))
+tell("files", lambda: cellwall.run("print(1)", limits={"open_files": 1024, "processes": 8}))
 tell("watches", lambda: cellwall.run("print(1)", limits={"open_files": 700, "processes": 1000}))
 """
 
@@ -58,7 +59,7 @@ def test_what_one_may_take_is_bounded_or_refused() -> None:
     assert seen["few"] == ["ok", "shared"]
     assert seen["many"] == ["memory", "shared"]
     assert seen["usual"] == ["ok", "shared"]
-    for case, what in (("files", "1024 open files"), ("watches", "epoll watches")):
+    for case, what in (("files", "with 1024 open files"), ("watches", "epoll watches")):
         kind, message = seen[case]
         assert kind == "HostUnsupported"
         assert what in message
