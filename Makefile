@@ -12,7 +12,7 @@ TEMPLATES := python data
 unexport PYTHONDONTWRITEBYTECODE
 BOOTSTRAP := PYTHONDONTWRITEBYTECODE=$(PYTHONDONTWRITEBYTECODE) scripts/bootstrap
 
-.PHONY: run test check static deployment operations vm bench ledger soak clean environment dev templates
+.PHONY: run test check static deployment operations vm bench ledger soak mutants clean environment dev templates
 
 run: environment templates
 	$(BIN)/cellwall demo
@@ -72,6 +72,11 @@ templates: | $(if $(filter test deployment,$(MAKECMDGOALS)),dev,environment)
 # 10,000 queued programs and servers that are killed, twenty times; takes an hour or so.
 ledger: dev templates
 	cd tests/server && ../../$(BIN)/python rehearsal.py --count 10000 --rounds 20
+
+# Each guard of tests/mutants left out once, in a copy of this clone: its tests have to fail. Twenty
+# minutes, as root; MUTANTS=--quick takes what needs no sandbox, a few minutes, as CI does.
+mutants: dev templates
+	$(BIN)/python tests/mutants/leave_out.py $(MUTANTS)
 
 clean:
 	rm -rf .venv .tools .bootstrap.lock .pytest_cache .ruff_cache .mypy_cache .hypothesis dist build

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from nginx_front import NAME, Proxy, proxy_of
-from servers import ADMIN, ALICE, Server, error_of, read_all, running
+from servers import ADMIN, ALICE, BOB, Server, error_of, read_all, running
 from test_server_ports import raw, served
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
@@ -168,6 +168,21 @@ def test_authorization_goes_in_only_beside_a_header_of_ours(
     seen = stranger.get(f"{inner[0]}/", headers={"X-Cellwall-Token": signed["token"], **own}).json()
     assert seen["headers"]["authorization"] == "token its-own"
     assert "authorization" not in stranger.get(signed["url"], headers=own).json()["headers"]
+
+
+@pytest.mark.parametrize("key", [ALICE, BOB])
+def test_a_key_of_ours_never_goes_in(server: Server, inner: tuple[str, str], key: str) -> None:
+    """Be it what lets the call in, or another one beside it. Control: a word of its own goes in."""
+    token = _signed(server, inner[0])["token"]
+    bearer = {"Authorization": f"Bearer {key}"}
+    beside = [{"X-API-Key": ALICE}, {"X-Cellwall-Token": token}]
+    for headers in beside if key == BOB else [{}, *beside]:
+        seen = server.client(None).get(f"{inner[0]}/", headers={**bearer, **headers})
+        assert seen.status_code == 200
+        assert key not in seen.text
+    own = {"Authorization": "Bearer its-own", "X-API-Key": ALICE}
+    seen = server.client(None).get(f"{inner[0]}/", headers=own)
+    assert seen.json()["headers"]["authorization"] == "Bearer its-own"
 
 
 _TELLS = """

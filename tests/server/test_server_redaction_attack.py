@@ -123,3 +123,21 @@ def test_words_do_not_hide_what_a_background_program_did(server: Server) -> None
     found = [each for each in records(server) if each["object"] == f"execution:{made}"]
     assert [each["action"] for each in found] == ["execution.accept", "execution.end"]
     assert "[redacted]" not in json.dumps(found)
+
+
+def test_id_of_a_request_that_its_tenant_chose_is_cleaned(server: Server) -> None:
+    """In the audit; the other tenant's request of that id keeps it, for there it is no secret."""
+    give(server.client(ALICE), _SECRET)
+    sandboxes = {}
+    for key in (ALICE, BOB):
+        client = server.client(key)
+        sandboxes[key] = new_sandbox(client)
+        headers = {"X-Request-Id": _SECRET}
+        client.delete(f"/sandboxes/{sandboxes[key]}", headers=headers).raise_for_status()
+    asked = {
+        each["tenant"]: each["request"]
+        for each in records(server)
+        if each["action"] == "sandbox.delete"
+        and each["object"] in {f"sandbox:{box}" for box in sandboxes.values()}
+    }
+    assert asked == {"alice": "[redacted]", "bob": _SECRET}

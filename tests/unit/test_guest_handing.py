@@ -128,6 +128,19 @@ def made(tmp_path: Path) -> Iterator[Callable[..., Host]]:
         host.close()
 
 
+def _leaves_before_its_input(link: Link, _config: dict[str, Any]) -> None:
+    """Takes the request, and never says where its input goes."""
+    link.send({"ev": "idle"})
+    link.receive()
+    os._exit(0)
+
+
+def test_context_that_leaves_before_its_input_has_not_begun(made: Callable[..., Host]) -> None:
+    host = made(_leaves_before_its_input)
+    header, _ = host.ask("execute", b"1", context="main", mode="cell", stdin="stream")
+    assert (header["ev"], header["code"]) == ("fail", "no_context")
+
+
 @pytest.mark.parametrize("purpose", ["session", "program"])
 def test_context_that_leaves_without_its_work_has_not_begun(
     made: Callable[..., Host], purpose: str
@@ -167,6 +180,25 @@ def test_wrong_word_about_an_input_is_no_input(loop: Loop, said: dict[str, Any])
     work.begin({**_TASK, "stdin": "stream"}, b"")
     with pytest.raises(WrongWord):
         work.give_input(said)
+    line.close()
+    theirs.close()
+
+
+def test_an_input_is_named_once(loop: Loop) -> None:
+    """A second pipe would take the place of the first, which somebody may be writing to."""
+    ours, theirs = socket.socketpair()
+    line: Any = lines.Line(loop, Channel(lambda *_: None), ours)
+    work = handing.HandOver("main", os.getpid(), line, Feed(loop))
+    work.begin({**_TASK, "stdin": "stream"}, b"")
+    states = [work.is_complete]
+    reading, writing = os.pipe()
+    work.give_input({"fd": writing})
+    states.append(work.is_complete)
+    assert states == [False, True]
+    with pytest.raises(WrongWord):
+        work.give_input({"fd": writing})
+    for fd in (reading, writing):
+        os.close(fd)
     line.close()
     theirs.close()
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from channel_pair import Pair, frame, with_pair
 
-from cellwall.engine.watches import MOST_WATCHES, Watch
+from cellwall.engine.watches import _STEP_BYTES, MOST_WATCHES, Watch
 from cellwall.model.errors import CapacityError, FileError, SandboxBroken
 from cellwall.model.files import Change
 from cellwall.runtimes.streams import WINDOW_BYTES
@@ -148,5 +148,27 @@ def test_watch_ends_with_the_sandbox() -> None:
         watch = await started(pair)
         pair.guest.close()
         assert await asyncio.wait_for(anext(watch, None), 5) is None
+
+    with_pair(body)
+
+
+def test_lines_are_taken_down_and_their_reader_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory in which much happens is its sandbox's to pay for, whoever reads of it."""
+
+    async def body(pair: Pair) -> None:
+        watch = await started(pair)
+        paused: list[float] = []
+        real = asyncio.sleep
+
+        async def sleep(delay: float) -> None:
+            paused.append(delay)
+            await real(0)
+
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        line = b'{"change":"created","path":"a"}\n'
+        pair.say(data(line * 1000), frame({"ev": "reply", "id": 1}))
+        assert [change async for change in watch] == [Change("created", "a", None, False)] * 1000
+        assert sum(paused) > 0
+        assert len(paused) > 1000 * len(line) / _STEP_BYTES  # a step at a time
 
     with_pair(body)
