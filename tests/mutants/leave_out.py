@@ -149,8 +149,8 @@ def _try_each(copy: Copy, mutants: Sequence[Mutant], *, is_quick: bool) -> _Coun
     before = copy.run(test for each in mutants for test in tests[each])
     for mutant in mutants:
         began = time.monotonic()
-        found = {test: before[test] for test in tests[mutant]}
-        runs = [test for test, result in found.items() if result == "passed"]
+        runs = [test for test in tests[mutant] if before[test] == "passed"]
+        found = {test: f"without the mutation: {before[test]}" for test in tests[mutant]}
         if runs:
             with copy.without(mutant):
                 found |= copy.run(runs)

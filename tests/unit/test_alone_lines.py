@@ -73,7 +73,7 @@ def test_nobody_is_heard_while_the_account_is_overdrawn() -> None:
         os.write(writing, b"little")
         await asyncio.wait_for(told.wait(), _SOON_S)
         told.clear()
-        late.spend(1.0, 1_000_000, 0)
+        late.spend(1.0, 1_000_000, 0, 0.0)
         assert late.pause_s > 5  # a second's words, a tenth of the time
         os.write(writing, b"more")
         with pytest.raises(TimeoutError):

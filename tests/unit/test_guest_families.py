@@ -18,16 +18,16 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Families:
     """Families of 10 and 20, who have children, and a stray of each time."""
     own = os.getpid()
     table = [
-        Process(10, own, 10, _EARLY, 1, False),
-        Process(11, 10, 10, _LATE, 1, False),
-        Process(12, 11, 12, _LATE, 1, False),  # left the session, not its parents
-        Process(13, own, 10, _LATE, 1, False),  # lost its parents, not the session
-        Process(14, own, 14, _LATE, 1, False),  # lost both, while the family worked
-        Process(15, own, 15, _EARLY, 1, False),  # lost both before
-        Process(20, own, 20, _EARLY, 1, False),
-        Process(21, 20, 20, _LATE, 1, False),
-        Process(22, 21, 22, _LATE, 1, False),
-        Process(23, own, 20, _LATE, 1, False),
+        Process(10, own, 10, _EARLY, 1, 0, False),
+        Process(11, 10, 10, _LATE, 1, 0, False),
+        Process(12, 11, 12, _LATE, 1, 0, False),  # left the session, not its parents
+        Process(13, own, 10, _LATE, 1, 0, False),  # lost its parents, not the session
+        Process(14, own, 14, _LATE, 1, 0, False),  # lost both, while the family worked
+        Process(15, own, 15, _EARLY, 1, 0, False),  # lost both before
+        Process(20, own, 20, _EARLY, 1, 0, False),
+        Process(21, 20, 20, _LATE, 1, 0, False),
+        Process(22, 21, 22, _LATE, 1, 0, False),
+        Process(23, own, 20, _LATE, 1, 0, False),
     ]
     monkeypatch.setattr(families, "listing", lambda: {each.pid: each for each in table})
     made = Families(cast("Any", None))
