@@ -12,6 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from cellwall.jail.plan import GUEST_PATH, INSIDE_UID
+from cellwall.runtimes.docker.inside import TOP_NAMES
 from cellwall.runtimes.docker.seccomp_profile import profile
 from cellwall.runtimes.environment import INTERPRETER
 
@@ -89,6 +90,7 @@ def request(  # noqa: PLR0913 - each is a fact of its own
         each["nproc"] = limits.processes + OWN_PROCESSES  # its kernel counts for this one alone
     home_mb = max(1, limits.disk_mb - shared_memory_mb(limits))
     shm_inodes = max(16, limits.inodes // 4)
+    home_inodes = limits.inodes - shm_inodes + len(TOP_NAMES)
     options = f"rw,nosuid,nodev,exec,uid={uid},gid={GID}"
     host: dict[str, Any] = {
         "NetworkMode": "none",
@@ -105,7 +107,7 @@ def request(  # noqa: PLR0913 - each is a fact of its own
         "Devices": [],
         "PublishAllPorts": False,
         "Tmpfs": {
-            "/home": f"{options},mode=755,size={home_mb}m,nr_inodes={limits.inodes - shm_inodes}",
+            "/home": f"{options},mode=755,size={home_mb}m,nr_inodes={home_inodes}",
             "/dev/shm": f"{options},mode=1777,size={shared_memory_mb(limits)}m,"
             f"nr_inodes={shm_inodes}",
         },

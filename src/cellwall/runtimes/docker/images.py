@@ -22,7 +22,7 @@ from cellwall.jail import facts, plan, steps
 from cellwall.languages.registry import LANGUAGES
 from cellwall.languages.tools import find_tool, is_installed
 from cellwall.model.errors import HostUnsupported
-from cellwall.runtimes.docker import base_files, ids, layers
+from cellwall.runtimes.docker import base_files, ids, inside, layers
 from cellwall.runtimes.guest_bundle import build_bundle
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ Progress = Callable[[str], None]
 REPOSITORY = "cellwall/template"
 TEMPLATE_LABEL = "org.cellwall.template"
 KEY_LABEL = "org.cellwall.image"
-_BUILDER_VERSION = 4
+_BUILDER_VERSION = 5
 """Raise it when this file starts to make something else of the same template."""
 _BUNDLE = (
     "cellwall.guest",
@@ -202,6 +202,8 @@ def _base_layer(what: _Plan, path: Path) -> layers.Layer:
         writer.directory(directory)
     for name in ("/tmp", "/var/tmp"):
         writer.link(name, "/home/tmp")
+    for name in inside.TOP_NAMES:
+        writer.link(f"/{name}", f"{inside.TOP}/{name}")
     host = facts.collect()
     for step in plan.root_plan(host, plan.Root("", (), "")):
         _lay(writer, step)

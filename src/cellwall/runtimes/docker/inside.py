@@ -23,6 +23,15 @@ from typing import Any, Dict
 _LENGTH = struct.Struct(">I")
 WORK = "/home"
 HOME = "/home/user"
+TOP = f"{WORK}/top"
+"""Where the directories really are that the image's links in `/` lead to."""
+TOP_NAMES = (
+    *("app", "artifacts", "code", "content", "conversation_history", "data", "files", "input"),
+    *("kaggle", "large_tool_results", "mnt", "output", "outputs", "project", "repo", "results"),
+    *("sandbox", "src", "srv", "testbed", "work", "workdir", "workspace"),
+)
+"""Directories in `/` that programs expect or make; an engine gives no container a top of its own
+that has a size. What lies below `/mnt` is free."""
 _WRITABLE = (WORK, "/dev/shm", "/dev/pts", "/dev/mqueue")
 _READABLE = ("/usr", "/opt", "/etc", "/proc", "/sys", "/dev", "/bin", "/sbin", "/lib", "/lib64")
 
@@ -40,6 +49,8 @@ def main() -> None:
     os.makedirs(HOME, 0o755, exist_ok=True)
     os.makedirs(WORK + "/tmp", exist_ok=True)
     os.chmod(WORK + "/tmp", 0o1777)  # noqa: S103 - as every /tmp
+    for name in TOP_NAMES:
+        os.makedirs(f"{TOP}/{name}", exist_ok=True)
     _lock_down(lock)
     guest = _read()
     os.environ.clear()
