@@ -23,7 +23,7 @@ from docker_daemon import Daemon
 from cellwall import Engine, EngineSettings, Verdict
 from cellwall.jail.posture import PostureMismatch
 from cellwall.model.limits import Limits
-from cellwall.runtimes.docker import posture
+from cellwall.runtimes.docker import ids, posture
 from cellwall.runtimes.docker.images import KEY_LABEL
 from cellwall.testing.bare import BareTemplates
 
@@ -146,3 +146,49 @@ def test_container_takes_no_count_from_the_hosts_users(arena: Arena) -> None:
     assert first != second
     assert all(0x7FFF0000 <= uid < 0x7FFF0000 + 512 for uid in (first, second))
     assert [words[1:] for words in seen] == [["user", "/home/user"]] * 2
+
+
+_TAKE_ALL = """
+import os, socket
+kept = []
+try:
+    while True:
+        kept.append(socket.socketpair())
+        socket.send_fds(kept[-1][0], [b"x"], [0] * 250)
+except OSError as error:
+    print(error.errno)
+"""
+_SEND_ONE = """
+import socket
+ours, theirs = socket.socketpair()
+try: socket.send_fds(ours, [b"x"], [0])
+except OSError as error: print(error.errno)
+else: print("sent")
+"""
+
+
+def _beside_one_with_all_in_flight(arena: Arena) -> list[str]:
+    """What a neighbour can send and read before and while, and what the other's own child can."""
+
+    async def attack() -> list[str]:
+        async with arena.sandbox() as hog, arena.sandbox() as neighbour:
+            said = [(await neighbour.run(_SEND_ONE)).stdout, (await hog.run(_TAKE_ALL)).stdout]
+            said += [(await hog.commands.run(["python3", "-c", _SEND_ONE])).stdout]
+            said += [(await neighbour.run(_SEND_ONE)).stdout]
+            said += [(await neighbour.run("print(input())", stdin="1 2 3")).stdout]
+            return [each.strip() for each in said]
+
+    return arena.do(attack())
+
+
+def test_descriptors_in_flight_of_one_container_stop_no_other(arena: Arena) -> None:
+    """The control is the one's own child, which the kernel refuses: the count was full."""
+    assert _beside_one_with_all_in_flight(arena) == ["sent", "109", "109", "sent", "1 2 3"]
+
+
+def test_control_containers_of_one_id_share_what_is_in_flight(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even then a program's input comes to it."""
+    monkeypatch.setattr(ids.ContainerIds, "take", lambda _self: ids.FIRST)
+    assert _beside_one_with_all_in_flight(arena) == ["sent", "109", "109", "109", "1 2 3"]
