@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import pytest
 from delegated import are_possible, delegated
-from unprivileged import OrdinaryUser
+from unprivileged import SHARING_ITS_ID, OrdinaryUser
 
 from conftest import Require
 
@@ -95,7 +95,7 @@ def test_descriptors_in_flight_stop_nobody_elses_program() -> None:
     with OrdinaryUser() as user:
 
         def run() -> subprocess.CompletedProcess[str]:
-            done = user.run(_EMBED)
+            done = user.run(SHARING_ITS_ID + _EMBED)
             return subprocess.CompletedProcess([], done.code, done.stdout, done.stderr)
 
         _check(_seen(run))
@@ -109,7 +109,7 @@ def test_descriptors_in_flight_stop_no_program_alone(require: Require) -> None:
         def run() -> subprocess.CompletedProcess[str]:
             return subprocess.run(
                 [sys.executable, "-"],
-                input=_EMBED,
+                input=SHARING_ITS_ID + _EMBED,
                 capture_output=True,
                 text=True,
                 env=user.environment,

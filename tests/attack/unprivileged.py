@@ -22,6 +22,11 @@ from cellwall.engine.template_build import find_uv
 from conftest import require_capability
 
 SOURCES = str(Path(cellwall.__file__).parents[1])
+SHARING_ITS_ID = """
+import ctypes
+ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS: newuidmap(1) has no power
+"""
+"""What begins a program whose sandboxes are to have the user's own id, whatever ids it may map."""
 
 
 @dataclass(slots=True)

@@ -99,7 +99,7 @@ def _cases(report: Path) -> list[tuple[str, str]]:
 
 
 def _result(case: ET.Element) -> str:
-    for kind in ("error", "failure", "skipped"):
+    for kind in ("failure", "error", "skipped"):
         for child in case.iter(kind):
             why = child.get("message", "").partition("\n")[0]
             return f"failed: {why[:100]}" if kind == "failure" else kind
