@@ -1,34 +1,24 @@
 """P-15 for what a program says: a flood of frames costs others no more than a loop of its own.
 
-The engine takes frames apart on the one loop that everybody waits for. Witnesses are others: their
-one-shots, in turns quiet, beside floods, and beside as many burners, which say nothing and use all
-of their share. Every flood tells of what it got rid of, so that one that did not happen is no
-proof; it waits, as a rule, because nobody takes more.
+The engine takes frames apart on the one loop that everybody waits for. Others are the witnesses
+(`neighbours`); as many burners are the control, which say nothing and use all of their share.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import statistics
-import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import pytest
 from arena import LIMITS, Arena
+from neighbours import BURN, Beside, missed
 
 from cellwall import AsyncSandbox
 from cellwall.model.execution import Event
 
 pytestmark = [pytest.mark.attack, pytest.mark.cgroups]
-TURNS = 3
-STRETCH_S = 0.4
-_MOST_BESIDE_ONE = 3.0
-_MOST_OF_BURNERS = 1.5
-_LEAST_S = 0.005
-"""What a factor of nearly nothing would be too strict about."""
-
-_BURN = "while True: pass\n"
 _SAY = """
 import json, os, socket, struct
 def frame(header, body=b""):
@@ -55,35 +45,6 @@ _SMALL = "frame({'ev': 'display'}, b'{}') * 100"
 _NOTE = "frame({'ev': 'value', 'x': [[]] * 950}) * 10"
 _WIDE = "frame({'ev': 'display', 'metadata': {'x': [[]] * 12_000}}, b'{}')"
 _FORMS = "frame({'ev': 'display'}, json.dumps({f'{n:x}': '' for n in range(500)}).encode())"
-
-
-async def _latencies_s(arena: Arena) -> list[float]:
-    found: list[float] = []
-    while sum(found) < STRETCH_S:
-        began = time.perf_counter()
-        ended = await arena.engine.run(f"print({len(found)})", limits=LIMITS, timeout=30)
-        assert ended.stdout == f"{len(found)}\n", ended
-        found.append(time.perf_counter() - began)
-    return found
-
-
-class Beside:
-    """Programs under way."""
-
-    def __init__(self, count: int) -> None:
-        self.up = asyncio.Event()
-        self._heard = [0] * count
-
-    def hears(self, number: int, text: str) -> None:
-        """One of them has said something."""
-        self._heard[number] += text.count("\n")
-        if all(self._heard):
-            self.up.set()
-
-    @property
-    def least(self) -> int:
-        """How often the quietest was heard."""
-        return min(self._heard)
 
 
 @contextlib.asynccontextmanager
@@ -137,32 +98,9 @@ async def _sessions(arena: Arena, code: str, count: int) -> AsyncIterator[Beside
 Start = Callable[[Arena, str, int], contextlib.AbstractAsyncContextManager[Beside]]
 
 
-async def _compared(
-    arena: Arena, start: Start, code: str, count: int
-) -> tuple[float, float, float]:
-    """Medians: quiet, beside floods, beside burners."""
-    quiet, floods, burners = [], [], []
-    await _latencies_s(arena)  # the first ones are slower anywhere
-    for _ in range(TURNS):
-        quiet += await _latencies_s(arena)
-        async with start(arena, code, count) as beside:
-            floods += await _latencies_s(arena)
-            assert beside.least > 2, "a flood did not happen"
-        async with start(arena, _BURN, count):
-            burners += await _latencies_s(arena)
-    return statistics.median(quiet), statistics.median(floods), statistics.median(burners)
-
-
-def _holds(arena: Arena, start: Start, code: str, count: int) -> list[str]:
-    """Once more if need be: something else that begins in the middle looks like the flood."""
-    said = []
-    for _ in range(3):
-        quiet_s, flood_s, burner_s = arena.do(_compared(arena, start, code, count))
-        is_near = count > 1 or flood_s <= _MOST_BESIDE_ONE * max(quiet_s, _LEAST_S)
-        if is_near and flood_s <= _MOST_OF_BURNERS * max(burner_s, _LEAST_S):
-            return []
-        said.append(f"quiet {quiet_s:.4f} s, floods {flood_s:.4f} s, burners {burner_s:.4f} s")
-    return said
+def _missed(arena: Arena, start: Start, code: str, count: int) -> list[str]:
+    flood, burner = partial(start, arena, code, count), partial(start, arena, BURN, count)
+    return missed(arena, flood, burner, is_one=count == 1)
 
 
 @pytest.mark.parametrize("count", [1, 6])
@@ -178,7 +116,7 @@ def _holds(arena: Arena, start: Start, code: str, count: int) -> list[str]:
 def test_flood_of_a_program_alone_costs_no_more_than_a_loop(
     arena: Arena, words: str, count: int
 ) -> None:
-    assert _holds(arena, _one_shots, f"{_ALONE}flood({words})", count) == []
+    assert _missed(arena, _one_shots, f"{_ALONE}flood({words})", count) == []
 
 
 @pytest.mark.parametrize(
@@ -193,4 +131,4 @@ def test_flood_of_a_program_alone_costs_no_more_than_a_loop(
 )
 def test_flood_of_a_session_costs_no_more_than_a_loop(arena: Arena, words: str, count: int) -> None:
     """Init takes it apart first, at its sandbox's cost; what it passes on is heard in turns."""
-    assert _holds(arena, _sessions, f"{_SESSION}flood({words})", count) == []
+    assert _missed(arena, _sessions, f"{_SESSION}flood({words})", count) == []

@@ -126,7 +126,7 @@ async def _listed(live: Live, folder: str, lost: list[str]) -> dict[str, int]:
     reply = await live.channel.request(
         "file_list", path=folder, depth=_MOST_DEPTH, limit=_MOST_ENTRIES
     )
-    entries = _entries(live.channel.take_apart(reply.body))
+    entries = live.channel.take_apart(reply.body, _entries)
     if reply.header.get("truncated"):
         lost.append(f"{folder}: it holds more than the {len(entries)} entries listed")
     sizes: dict[str, int] = {}

@@ -8,7 +8,6 @@ ever opened by the host (`security` calls that the most common way out). What co
 from __future__ import annotations
 
 import asyncio
-import builtins
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator
 from pathlib import Path
@@ -147,10 +146,7 @@ class Files:
         """Do what `list` does, and say whether there were more entries."""
         reply = await self._ask("file_list", path, depth=depth, limit=limit)
         with self._translated(f"file_list {path!r}"):
-            entries = self._live.channel.take_apart(reply.body)
-            if not isinstance(entries, builtins.list):
-                raise FrameError("file_list: not a list")
-            found = [_entry(entry) for entry in entries]
+            found = self._live.channel.take_apart(reply.body, _entries)
         return Listing(found, bool(reply.header.get("truncated")))
 
     async def mkdir(self, path: str, *, parents: bool = True) -> None:
@@ -323,6 +319,12 @@ class Files:
             raise SandboxBroken(
                 f"{step}: bad answer: {error}", remedy="close the sandbox"
             ) from None
+
+
+def _entries(value: object) -> list[FileEntry]:
+    if not isinstance(value, list):
+        raise FrameError("file_list: not a list")
+    return [_entry(entry) for entry in value]
 
 
 def _entry(value: object) -> FileEntry:

@@ -237,7 +237,7 @@ class Ports:
         self._live.touch()
         try:
             reply = await self._live.channel.request("port_list")
-            entries = self._live.channel.take_apart(reply.body)
+            entries: object = self._live.channel.take_apart(reply.body)
             if not isinstance(entries, list):
                 raise ValueError("not a list")
             return [ListeningPort.parse(entry) for entry in entries]

@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cellwall.runtimes.answers import (
     FINAL,
@@ -31,7 +31,7 @@ from cellwall.runtimes.answers import (
 )
 from cellwall.runtimes.backlog import Backlog
 from cellwall.runtimes.frames import FrameError, check_frame, parse_header, strict_json
-from cellwall.runtimes.hearing import TURN_S, Hearing
+from cellwall.runtimes.hearing import LARGE_BYTES, TURN_S, Hearing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,6 +49,11 @@ _STRAY_FRAMES_CAP = 10_000
 """Late frames that one request of ours may cause after we gave it up; more are hostile."""
 
 _PREFIX = struct.Struct(">II")
+T = TypeVar("T")
+
+
+def _as_it_is(value: Any) -> Any:  # noqa: ANN401 - JSON
+    return value
 
 
 def _late(timeout_s: float) -> ChannelLost:
@@ -348,19 +353,20 @@ class GuestChannel:
             GuestChannel.pause(self)
             self._loop.call_later(pause_s, GuestChannel.resume, self)
 
-    def take_apart(self, body: bytes) -> Any:  # noqa: ANN401 - JSON
+    def take_apart(self, body: bytes, read: Callable[[Any], T] = _as_it_is) -> T:
         """Decode what an answer brought, after its turn; that is taken down, too.
 
-        Raises `FrameError`.
+        `read` makes of it what it means. Raises `FrameError`.
         """
-        before_s = Hearing.apart_s
+        if len(body) <= LARGE_BYTES:
+            return read(strict_json(body))
+        began_s = time.thread_time()
         try:
-            return strict_json(body)
+            return read(strict_json(body))
         finally:
-            spent_s = Hearing.apart_s - before_s
-            if spent_s and (
-                pause_s := self.hearing.spend(time.perf_counter(), spent_s, 0, 0, spent_s)
-            ):
+            spent_s = time.thread_time() - began_s
+            pause_s = self.hearing.spend(time.perf_counter(), spent_s, 0, 0, spent_s)
+            if pause_s:
                 self._rest(pause_s)
 
     def _read_once(self, until: float) -> bool:
