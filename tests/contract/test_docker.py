@@ -32,7 +32,6 @@ class TestDockerRuntime(OnOneGround, RuntimeContract):
     isolation = "namespace"
 
 
-_WHOLE = "the host's kernel kills gVisor's, and so the whole sandbox"
 _HIDDEN = (
     "gVisor's processes are not the host's, so their end cannot be seen by name; the tests of "
     "faults see by pidfd and cgroup that the whole tree is gone"
@@ -43,8 +42,7 @@ class TestDockerRunscRuntime(OnOneGround, RuntimeContract):
     runtime_name = "docker+runsc"
     isolation = "kernel"
     deviations: ClassVar[dict[str, str]] = {
-        "test_cell_that_needs_too_much_memory_ends_alone": _WHOLE,
-        "test_command_above_each_limit_ends_alone": _WHOLE,
+        "test_command_above_each_limit_ends_alone": "processes are contained, not told apart",
         "test_cell_with_too_many_processes_ends_alone": "contained, and not told apart; see below",
         "test_limit_leaves_no_process": _HIDDEN,
         "test_cancelled_call_leaves_no_process": _HIDDEN,

@@ -25,7 +25,6 @@ async def _what_is_missing(make_engine: Callable[[], Engine]) -> str:
     return ""
 
 
-_WHOLE = "the host's kernel kills gVisor's, and so the whole sandbox"
 _HIDDEN = (
     "gVisor's processes are not the host's, so their end cannot be seen by name; the tests of "
     "faults see by pidfd and cgroup that the whole tree is gone"
@@ -36,8 +35,6 @@ class TestGvisorRuntime(RuntimeContract):
     runtime_name = "gvisor"
     isolation = "kernel"
     deviations: ClassVar[dict[str, str]] = {
-        "test_cell_that_needs_too_much_memory_ends_alone": _WHOLE,
-        "test_command_above_each_limit_ends_alone": _WHOLE,
         "test_limit_leaves_no_process": _HIDDEN,
         "test_cancelled_call_leaves_no_process": _HIDDEN,
         "test_terminal_is_a_terminal": "gVisor sends no SIGWINCH and stops no job at ^Z",

@@ -133,25 +133,41 @@ class Families:
 
         Tells its latest request (0: not known), how many it had, and how many are left.
         """
-        leader, tasks = self._largest()
+        leader, tasks = self._largest(lambda each: each.tasks)
         if tasks < least:
             on_ended(0, 0, 0)
             return
-        job = max((job for job, led in self._jobs.items() if led[0] == leader), default=0)
-        since = self._jobs[job][1] if job else 0
+        job, since = self._latest_job(leader)
         self.end(leader, since, lambda remains: on_ended(job, tasks, remains))
 
-    def _largest(self) -> tuple[int, int]:
+    def shed(self, least: int, on_found: Callable[[int, int], None]) -> None:
+        """End the family with the most memory, if it has `least` bytes of it.
+
+        First tells its latest request (0: not known) and how much it had.
+        """
+        leader, size = self._largest(lambda each: processes.private_bytes(each.pid))
+        if size < least:
+            on_found(0, 0)
+            return
+        job, since = self._latest_job(leader)
+        on_found(job, size)
+        self.end(leader, since, lambda _remains: None)
+
+    def _latest_job(self, leader: int) -> tuple[int, int]:
+        job = max((job for job, led in self._jobs.items() if led[0] == leader), default=0)
+        return job, self._jobs[job][1] if job else 0
+
+    def _largest(self, weigh: Callable[[Process], int]) -> tuple[int, int]:
         seen = listing()
         own, own_session = os.getpid(), os.getsid(0)
-        tasks: dict[int, int] = {}
+        weights: dict[int, int] = {}
         for each in seen.values():
             line = _lineage(each, seen, own)
             if line and line[-1].session != own_session:
                 known = self._sessions & {i for up in line for i in (up.session, up.pid)}
                 leader = min(known, default=_STRAYS)
-                tasks[leader] = tasks.get(leader, 0) + each.tasks
-        return max(tasks.items(), key=lambda item: item[1], default=(_STRAYS, 0))
+                weights[leader] = weights.get(leader, 0) + weigh(each)
+        return max(weights.items(), key=lambda item: item[1], default=(_STRAYS, 0))
 
     def childless(self, leaders: dict[int, int]) -> list[int]:
         """Which of these jobs (leader by request) has no process besides its leader, and never had.

@@ -85,6 +85,7 @@ class Init:
             "interrupt": self._interrupt,
             "end": self._end,
             "thin": self._thin,
+            "shed": self._shed,
             "kin": self._kin,
             "spent": self._spent,
             "answer": self._contexts.answer,
@@ -250,6 +251,12 @@ class Init:
             self._channel.send({"ev": "reply", "id": request.id, **fields})
 
         self._families.thin(request.integer("least", low=1), answer)
+
+    def _shed(self, request: Request) -> None:
+        def answer(job: int, found: int) -> None:
+            self._channel.send({"ev": "reply", "id": request.id, "of": job, "found": found})
+
+        self._families.shed(request.integer("least", low=1, high=2**62), answer)
 
     def _kin(self, _request: Request) -> tuple[Header, bytes]:
         leaders = {**self._contexts.leaders(), **self._commands.leaders()}

@@ -144,6 +144,14 @@ def read_proc(pid: int, name: str) -> bytes:
         os.close(fd)
 
 
+def private_bytes(pid: int) -> int:
+    """Resident memory that belongs to no file, proc_pid_statm(5); 0 if the process is gone."""
+    fields = read_proc(pid, "statm").split()
+    if len(fields) <= 2:
+        return 0
+    return (int(fields[1]) - int(fields[2])) * _PAGE_KIB * 1024
+
+
 def read_whole(path: str) -> bytes:
     """A short file of /proc; nothing if it cannot be read."""
     try:

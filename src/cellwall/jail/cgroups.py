@@ -236,6 +236,16 @@ class Groups:
         peak = read_number(path + "/memory.max_usage_in_bytes")
         return now, peak, read_counter(path + "/memory.oom_control", b"oom_kill")
 
+    def cached_bytes(self) -> int:
+        """What of its memory is a copy of files on a disk, which the kernel takes back itself."""
+        found = self._path("memory")
+        if found is None:
+            return 0
+        hierarchy, path = found
+        prefix = b"" if hierarchy.version == 2 else b"total_"
+        names = (prefix + b"inactive_file", prefix + b"active_file")
+        return sum(read_counter(path + "/memory.stat", name) for name in names)
+
     def processes_refused(self, peak: int | None) -> int:
         """Forks refused because of pids.max; at least 1 once all that it allows existed at once.
 

@@ -333,7 +333,7 @@ class GvisorRuntime:
             await channel.wait_ready(_READY_S)
             posture = await asyncio.to_thread(gvisor_posture.verify, born.groups, keeper.pid)
             born.groups.begin()
-            born.groups.apply(held(spec.limits))
+            born.groups.apply(held(spec.limits, spec.purpose))
             work_fd = gvisor_area.open_area(keeper.pid, self._place)
         except BaseException:
             channel.close()

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.jail import cgroups
 from cellwall.runtimes import work_area
-from cellwall.runtimes.base import KernelReadings, SandboxSpec
+from cellwall.runtimes.base import KernelReadings, Purpose, SandboxSpec
 from cellwall.runtimes.gvisor_keeper import Keeper
 from cellwall.runtimes.gvisor_witness import Witness
+from cellwall.runtimes.shedding import ROOM_MB, MemoryWatch
 
 if TYPE_CHECKING:
     from cellwall.model.limits import Limits
@@ -32,16 +33,17 @@ _END_S = 3.0
 _FIXED = ("cpus", "memory_mb", "disk_mb", "inodes", "processes", "file_mb", "open_files")
 
 
-def held(limits: Limits) -> Limits:
+def held(limits: Limits, purpose: Purpose = "program") -> Limits:
     """Return what the host's cgroups hold so that the inside may use all of `limits`.
 
     gVisor needs threads of its own for each of the inside's: on ptrace one for each pair of an
     inner process and a thread of its kernel that ever ran it. The inside's kernel refuses at the
     limit itself; the host's is the second lock, and where it is reached gVisor ends.
     """
+    room_mb = ROOM_MB if purpose == "session" else 0
     return replace(
         limits,
-        memory_mb=limits.memory_mb + OWN_MEMORY_MB,
+        memory_mb=limits.memory_mb + OWN_MEMORY_MB + room_mb,
         processes=min(100_000, 512 + 32 * limits.processes),
     )
 
@@ -77,6 +79,15 @@ class GvisorSandbox:
         self._made = made
         self._remove = remove
         self._closing: asyncio.Task[None] | None = None
+        self._hopeless = 0
+        self._watch: MemoryWatch | None = None
+        if spec.purpose == "session":
+            self._watch = MemoryWatch(
+                made.channel,
+                self._memory_bytes,
+                spec.limits.memory_bytes,
+                self._give_up,
+            )
         self._fresh = self.readings()
         made.keeper.on_end(self._on_ended)
 
@@ -122,6 +133,12 @@ class GvisorSandbox:
         """What the counters were when it was ready."""
         return self._fresh
 
+    def _memory_bytes(self) -> int:
+        """What the inside uses, without what gVisor itself may and without the host's cache."""
+        groups = self._made.groups
+        now = groups.memory()[0] - (OWN_MEMORY_MB << 20)
+        return now - groups.cached_bytes() if now > self._spec.limits.memory_bytes else now
+
     def readings(self) -> KernelReadings:
         """Counters of the cgroups; what gVisor itself may use is not the program's."""
         groups = self._made.groups
@@ -137,11 +154,15 @@ class GvisorSandbox:
             memory_bytes=max(0, now - own),
             # What gVisor may use is an allowance: above the limit it is not the program's.
             memory_peak_bytes=min(max(0, peak - own), self._spec.limits.memory_bytes),
-            oom_kills=kills,
+            oom_kills=kills + self._hopeless + (0 if self._watch is None else self._watch.kills),
             processes_refused=refused,
             disk_full=disk_full,
             work_bytes=work_bytes,
         )
+
+    def _give_up(self) -> None:
+        self._hopeless = 1
+        self.kill()
 
     def kill(self) -> None:
         """Have the pid namespace killed, and the cgroup where it can be."""
@@ -149,6 +170,8 @@ class GvisorSandbox:
         self._made.groups.kill()
 
     def _on_ended(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
         self._made.channel.poll()
         self._made.channel.close("the sandbox's processes have ended")
 

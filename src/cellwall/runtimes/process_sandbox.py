@@ -16,6 +16,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import UsageError
@@ -26,6 +27,7 @@ from cellwall.runtimes.channel import GuestChannel
 from cellwall.runtimes.process_boot import descendants, end_tree
 from cellwall.runtimes.process_rules import PathRules
 from cellwall.runtimes.removal import remove_tree
+from cellwall.runtimes.shedding import Shedding
 
 if TYPE_CHECKING:
     from cellwall.model.limits import Limits
@@ -50,6 +52,10 @@ _HARDNESS = {
     "output_kb": "hard",
     "open_files": "hard",
 }
+
+
+def _nothing() -> None:
+    """A refusal is counted when it is seen."""
 
 
 class GuardedChannel(GuestChannel):
@@ -134,6 +140,10 @@ class ProcessSandbox:
         self._pause_s = _TICK_S
         self._disk_checked_at = 0.0
         self._closing: asyncio.Future[None] | None = None
+        self._hogs = Shedding(
+            "shed", partial(self._count, oom_kills=1), partial(self._breach, oom_kills=1)
+        )
+        self._crowds = Shedding("thin", _nothing, partial(self._breach, processes_refused=1))
         self.channel: GuardedChannel
 
     @property
@@ -213,15 +223,23 @@ class ProcessSandbox:
         now = self.readings()
         threads = sum(_process_use(pid)[2] for pid in descendants(self._child.pid))
         if now.memory_bytes > self._limits.memory_bytes:
-            self._breach(oom_kills=1)
+            excess = now.memory_bytes - self._limits.memory_bytes
+            self._hogs.over(self.channel, max(excess, self._limits.memory_bytes // 4))
+            self._look_again(is_busy=True)
         elif threads > self._limits.processes + _OUR_PROCESSES:
-            self._breach(processes_refused=1)
+            self._count(processes_refused=1)  # before: its end is told with the answer
+            self._crowds.over(self.channel, self._limits.processes // 2)
+            self._look_again(is_busy=True)
         elif self._is_disk_over():
             self._breach(disk_full=True)
         else:
-            is_busy = now.cpu_s > before
-            self._pause_s = _TICK_S if is_busy else min(self._pause_s * 2, _IDLE_TICK_S)
-            self._tick = self._loop.call_later(self._pause_s, self._watch)
+            self._look_again(is_busy=now.cpu_s > before)
+
+    def _look_again(self, *, is_busy: bool) -> None:
+        if self._leash_w < 0:
+            return  # it was given up just now
+        self._pause_s = _TICK_S if is_busy else min(self._pause_s * 2, _IDLE_TICK_S)
+        self._tick = self._loop.call_later(self._pause_s, self._watch)
 
     def _is_disk_over(self) -> bool:
         now = self._loop.time()
@@ -231,7 +249,7 @@ class ProcessSandbox:
         size, files = _tree_size(self._directory, self._limits.inodes)
         return size > self._limits.disk_mb << 20 or files > self._limits.inodes
 
-    def _breach(
+    def _count(
         self, *, oom_kills: int = 0, processes_refused: int = 0, disk_full: bool = False
     ) -> None:
         self._highest = replace(
@@ -240,6 +258,11 @@ class ProcessSandbox:
             processes_refused=self._highest.processes_refused + processes_refused,
             disk_full=self._highest.disk_full or disk_full,
         )
+
+    def _breach(
+        self, *, oom_kills: int = 0, processes_refused: int = 0, disk_full: bool = False
+    ) -> None:
+        self._count(oom_kills=oom_kills, processes_refused=processes_refused, disk_full=disk_full)
         self.kill()
 
     # -- ending ----------------------------------------------------------------------------

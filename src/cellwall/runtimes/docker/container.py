@@ -15,9 +15,11 @@ from cellwall.jail.plan import GUEST_PATH, INSIDE_UID
 from cellwall.runtimes.docker.inside import TOP_NAMES
 from cellwall.runtimes.docker.seccomp_profile import profile
 from cellwall.runtimes.environment import INTERPRETER
+from cellwall.runtimes.shedding import ROOM_MB
 
 if TYPE_CHECKING:
     from cellwall.model.limits import Limits
+    from cellwall.runtimes.base import Purpose
 
 GID = INSIDE_UID
 """Nothing is counted by it."""
@@ -44,13 +46,14 @@ def shared_memory_mb(limits: Limits) -> int:
     return max(1, min(64, limits.disk_mb // 4))
 
 
-def held_for_own_kernel(limits: Limits) -> Limits:
+def held_for_own_kernel(limits: Limits, purpose: Purpose) -> Limits:
     """Return what the host's cgroups hold where gVisor runs, so that the inside gets `limits`.
 
     Its kernel needs memory, and threads of its own for each of the inside's: about five on ptrace.
     """
     processes = min(100_000, 128 + 8 * limits.processes)
-    return replace(limits, memory_mb=limits.memory_mb + OWN_KERNEL_MB, processes=processes)
+    own_mb = OWN_KERNEL_MB + (ROOM_MB if purpose == "session" else 0)
+    return replace(limits, memory_mb=limits.memory_mb + own_mb, processes=processes)
 
 
 def rlimits(limits: Limits) -> dict[str, int]:
@@ -79,6 +82,7 @@ def request(  # noqa: PLR0913 - each is a fact of its own
     cpu_set: str,
     masked: tuple[str, ...],
     uid: int = INSIDE_UID,
+    purpose: Purpose = "session",
 ) -> dict[str, Any]:
     """Return the body of the engine's create request; `image` is an id, never a name.
 
@@ -86,7 +90,7 @@ def request(  # noqa: PLR0913 - each is a fact of its own
     """
     held, each = limits, rlimits(limits)
     if oci_runtime is not None:
-        held = held_for_own_kernel(limits)
+        held = held_for_own_kernel(limits, purpose)
         each["nproc"] = limits.processes + OWN_PROCESSES  # its kernel counts for this one alone
     home_mb = max(1, limits.disk_mb - shared_memory_mb(limits))
     shm_inodes = max(16, limits.inodes // 4)

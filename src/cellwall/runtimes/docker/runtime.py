@@ -230,6 +230,7 @@ class DockerRuntime:
             cpu_set=self._choose_cpus(spec.limits.cpus),
             masked=self._masked,
             uid=uid,
+            purpose=spec.purpose,
         )
         made = await self.daemon.create(name, body)
         guest = {
@@ -281,7 +282,7 @@ class DockerRuntime:
             digest = self._verified(pid, begun.container, spec, uid)
             work_fd = self._open_work(pid)
             groups = self._groups(pid, begun.container)
-            held, own_bytes = self._held(spec.limits)
+            held, own_bytes = self._held(spec)
             most = held.processes + container.OWN_PROCESSES
             if most < container.START_PROCESSES:
                 await self.daemon.update(begun.container, {"PidsLimit": most})
@@ -305,11 +306,12 @@ class DockerRuntime:
         )
         return DockerSandbox(self, spec, made)
 
-    def _held(self, limits: Limits) -> tuple[Limits, int]:
+    def _held(self, spec: SandboxSpec) -> tuple[Limits, int]:
         """What the container's cgroups hold, and how many bytes of it are no program's."""
         if self.oci_runtime is None:
-            return limits, 0
-        return container.held_for_own_kernel(limits), container.OWN_KERNEL_MB << 20
+            return spec.limits, 0
+        held = container.held_for_own_kernel(spec.limits, spec.purpose)
+        return held, container.OWN_KERNEL_MB << 20
 
     def _verified(self, pid: int, made: str, spec: SandboxSpec, uid: int) -> str:
         return posture.verify(pid, made, spec.limits, self._masked, uid)

@@ -28,6 +28,7 @@ from cellwall.runtimes.channel import GuestChannel
 from cellwall.runtimes.docker import posture
 from cellwall.runtimes.docker.container import OWN_PROCESSES, PERIOD_US
 from cellwall.runtimes.docker.daemon import Daemon
+from cellwall.runtimes.shedding import MemoryWatch
 
 _END_S = 10.0
 
@@ -85,6 +86,13 @@ class DockerSandbox:
         self._loop.add_reader(made.pidfd, self._on_ended)
         self._closing: asyncio.Task[None] | None = None
         self._highest = KernelReadings()
+        self._ended_whole = 0
+        self._watch: MemoryWatch | None = None
+        if made.own_kernel_bytes and spec.purpose == "session":
+            limit_bytes = spec.limits.memory_bytes
+            self._watch = MemoryWatch(
+                made.channel, self._memory_bytes, limit_bytes, self._end_whole
+            )
 
     @property
     def isolation(self) -> Isolation:
@@ -130,6 +138,7 @@ class DockerSandbox:
             and dict(spec.env) == dict(self._spec.env)
             and math.ceil(ours.cpus) == math.ceil(theirs.cpus)
             and all(getattr(ours, name) == getattr(theirs, name) for name in built_in)
+            and (not self._made.own_kernel_bytes or spec.purpose == self._spec.purpose)
             and not (spec.demand_hard and "soft" in self.isolation.hardness.values())
         )
 
@@ -166,13 +175,27 @@ class DockerSandbox:
             cpu_s=max(before.cpu_s, groups.cpu_s()),
             memory_bytes=max(0, now - own),
             memory_peak_bytes=max(before.memory_peak_bytes, self._programs_part(peak)),
-            oom_kills=max(before.oom_kills, kills),
+            oom_kills=max(before.oom_kills, kills + self._shed),
             processes_refused=max(before.processes_refused, groups.processes_refused(processes)),
             processes_peak=None if own else processes or before.processes_peak,
             disk_full=disk_full,
             work_bytes=work_bytes,
         )
         return self._highest
+
+    @property
+    def _shed(self) -> int:
+        return self._ended_whole + (0 if self._watch is None else self._watch.kills)
+
+    def _memory_bytes(self) -> int:
+        """What the inside uses, without what its own kernel may and without the host's cache."""
+        groups = self._made.groups
+        now = groups.memory()[0] - self._made.own_kernel_bytes
+        return now - groups.cached_bytes() if now > self._limits.memory_bytes else now
+
+    def _end_whole(self) -> None:
+        self._ended_whole = 1
+        self.kill()
 
     def _programs_part(self, peak: int) -> int:
         """What its own kernel may use is an allowance: above the limit it is that kernel's."""
@@ -192,6 +215,8 @@ class DockerSandbox:
 
     def _on_ended(self) -> None:
         self._loop.remove_reader(self._made.pidfd)
+        if self._watch is not None:
+            self._watch.stop()
         if not self._ended.done():
             self.readings()  # while the cgroup is there
             self._ended.set_result(None)
@@ -215,6 +240,8 @@ class DockerSandbox:
         with contextlib.suppress(TimeoutError):  # the daemon is asked next
             async with asyncio.timeout(_END_S):
                 await self.wait_ended()
+        if self._watch is not None:
+            self._watch.stop()
         self._made.channel.poll()
         self._made.channel.close()
         if not self._ended.done():
