@@ -237,13 +237,26 @@ def test_unknown_architecture_is_refused() -> None:
         seccomp.compile_policy(POLICY, "riscv64")
 
 
-def test_oversized_set_is_refused_and_not_truncated() -> None:
-    values = ", ".join(str(value) for value in range(300))
-    text = POLICY.replace(
-        "allow personality if", f"allow personality if low32(arg1) in {{{values}}} and"
-    )
-    with pytest.raises(seccomp.PolicyError, match="split its set"):
-        seccomp.compile_policy(text, "x86_64")
+def _with_a_set_of(size: int) -> str:
+    values = ", ".join(str(value) for value in range(size))
+    line = f"allow personality if low32(arg1) in {{{values}}} and"
+    return POLICY.replace("allow personality if", line)
+
+
+def test_set_longer_than_a_branch_is_enforced_whole() -> None:
+    program = seccomp.compile_policy(_with_a_set_of(600), "x86_64")
+    number = seccomp.syscall_numbers("x86_64")["personality"]
+    audit = seccomp.AUDIT_ARCH["x86_64"]
+    verdicts = [
+        seccomp.evaluate(program, audit, number, (0, value)) for value in (*range(600), 600, 5000)
+    ]
+    assert verdicts[:600] == [seccomp.RET_ALLOW] * 600
+    assert verdicts[600:] == [seccomp.RET_ERRNO | errno.EPERM] * 2
+
+
+def test_set_that_the_kernel_could_not_take_is_refused() -> None:
+    with pytest.raises(seccomp.PolicyError, match="the kernel takes 4096"):
+        seccomp.compile_policy(_with_a_set_of(5000), "x86_64")
 
 
 def test_errno_names_of_the_policy_exist() -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, Tuple, cast
 
 from cellwall.jail.linux import bpf, libc
 
@@ -60,6 +60,10 @@ class Rule(NamedTuple):
 
     action: int
     conditions: tuple[Condition, ...]
+
+
+_Interval = Tuple[int, Tuple[Rule, ...]]
+"""The first number of a run, and the rules for all of it."""
 
 
 def load_policy(name: str = "seccomp.policy") -> str:
@@ -108,9 +112,8 @@ def compile_policy(text: str, arch: str, refusals: str = "") -> bytes:
             raise PolicyError(f"seccomp refusals: {name} is allowed there; only refuse")
         rules[name] = instead
     _check_complete(rules, numbers)
-    by_number = {numbers[name]: _leaf(rules[name]) for name in rules if name in numbers}
-    search = _search(_intervals(by_number))
-    program = [*_preamble(arch), *search]
+    by_number = {numbers[name]: tuple(rules[name]) for name in rules if name in numbers}
+    program = _assembled(arch, _intervals(by_number))
     if len(program) > bpf.LONGEST_PROGRAM:
         raise PolicyError(
             f"seccomp policy: {len(program)} instructions, the kernel takes "
@@ -258,83 +261,115 @@ def _check_complete(rules: dict[str, list[Rule]], numbers: dict[str, int]) -> No
         )
 
 
-def _return(action: int) -> list[bpf.Instruction]:
-    return [bpf.statement(bpf.RETURN, action)]
-
-
-def _preamble(arch: str) -> list[bpf.Instruction]:
-    """Kill what is not this architecture, then leave the number in the accumulator."""
-    code = [
-        bpf.statement(bpf.LOAD, bpf.OFFSET_ARCH),
-        bpf.Instruction(bpf.JEQ, 1, 0, AUDIT_ARCH[arch]),
-        *_return(RET_KILL_PROCESS),
-        bpf.statement(bpf.LOAD, bpf.OFFSET_NR),
-    ]
-    if arch == "x86_64":
-        # SECURITY: x32 shares AUDIT_ARCH_X86_64; only this bit tells its numbers apart.
-        code += [bpf.Instruction(bpf.JSET, 0, 1, X32_BIT), *_return(RET_KILL_PROCESS)]
-    return code
-
-
-def _leaf(rules: list[Rule]) -> list[bpf.Instruction]:
-    """Return the code that decides one call; it always ends in a return."""
-    code: list[bpf.Instruction] = []
-    for rule in rules:
-        code += _rule(rule)
-    if rules[-1].conditions:
-        code += _return(RET_ERRNO | errno.EPERM)
-    return code
-
-
-def _rule(rule: Rule) -> list[bpf.Instruction]:
-    code = _return(rule.action)
-    for condition in reversed(rule.conditions):
-        code = _test(condition, miss=len(code)) + code
-    return code
-
-
-def _test(condition: Condition, miss: int) -> list[bpf.Instruction]:
-    """Fall through if the condition holds, else skip `miss` instructions (to the next rule).
-
-    SECURITY: the low half is what the kernel itself looks at in every argument the policy
-    names (int or unsigned int there). Comparing the upper half too lets `cmd | 1 << 32` slip
-    past a deny rule; see TIOCSTI in bubblewrap and snapd (CVE-2019-7303). A pointer is the
-    exception: only both halves tell a null one.
-    """
-    # Both architectures are little-endian: the low half comes first.
-    offset = bpf.OFFSET_ARGS + 8 * condition.arg + 4 * condition.is_upper
-    code = [bpf.statement(bpf.LOAD, offset)]
-    if condition.mask != WORD:
-        code.append(bpf.statement(bpf.AND, condition.mask))
-    last = len(condition.values) - 1
-    if max(last, miss) > bpf.LONGEST_BRANCH:
-        raise PolicyError("seccomp policy: a rule is too long for one branch; split its set")
-    for index, value in enumerate(condition.values):
-        code.append(bpf.Instruction(bpf.JEQ, last - index, 0 if index < last else miss, value))
-    return code
-
-
-def _intervals(
-    by_number: dict[int, list[bpf.Instruction]],
-) -> list[tuple[int, list[bpf.Instruction]]]:
-    """Return (first number, code) for each run of numbers that share one decision."""
-    unknown = _return(RET_ERRNO | errno.ENOSYS)
-    found: list[tuple[int, list[bpf.Instruction]]] = []
+def _intervals(by_number: dict[int, tuple[Rule, ...]]) -> list[_Interval]:
+    """Return (first number, rules) for each run of numbers that share one decision."""
+    unknown = (Rule(RET_ERRNO | errno.ENOSYS, ()),)
+    found: list[_Interval] = []
     for number in range(max(by_number) + 2):
-        code = by_number.get(number, unknown)
-        if not found or found[-1][1] != code:
-            found.append((number, code))
+        rules = by_number.get(number, unknown)
+        if not found or found[-1][1] != rules:
+            found.append((number, rules))
     return found
 
 
-def _search(intervals: list[tuple[int, list[bpf.Instruction]]]) -> list[bpf.Instruction]:
-    """Return a balanced binary search over the intervals, leaves in place."""
-    if len(intervals) == 1:
-        return intervals[0][1]
-    middle = len(intervals) // 2
-    left, right = _search(intervals[:middle]), _search(intervals[middle:])
-    pivot = intervals[middle][0]
-    if len(left) <= bpf.LONGEST_BRANCH:
-        return [bpf.Instruction(bpf.JGE, len(left), 0, pivot), *left, *right]
-    far = [bpf.Instruction(bpf.JGE, 0, 1, pivot), bpf.statement(bpf.JUMP, len(left))]
-    return far + left + right
+def _assembled(arch: str, intervals: Sequence[_Interval]) -> list[bpf.Instruction]:
+    """Kill what is not this architecture, then search for the number and decide."""
+    code = _Backward()
+    here = code.search(intervals)
+    if arch == "x86_64":
+        # SECURITY: x32 shares AUDIT_ARCH_X86_64; only this bit tells its numbers apart.
+        here = code.branch(bpf.JSET, X32_BIT, code.verdict(RET_KILL_PROCESS), here)
+    here = code.statement(bpf.LOAD, bpf.OFFSET_NR)
+    code.branch(bpf.JEQ, AUDIT_ARCH[arch], here, code.verdict(RET_KILL_PROCESS))
+    code.statement(bpf.LOAD, bpf.OFFSET_ARCH)
+    return code.instructions()
+
+
+class _Backward:
+    """Writes a program from its last instruction to its first.
+
+    Branches only lead forward, so what one leads to is there already, and a verdict that is within
+    its reach is not written again. Why that matters: the kernel checks, converts and translates
+    the whole program for every sandbox anew, which takes as long as the program is.
+
+    A place is the number of instructions that were there when one was written, itself included.
+    """
+
+    def __init__(self) -> None:
+        self._written: list[bpf.Instruction] = []
+        self._verdicts: dict[int, int] = {}
+
+    def instructions(self) -> list[bpf.Instruction]:
+        """All, in the kernel's order."""
+        return self._written[::-1]
+
+    def statement(self, code: int, k: int) -> int:
+        """Write what goes on with the instruction written before it."""
+        self._written.append(bpf.statement(code, k))
+        return len(self._written)
+
+    def verdict(self, action: int) -> int:
+        """The place of a return that the next branch reaches."""
+        place = self._verdicts.get(action, 0)
+        if not place or not self._is_near(place):
+            place = self._verdicts[action] = self.statement(bpf.RETURN, action)
+        return place
+
+    def branch(self, code: int, k: int, if_true: int, if_false: int) -> int:
+        """Write a branch to two places."""
+        if_true, if_false = self._near(if_true), self._near(if_false)
+        next_place = len(self._written)
+        jt, jf = next_place - if_true, next_place - if_false
+        self._written.append(bpf.Instruction(code, jt, jf, k))
+        return len(self._written)
+
+    def search(self, intervals: Sequence[_Interval]) -> int:
+        """Write a balanced binary search over the intervals, and what it leads to."""
+        if len(intervals) == 1:
+            return self._rules(intervals[0][1])
+        middle = len(intervals) // 2
+        right = self.search(intervals[middle:])
+        left = self.search(intervals[:middle])
+        return self.branch(bpf.JGE, intervals[middle][0], right, left)
+
+    def _is_near(self, place: int) -> bool:
+        # One less than a branch reaches: another jump or return may be written in between.
+        return len(self._written) - place < bpf.LONGEST_BRANCH
+
+    def _near(self, place: int) -> int:
+        """The place, or one that is within reach and leads there."""
+        if self._is_near(place):
+            return place
+        target = self._written[place - 1]
+        if target.code == bpf.RETURN:
+            return self.verdict(target.k)
+        return self.statement(bpf.JUMP, len(self._written) - place)
+
+    def _rules(self, rules: Sequence[Rule]) -> int:
+        """Write what decides one call: the first rule of which every condition holds."""
+        here = 0
+        if rules[-1].conditions:
+            here = self.verdict(RET_ERRNO | errno.EPERM)
+        for rule in reversed(rules):
+            miss = here
+            here = self.verdict(rule.action)
+            for condition in reversed(rule.conditions):
+                here = self._condition(condition, here, miss)
+        return here
+
+    def _condition(self, condition: Condition, holds: int, misses: int) -> int:
+        """Write one comparison with a set of values.
+
+        SECURITY: the low half is what the kernel itself looks at in every argument the policy
+        names (int or unsigned int there). Comparing the upper half too lets `cmd | 1 << 32` slip
+        past a deny rule; see TIOCSTI in bubblewrap and snapd (CVE-2019-7303). A pointer is the
+        exception: only both halves tell a null one.
+        """
+        here = misses
+        for value in reversed(condition.values):
+            here = self.branch(bpf.JEQ, value, holds, here)
+        if condition.mask != WORD:
+            self.statement(bpf.AND, condition.mask)
+        # Both architectures are little-endian: the low half comes first.
+        offset = bpf.OFFSET_ARGS + 8 * condition.arg + 4 * condition.is_upper
+        return self.statement(bpf.LOAD, offset)
