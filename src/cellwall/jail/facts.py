@@ -52,7 +52,7 @@ CORE_REMEDY = (
 def collect() -> HostFacts:
     """Collect the facts once; a few milliseconds."""
     links, directories = _top_level()
-    files, folders = _proc_entries()
+    files, closed, folders = _proc_entries()
     names = os.uname()
     return HostFacts(
         root_links=links,
@@ -61,6 +61,7 @@ def collect() -> HostFacts:
         etc_bound=tuple(name for name in (*_ETC_BOUND, *_java()) if Path("/etc", name).exists()),
         var_bound=tuple(name for name in _VAR_BOUND if Path("/var/lib", name).exists()),
         proc_files=files,
+        proc_closed=closed,
         proc_directories=folders,
         cpu_blocks=_cpu_blocks(),
         release=names.release,
@@ -165,9 +166,9 @@ def _java() -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _proc_entries() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Non-process entries of /proc that somebody other than root may open or enter."""
-    files, folders = [], []
+def _proc_entries() -> tuple[tuple[str, ...], ...]:
+    """Non-process entries of /proc: files for others, files of root's alone, directories."""
+    files, closed, folders = [], [], []
     with os.scandir("/proc") as entries:
         for entry in entries:
             if entry.name.isdigit() or entry.is_symlink():
@@ -175,9 +176,11 @@ def _proc_entries() -> tuple[tuple[str, ...], tuple[str, ...]]:
             mode = entry.stat(follow_symlinks=False).st_mode
             if stat.S_ISDIR(mode):
                 folders.append(entry.name)
-            else:
+            elif mode & (stat.S_IRWXG | stat.S_IRWXO):
                 files.append(entry.name)
-    return tuple(sorted(files)), tuple(sorted(folders))
+            else:
+                closed.append(entry.name)
+    return tuple(sorted(files)), tuple(sorted(closed)), tuple(sorted(folders))
 
 
 def _cpu_blocks() -> tuple[str, ...]:

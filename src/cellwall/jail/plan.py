@@ -86,7 +86,7 @@ class HostFacts:
     """Names below /etc that are bound read-only: certificates, alternatives, fonts…"""
     proc_files: Tuple[str, ...]
     proc_directories: Tuple[str, ...]
-    """Non-process entries of this kernel's /proc that others may read, write or enter."""
+    """Non-process entries of this kernel's /proc that others than root may read, write or enter."""
     cpu_blocks: Tuple[str, ...]
     """One block of /proc/cpuinfo for each CPU."""
     release: str
@@ -106,6 +106,9 @@ class HostFacts:
     """Sockets and FIFOs in trees that are bound as they are; they are covered."""
     nested: Tuple[str, ...] = ()
     """What is mounted below the top-level directories, parents first."""
+    proc_closed: Tuple[str, ...] = ()
+    """Files of /proc that the host's root alone may open. A jail does not cover them: no id of a
+    sandbox stands for that root, and each cover costs a start ten microseconds."""
     boot_time: int = 1
     """When the kernel started, in seconds since 1970; /proc/uptime and clocks tell it anyway."""
 

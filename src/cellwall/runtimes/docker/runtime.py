@@ -104,7 +104,7 @@ class DockerRuntime:
         """What of /proc and /sys nobody inside needs to see."""
         host = facts.collect()
         kept = plan.PROC_KEPT | plan.PROC_SYNTHETIC
-        names = (*host.proc_files, *host.proc_directories)
+        names = (*host.proc_files, *host.proc_closed, *host.proc_directories)
         entries = (f"/proc/{name}" for name in names if name not in kept)
         return ("/sys", *_HOST_FILES, *entries)
 
