@@ -30,6 +30,8 @@ from tables import ROOT, Mutant, is_there, load
 _LEFT_OUT = (".venv", ".git", "__pycache__", ".*_cache", ".hypothesis", "dist", "build")
 _MOST_S = 590
 """For the tests of one mutation, which end by their own limits before."""
+_TOO_LONG = "Failed: Timeout"
+"""How pytest-timeout begins."""
 _NEEDS_ALL = bool(os.environ.get("CELLWALL_REQUIRE_CAPABILITIES"))
 
 
@@ -102,6 +104,8 @@ def _result(case: ET.Element) -> str:
     for kind in ("failure", "error", "skipped"):
         for child in case.iter(kind):
             why = child.get("message", "").partition("\n")[0]
+            if why.startswith(_TOO_LONG):
+                return "hung"
             return f"failed: {why[:100]}" if kind == "failure" else kind
     return "passed"
 

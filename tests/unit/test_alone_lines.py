@@ -70,6 +70,14 @@ def test_nobody_is_heard_while_the_account_is_overdrawn() -> None:
             told.set()
 
         late.watch(reading, READ, on_readable)
+        try:
+            await compared(late, told, writing)
+        finally:
+            late.close()
+            os.close(reading)
+            os.close(writing)
+
+    async def compared(late: LateLoop, told: asyncio.Event, writing: int) -> None:
         os.write(writing, b"little")
         await asyncio.wait_for(told.wait(), _SOON_S)
         told.clear()
@@ -78,8 +86,5 @@ def test_nobody_is_heard_while_the_account_is_overdrawn() -> None:
         os.write(writing, b"more")
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(told.wait(), 0.1)
-        late.close()
-        os.close(reading)
-        os.close(writing)
 
     asyncio.run(play())

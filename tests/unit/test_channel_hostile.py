@@ -248,6 +248,27 @@ def test_flood_of_frames_is_heard_a_turn_at_a_time() -> None:
     with_pair(body)
 
 
+def test_channel_that_has_overdrawn_its_account_is_not_heard() -> None:
+    """A frame takes its account below nothing; the next one waits. Control: before, none did."""
+
+    async def body(pair: Pair) -> None:
+        listener, hearing = Counting(3), pair.channel.hearing
+        said = frame({"ev": "stdout", "id": pair.channel.open("execute", listener, RUN, {})}, b"x")
+        for _ in range(2):
+            listener.some.clear()
+            pair.say(said)
+            await asyncio.wait_for(listener.some.wait(), 5)
+        assert hearing.spend(time.perf_counter(), 1.0, 1_000_000, 0) > 5
+        pair.say(said)
+        await asyncio.wait_for(listener.all.wait(), 5)
+        listener.some.clear()
+        pair.say(said)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(listener.some.wait(), 0.2)
+
+    with_pair(body)
+
+
 def test_what_was_said_before_the_end_is_heard_before_it() -> None:
     async def body(pair: Pair) -> None:
         listener = Counting()
