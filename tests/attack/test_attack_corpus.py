@@ -108,6 +108,7 @@ CORPUS: Mapping[Any, Mapping[str, tuple[str, ...]]] = {
     test_attack_disk: {
         "test_filling_the_work_area_is_ended_by_the_disk_limit": (
             "J01",
+            "J01-shm",
             "J01-tmp",
             "J01-top",
             "J02",
@@ -200,6 +201,9 @@ DEVIATIONS: Mapping[str, Mapping[str, str]] = {
         "test_special_write_is_denied[B03-agent]": _ONE_WORD,
         "test_killing_everybody_is_confined_to_the_sandbox": _PID_1,
         "test_filling_the_work_area_is_ended_by_the_disk_limit[J01]": _DISK,
+        "test_filling_the_work_area_is_ended_by_the_disk_limit[J01-shm]": _DISK,
+        "test_filling_the_work_area_is_ended_by_the_disk_limit[J01-tmp]": _DISK,
+        "test_filling_the_work_area_is_ended_by_the_disk_limit[J01-top]": _DISK,
         "test_filling_the_work_area_is_ended_by_the_disk_limit[J02]": _INODES,
         "test_verdict_is_how_it_ended[memory]": _WHOLE,
         "test_verdict_is_how_it_ended[processes]": _UNTOLD,

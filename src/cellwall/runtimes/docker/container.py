@@ -31,6 +31,8 @@ OWN_PROCESSES = 1
 START_PROCESSES = 32
 """What the engine's own starter needs in the container before it becomes init."""
 PERIOD_US = 100_000
+WORK_AREA = ("/home", "/dev/shm")
+"""What of a container can be written: two file systems, whose sizes are the limit together."""
 OWN_KERNEL_MB = 48
 """For gVisor itself: its kernel and its file server, before a program has run."""
 _MIB = 1024 * 1024

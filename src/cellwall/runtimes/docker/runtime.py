@@ -276,11 +276,12 @@ class DockerRuntime:
                 remedy=f"its first process said: {begun.stream.said or 'nothing'}",
             ) from error
         pid = int((await looking)["State"]["Pid"])
-        pidfd = work_fd = -1
+        pidfd = -1
+        work_fds = list[int]()
         try:
             pidfd = os.pidfd_open(pid)
             digest = self._verified(pid, begun.container, spec, uid)
-            work_fd = self._open_work(pid)
+            self._open_work(pid, work_fds)
             groups = self._groups(pid, begun.container)
             held, own_bytes = self._held(spec)
             most = held.processes + container.OWN_PROCESSES
@@ -289,7 +290,7 @@ class DockerRuntime:
             note_limits(groups, held)
             groups.begin()
         except BaseException as error:
-            for fd in (pidfd, work_fd):
+            for fd in (pidfd, *work_fds):
                 if fd >= 0:
                     os.close(fd)
             if not isinstance(error, (OSError, PostureMismatch)):
@@ -300,7 +301,7 @@ class DockerRuntime:
             ) from error
         isolation = Isolation(self.name, self.level, digest, self._hardness())
         made = Made(
-            *(begun.container, pid, pidfd, work_fd, begun.channel, groups, isolation),
+            *(begun.container, pid, pidfd, tuple(work_fds), begun.channel, groups, isolation),
             own_kernel_bytes=own_bytes,
             uid=uid,
         )
@@ -316,10 +317,11 @@ class DockerRuntime:
     def _verified(self, pid: int, made: str, spec: SandboxSpec, uid: int) -> str:
         return posture.verify(pid, made, spec.limits, self._masked, uid)
 
-    def _open_work(self, pid: int) -> int:
+    def _open_work(self, pid: int, opened: list[int]) -> None:
         """The work area as the kernel has it, by the first process's own view of it."""
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        return os.open(f"/proc/{pid}/root/home", flags)
+        for path in container.WORK_AREA:
+            opened.append(os.open(f"/proc/{pid}/root{path}", flags))  # noqa: PERF401 - one by one
 
     def _hardness(self) -> dict[str, str]:
         names = ("memory_mb", "processes", "cpus", "cpu_s", "disk_mb", "inodes")
@@ -422,8 +424,8 @@ class DockerRunscRuntime(DockerRuntime):
     def _verified(self, pid: int, made: str, spec: SandboxSpec, uid: int) -> str:
         return posture.verify_own_kernel(pid, made)
 
-    def _open_work(self, pid: int) -> int:
-        return -1  # its files are in its kernel, which tells us nothing
+    def _open_work(self, pid: int, opened: list[int]) -> None:
+        """None: its files are in its kernel, which tells us nothing."""
 
     def _hardness(self) -> dict[str, str]:
         return {**super()._hardness(), "inodes": "soft"}  # gVisor counts none

@@ -54,8 +54,9 @@ class Made:
     pid: int
     pidfd: int
     """Of its first process; -1 once closed."""
-    work_fd: int
-    """Its work area, opened before caller code existed; -1 where it cannot be or once closed."""
+    work_fds: tuple[int, ...]
+    """Its work area's file systems, opened before caller code existed; none where they cannot be
+    or once closed."""
     channel: GuestChannel
     groups: Groups
     isolation: Isolation
@@ -66,10 +67,10 @@ class Made:
 
     def close_descriptors(self) -> None:
         """SECURITY: numbers are given out again; nobody may use these once they are closed."""
-        for fd in (self.work_fd, self.pidfd):
+        for fd in (*self.work_fds, self.pidfd):
             if fd >= 0:
                 os.close(fd)
-        self.work_fd = self.pidfd = -1
+        self.work_fds, self.pidfd = (), -1
 
 
 class DockerSandbox:
@@ -166,7 +167,7 @@ class DockerSandbox:
     def readings(self) -> KernelReadings:
         """Counters of the cgroup; never lower than before, also once it is gone."""
         groups, before = self._made.groups, self._highest
-        disk_full, work_bytes = work_area.used(self._made.work_fd)
+        areas = [work_area.used(fd) for fd in self._made.work_fds]
         now, peak, kills = groups.memory()
         own = self._made.own_kernel_bytes
         processes = groups.processes_peak()
@@ -178,8 +179,8 @@ class DockerSandbox:
             oom_kills=max(before.oom_kills, kills + self._shed),
             processes_refused=max(before.processes_refused, groups.processes_refused(processes)),
             processes_peak=None if own else processes or before.processes_peak,
-            disk_full=disk_full,
-            work_bytes=work_bytes,
+            disk_full=any(is_full for is_full, _ in areas),
+            work_bytes=sum(used for _, used in areas),
         )
         return self._highest
 
