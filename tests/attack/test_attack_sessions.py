@@ -188,3 +188,46 @@ def test_interrupt_reaches_a_cell_and_keeps_its_state(arena: Arena, case: str) -
             assert (await sandbox.run("n")).text == "7"
 
     arena.do(attack())
+
+
+_GRANDCHILD = """
+import os
+if os.fork() == 0:
+    if os.fork() == 0:
+        kept = []
+        while True: kept.append(bytearray(b'x') * (4 << 20))
+    print(os.WTERMSIG(os.wait()[1]), flush=True)
+    os._exit(0)
+os.wait()
+open('over', 'w').close()"""
+_WAITS = "import os, time\nwhile not os.path.exists('over'): time.sleep(0.02)"
+
+
+@pytest.mark.parametrize("beside", ["cell", "command", "a cell with a child"])
+def test_killed_grandchild_is_never_its_neighbours(arena: Arena, beside: str) -> None:
+    """Of two that may both have lost a child nobody knows: then no verdict names the memory."""
+
+    async def attack() -> None:
+        async with arena.sandbox(limits={"memory_mb": 256}) as sandbox:
+            await sandbox.contexts.create("other")
+            code = (
+                _WAITS
+                if beside != "a cell with a child"
+                else f"os.wait() if os.fork() else os._exit(0)\n{_WAITS}"
+            )
+            if beside == "command":
+                running = asyncio.ensure_future(sandbox.commands.run(["python3", "-c", _WAITS]))
+            else:
+                await sandbox.run("import os", context="other")
+                running = asyncio.ensure_future(sandbox.run(code, context="other"))  # type: ignore[arg-type]
+            ended = await sandbox.run(_GRANDCHILD)
+            assert ended.stdout == "9\n"  # it really was killed
+            innocent = await running
+            assert innocent.outcome.verdict is Verdict.OK
+            is_known = beside != "a cell with a child"
+            assert (ended.verdict is Verdict.MEMORY) is is_known
+            told = " ".join((*ended.outcome.notes, *innocent.outcome.notes))
+            assert ("does not say" in told) is not is_known
+
+    with arena.leaving_nothing():
+        arena.do(attack())

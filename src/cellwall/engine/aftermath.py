@@ -55,6 +55,7 @@ class Aftermath:
         self._before = before
         self._limits = limits
         self._claimed_before = live.claimed_kills
+        self._unknown_before = live.unknown_kills
         self._family: asyncio.Future[Reply] | None = None
         """Done when all of its processes have ended, if they were killed for it."""
         self.is_crowd = False
@@ -80,8 +81,13 @@ class Aftermath:
             # What is held softly is ended with all that belongs to it, and this went on.
             if mine <= 0 or live.isolation.hardness.get("memory_mb") == "soft":
                 return 0
+            unknown = live.unknown_kills - self._unknown_before
+            if mine <= unknown:  # told as such to another, which ended first
+                self.notes += (_UNKNOWN,)
+                return 0
             if others and not await self._is_certainly_mine(others):
                 self.notes += (_UNKNOWN,)
+                live.unknown_kills = max(live.unknown_kills, self._unknown_before + mine)
                 return 0
         live.claimed_kills += max(0, mine)
         return max(0, mine)

@@ -38,6 +38,7 @@ class Live:
         "runtime_sandbox",
         "spec",
         "trust",
+        "unknown_kills",
     )
 
     def __init__(
@@ -55,6 +56,8 @@ class Live:
         self.ended_because = ""
         self.claimed_kills = 0
         """Of the kernel's kills for memory, those that were the reason of an end already told."""
+        self.unknown_kills = 0
+        """Those that may have been of more than one, and so were nobody's."""
         self.trust: str | None = None
         """The word of trust it was asked for with, for its answers."""
         self._fresh: KernelReadings | None = fresh
