@@ -141,6 +141,19 @@ def test_options_of_sockets_that_are_refused(level: int, options: set[int]) -> N
     assert {n for n, word in answers.items() if word != "allow"} == options
 
 
+@pytest.mark.parametrize("option", [0x53564D41, 67, 35, 0x59616D61])
+def test_options_of_processes_that_are_refused(option: int) -> None:
+    """PR_SET_VMA, PR_SET_MEMORY_MERGE, PR_SET_MM, PR_SET_PTRACER, whatever a kernel was built with.
+
+    The control is PR_SET_NAME.
+    """
+    model = seccomp_model.read(POLICY, "x86_64")
+    number = seccomp.syscall_numbers("x86_64")["prctl"]
+    machine = seccomp_model.ARCHITECTURES["x86_64"]
+    assert model.decide(machine, number, (15, 0, 0, 0, 0, 0)) == "allow"
+    assert model.decide(machine, number, (option, 0, 0, 0, 0, 0)) != "allow"
+
+
 @pytest.mark.needs("gcc")
 def test_policy_constants_are_the_kernels(tmp_path: Path) -> None:
     wanted = seccomp_model.constants(POLICY)
