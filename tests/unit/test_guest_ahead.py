@@ -73,7 +73,7 @@ def test_written_pages_are_those_that_a_fork_wrote_to() -> None:
     assert own == [3, 4, 40]
 
 
-def test_init_and_context_are_told_apart() -> None:
+def test_init_and_contexts_are_told_apart() -> None:
     def learnt() -> list[list[int]]:
         memory = _Shared()
 
@@ -81,11 +81,15 @@ def test_init_and_context_are_told_apart() -> None:
             memory.write(1)
             _in_fork(lambda: memory.write(2, 3))
 
-        ahead.learn(run)
+        def run_alone() -> None:
+            memory.write(5)
+            os._exit(0)
+
+        ahead.learn(run, run_alone)
         return [memory.found(each) for each in ahead.pages]
 
-    init, context = answer(learnt)
-    assert (init, context) == ([1], [2, 3])
+    init, context, alone = answer(learnt)
+    assert (init, context, alone) == ([1], [2, 3], [5])
 
 
 def _raise() -> NoReturn:
@@ -107,15 +111,19 @@ def _tell_half() -> None:
     ahead.written = lambda: b""
 
 
+def _kill_without_a_word() -> None:
+    os.kill(os.getpid(), 9)
+
+
 @pytest.mark.parametrize("broken", [_raise, _end, _tell_half, lambda: None])
 def test_run_that_does_not_work_teaches_nothing(broken: Callable[[], None]) -> None:
     """Not even the half of it: the fork-server goes on without."""
 
     def learnt() -> list[int]:
-        ahead.learn(broken)
+        ahead.learn(broken, _kill_without_a_word if broken is _tell_half else broken)
         return [len(each) for each in ahead.pages]
 
-    assert answer(learnt) == [0, 0]
+    assert answer(learnt) == [0, 0, 0]
 
 
 @pytest.mark.parametrize("is_parked", [True, False])
@@ -206,7 +214,7 @@ def test_watching_leaves_no_process_and_no_descriptor() -> None:
                 yield listing.read()
 
         before = list(state())
-        ahead.learn(lambda: _in_fork(lambda: None))
+        ahead.learn(lambda: _in_fork(lambda: None), lambda: os._exit(0))
         return [before == list(state()), all(ahead.pages), os._exit.__name__]
 
     assert answer(left) == [True, True, "_exit"]

@@ -36,13 +36,14 @@ _FILE = 1 << 61
 _READABLE = select.POLLIN
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
-pages: list[bytes] = [b"", b""]
-"""Ranges one after another: init's, and those of the context of a program."""
-INIT, CONTEXT = range(2)
+pages: list[bytes] = [b"", b"", b""]
+"""Ranges one after another: init's, those of the context of a program, and those of a context with
+no init of ours beside it."""
+INIT, CONTEXT, ALONE = range(3)
 
 
 def while_waiting(fd: int, whose: int) -> None:
-    """Copy the pages of INIT or CONTEXT a moment from now, until `fd` becomes readable."""
+    """Copy the pages of INIT, CONTEXT or ALONE a moment from now, until `fd` becomes readable."""
     if not pages[whose]:
         return
     poller = select.poll()
@@ -60,11 +61,18 @@ def while_waiting(fd: int, whose: int) -> None:
         native.populate(address, length)
 
 
-def learn(run: Callable[[], None]) -> None:
+def learn(run: Callable[[], None], run_alone: Callable[[], None]) -> None:
     """Watch `run` in a fork of this process, which is init there and forks one context.
 
-    Whatever goes wrong there, it costs speed only: then nothing is copied ahead.
+    `run_alone` is watched in another fork: it is a context there. Whatever goes wrong in them
+    costs speed only: then nothing is copied ahead.
     """
+    _watch(2, lambda address: _be_watched(run, address, CONTEXT, INIT))
+    _watch(1, lambda address: _be_watched(run_alone, address, ALONE))
+
+
+def _watch(count: int, be_watched: Callable[[bytes], NoReturn]) -> None:
+    """Have a fork of this process be watched, and take in what is told `count` times."""
     from cellwall.guest import native
 
     listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -73,10 +81,10 @@ def learn(run: Callable[[], None]) -> None:
         listener.listen()
         pid = native.fork()
         if not pid:
-            _be_watched(run, listener.getsockname())
+            be_watched(listener.getsockname())
         os.waitpid(pid, 0)
         listener.setblocking(False)
-        heard = [_hear(listener), _hear(listener)]
+        heard = [_hear(listener) for _ in range(count)]
     except OSError:
         return
     finally:
@@ -92,20 +100,23 @@ def _hear(listener: _socket.socket) -> bytes:
         return file.read()
 
 
-def _be_watched(run: Callable[[], None], address: bytes) -> NoReturn:
-    """Be init. Our context, which ends by `os._exit` like every other, tells before it does."""
+def _be_watched(
+    run: Callable[[], None], address: bytes, context: int, init: int | None = None
+) -> NoReturn:
+    """Be init, or a context. Contexts end by `os._exit`, and tell before they do."""
     leave = os._exit
 
     def tell_and_leave(code: int) -> NoReturn:
         try:
-            _tell(address, CONTEXT)
+            _tell(address, context)
         finally:
             leave(code)
 
     try:
         os._exit = tell_and_leave  # type: ignore[assignment]  # in this fork
         run()
-        _tell(address, INIT)
+        if init is not None:
+            _tell(address, init)
     finally:
         leave(0)
 

@@ -181,7 +181,8 @@ class _Context:
         self._deafen()
         self._link.say(IDLE)
         if self._is_program:
-            ahead.while_waiting(self._link.fileno(), ahead.CONTEXT)
+            whose = ahead.ALONE if self._is_alone else ahead.CONTEXT
+            ahead.while_waiting(self._link.fileno(), whose)
         try:
             header, source, stdin_fd = self._receive()
             while header.get("op") == "idle":

@@ -141,7 +141,10 @@ def recall() -> None:
 
 def learn() -> None:
     """Find out what a first program writes to, once the heap is as forks will see it."""
-    ahead.learn(lambda: rehearsal.rehearse_first(lambda: init.Init(context.main), rounds=1))
+    ahead.learn(
+        lambda: rehearsal.rehearse_first(lambda: init.Init(context.main), rounds=1),
+        lambda: rehearsal.rehearse_last(alone.main),
+    )
 
 
 def warm_sessions(*, is_rehearsed: bool = True) -> None:

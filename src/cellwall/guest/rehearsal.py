@@ -78,26 +78,28 @@ def rehearse_program(main: Callable[..., Any], rounds: int = ROUNDS) -> None:
     What CPython learns of code that only forks run is lost with them, and each fork writes to that
     code as it begins to learn. `main` is `alone.main`.
     """
-    config = {"home": os.getcwd(), "env": {}, "purpose": "program", "is_end_foreseen": True}
-    config["is_alone"] = True
-    request = encode(
-        {
-            "op": "execute",
-            "id": 1,
-            "context": "main",
-            "mode": "program",
-            "filename": FILENAME,
-            "display": True,
-        },
-        _PROGRAM,
-    )
     with _unchanged_process(), _stand_ins(), context.StandardStreams():
         for _ in range(rounds):
-            ours, theirs = socket.socketpair()
-            with ours, contextlib.suppress(_Left):
-                ours.sendall(request)
-                main("\0", theirs.detach(), config, None)
+            with contextlib.suppress(_Left):
+                _be_context(main)
         context.forget()
+
+
+def rehearse_last(main: Callable[..., Any]) -> NoReturn:
+    """Be the context of a program in this process, which ends with it as a context's does."""
+    with _changed(_UNSAID), context.StandardStreams():
+        _be_context(main)
+    _leave(1)
+
+
+def _be_context(main: Callable[..., Any]) -> None:
+    config = {"home": os.getcwd(), "env": {}, "purpose": "program", "is_end_foreseen": True}
+    config["is_alone"] = True
+    header = {"op": "execute", "id": 1, "context": "main", "mode": "program"}
+    ours, theirs = socket.socketpair()
+    with ours:
+        ours.sendall(encode({**header, "filename": FILENAME, "display": True}, _PROGRAM))
+        main("\0", theirs.detach(), config, None)
 
 
 class _Left(ConnectionError):
@@ -119,12 +121,21 @@ def _stand_ins() -> Iterator[None]:
         (gc, "freeze", gc.isenabled),
         (atexit, "_run_exitfuncs", gc.isenabled),
         (threading, "_shutdown", _nothing),
-        (leaving, "_kill", _kill_nobody),
-        (ahead, "pages", [b"", bytes(16)]),  # a range without a length
-        (program, "NEW_FILE", os.O_WRONLY),
     ]
-    with _changed(changes):
+    with _changed([*changes, *_UNSAID]):
         yield
+
+
+def _kill_nobody(_pid: int, _number: int) -> None:
+    return
+
+
+_UNSAID: list[tuple[Any, str, Any]] = [
+    (leaving, "_kill", _kill_nobody),
+    (ahead, "pages", [b"", b"", bytes(16)]),  # a range without a length
+    (program, "NEW_FILE", os.O_WRONLY),
+]
+"""What a rehearsal neither tells its parent, nor copies ahead, nor leaves behind."""
 
 
 @contextlib.contextmanager
@@ -147,10 +158,6 @@ def _changed(changes: list[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 def _nothing() -> None:
-    return
-
-
-def _kill_nobody(_pid: int, _number: int) -> None:
     return
 
 
