@@ -45,6 +45,7 @@ def begin(pair: Pair, box: ToolBox | None, on_event: Any = None) -> Attempt:
         channel=pair.channel,
         running=set(),
         claimed_kills=0,
+        unknown_kills=0,
         begun=0,
         readings_before=lambda: _READINGS,
         readings=lambda: _READINGS,

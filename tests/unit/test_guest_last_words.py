@@ -114,7 +114,7 @@ def test_init_hears_each_that_ends_before_it_waits_for_it(family: _Family) -> No
         _contexts=table,
         _commands=table,
         _workers=table,
-        _families=SimpleNamespace(look=lambda: None),
+        _families=SimpleNamespace(look=lambda: None, note_end=lambda *_: None),
     )
     Init._on_child(cast("Any", init), 0)
     assert said == ["silent", "orphan", "called", "context"]
