@@ -51,6 +51,7 @@ MODULES: Mapping[str, str] = {
     "test_attack_tools_javascript": _GUEST,
     "test_attack_watches": _GUEST,
     "test_attack_words": _ENGINE,
+    "test_attack_words_passed": _ENGINE,
     "test_root_without_cgroups": _ROOTLESS,
     "test_rootless_host_refusals": _ROOTLESS,
     "test_rootless_sandbox": _ROOTLESS,
@@ -94,6 +95,8 @@ TESTS: Mapping[str, str] = {
     "test_kernel_object_flood_ends_within_its_namespace": "namespaces that Docker makes as well; "
     "in gVisor they are the inside's kernel's memory, which counts",
     "test_killed_at_a_system_call_is_syscall": "the jail's filter kills, the others' refuse",
+    "test_killed_grandchild_is_never_its_neighbours": "whose kill it was is the engine's own "
+    "judgement; gVisor ends what has the memory before its host kills",
     "test_leader_of_a_session_does_not_hang_the_engine_with_its_terminal": _ENGINE,
     "test_leader_of_a_session_plays_unconfined": "the control, which needs no wall",
     "test_lease_on_a_shared_file_is_denied": _SHARED,

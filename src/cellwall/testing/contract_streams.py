@@ -31,8 +31,8 @@ def show(word):  # print() is not to be entered again by the next signal
     os.write(1, "{} {} {}\\n".format(word, *os.get_terminal_size()).encode())
 signal.signal(signal.SIGWINCH, lambda *_: show("resized"))
 signal.signal(signal.SIGCONT, lambda *_: show("again"))
-show("on")
 try:
+    show("on")  # whatever comes next may come before it has returned
     while True: time.sleep(0.01)  # a pause could begin just after its signal
 except KeyboardInterrupt:
     print("interrupted")
