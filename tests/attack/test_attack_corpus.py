@@ -172,9 +172,7 @@ IN_DOCKER_TOO = frozenset(
 )
 """What runs on gVisor in Docker, too: how it is put together; its kernel is gVisor's as well."""
 
-_PID_1 = (
-    "gVisor lets a program kill its pid 1: its own sandbox ends, with a name, and nobody else's"
-)
+_PID_1 = "gVisor lets a program kill its pid 1: its own sandbox ends, with a name, and no other"
 _NO_JOBS = "gVisor stops no reader in the background: it waits, and the wall clock ends it"
 _PTYS = "the inside's kernel makes them, none of the host's"
 _DISK = (

@@ -41,7 +41,7 @@ ITS_OWN = {
 
 def _host_view(sandbox: AsyncSandbox) -> set[tuple[str, str, str, str, str]]:
     """Confinement of all the sandbox's processes, as the host's kernel tells it."""
-    keeper = sandbox.live.runtime_sandbox.pid  # type: ignore[attr-defined]
+    keeper = sandbox.live.runtime_sandbox.pid  # type: ignore[attr-defined]  # gVisor's has one
     found = set()
     for pid in descendants(keeper):
         try:
@@ -137,7 +137,7 @@ def test_what_is_written_lies_in_no_mount_of_the_hosts(gvisor_arena: Arena) -> N
         async with gvisor_arena.sandbox() as sandbox:
             made = await sandbox.run(f"import os; os.makedirs('/workspace/{_MARKER}')")
             assert made.ok, made
-            keeper = sandbox.live.runtime_sandbox.pid  # type: ignore[attr-defined]
+            keeper = sandbox.live.runtime_sandbox.pid  # type: ignore[attr-defined]  # gVisor's has one
             assert _where_it_lies(keeper) == (True, False)
 
     mounts = Path("/proc/self/mountinfo")
@@ -249,7 +249,7 @@ def test_refused_process_is_the_reason_of_a_bad_end(gvisor_arena: Arena) -> None
 
 
 async def _gone_s(sandbox: AsyncSandbox) -> float:
-    keeper = sandbox.live.runtime_sandbox.pid  # type: ignore[attr-defined]
+    keeper = sandbox.live.runtime_sandbox.pid  # type: ignore[attr-defined]  # gVisor's has one
     tree = {keeper, *descendants(keeper)}
     began = time.monotonic()
     await sandbox.close()

@@ -219,7 +219,7 @@ def test_killed_grandchild_is_never_its_neighbours(arena: Arena, beside: str) ->
                 running = asyncio.ensure_future(sandbox.commands.run(["python3", "-c", _WAITS]))
             else:
                 await sandbox.run("import os", context="other")
-                running = asyncio.ensure_future(sandbox.run(code, context="other"))  # type: ignore[arg-type]
+                running = asyncio.ensure_future(sandbox.run(code, context="other"))  # type: ignore[arg-type]  # any awaitable
             ended = await sandbox.run(_GRANDCHILD)
             assert ended.stdout == "9\n"  # it really was killed
             innocent = await running

@@ -101,7 +101,7 @@ def test_root_that_cannot_become_nobody_parses_nothing(
     require("setpriv", shutil.which("setpriv") is not None, "apt-get install util-linux")
     packages = _tree(tmp_path)
     less = _interpreter(tmp_path, base, f"setpriv --bounding-set -{right} --inh-caps -{right}")
-    with pytest.raises(HostUnsupported, match="become nobody: Operation not permitted"):
+    with pytest.raises(HostUnsupported, match="take the id of nobody: Operation not permitted"):
         bytecode.compile_tree(packages, less)
     assert not (packages / "__pycache__").exists()
     assert bytecode.compile_tree(packages, _interpreter(tmp_path, base, "setpriv")) == 1
@@ -116,7 +116,7 @@ def test_root_without_another_id_parses_nothing(
     can = subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode == 0
     require("user namespaces", can, "allow them")
     alone = _interpreter(tmp_path, base, " ".join(unshare))
-    with pytest.raises(HostUnsupported, match="root is the only id here"):
+    with pytest.raises(HostUnsupported, match="root is the only id of this namespace"):
         bytecode.compile_tree(_tree(tmp_path), alone)
 
 

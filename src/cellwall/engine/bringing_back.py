@@ -11,6 +11,7 @@ import asyncio
 import posixpath
 from typing import TYPE_CHECKING, Any
 
+from cellwall.engine.files import entries as entries_of
 from cellwall.engine.files import read_file
 from cellwall.engine.requests import check_inner_path
 from cellwall.engine.verdicts import DISPLAYS_MB, ONE_DISPLAY_MB
@@ -122,11 +123,11 @@ async def _listed(live: Live, folder: str, lost: list[str]) -> dict[str, int]:
     """Return path and claimed size of regular files below `folder`; `lost` learns of the others."""
     # Where the working directory is depends on the runtime; what is listed has its whole path.
     reply = await live.channel.request("file_stat", path=folder)
-    top = _entries([live.channel.take_apart(reply.body)])[0].path.rstrip("/")
+    top = entries_of([live.channel.take_apart(reply.body)])[0].path.rstrip("/")
     reply = await live.channel.request(
         "file_list", path=folder, depth=_MOST_DEPTH, limit=_MOST_ENTRIES
     )
-    entries = live.channel.take_apart(reply.body, _entries)
+    entries = live.channel.take_apart(reply.body, entries_of)
     if reply.header.get("truncated"):
         lost.append(f"{folder}: it holds more than the {len(entries)} entries listed")
     sizes: dict[str, int] = {}
@@ -146,15 +147,6 @@ def _may_hide(entry: FileEntry, inner: str, is_entered: bool) -> bool:
     is_deepest = inner.count("/") == _MOST_DEPTH - 1
     is_closed = not is_entered and entry.mode & 0o500 != 0o500
     return is_deepest or is_closed or len(entry.path.encode()) > _LONG_PATH_BYTES
-
-
-def _entries(values: object) -> list[FileEntry]:
-    if not isinstance(values, list):
-        raise FrameError("file_list: not a list")
-    try:
-        return [FileEntry.parse(value) for value in values]
-    except ValueError as error:
-        raise FrameError(f"file_list: {error}") from None
 
 
 def _checked(path: str) -> str:

@@ -2,8 +2,8 @@
 
 Not which sources (`bytecode`, which starts it with the base interpreter of the host under -I -S
 -B). Standard library only, Python 3.8 and later. The invariant: a source is parsed here, never
-run, by a process that is nobody, if it was root, and can open nothing: no file, no socket, no pipe.
-What cannot be given up ends it before the first source is read.
+run, by a process that has the id of the account `nobody` where it was root, and can open nothing:
+no file, no socket, no pipe. A process that cannot give up its rights ends before the first source.
 
     out  READY, or why it is not
     in   length of the name, length of the source, time of change, each four bytes; name; source
@@ -80,21 +80,23 @@ def _starve() -> None:
 
 
 def _become_nobody() -> None:
-    """Raises OSError. An ordinary user's namespace without any other id has nobody to become: there
-    root is that user, and stays it, as outside of it.
+    """Take the id of the account `nobody`. Raises OSError.
+
+    A namespace of an ordinary user's that has one id has no such account: its root is that user,
+    outside of it as well, and stays so.
     """
     uids, gids = _extents("uid"), _extents("gid")
     if len(uids) == 1 and uids[0][1] != 0 and uids[0][2] == 1:
         return
     uid, gid = _last(uids), _last(gids)
     if not uid or not gid:
-        raise OSError(errno.EPERM, "become nobody: root is the only id here")
+        raise OSError(errno.EPERM, "take the id of nobody: root is the only id of this namespace")
     try:
         os.setgroups([])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
     except OSError as error:
-        raise OSError(error.errno, f"become nobody: {error.strerror}") from None
+        raise OSError(error.errno, f"take the id of nobody: {error.strerror}") from None
 
 
 def _extents(kind: str) -> List[Tuple[int, ...]]:
@@ -104,7 +106,7 @@ def _extents(kind: str) -> List[Tuple[int, ...]]:
 
 
 def _last(extents: List[Tuple[int, ...]]) -> int:
-    """Nobody's id, or the last one where there are fewer."""
+    """The id of the account `nobody`, or the last id of a namespace that has fewer."""
     return min(_NOBODY, max(first + count - 1 for first, _, count in extents))
 
 

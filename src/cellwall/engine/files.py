@@ -146,7 +146,7 @@ class Files:
         """Do what `list` does, and say whether there were more entries."""
         reply = await self._ask("file_list", path, depth=depth, limit=limit)
         with self._translated(f"file_list {path!r}"):
-            found = self._live.channel.take_apart(reply.body, _entries)
+            found = self._live.channel.take_apart(reply.body, entries)
         return Listing(found, bool(reply.header.get("truncated")))
 
     async def mkdir(self, path: str, *, parents: bool = True) -> None:
@@ -321,7 +321,8 @@ class Files:
             ) from None
 
 
-def _entries(value: object) -> list[FileEntry]:
+def entries(value: object) -> list[FileEntry]:
+    """Return what a listing of the guest's says. Raises `FrameError`."""
     if not isinstance(value, list):
         raise FrameError("file_list: not a list")
     return [_entry(entry) for entry in value]

@@ -57,7 +57,7 @@ class Live:
         self.claimed_kills = 0
         """Of the kernel's kills for memory, those that were the reason of an end already told."""
         self.unknown_kills = 0
-        """Those that may have been of more than one, and so were nobody's."""
+        """Those that no execution was charged with: more than one may have lost a process."""
         self.trust: str | None = None
         """The word of trust it was asked for with, for its answers."""
         self._fresh: KernelReadings | None = fresh

@@ -1,8 +1,8 @@
 """What one execution used of the CPU time of a sandbox in which others run, too.
 
 Used by `deadlines`. The kernel counts for the whole sandbox; the guest says what belongs to others
-by the kernel's word on each of their processes, and that is taken off. The invariant: what nobody
-can be shown to have used counts, and where the guest does not answer, all of it.
+by the kernel's word on each of their processes, and that is taken off. The invariant: time that no
+other execution can be shown to have used counts; where the guest does not answer, all of it counts.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ class _Look(NamedTuple):
     """What the guest said, in seconds."""
 
     mine_s: float
-    """Of its family since that is there."""
+    """CPU time of the execution's family, since the family began."""
     others_s: float
+    """CPU time of all other families."""
     led_s: float | None
-    """Of the first process alone, for this execution: where it never had another."""
+    """CPU time of the family's first process for this execution, if it never had a child."""
 
 
 class Share:
-    """Of one execution or command, by the number of its request."""
+    """The part of one execution or command, which the guest knows by the number of its request."""
 
     __slots__ = ("_base", "_is_unanswered", "_latest", "_live", "_number", "known_s")
 

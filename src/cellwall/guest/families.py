@@ -191,7 +191,7 @@ class Families:
     def spent(self, job: int) -> tuple[int, int] | None:
         """Processor time of a request's family and of all others, in µs; None if it has none.
 
-        What init uses itself, and what nobody waited for, is in no family's.
+        Time that init itself used is in neither, nor that of a process for which none waited.
         """
         if job not in self._jobs:
             return None

@@ -270,7 +270,7 @@ def ended_child() -> int | None:
 
 
 def session_of(pid: int) -> int:
-    """The session of a process that nobody has waited for yet; 0 if it is gone."""
+    """The session of a child that may have ended, before wait4(2); 0 if it is gone."""
     try:
         return os.getsid(pid)
     except OSError:

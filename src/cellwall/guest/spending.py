@@ -1,7 +1,7 @@
 """Processor time of families' processes that have ended; `families` counts those that live.
 
-A process that somebody of its family waited for counts with who waited. The others are children of
-init's at their end, and init learns here what they used.
+A process for which a process of its family waited is in that one's own figure. All others are
+children of init when they end, and init notes here what they used.
 """
 
 from __future__ import annotations

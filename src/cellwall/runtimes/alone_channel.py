@@ -302,7 +302,7 @@ class AloneChannel(GuestChannel):
             return
         try:
             if event == "display":
-                header.pop("metadata", None)  # nobody's here, and it would be looked through
+                header.pop("metadata", None)  # no caller sees it
                 books.show(header, body)
             elif event in ("error", "value"):
                 books.tell_once(event, header, body)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from cellwall.guest.frames import LENGTHS, MAX_EVENT_BODY_BYTES, parse_header
 from cellwall.guest.frames import FrameError as GuestFrameError
 from cellwall.guest.loop import READ
-from cellwall.runtimes.hearing import LARGE_BYTES, TURN_S, Hearing
+from cellwall.runtimes.hearing import TURN_S, Hearing, timed
 
 if TYPE_CHECKING:
     from cellwall.runtimes.late_loop import LateLoop
@@ -38,16 +38,6 @@ _DRAIN_S = 0.005
 _PEER = struct.Struct("3i")
 
 OnFrame = Callable[[dict[str, Any], bytes], None]
-
-
-def _parsed(text: bytes) -> dict[str, Any]:
-    """Take a header apart; how long a large one takes is taken down."""
-    began_s = time.thread_time() if len(text) > LARGE_BYTES else 0.0
-    try:
-        return parse_header(text)
-    finally:
-        if began_s:
-            Hearing.apart_s += time.thread_time() - began_s
 
 
 def _ignore(_header: dict[str, Any], _body: bytes) -> None:
@@ -136,7 +126,7 @@ class Line:
         if len(buffer) < start + body:
             return None
         # Lenient as init: metadata that no JSON can carry costs a display nothing else.
-        header = _parsed(bytes(buffer[LENGTHS.size : start]))
+        header = timed(parse_header, bytes(buffer[LENGTHS.size : start]))
         content = bytes(buffer[start : start + body])
         del buffer[: start + body]
         return header, content

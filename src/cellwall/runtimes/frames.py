@@ -7,12 +7,11 @@ code; the invariant: whatever passes is of the type it claims and can be encoded
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
 from cellwall.model.nesting import MOST_LEVELS, is_nested
-from cellwall.runtimes.hearing import LARGE_BYTES, Hearing
+from cellwall.runtimes.hearing import LARGE_BYTES, timed
 
 _MOST_IN_HEADER = 8192
 """Values that a header may hold. Ours hold some dozen; a list of contexts, or a message with a path
@@ -40,9 +39,12 @@ _decode_json = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_fi
 def strict_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
     """Decode hostile JSON: UTF-8, finite numbers, bounded depth, no lone surrogates.
 
-    How long it takes is taken down, if it is more than a frame may take anyway.
+    The processor time that it takes counts for the turn in which it is decoded (`hearing`).
     """
-    began_s = time.thread_time() if len(data) > LARGE_BYTES else 0.0
+    return timed(_strict_json, data)
+
+
+def _strict_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
     try:
         value = _decode_json(data.decode("utf-8"))
         # Hardly any has as many brackets as levels are allowed, and counting them costs nothing.
@@ -52,9 +54,6 @@ def strict_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
         return _without_surrogates(value) if b"\\u" in data else value
     except (ValueError, RecursionError) as error:
         raise FrameError(f"not JSON: {error}") from None
-    finally:
-        if began_s:
-            Hearing.apart_s += time.thread_time() - began_s
 
 
 def parse_header(text: bytes) -> Any:  # noqa: ANN401 - JSON

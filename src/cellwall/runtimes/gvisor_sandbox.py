@@ -83,9 +83,7 @@ class GvisorSandbox:
         self._watch: MemoryWatch | None = None
         if spec.purpose == "session":
             self._watch = MemoryWatch(
-                made.channel,
-                self._memory_bytes,
-                spec.limits.memory_bytes,
+                *(made.channel, made.groups, OWN_MEMORY_MB << 20, spec.limits.memory_bytes),
                 self._give_up,
             )
         self._fresh = self.readings()
@@ -132,12 +130,6 @@ class GvisorSandbox:
     def fresh(self) -> KernelReadings:
         """What the counters were when it was ready."""
         return self._fresh
-
-    def _memory_bytes(self) -> int:
-        """What the inside uses, without what gVisor itself may and without the host's cache."""
-        groups = self._made.groups
-        now = groups.memory()[0] - (OWN_MEMORY_MB << 20)
-        return now - groups.cached_bytes() if now > self._spec.limits.memory_bytes else now
 
     def readings(self) -> KernelReadings:
         """Counters of the cgroups; what gVisor itself may use is not the program's."""

@@ -13,6 +13,12 @@ milliseconds, and the answer to each request of ours, are free.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
 TURN_S = 0.001
 """Of the loop's time, at a stretch; one frame may take longer."""
 SHARE = 0.1
@@ -33,8 +39,8 @@ _BYTE_S = 2e-9
 """At most so much is taken down for a frame and each byte of it, and what taking its JSON apart
 took: what a caller's callback does is nothing that the inside has said."""
 LARGE_BYTES = 512
-"""JSON of more than that is timed by those who take it apart: a byte takes from 2 to 800 ns. What
-less takes is in the frame's."""
+"""JSON of more than that is timed (`timed`): a byte takes from 2 to 800 ns. What less takes is in
+the frame's."""
 
 
 class Hearing:
@@ -93,7 +99,19 @@ class Hearing:
             Hearing._loud -= 1
 
 
+def timed(decode: Callable[[bytes], T], text: bytes) -> T:
+    """Return `decode(text)`; the processor time that a large text takes counts for this turn."""
+    if len(text) <= LARGE_BYTES:
+        return decode(text)
+    began_s = time.thread_time()
+    try:
+        return decode(text)
+    finally:
+        Hearing.apart_s += time.thread_time() - began_s
+
+
 def _share_of_one() -> float:
     """Of the loop's time, for each of those who say much."""
-    loud = Hearing._loud
+    # One at least: engines on loops of other threads count here, too, and without a lock.
+    loud = max(1, Hearing._loud)
     return (MANY_SHARE + (SHARE - MANY_SHARE) / loud) / loud

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 from cellwall.runtimes.answers import REPLY, ChannelLost, Reply, Single
 
 if TYPE_CHECKING:
+    from cellwall.jail.cgroups import Groups
     from cellwall.runtimes.channel import GuestChannel
 
+_MIB = 1 << 20
 ROOM_MB = 128
 """More than the limit of a session in gVisor: to end what broke it before all of it ends."""
 _PATIENCE_S = 2.0
@@ -25,7 +27,9 @@ _SETTLE_S = 0.5
 """For memory and places of what was ended to be given back."""
 _MOST_S = 0.2
 _LEAST_S = 0.01
-_GROWTH = 2 << 30
+_NEAR_BYTES = ROOM_MB * _MIB // 4
+"""How far above the limit the next look comes at the latest, whatever grows there."""
+_GROWTH = 2048 * _MIB
 """Bytes in a second that a program may fill."""
 
 
@@ -71,18 +75,23 @@ class Shedding:
 
 
 class MemoryWatch:
-    """Looks at a sandbox's memory while it lives, more often the nearer its limit is."""
+    """Looks at the memory of a sandbox with a kernel of its own, more often near its limit."""
 
     def __init__(
         self,
         channel: GuestChannel,
-        read_bytes: Callable[[], int],
+        groups: Groups,
+        own_bytes: int,
         limit_bytes: int,
         on_hopeless: Callable[[], None],
     ) -> None:
-        """Above the limit a family ends; at `ROOM_MB` more the host's kernel ends them all."""
+        """Above the limit a family ends; at `ROOM_MB` more the host's kernel ends them all.
+
+        `own_bytes` of what `groups` count are an allowance for the inside's kernel.
+        """
         self._channel = channel
-        self._read_bytes = read_bytes
+        self._groups = groups
+        self._own_bytes = own_bytes
         self._limit_bytes = limit_bytes
         self._shedding = Shedding("shed", self._count, on_hopeless)
         self.kills = 0
@@ -97,14 +106,19 @@ class MemoryWatch:
         if not self._channel.is_open:
             self._timer = None
             return
-        now = self._read_bytes()
+        now = self._used_bytes()
         if now > self._limit_bytes:
             # What has less than a quarter is not what fills it: files are, for one.
             least = max(now - self._limit_bytes, self._limit_bytes // 4)
             self._shedding.over(self._channel, least)
-        left = self._limit_bytes + (ROOM_MB << 18) - now
+        left = self._limit_bytes + _NEAR_BYTES - now
         pause_s = min(_MOST_S, max(_LEAST_S, left / _GROWTH))
         self._timer = self._loop.call_later(pause_s, self._look)
+
+    def _used_bytes(self) -> int:
+        """What programs use; the host's cache of files is looked up above the limit only."""
+        now = self._groups.memory()[0] - self._own_bytes
+        return now - self._groups.cached_bytes() if now > self._limit_bytes else now
 
     def stop(self) -> None:
         """Look no more; idempotent."""

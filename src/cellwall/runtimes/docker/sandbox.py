@@ -90,9 +90,9 @@ class DockerSandbox:
         self._ended_whole = 0
         self._watch: MemoryWatch | None = None
         if made.own_kernel_bytes and spec.purpose == "session":
-            limit_bytes = spec.limits.memory_bytes
             self._watch = MemoryWatch(
-                made.channel, self._memory_bytes, limit_bytes, self._end_whole
+                *(made.channel, made.groups, made.own_kernel_bytes, spec.limits.memory_bytes),
+                self._end_whole,
             )
 
     @property
@@ -187,12 +187,6 @@ class DockerSandbox:
     @property
     def _shed(self) -> int:
         return self._ended_whole + (0 if self._watch is None else self._watch.kills)
-
-    def _memory_bytes(self) -> int:
-        """What the inside uses, without what its own kernel may and without the host's cache."""
-        groups = self._made.groups
-        now = groups.memory()[0] - self._made.own_kernel_bytes
-        return now - groups.cached_bytes() if now > self._limits.memory_bytes else now
 
     def _end_whole(self) -> None:
         self._ended_whole = 1
