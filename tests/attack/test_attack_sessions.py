@@ -191,16 +191,22 @@ def test_interrupt_reaches_a_cell_and_keeps_its_state(arena: Arena, case: str) -
 
 
 _GRANDCHILD = """
-import os
+import os, time
+while not os.path.exists('begun'): time.sleep(0.02)
 if os.fork() == 0:
     if os.fork() == 0:
         kept = []
         while True: kept.append(bytearray(b'x') * (4 << 20))
     print(os.WTERMSIG(os.wait()[1]), flush=True)
     os._exit(0)
-os.wait()
-open('over', 'w').close()"""
-_WAITS = "import os, time\nwhile not os.path.exists('over'): time.sleep(0.02)"
+os.wait()"""
+_WAITS = """
+import os, time
+open('begun', 'w').close()
+while not os.path.exists('over'): time.sleep(0.02)"""
+
+
+_HAD_A_CHILD = f"import os\nos.wait() if os.fork() else os._exit(0)\n{_WAITS}"
 
 
 @pytest.mark.parametrize("beside", ["cell", "command", "a cell with a child"])
@@ -210,18 +216,14 @@ def test_killed_grandchild_is_never_its_neighbours(arena: Arena, beside: str) ->
     async def attack() -> None:
         async with arena.sandbox(limits={"memory_mb": 256}) as sandbox:
             await sandbox.contexts.create("other")
-            code = (
-                _WAITS
-                if beside != "a cell with a child"
-                else f"os.wait() if os.fork() else os._exit(0)\n{_WAITS}"
-            )
             if beside == "command":
                 running = asyncio.ensure_future(sandbox.commands.run(["python3", "-c", _WAITS]))
             else:
-                await sandbox.run("import os", context="other")
+                code = _WAITS if beside == "cell" else _HAD_A_CHILD
                 running = asyncio.ensure_future(sandbox.run(code, context="other"))  # type: ignore[arg-type]  # any awaitable
             ended = await sandbox.run(_GRANDCHILD)
             assert ended.stdout == "9\n"  # it really was killed
+            await sandbox.files.write("over", "")
             innocent = await running
             assert innocent.outcome.verdict is Verdict.OK
             is_known = beside != "a cell with a child"
