@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cellwall.jail.seccomp import RET_ALLOW, load_policy, parse_policy, syscall_numbers
+from cellwall.linux.seccomp import RET_ALLOW, load_policy, parse_policy, syscall_numbers
 
 TARGET = Path(__file__).with_name("seccomp.json")
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cellwall.jail import hierarchies
-from cellwall.runtimes.jail import JailRuntime
+from cellwall.linux.cgroups import hierarchies
+from cellwall.runtimes.jail.runtime import JailRuntime
 
 if TYPE_CHECKING:
     from arena import Arena
@@ -187,5 +187,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def whole_init(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every sandbox has an init that knows all there is, as where `jail.alone` cannot be used."""
+    """Every sandbox has an init that knows all there is, as where none can be alone."""
     monkeypatch.setattr(JailRuntime, "runs_alone", False)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from arena import Arena
 
-from cellwall.jail import seccomp
+from cellwall.linux import seccomp
 
 USER_ID = 61_234
 ABSENT = frozenset({"ENOSYS", "EAFNOSUPPORT", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT", "ENODEV"})

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.runtimes import guest_bundle, jail_servers
+from cellwall.runtimes import guest_bundle
+from cellwall.runtimes.jail import fork_servers
 
 Drop = Callable[..., None]
 
 
 def _mutated(original: Path, changes: dict[str, str], target: Path) -> Path:
     """Copy a bundle, appending code to the modules named and dropping their compiled form."""
-    wanted = {f"cellwall/jail/{name}.py": code for name, code in changes.items()}
     with zipfile.ZipFile(original) as source, zipfile.ZipFile(target, "w") as copy:
         names = source.namelist()
-        assert set(wanted) <= set(names)
+        wanted = {_only(names, name): code for name, code in changes.items()}
         for name in names:
             if name.removesuffix("c") in wanted and name.endswith(".pyc"):
                 continue
@@ -33,6 +33,16 @@ def _mutated(original: Path, changes: dict[str, str], target: Path) -> Path:
     return target
 
 
+def _only(names: list[str], module: str) -> str:
+    """Return the path of the one module of that name which is not the guest's."""
+    (path,) = (
+        each
+        for each in names
+        if each.endswith(f"/{module}.py") and not each.startswith("cellwall/guest/")
+    )
+    return path
+
+
 def dropping(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Drop:
     """Return `drop(module=code, …)`; fork-servers then start from the copy."""
     real = guest_bundle.build_bundle
@@ -40,7 +50,7 @@ def dropping(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Drop:
     def apply(**changes: str) -> None:
         target = directory / "mutated.pyz"
         monkeypatch.setattr(
-            jail_servers, "build_bundle", lambda *given: _mutated(real(*given), changes, target)
+            fork_servers, "build_bundle", lambda *given: _mutated(real(*given), changes, target)
         )
 
     return apply

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from unprivileged import Finished, OrdinaryUser
 
-from cellwall.jail.linux import mounts, process
+from cellwall.linux.syscalls import mounts, process
 
 FIRST = 0x60000000
 COUNT = 65_536

@@ -13,7 +13,7 @@ from arena import Arena
 from mutations import Drop, dropping
 
 from cellwall import Engine, EngineSettings
-from cellwall.jail import posture
+from cellwall.jail.inspect import posture
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 

@@ -1,9 +1,9 @@
 """A sandbox of one program has an init of forty instructions; its other half is on the host.
 
 What other sandboxes are attacked with reaches these as well: every program without input, files or
-tools runs in one (`jail.alone`). Here is what only they have: a list of calls that a child makes in
-the worker's memory, a listener in the host's hands, init's words, and announcements that the host
-looks into. The controls: programs that do the same things honestly, and a whole init.
+tools runs in one (`jail.fast.single_program`). Here is what only they have: a list of calls that a
+child makes in the worker's memory, a listener in the host's hands, init's words, and announcements
+that the host looks into. The controls: programs that do the same things honestly, and a whole init.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from mutations import Drop, dropping
 
 from cellwall import Engine, EngineSettings, Execution, HostUnsupported, SandboxBroken, Verdict
 from cellwall.engine.live import Live
-from cellwall.jail import orders, plan, posture
-from cellwall.runtimes.alone_channel import AloneChannel
-from cellwall.runtimes.jail import JailRuntime
-from cellwall.runtimes.jail_sandbox import JailSandbox
+from cellwall.jail.inspect import posture
+from cellwall.jail.plan import plan
+from cellwall.jail.processes import clone_request
+from cellwall.runtimes.jail.runtime import JailRuntime
+from cellwall.runtimes.jail.sandbox import JailSandbox
+from cellwall.runtimes.jail.single_program.channel import AloneChannel
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 
@@ -85,8 +87,8 @@ def test_program_alone_has_a_small_init(
 
 
 _FAILING_LISTS = {
-    "orders": """
-from cellwall.jail.linux import script as _script
+    "clone_request": """
+from cellwall.jail.fast import syscall_script as _script
 _understand = Orders._understand
 def _counted(self, said):
     _script.FAIL_AT = said["guest"].get("fail_at", -1)
@@ -94,7 +96,7 @@ def _counted(self, said):
     return _understand(self, said)
 Orders._understand = _counted
 """,
-    "linux/script": """
+    "syscall_script": """
 FAIL_AT = -1
 _init = Script.__init__
 def _failing(self, calls):
@@ -110,15 +112,15 @@ Script.__init__ = _failing
 
 async def _refusal(engine: Engine, number: int) -> str:
     """The words of the refusal when call `number` fails; "" if there is no such call."""
-    real = orders.written
+    real = clone_request.written
 
     def written(shape: plan.Shape, uid: int, guest: Any, start: str, *, is_told: bool) -> bytes:
-        assert start == orders.ALONE
+        assert start == clone_request.ALONE
         return real(shape, uid, {**guest, "fail_at": number}, start, is_told=is_told)
 
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(orders, "written", written)
+            patch.setattr(clone_request, "written", written)
             done = await engine.run("print('seen', flush=True)", env={"OWN": "environment"})
     except HostUnsupported as error:
         return f"{error.errno} {error}" if error.remedy else "no remedy"
@@ -185,7 +187,7 @@ async def _verdict() -> Verdict:
 @pytest.mark.parametrize("what", _GARBAGE)
 def test_garbage_in_the_place_of_words_is_a_sandbox_less(drop: Drop, what: str) -> None:
     """A worker imported packages that nobody reviewed, and a context is a copy of it."""
-    drop(alone=_SPEAKS.format(_GARBAGE[what]))
+    drop(single_program=_SPEAKS.format(_GARBAGE[what]))
     before, began = Traces.now(), time.monotonic()
     assert asyncio.run(_verdict()) is Verdict.SANDBOX_ERROR
     assert time.monotonic() - began < 10
@@ -194,7 +196,7 @@ def test_garbage_in_the_place_of_words_is_a_sandbox_less(drop: Drop, what: str) 
 
 def test_worker_that_says_nothing_of_its_own_is_none_less(drop: Drop) -> None:
     """The control: that the bundle is a mutated copy is not what the refusals are about."""
-    drop(alone=_SPEAKS.format("b''"))
+    drop(single_program=_SPEAKS.format("b''"))
     assert asyncio.run(_verdict()) is Verdict.OK
 
 

@@ -12,7 +12,7 @@ import controls
 import pytest
 from arena import Arena, compiled
 
-from cellwall.jail import seccomp
+from cellwall.linux import seccomp
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 GOLDEN = Path(__file__).parent / "golden" / f"answering_calls.{os.uname().machine}.txt"

@@ -15,7 +15,7 @@ import pytest
 from arena import Arena, control_groups, is_left, is_occupied
 
 from cellwall import Engine, EngineSettings, Event, Execution
-from cellwall.runtimes.jail_groups import GroupKeeper
+from cellwall.runtimes.jail.cgroup_keeper import GroupKeeper
 from conftest import Require
 
 pytestmark = pytest.mark.attack

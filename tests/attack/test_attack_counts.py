@@ -18,7 +18,7 @@ import pytest
 from mutations import Drop, dropping
 
 from cellwall import Engine, EngineSettings
-from cellwall.jail.plan import OWN_COUNTS
+from cellwall.jail.plan.plan import OWN_COUNTS
 from conftest import Require
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
@@ -142,7 +142,7 @@ def filter_syscalls(program):
 """
 PIVOTED = """
 import ctypes as _ctypes
-from cellwall.jail.linux.libc import LIBC as _LIBC, Prepared as _Prepared
+from cellwall.linux.syscalls.libc import LIBC as _LIBC, Prepared as _Prepared
 def _call(number, *words):
     return _Prepared(_LIBC.syscall, (_ctypes.c_long(number), *words), "pivot")
 def _pivoted(self, root):

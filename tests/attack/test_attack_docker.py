@@ -21,7 +21,7 @@ from arena import Arena
 from docker_daemon import Daemon
 
 from cellwall import Engine, EngineSettings, Verdict
-from cellwall.jail.posture import PostureMismatch
+from cellwall.jail.inspect.posture import PostureMismatch
 from cellwall.model.limits import Limits
 from cellwall.runtimes.docker import ids, posture
 from cellwall.runtimes.docker.images import KEY_LABEL

@@ -32,9 +32,10 @@ from cellwall import (
     SandboxBroken,
     Verdict,
 )
-from cellwall.jail.cgroups import Groups
-from cellwall.jail.hierarchies import Layout
-from cellwall.runtimes import guest_bundle, jail_servers
+from cellwall.linux.cgroups.hierarchies import Layout
+from cellwall.linux.cgroups.sandbox_groups import Groups
+from cellwall.runtimes import guest_bundle
+from cellwall.runtimes.jail import fork_servers
 
 pytestmark = pytest.mark.attack
 
@@ -223,24 +224,43 @@ def test_killed_fork_server_is_replaced_and_its_sandboxes_end(arena: Arena, whic
 
 
 _BROKEN = [
-    pytest.param("jail/boot.py", "_build_root(config)", "template's root", id="boot-root"),
     pytest.param(
-        "jail/boot.py", 'process.set_hostname("cellwall")', "template's root", id="boot-uts"
+        "jail/processes/boot.py", "_build_root(config)", "template's root", id="boot-root"
     ),
-    pytest.param("jail/boot.py", "os.setresuid(0, 0, 0)", "user namespace", id="boot-user"),
-    pytest.param("jail/forkserver.py", "report = guest.warm(", "preload", id="preload"),
     pytest.param(
-        "jail/forkserver.py", "guest.warm_sessions(", "preload", id="preload-for-sessions"
+        "jail/processes/boot.py",
+        'process.set_hostname("cellwall")',
+        "template's root",
+        id="boot-uts",
     ),
-    pytest.param("jail/forkserver.py", "pid = worker.cloner.clone()", "clone", id="N16-clone"),
-    pytest.param("jail/forkserver.py", "_write_maps(worker.root_id, ", "id map", id="id-maps"),
-    pytest.param("jail/inside.py", "do_all(lock.become_user)", "_lock", id="become-user"),
-    pytest.param("jail/inside.py", "apply.walk(ready.runs)", "_lock", id="mounts"),
-    pytest.param("jail/inside.py", "do_all(OWN_CGROUP", "_lock", id="cgroup-namespace"),
-    pytest.param("jail/inside.py", "do_all(lock.privileges)", "_lock", id="privileges"),
-    pytest.param("jail/inside.py", "do_all(lock.files)", "_lock", id="landlock"),
-    pytest.param("jail/inside.py", "do_all(lock.filter)", "_lock", id="seccomp"),
-    pytest.param("jail/inside.py", "do_all(lock.descriptors)", "_lock", id="open-files"),
+    pytest.param(
+        "jail/processes/boot.py", "os.setresuid(0, 0, 0)", "user namespace", id="boot-user"
+    ),
+    pytest.param("jail/processes/forkserver.py", "report = guest.warm(", "preload", id="preload"),
+    pytest.param(
+        "jail/processes/forkserver.py", "guest.warm_sessions(", "preload", id="preload-for-sessions"
+    ),
+    pytest.param(
+        "jail/processes/forkserver.py", "pid = worker.cloner.clone()", "clone", id="N16-clone"
+    ),
+    pytest.param(
+        "jail/processes/forkserver.py", "_write_maps(worker.root_id, ", "id map", id="id-maps"
+    ),
+    pytest.param(
+        "jail/processes/sandbox_init.py", "do_all(lock.become_user)", "_lock", id="become-user"
+    ),
+    pytest.param("jail/processes/sandbox_init.py", "apply.walk(ready.runs)", "_lock", id="mounts"),
+    pytest.param(
+        "jail/processes/sandbox_init.py", "do_all(OWN_CGROUP", "_lock", id="cgroup-namespace"
+    ),
+    pytest.param(
+        "jail/processes/sandbox_init.py", "do_all(lock.privileges)", "_lock", id="privileges"
+    ),
+    pytest.param("jail/processes/sandbox_init.py", "do_all(lock.files)", "_lock", id="landlock"),
+    pytest.param("jail/processes/sandbox_init.py", "do_all(lock.filter)", "_lock", id="seccomp"),
+    pytest.param(
+        "jail/processes/sandbox_init.py", "do_all(lock.descriptors)", "_lock", id="open-files"
+    ),
 ]
 
 
@@ -291,7 +311,7 @@ def test_failing_setup_step_is_named_and_leaves_nothing(
     real = guest_bundle.build_bundle
     target = tmp_path / "broken.pyz"
     monkeypatch.setattr(
-        jail_servers,
+        fork_servers,
         "build_bundle",
         lambda *given: _changed(real(*given), file, line, _FAILING, target),
     )
@@ -328,10 +348,10 @@ _STAGES = [
 def test_dirty_preload_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, dirt: str, said: str
 ) -> None:
-    real, file = guest_bundle.build_bundle, "jail/forkserver.py"
+    real, file = guest_bundle.build_bundle, "jail/processes/forkserver.py"
     target = tmp_path / "dirty.pyz"
     monkeypatch.setattr(
-        jail_servers,
+        fork_servers,
         "build_bundle",
         lambda *given: _changed(real(*given), file, stage, dirt, target),
     )
@@ -395,11 +415,13 @@ def test_worker_that_stays_in_a_sandboxs_cgroups_is_found_out(
     real = guest_bundle.build_bundle
 
     def changed(*given: Any) -> Path:
-        return _changed(real(*given), "jail/forkserver.py", line, inserted, tmp_path / "stays.pyz")
+        return _changed(
+            real(*given), "jail/processes/forkserver.py", line, inserted, tmp_path / "stays.pyz"
+        )
 
     before = Traces.now()
     assert asyncio.run(_run_once()).stdout == "45\n"  # the control: the worker as it is
-    monkeypatch.setattr(jail_servers, "build_bundle", changed)
+    monkeypatch.setattr(fork_servers, "build_bundle", changed)
     error = asyncio.run(_refused("print('the nonce that nobody may see')"))
     assert "has not left a sandbox's cgroups" in str(error)
     assert Traces.now() == before

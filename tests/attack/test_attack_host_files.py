@@ -17,7 +17,8 @@ import pytest
 from arena import Arena, compiled
 
 from cellwall.engine.templates import state_dir
-from cellwall.jail import facts, plan
+from cellwall.jail.inspect import host_facts
+from cellwall.jail.plan import plan
 from conftest import require_command
 
 pytestmark = pytest.mark.attack
@@ -203,9 +204,9 @@ print(json.dumps([found, errors]))
 
 
 def _planned() -> set[str]:
-    steps = plan.root_plan(facts.collect(), plan.Root("/template", (), "/guest"))
+    steps = plan.root_plan(host_facts.collect(), plan.Root("/template", (), "/guest"))
     shape = plan.Shape(1, 128, 64, 1000, 30, 16, 64)
-    inner = plan.sandbox_plan(facts.collect(), shape).steps
+    inner = plan.sandbox_plan(host_facts.collect(), shape).steps
     named = {str(getattr(step, "path", getattr(step, "target", ""))) for step in (*steps, *inner)}
     named |= {f"/dev/{name}" for name, _, _ in plan._DEVICES}
     return named | {str(parent) for name in named for parent in Path(name).parents}

@@ -102,7 +102,7 @@ def test_descriptors_in_flight_stop_nobody_elses_program() -> None:
 
 
 def test_descriptors_in_flight_stop_no_program_alone(require: Require) -> None:
-    """With cgroups of the user's own a plain program has the small init (`jail.alone`)."""
+    """With cgroups of the user's own a plain program has the small init (`fast.single_program`)."""
     require("cgroup v1 as root", are_possible(), "no writable hierarchies of version 1")
     with OrdinaryUser() as user, delegated(user) as groups:
 

@@ -14,7 +14,7 @@ import pytest
 from arena import Arena, compiled, unconfined
 
 from cellwall import Engine, EngineSettings, Execution, Verdict
-from cellwall.jail import cgroups, hierarchies
+from cellwall.linux.cgroups import hierarchies, sandbox_groups
 from conftest import Require
 
 pytestmark = pytest.mark.attack
@@ -243,7 +243,7 @@ def test_unread_bytes_of_connections_end_at_the_limit(
         return
     assert _unread_mib(code) < 32
     if memory is not None:
-        monkeypatch.setattr(cgroups, "BUFFERS", "/no such file")
+        monkeypatch.setattr(sandbox_groups, "BUFFERS", "/no such file")
         assert _unread_mib(code) > 96, "the control"
 
 

@@ -14,8 +14,8 @@ from arena import Arena, Traces
 from mutations import Drop, dropping
 
 from cellwall import CellwallError, Engine, EngineSettings, Execution
-from cellwall.jail import posture
-from cellwall.runtimes.jail_sandbox import JailSandbox
+from cellwall.jail.inspect import posture
+from cellwall.runtimes.jail.sandbox import JailSandbox
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 
@@ -52,7 +52,7 @@ def _refusal() -> str:
 
 
 NO_NEW_PRIVS = """
-from cellwall.jail.linux import process as _process
+from cellwall.linux.syscalls import process as _process
 _process.prepare_no_new_privs = lambda: _process.prepare_session(0o22)[1]  # umask: it never fails
 """
 NAMESPACE = "_NAMESPACES &= ~process.CLONE_NEW{}"
@@ -71,11 +71,11 @@ REFUSED = {
     "capabilities": ({"lockdown": "def drop_privileges(last): return ()"}, "CapBnd"),
     # Somebody without an id here can not even make its own work area.
     "ids": ({"lockdown": "def become_user(lock): return ()"}, "mkdir /tmp/shm"),
-    "network-namespace": ({"networks": NO_NETWORK}, "net namespace"),
+    "network-namespace": ({"netns_reuse": NO_NETWORK}, "net namespace"),
     "ipc-namespace": ({"forkserver": NAMESPACE.format("IPC")}, "ipc namespace"),
     "uts-namespace": ({"forkserver": NAMESPACE.format("UTS")}, "uts namespace"),
     "cgroup-namespace": (
-        {"forkserver": NAMESPACE.format("CGROUP"), "inside": "OWN_CGROUP_NAMESPACE = ()"},
+        {"forkserver": NAMESPACE.format("CGROUP"), "sandbox_init": "OWN_CGROUP_NAMESPACE = ()"},
         "cgroup namespace",
     ),
 }
@@ -211,5 +211,5 @@ def test_init_has_no_socket_of_the_worker(drop: Drop) -> None:
     """Through it, code that got hold of init would give the worker's answers."""
     drop()
     assert _shared_with_the_worker() == set()
-    drop(inside=KEEPS_WHAT_THE_WORKER_HAS)
+    drop(sandbox_init=KEEPS_WHAT_THE_WORKER_HAS)
     assert len(_shared_with_the_worker()) == 1

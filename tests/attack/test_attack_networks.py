@@ -1,4 +1,4 @@
-"""Network namespaces that several sandboxes have, one after the other (`jail.networks`).
+"""Network namespaces that several sandboxes have, one after the other (`jail.fast.netns_reuse`).
 
 The witnesses are later sandboxes of the same workers, more than there are workers; in the controls
 a mutated worker lends without looking. Traces of every kind, one by one: `test_jail_networks`.
@@ -103,7 +103,7 @@ async def _calls(engine: Engine) -> set[str]:
 @pytest.mark.parametrize("is_blind", [False, True])
 def test_later_sandbox_sees_no_packet_of_one_before(drop: Drop, is_blind: bool) -> None:
     if is_blind:
-        drop(networks=BLIND)
+        drop(netns_reuse=BLIND)
     seen = _with_engine(_traces)
     assert ("2 1" in seen) is is_blind
     assert "0 0" in seen
@@ -113,7 +113,7 @@ def test_later_sandbox_sees_no_packet_of_one_before(drop: Drop, is_blind: bool) 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_living_neighbour_is_not_on_the_same_loopback(drop: Drop, is_shared: bool) -> None:
     if is_shared:
-        drop(networks=SHARED)
+        drop(netns_reuse=SHARED)
     seen = _with_engine(_calls)
     assert ("through\n" in seen) is is_shared
 
@@ -121,7 +121,7 @@ def test_living_neighbour_is_not_on_the_same_loopback(drop: Drop, is_shared: boo
 @pytest.mark.cgroups
 def test_program_alone_does_not_start_beside_another(drop: Drop) -> None:
     """A second lock: its listener has the same name in each network namespace."""
-    drop(networks=SHARED)
+    drop(netns_reuse=SHARED)
 
     async def beside(engine: Engine) -> str:
         up = asyncio.Event()

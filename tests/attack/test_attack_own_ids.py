@@ -129,7 +129,7 @@ def test_control_without_a_range_the_neighbour_has_nothing_left(user: RangedUser
 
 def test_ids_that_cannot_be_mapped_are_not_used(user: RangedUser) -> None:
     """With no_new_privs set-uid programs give nothing: it is found out, and said."""
-    from cellwall.jail.linux import process
+    from cellwall.linux.syscalls import process
 
     def forbid() -> None:
         process.do(process.prepare_no_new_privs())

@@ -1,7 +1,7 @@
 """D12, N15, F07: the kernel's report of every thread, against an expectation computed here.
 
-Read from the host's /proc by this file's own parser, not by `jail.posture`: the two must come to
-the same by different ways. The invariant: a field the kernel does not report fails.
+Read from the host's /proc by this file's own parser, not by `jail.inspect.posture`: the two must
+come to the same by different ways. The invariant: a field the kernel does not report fails.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from arena import Arena, descendants
 
 from cellwall import AsyncSandbox
 from cellwall.model.limits import Limits
-from cellwall.runtimes.jail_sandbox import JailSandbox
+from cellwall.runtimes.jail.sandbox import JailSandbox
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 MIB = 1024 * 1024

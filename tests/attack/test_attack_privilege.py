@@ -13,7 +13,7 @@ import pytest
 from arena import Arena, descendants
 
 from cellwall import AsyncSandbox
-from cellwall.jail import posture
+from cellwall.jail.inspect import posture
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 

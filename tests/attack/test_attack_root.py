@@ -21,8 +21,8 @@ from mutations import Drop, dropping
 
 from cellwall import Engine, EngineSettings
 from cellwall.engine.templates import state_dir
-from cellwall.jail import layers, posture
-from cellwall.jail.plan import TEMPLATE_ROOT
+from cellwall.jail.inspect import overlay_depth, posture
+from cellwall.jail.plan.plan import TEMPLATE_ROOT
 from conftest import Require
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
@@ -185,7 +185,7 @@ def test_sockets_are_covered_where_no_overlay_can_be_had(
     meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is there when a template's root is made; `doctor` says the rest."""
-    monkeypatch.setattr(layers, "ask", lambda _: layers.Layers(0, "the test says so"))
+    monkeypatch.setattr(overlay_depth, "ask", lambda _: overlay_depth.Layers(0, "the test says so"))
     said = asyncio.run(_one(_CALL.format(folder=str(meeting.path)))).split("\n")
     assert said[:2] == [str(errno.EACCES)] * 2  # the empty file is nobody's to write to
     assert said[2] == "nobody"
@@ -247,7 +247,7 @@ def test_locks_on_shared_files_reach_nobody(meeting: Meeting, drop: Drop, requir
 
 
 def _require_layers(require: Require, wanted: int) -> None:
-    given = layers.ask(["/usr", str(state_dir())])
+    given = overlay_depth.ask(["/usr", str(state_dir())])
     require(f"{wanted} overlays over one another", given.depth >= wanted, given.problem)
 
 

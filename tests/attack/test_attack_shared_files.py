@@ -20,8 +20,9 @@ from arena import Arena
 
 from cellwall import Engine, EngineSettings
 from cellwall.engine.templates import TemplateStore, state_dir
-from cellwall.jail import layers, seccomp
-from cellwall.jail.plan import TEMPLATE_ROOT
+from cellwall.jail.inspect import overlay_depth
+from cellwall.jail.plan.plan import TEMPLATE_ROOT
+from cellwall.linux import seccomp
 from conftest import Require
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
@@ -137,14 +138,14 @@ _ACCEPTED = "a side channel that SECURITY.md does not promise to close; {} would
 
 def _unlayered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the next engine bind shared trees as they are, as where overlays cannot be had."""
-    monkeypatch.setattr(layers, "ask", lambda _: layers.Layers(0, "the test says so"))
+    monkeypatch.setattr(overlay_depth, "ask", lambda _: overlay_depth.Layers(0, "the test says so"))
 
 
 def test_pages_one_sandbox_has_read_are_not_seen_by_another(
     arena: Arena, shared: Shared, require: Require, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """M09: a bit for each page of every shared file, and without noise. No overlay answers that."""
-    given = layers.ask(["/usr", str(state_dir())])
+    given = overlay_depth.ask(["/usr", str(state_dir())])
     require("an overlay over the template", given.depth > 0, given.problem)
     quiet, loud = _looks(arena, shared)
     assert quiet == loud

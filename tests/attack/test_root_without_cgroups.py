@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.root, pytest.mark.attack]
 _HOST = """
 import json, os, sys
 from pathlib import Path
-from cellwall.jail.linux import mounts, process
+from cellwall.linux.syscalls import mounts, process
 
 case, nonce = sys.argv[1:]
 process.unshare(process.CLONE_NEWNS)

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.rootless, pytest.mark.attack]
 _HOST = """
 import os, sys
 from pathlib import Path
-from cellwall.jail.linux import mounts, process
+from cellwall.linux.syscalls import mounts, process
 
 case, program = sys.argv[1], sys.argv[2:]
 uid, gid = os.geteuid(), os.getegid()

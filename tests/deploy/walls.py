@@ -17,8 +17,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from cellwall.jail import seccomp
-from cellwall.jail.linux import mounts, process
+from cellwall.linux import seccomp
+from cellwall.linux.syscalls import mounts, process
 
 OUTSIDE = {
     *("Type", "ExecStart", "Environment", "User", "Group", "StateDirectory", "StateDirectoryMode"),

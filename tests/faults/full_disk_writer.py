@@ -16,7 +16,7 @@ from typing import Any
 
 from stores import ended, execution, opened
 
-from cellwall.jail.linux import mounts
+from cellwall.linux.syscalls import mounts
 from cellwall.model.errors import CellwallError
 from cellwall.store.changes import Accept, Change, Started
 from cellwall.store.store import Store

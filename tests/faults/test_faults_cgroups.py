@@ -20,9 +20,10 @@ import pytest
 from arena import LIMITS, Arena, control_groups, is_left
 
 from cellwall import Engine, EngineSettings, Limits
-from cellwall.jail import hierarchies, leftovers, owner
-from cellwall.jail.engine_groups import EngineGroups
-from cellwall.runtimes import jail_groups
+from cellwall.linux import owner_label
+from cellwall.linux.cgroups import hierarchies, leftovers
+from cellwall.linux.cgroups.engine_tree import EngineGroups
+from cellwall.runtimes.jail import cgroup_keeper
 from conftest import Require
 
 pytestmark = [pytest.mark.attack]
@@ -66,8 +67,8 @@ def _there(paths: set[str]) -> set[str]:
 def test_busy_cgroup_is_counted_retried_and_removed_once_it_is_free(
     monkeypatch: pytest.MonkeyPatch, bystander: subprocess.Popen[bytes]
 ) -> None:
-    monkeypatch.setattr(jail_groups, "_REMOVE_TRIES", 3)
-    monkeypatch.setattr(jail_groups, "_QUARANTINE_FIRST_S", 0.05)
+    monkeypatch.setattr(cgroup_keeper, "_REMOVE_TRIES", 3)
+    monkeypatch.setattr(cgroup_keeper, "_QUARANTINE_FIRST_S", 0.05)
 
     async def scenario() -> None:
         engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
@@ -98,7 +99,7 @@ def test_busy_cgroup_is_counted_retried_and_removed_once_it_is_free(
 def test_engine_closes_though_a_cgroup_stays_busy_and_the_next_sweep_takes_it(
     monkeypatch: pytest.MonkeyPatch, bystander: subprocess.Popen[bytes]
 ) -> None:
-    monkeypatch.setattr(jail_groups, "_REMOVE_TRIES", 3)
+    monkeypatch.setattr(cgroup_keeper, "_REMOVE_TRIES", 3)
 
     async def scenario() -> set[str]:
         engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
@@ -120,7 +121,7 @@ def test_engine_closes_though_a_cgroup_stays_busy_and_the_next_sweep_takes_it(
 
 def test_directories_given_back_twice_serve_one_sandbox_at_a_time() -> None:
     """A worker that dies leaves two who would give back the same ones."""
-    groups = EngineGroups(hierarchies.discover(), owner.new_label())
+    groups = EngineGroups(hierarchies.discover(), owner_label.new_label())
     try:
         first = groups.create(Limits())
         assert groups.take_back(first) == groups.take_back(first) == []
@@ -136,7 +137,7 @@ def test_directories_given_back_twice_serve_one_sandbox_at_a_time() -> None:
 @pytest.mark.cgroups
 def test_the_host_goes_before_all_sandboxes_together() -> None:
     layout = hierarchies.discover()
-    groups = EngineGroups(layout, owner.new_label())
+    groups = EngineGroups(layout, owner_label.new_label())
     try:
         made = groups.create(Limits())
         (own,) = [Path(path) for hierarchy, path in made.paths if "cpu" in hierarchy.controllers]
@@ -154,7 +155,7 @@ def test_directories_that_were_removed_in_part_serve_nobody(
     bystander: subprocess.Popen[bytes],
 ) -> None:
     """A process leaves one after the other, and whoever removes them may come in between."""
-    groups = EngineGroups(hierarchies.discover(), owner.new_label())
+    groups = EngineGroups(hierarchies.discover(), owner_label.new_label())
     try:
         first = groups.create(Limits())
         _join(first.paths[0][1], bystander.pid)
@@ -179,7 +180,7 @@ def test_directories_that_were_removed_in_part_serve_nobody(
 def lookalikes(bystander: subprocess.Popen[bytes]) -> Iterator[list[Path]]:
     """Directories of others that nearly bear our names, each with a process in it."""
     base = hierarchies.discover().hierarchies[0].base
-    alive = owner.new_label()
+    alive = owner_label.new_label()
     boot, namespace, pid, started, nonce = alive.split("-")
     names = [
         f"cellwall.{secrets.token_hex(8)}",
@@ -208,7 +209,7 @@ def test_what_nearly_bears_our_name_is_never_touched(
 ) -> None:
     for path in lookalikes:
         _join(str(path / "1"), bystander.pid)
-        _, kept = leftovers.sweep(hierarchies.discover(), owner.is_dead_in_this_boot)
+        _, kept = leftovers.sweep(hierarchies.discover(), owner_label.is_dead_in_this_boot)
         assert str(path) not in kept
         assert bystander.poll() is None, path
         assert (path / "1").is_dir(), path
@@ -218,11 +219,11 @@ def test_what_bears_a_dead_engines_name_is_swept_with_what_is_in_it(
     bystander: subprocess.Popen[bytes],
 ) -> None:
     """The control: the one difference to the look-alikes is that its owner is certainly dead."""
-    boot, namespace, _, _, nonce = owner.new_label().split("-")
+    boot, namespace, _, _, nonce = owner_label.new_label().split("-")
     path = hierarchies.discover().hierarchies[0].base / f"cellwall.{boot}-{namespace}-1-1-{nonce}"
     (path / "1").mkdir(parents=True)
     _join(str(path / "1"), bystander.pid)
-    leftovers.sweep(hierarchies.discover(), owner.is_dead_in_this_boot)
+    leftovers.sweep(hierarchies.discover(), owner_label.is_dead_in_this_boot)
     assert bystander.wait(10) == -signal.SIGKILL
     assert not path.exists()
 
@@ -260,14 +261,14 @@ def test_label_of_a_reused_pid_is_dead_and_its_new_owner_lives(
     arena: Arena, bystander: subprocess.Popen[bytes], case: str
 ) -> None:
     """The engine that is gone had the pid that the bystander has now, at another time."""
-    boot, namespace, _, _, nonce = owner.new_label().split("-")
-    started = owner.start_time(bystander.pid)
+    boot, namespace, _, _, nonce = owner_label.new_label().split("-")
+    started = owner_label.start_time(bystander.pid)
     assert started is not None
     gone = f"{boot}-{namespace}-{bystander.pid}-{started - 1}-{nonce}"
     path = hierarchies.discover().hierarchies[0].base / f"cellwall.{gone}"
     path.mkdir()
-    assert owner.is_dead(gone)
-    assert not owner.is_dead(f"{boot}-{namespace}-{bystander.pid}-{started}-{nonce}")
+    assert owner_label.is_dead(gone)
+    assert not owner_label.is_dead(f"{boot}-{namespace}-{bystander.pid}-{started}-{nonce}")
     arena.do(arena.engine.sweep())
     assert not path.exists()
     assert bystander.poll() is None

@@ -9,7 +9,7 @@ import pytest
 from entries import embedded
 
 _GIVE_UP = """
-from cellwall.jail import supervisor
+from cellwall.runtimes.jail import fork_server as supervisor
 
 heard, real = 0, supervisor.receive
 

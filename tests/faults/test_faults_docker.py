@@ -20,7 +20,7 @@ from docker_daemon import BROKEN, Daemon
 
 from cellwall.engine.engine import Engine
 from cellwall.engine.settings import EngineSettings
-from cellwall.jail import owner
+from cellwall.linux import owner_label
 from cellwall.model.errors import HostUnsupported, SandboxBroken, UsageError
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Verdict
@@ -230,7 +230,7 @@ def test_sweep_removes_what_dead_engines_left_and_nothing_else(
                 _sleeper(daemon, image, "cellwall-abcdef", "some=label"),
                 _sleeper(daemon, image, "cellwall-2", f"{OWNER_LABEL}x={_dead_label()}"),
                 _sleeper(daemon, image, "cellwall-3", f"{OWNER_LABEL}=nobody"),
-                _sleeper(daemon, image, "cellwall-4", f"{OWNER_LABEL}={owner.new_label()}"),
+                _sleeper(daemon, image, "cellwall-4", f"{OWNER_LABEL}={owner_label.new_label()}"),
             ]
             try:
                 runtime = await made.runtime(name="docker")

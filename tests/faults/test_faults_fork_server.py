@@ -22,10 +22,11 @@ import pytest
 from arena import Arena, Traces, descendants
 
 from cellwall import Engine, EngineSettings, Execution, Verdict
-from cellwall.jail import posture, supervisor
-from cellwall.jail.spawned import Spawned
-from cellwall.jail.worker import Worker
+from cellwall.jail.inspect import posture
 from cellwall.model.errors import HostUnsupported, SandboxBroken
+from cellwall.runtimes.jail import fork_server
+from cellwall.runtimes.jail.child import Spawned
+from cellwall.runtimes.jail.worker import Worker
 from cellwall.testing.bare import BareTemplates
 
 pytestmark = pytest.mark.attack
@@ -74,9 +75,9 @@ def test_start_under_which_it_is_killed_is_made_again(
 ) -> None:
     """Killed right before a worker is asked, and right after it answered with a child."""
     killed: list[int] = []
-    real_spawn = supervisor.ForkServer.spawn
+    real_spawn = fork_server.ForkServer.spawn
 
-    async def kill_workers_parent(server: supervisor.ForkServer, worker: int) -> None:
+    async def kill_workers_parent(server: fork_server.ForkServer, worker: int) -> None:
         assert server._boot is not None
         pids = {"boot": server._boot.pid, "fork-server": server.pid, "worker": worker}
         killed.append(pids[who])
@@ -84,7 +85,7 @@ def test_start_under_which_it_is_killed_is_made_again(
         os.kill(pids[who], signal.SIGKILL)
         await asyncio.to_thread(_wait, gone)
 
-    async def spawn(server: supervisor.ForkServer, worker: Worker, **given: Any) -> Spawned:
+    async def spawn(server: fork_server.ForkServer, worker: Worker, **given: Any) -> Spawned:
         if step == "asked" and not killed:
             await kill_workers_parent(server, worker.pid)
         spawned = await real_spawn(server, worker, **given)
@@ -94,7 +95,7 @@ def test_start_under_which_it_is_killed_is_made_again(
 
     async def attack() -> None:
         before = await _retried(arena)
-        monkeypatch.setattr(supervisor.ForkServer, "spawn", spawn)
+        monkeypatch.setattr(fork_server.ForkServer, "spawn", spawn)
         ended = await arena.engine.run("print('fine')")
         assert len(killed) == 1
         # Or it had begun when its fork-server was given up for the worker: begun is not made again.
@@ -154,9 +155,9 @@ def test_fork_servers_killed_while_they_start_are_made_again_three_times(
     monkeypatch: pytest.MonkeyPatch, kills: int
 ) -> None:
     """Nothing is wrong with the host: one more is the control, and is not called unsupported."""
-    real, launched = supervisor.ForkServer._launch, 0
+    real, launched = fork_server.ForkServer._launch, 0
 
-    def launch(server: supervisor.ForkServer) -> None:
+    def launch(server: fork_server.ForkServer) -> None:
         nonlocal launched
         launched += 1
         real(server)
@@ -166,7 +167,7 @@ def test_fork_servers_killed_while_they_start_are_made_again_three_times(
 
     async def attack() -> Execution | BaseException:
         engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
-        monkeypatch.setattr(supervisor.ForkServer, "_launch", launch)
+        monkeypatch.setattr(fork_server.ForkServer, "_launch", launch)
         try:
             return (await asyncio.gather(engine.run("print(1)"), return_exceptions=True))[0]
         finally:
@@ -202,9 +203,9 @@ def test_one_that_ends_while_it_is_looked_at_is_made_again(
         while Path(f"/proc/{looked_at}").exists():
             time.sleep(0.001)
 
-    real_find, real_arrive = supervisor.ForkServer._find_workers, Worker.arrive
+    real_find, real_arrive = fork_server.ForkServer._find_workers, Worker.arrive
 
-    def find_workers(server: supervisor.ForkServer, count: int) -> None:
+    def find_workers(server: fork_server.ForkServer, count: int) -> None:
         if looking == "_find_workers" and not seen:
             end(server.pid, server.pid)
         with _noting(seen):
@@ -218,7 +219,7 @@ def test_one_that_ends_while_it_is_looked_at_is_made_again(
 
     async def attack() -> None:
         engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
-        monkeypatch.setattr(supervisor.ForkServer, "_find_workers", find_workers)
+        monkeypatch.setattr(fork_server.ForkServer, "_find_workers", find_workers)
         monkeypatch.setattr(Worker, "arrive", arrive)
         try:
             assert (await engine.run("print('fine')")).stdout == "fine\n"
@@ -244,9 +245,9 @@ def test_template_that_always_loses_its_fork_server_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The control: it is tried four times and no oftener, and the error says what was lost."""
-    real, asked = supervisor.ForkServer.spawn, 0
+    real, asked = fork_server.ForkServer.spawn, 0
 
-    async def spawn(server: supervisor.ForkServer, worker: Worker, **given: Any) -> Spawned:
+    async def spawn(server: fork_server.ForkServer, worker: Worker, **given: Any) -> Spawned:
         nonlocal asked
         asked += 1
         os.kill(server.pid, signal.SIGKILL)
@@ -254,7 +255,7 @@ def test_template_that_always_loses_its_fork_server_is_given_up(
 
     async def attack() -> str:
         engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
-        monkeypatch.setattr(supervisor.ForkServer, "spawn", spawn)
+        monkeypatch.setattr(fork_server.ForkServer, "spawn", spawn)
         try:
             ended = await asyncio.gather(engine.run("print(1)"), return_exceptions=True)
             return str(ended[0])

@@ -20,7 +20,7 @@ from arena import Arena, control_groups, descendants
 from entries import running
 
 from cellwall import AsyncSandbox, Engine, EngineSettings, Execution, Verdict
-from cellwall.jail import hierarchies
+from cellwall.linux.cgroups import hierarchies
 from cellwall.model.errors import CellwallError, HostUnsupported
 from cellwall.runtimes import gvisor, gvisor_bundle, gvisor_witness
 from cellwall.testing.bare import BareTemplates

@@ -23,14 +23,14 @@ from cellwall.engine import engine, oneshot
 from cellwall.engine.execution import Attempt, BeforeCode, OnEvent, Work
 from cellwall.engine.live import Live
 from cellwall.engine.requests import Request
-from cellwall.jail import posture
-from cellwall.jail.spawned import Spawned
+from cellwall.jail.inspect import posture
 from cellwall.model.errors import CapacityError, SandboxBroken
 from cellwall.model.outcome import Verdict
-from cellwall.runtimes.alone_channel import AloneChannel
 from cellwall.runtimes.channel import GuestChannel
 from cellwall.runtimes.cpus import Cpus
-from cellwall.runtimes.jail_sandbox import JailSandbox
+from cellwall.runtimes.jail.child import Spawned
+from cellwall.runtimes.jail.sandbox import JailSandbox
+from cellwall.runtimes.jail.single_program.channel import AloneChannel
 from conftest import Require
 
 pytestmark = pytest.mark.attack

@@ -16,7 +16,7 @@ from entries import embedded
 
 _CHANGE = """
 from pathlib import Path
-from cellwall.jail.linux import mounts, process
+from cellwall.linux.syscalls import mounts, process
 
 async def main():
     engine = bare()
@@ -48,7 +48,7 @@ def change():
 """
 _HANDLER = """
 import tempfile
-from cellwall.jail import facts
+from cellwall.jail.inspect import host_facts
 
 pattern = tempfile.NamedTemporaryFile("w+")
 

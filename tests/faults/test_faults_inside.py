@@ -19,7 +19,8 @@ from arena import LIMITS, Arena, fresh_peak_kib, peak_kib
 
 from cellwall import AsyncSandbox, Engine, EngineSettings, Execution, Verdict
 from cellwall.engine.aftermath import ENDING_S
-from cellwall.runtimes import guest_bundle, jail_servers
+from cellwall.runtimes import guest_bundle
+from cellwall.runtimes.jail import fork_servers
 
 pytestmark = pytest.mark.attack
 _SOON_S = 2.0
@@ -170,7 +171,7 @@ def test_garbage_on_the_channel_ends_the_sandbox_and_costs_us_nothing(
         engine = Engine(settings=EngineSettings(pool_min=0, pool_max=0))
         try:
             with monkeypatch.context() as patched:
-                patched.setattr(jail_servers, "build_bundle", build)
+                patched.setattr(fork_servers, "build_bundle", build)
                 await (await engine.runtime()).warm(await engine.template("python"))
             before_kib, began = fresh_peak_kib(), time.monotonic()
             ended = await engine.run("print('up')", timeout=20, limits=limits)

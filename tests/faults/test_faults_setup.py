@@ -17,8 +17,10 @@ import pytest
 from arena import Traces
 
 from cellwall import Engine, EngineSettings, HostUnsupported
-from cellwall.jail import orders, plan
-from cellwall.runtimes import guest_bundle, jail_servers
+from cellwall.jail.plan import plan
+from cellwall.jail.processes import clone_request
+from cellwall.runtimes import guest_bundle
+from cellwall.runtimes.jail import fork_servers
 
 pytestmark = pytest.mark.attack
 
@@ -36,7 +38,7 @@ def do_all(calls):
         _do_all((call,))
 """
 _READ = """
-        from cellwall.jail.linux import libc
+        from cellwall.linux.syscalls import libc
         libc.FAIL_AT, libc.made = guest.get("fail_at", -1), 0
 """
 
@@ -45,9 +47,9 @@ def _counting(bundle: Path, target: Path) -> Path:
     with zipfile.ZipFile(bundle) as old, zipfile.ZipFile(target, "w") as new:
         for name in old.namelist():
             data = old.read(name)
-            if name == "cellwall/jail/linux/libc.py":
+            if name == "cellwall/linux/syscalls/libc.py":
                 data += _COUNTING.encode()
-            if name == "cellwall/jail/inside.py":
+            if name == "cellwall/jail/processes/sandbox_init.py":
                 marked = b"        _lock(order.ready, channel, wait_r)\n"
                 assert data.count(marked) == 1
                 data = data.replace(marked, _READ.encode() + marked)
@@ -59,14 +61,14 @@ def _counting(bundle: Path, target: Path) -> Path:
 
 async def _step(engine: Engine, number: int) -> str:
     """The words of the refusal when call `number` fails; "" if there was no such call."""
-    real = orders.written
+    real = clone_request.written
 
     def written(shape: plan.Shape, uid: int, guest: Any, start: str, *, is_told: bool) -> bytes:
         return real(shape, uid, {**guest, "fail_at": number}, start, is_told=is_told)
 
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(orders, "written", written)
+            patch.setattr(clone_request, "written", written)
             done = await engine.run("print('seen', flush=True)", env={"OWN": "environment"})
     except HostUnsupported as error:
         return f"{error.errno} {error}" if error.remedy else "no remedy"
@@ -86,7 +88,7 @@ def test_every_call_of_the_set_up_that_fails_is_named_and_leaves_nothing(
 ) -> None:
     real = guest_bundle.build_bundle
     monkeypatch.setattr(
-        jail_servers,
+        fork_servers,
         "build_bundle",
         lambda *given: _counting(real(*given), tmp_path / "counting.pyz"),
     )

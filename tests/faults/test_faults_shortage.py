@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from entries import embedded
 
-from cellwall.jail import hierarchies
+from cellwall.linux.cgroups import hierarchies
 from conftest import Require
 
 pytestmark = [pytest.mark.attack]

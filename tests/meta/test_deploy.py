@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cellwall.jail import seccomp
+from cellwall.linux import seccomp
 
 ROOT = Path(__file__).parents[2]
 PROFILE = ROOT / "deploy" / "seccomp.json"

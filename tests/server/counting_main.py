@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 from cellwall.apps.cli.main import main
-from cellwall.jail.linux import mounts, process
+from cellwall.linux.syscalls import mounts, process
 
 _numbers = itertools.count(1)
 

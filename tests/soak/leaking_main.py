@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
 
 from counting_main import serve
 
-from cellwall.jail.linux import mounts
+from cellwall.linux.syscalls import mounts
 from cellwall.server.tracked import Tracked
 
 _OBJECTS, _BYTES = 100, 512 * 1024

@@ -1,6 +1,6 @@
 """A second reading of the policy text, to hold the compiler against.
 
-It shares no code with `cellwall.jail.seccomp`: regular expressions instead of a word parser, and
+It shares no code with `cellwall.linux.seccomp`: regular expressions instead of a word parser, and
 a list walked top to bottom instead of a program. Tests call it; nothing else does. Should the two
 ever be made to import from each other, they would be wrong together and the tests blind.
 """
@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-_PACKAGE = Path(__file__).resolve().parents[2] / "src" / "cellwall" / "jail"
+_PACKAGE = Path(__file__).resolve().parents[2] / "src" / "cellwall" / "linux"
 _CONDITION = re.compile(
     r"\s*(?P<half>low|high)32\(arg(?P<arg>[0-5])\)"
     r"(?:\s*&\s*(?P<mask>\w+))?"

@@ -15,11 +15,11 @@ import pytest
 
 from cellwall.guest.first import IDLE
 from cellwall.guest.frames import encode
-from cellwall.jail import facts
-from cellwall.jail.linux import machine
-from cellwall.runtimes.alone_channel import AloneChannel, Parts
+from cellwall.jail.fast import machine_code
+from cellwall.jail.inspect import host_facts
 from cellwall.runtimes.answers import REPLY, RUN, ChannelLost, GuestRefused
-from cellwall.runtimes.late_loop import LateLoop
+from cellwall.runtimes.jail.single_program.channel import AloneChannel, Parts
+from cellwall.runtimes.jail.single_program.lazy_loop import LateLoop
 
 _EXIT_3 = 3 << 8
 _SOON_S = 5
@@ -94,7 +94,7 @@ class Inside:
 
     def end(self, status: int = _EXIT_3) -> None:
         """Say how the context ended, as init does."""
-        self.channel.send(machine.END.pack(machine.END_TAG, status, 1, 5, 2, 6, 77))
+        self.channel.send(machine_code.END.pack(machine_code.END_TAG, status, 1, 5, 2, 6, 77))
 
     def say(self, header: dict[str, Any], body: bytes = b"") -> None:
         """Say something as the context does."""
@@ -168,7 +168,7 @@ def test_request_is_read_from_the_channel_by_the_context() -> None:
 def test_words_may_come_in_pieces(size: int) -> None:
     async def play(inside: Inside) -> None:
         inside.execute()
-        word = IDLE + machine.END.pack(machine.END_TAG, 9, 0, 0, 0, 0, 0)
+        word = IDLE + machine_code.END.pack(machine_code.END_TAG, 9, 0, 0, 0, 0, 0)
         for start in range(0, len(word), size):
             inside.channel.send(word[start : start + size])
             await asyncio.sleep(0)
@@ -442,12 +442,12 @@ def test_other_processes_are_not_heard() -> None:
 def test_end_is_foreseen_only_where_its_code_is_shown(
     monkeypatch: pytest.MonkeyPatch, is_shown: bool
 ) -> None:
-    monkeypatch.setattr(facts, "sees_exit_codes", lambda: is_shown)
+    monkeypatch.setattr(host_facts, "sees_exit_codes", lambda: is_shown)
 
     async def play(inside: Inside) -> None:
         inside.host.context_pid, inside.host._init_pid = ended, os.getpid()
         inside.execute()
-        inside.channel.send(machine.MARK)
+        inside.channel.send(machine_code.MARK)
         inside.host.poll()
         assert inside.heard.kinds == ["done"] * is_shown
         inside.end()
@@ -489,7 +489,7 @@ def test_marks_without_an_end_are_no_end_and_are_heard_seldom() -> None:
     async def play(inside: Inside) -> None:
         inside.execute()
         for _ in range(20):
-            inside.channel.send(machine.MARK)
+            inside.channel.send(machine_code.MARK)
             await asyncio.sleep(0)
         assert inside.heard.kinds == []
         # From the fourth on nobody listens for a while.

@@ -12,10 +12,10 @@ import pytest
 
 from cellwall.guest.frames import encode
 from cellwall.guest.loop import READ
-from cellwall.runtimes import alone_lines
-from cellwall.runtimes.alone_lines import Line, Lines, Turn
 from cellwall.runtimes.hearing import TURN_S
-from cellwall.runtimes.late_loop import LateLoop
+from cellwall.runtimes.jail.single_program import connections as alone_lines
+from cellwall.runtimes.jail.single_program.connections import Line, Lines, Turn
+from cellwall.runtimes.jail.single_program.lazy_loop import LateLoop
 
 _FRAME = encode({"ev": "display", "kind": "display"}, b"{}")
 _SOON_S = 5

@@ -23,8 +23,9 @@ from cellwall.apps.bench.machine import describe
 from cellwall.apps.bench.processes import descendants, holdings, pss_bytes
 from cellwall.apps.bench.report import Result, as_json, markdown
 from cellwall.apps.bench.runner import QUICK, Bench
-from cellwall.jail import hierarchies, owner
-from cellwall.jail.engine_groups import EngineGroups, most_spare_directories
+from cellwall.linux import owner_label
+from cellwall.linux.cgroups import hierarchies
+from cellwall.linux.cgroups.engine_tree import EngineGroups, most_spare_directories
 from cellwall.model.limits import Limits
 from conftest import Require
 
@@ -157,7 +158,7 @@ def test_network_a_worker_keeps_is_counted_with_all_its_descriptors(tmp_path: Pa
 def test_cgroups_of_this_process_are_counted_by_kind(tmp_path: Path, require: Require) -> None:
     layout = hierarchies.discover()
     require("cgroups", {"memory", "pids"} <= layout.hard, layout.why_not)
-    groups = EngineGroups(layout, owner.new_label())
+    groups = EngineGroups(layout, owner_label.new_label())
     before = holdings(tmp_path)
     made = groups.create(Limits())
     more = holdings(tmp_path)

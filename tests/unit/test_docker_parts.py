@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cellwall.jail.seccomp import RET_ALLOW, load_policy, parse_policy
+from cellwall.linux.seccomp import RET_ALLOW, load_policy, parse_policy
 from cellwall.model.errors import CapacityError
 from cellwall.model.limits import Limits
 from cellwall.runtimes.docker import base_files, ids, inside, layers, posture, seccomp_profile

@@ -17,7 +17,7 @@ from guest_host import Host, descriptors_of, is_alive, wait_until
 
 from cellwall.guest import context
 from cellwall.guest.link import Link
-from cellwall.jail import posture
+from cellwall.jail.inspect import posture
 
 
 def _real_context(link: Link, config: dict[str, Any]) -> None:

@@ -16,9 +16,9 @@ import forked
 import pytest
 
 from cellwall.guest import first, leaving, processes
-from cellwall.jail import facts
-from cellwall.jail.linux import process
-from cellwall.jail.linux.libc import SyscallError
+from cellwall.jail.inspect import host_facts
+from cellwall.linux.syscalls import process
+from cellwall.linux.syscalls.libc import SyscallError
 from conftest import Require
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -70,7 +70,7 @@ def test_exit_code_of_one_that_is_not_dumpable_is_shown_to_whom_the_facts_say() 
 
     with _child(leave) as pid:
         _wait_dead(pid)
-        assert leaving.status_of(pid) in ([9 << 8] if facts.sees_exit_codes() else [9 << 8, 0])
+        assert leaving.status_of(pid) in ([9 << 8] if host_facts.sees_exit_codes() else [9 << 8, 0])
 
 
 def test_root_of_a_user_namespace_does_not_see_every_exit_code(require: Require) -> None:
@@ -79,8 +79,8 @@ def test_root_of_a_user_namespace_does_not_see_every_exit_code(require: Require)
             process.unshare(process.CLONE_NEWUSER)
         except SyscallError:
             return None
-        facts.sees_exit_codes.cache_clear()
-        return facts.sees_exit_codes()
+        host_facts.sees_exit_codes.cache_clear()
+        return host_facts.sees_exit_codes()
 
     seen = forked.answer(look)
     require("namespaces", seen is not None, "a user may not make a user namespace here")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.jail import plan, steps
+from cellwall.jail.plan import plan, steps
 from cellwall.model.errors import HostUnsupported
 from cellwall.model.limits import Limits
 from cellwall.runtimes import gvisor_binary, gvisor_bundle, gvisor_root, gvisor_sandbox

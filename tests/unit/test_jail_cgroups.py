@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.jail import cgroups, hierarchies, leftovers, owner
-from cellwall.jail.linux import mounts
+from cellwall.linux import owner_label
+from cellwall.linux.cgroups import hierarchies, leftovers, sandbox_groups
+from cellwall.linux.syscalls import mounts
 from cellwall.model.errors import HostUnsupported
 from cellwall.model.limits import Limits
 
@@ -205,12 +206,12 @@ def test_v2_without_write_access_says_so(host: Host) -> None:
 # -- what is written -------------------------------------------------------------------------
 
 
-def _v2_groups(path: Path) -> cgroups.Groups:
+def _v2_groups(path: Path) -> sandbox_groups.Groups:
     for name in ("memory.max", "memory.swap.max", "memory.oom.group", "pids.max", "cpu.max"):
         (path / name).write_text("")
     (path / "cgroup.procs").write_text("")
     controllers = frozenset({"memory", "pids", "cpu"})
-    return cgroups.Groups(((hierarchies.Hierarchy(2, controllers, path.parent), str(path)),))
+    return sandbox_groups.Groups(((hierarchies.Hierarchy(2, controllers, path.parent), str(path)),))
 
 
 def _text(path: Path) -> str:
@@ -224,7 +225,7 @@ def test_v2_limits_are_written_in_the_kernels_words(tmp_path: Path) -> None:
         "memory.max": str(64 * 1024 * 1024),
         "memory.swap.max": "0",
         "memory.oom.group": "0",
-        "pids.max": str(LIMITS.processes + cgroups.OWN_PROCESSES),
+        "pids.max": str(LIMITS.processes + sandbox_groups.OWN_PROCESSES),
         "cpu.max": "50000 100000",
         "cgroup.procs": "",
     }
@@ -255,7 +256,7 @@ def test_v2_counters_are_read(tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def _every_directory_is_another_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cgroups, "_there", set())
+    monkeypatch.setattr(sandbox_groups, "_there", set())
 
 
 @pytest.mark.parametrize(("before", "after"), [(64, 32), (32, 64)])
@@ -263,7 +264,7 @@ def test_v1_memory_and_swap_keep_their_order(tmp_path: Path, before: int, after:
     """memory.memsw must never be below memory, whichever way a limit moves: EINVAL otherwise."""
     order = []
 
-    class Recording(cgroups.Groups):
+    class Recording(sandbox_groups.Groups):
         def _set(self, path: str, value: str) -> None:
             order.append(os.path.basename(path))
             super()._set(path, value)
@@ -284,19 +285,19 @@ def test_v1_buffers_of_connections_have_a_quarter_beside_the_memory(tmp_path: Pa
     for name in ("memory.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes"):
         (tmp_path / name).write_text("")
     hierarchy = hierarchies.Hierarchy(1, frozenset({"memory"}), tmp_path.parent)
-    cgroups.Groups(((hierarchy, str(tmp_path)),)).apply(Limits(memory_mb=64))
+    sandbox_groups.Groups(((hierarchy, str(tmp_path)),)).apply(Limits(memory_mb=64))
     assert _text(tmp_path / "memory.limit_in_bytes") == str(64 << 20)
     assert _text(tmp_path / "memory.kmem.tcp.limit_in_bytes") == str(16 << 20)
 
 
-def _v1_groups(path: Path, peak: int = 3) -> cgroups.Groups:
+def _v1_groups(path: Path, peak: int = 3) -> sandbox_groups.Groups:
     texts = {"pids.peak": f"{peak}\n", "cpuacct.usage": "5000000000\n"}
     for name in ("pids.max", "cpu.cfs_quota_us", "cgroup.procs"):
         texts[name] = ""
     for name, text in texts.items():
         (path / name).write_text(text)
     controllers = frozenset({"pids", "cpu", "cpuacct"})
-    return cgroups.Groups(((hierarchies.Hierarchy(1, controllers, path.parent), str(path)),))
+    return sandbox_groups.Groups(((hierarchies.Hierarchy(1, controllers, path.parent), str(path)),))
 
 
 @pytest.mark.parametrize(("peak", "is_kept"), [(16, True), (17, False)])
@@ -325,7 +326,7 @@ def test_set_up_keeps_a_limit_of_processes_that_has_room_for_it(
 ) -> None:
     groups = _v1_groups(tmp_path)
     if before is not None:
-        groups.apply(replace(LIMITS, processes=before - cgroups.OWN_PROCESSES))
+        groups.apply(replace(LIMITS, processes=before - sandbox_groups.OWN_PROCESSES))
     groups.apply(replace(LIMITS, processes=10), guests=1)
     assert _text(tmp_path / "pids.max") == str(after)
     groups.apply(replace(LIMITS, processes=10))
@@ -335,28 +336,30 @@ def test_set_up_keeps_a_limit_of_processes_that_has_room_for_it(
 def test_the_posture_expects_engine_and_sandbox_names(tmp_path: Path) -> None:
     path = tmp_path / "cellwall.label" / "sandbox"
     hierarchy = hierarchies.Hierarchy(2, frozenset(), tmp_path)
-    groups = cgroups.Groups(((hierarchy, str(path)),))
+    groups = sandbox_groups.Groups(((hierarchy, str(path)),))
     assert groups.expected_lines() == {":cellwall.label/sandbox"}
-    assert groups.expected_lines() <= cgroups.places("0::/some/cellwall.label/sandbox\n")
+    assert groups.expected_lines() <= sandbox_groups.places("0::/some/cellwall.label/sandbox\n")
 
 
 def test_each_controller_has_its_own_place(tmp_path: Path) -> None:
     """A process that is in the right directory of one hierarchy only is not where it should be."""
     pids = hierarchies.Hierarchy(1, frozenset({"pids"}), tmp_path)
     cpu = hierarchies.Hierarchy(1, frozenset({"cpu", "cpuacct"}), tmp_path)
-    both = cgroups.Groups(((pids, "/p/cellwall.label/spare0"), (cpu, "/c/cellwall.label/spare0")))
+    both = sandbox_groups.Groups(
+        ((pids, "/p/cellwall.label/spare0"), (cpu, "/c/cellwall.label/spare0"))
+    )
     right = "8:pids:/cellwall.label/spare0\n1:cpu,cpuacct:/cellwall.label/spare0\n0::/\n"
-    assert both.expected_lines() <= cgroups.places(right)
+    assert both.expected_lines() <= sandbox_groups.places(right)
     for wrong in ("8:pids:/cellwall.label/spare1", "8:pids:/"):
         text = right.replace("8:pids:/cellwall.label/spare0", wrong)
-        assert not both.expected_lines() <= cgroups.places(text)
+        assert not both.expected_lines() <= sandbox_groups.places(text)
 
 
 def test_a_sweep_touches_no_label_it_cannot_judge(tmp_path: Path) -> None:
     (tmp_path / "cellwall.somebody-elses").mkdir()
-    (tmp_path / f"cellwall.{owner.new_label()}").mkdir()
+    (tmp_path / f"cellwall.{owner_label.new_label()}").mkdir()
     layout = hierarchies.Layout((hierarchies.Hierarchy(2, frozenset(), tmp_path),))
-    assert leftovers.sweep(layout, owner.is_dead) == (0, [])
+    assert leftovers.sweep(layout, owner_label.is_dead) == (0, [])
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -375,7 +378,7 @@ def test_sweep_finds_a_dead_engine_in_a_cgroup_that_is_not_ours(tmp_path: Path) 
 def test_sweep_survives_a_sandbox_of_another_engine_that_ends_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    busy = tmp_path / f"cellwall.{owner.new_label()}"
+    busy = tmp_path / f"cellwall.{owner_label.new_label()}"
     (busy / "1").mkdir(parents=True)
     real = os.scandir
 

@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from cellwall.jail import copies
+from cellwall.linux import host_copies
 
 
 def _names(folder: Path) -> set[str]:
@@ -23,7 +23,7 @@ def test_what_others_may_not_read_is_not_copied(tmp_path: Path) -> None:
         (source / name).chmod(mode)
     (source / "link").symlink_to("open/private")
     (source / "folder-link").symlink_to("open")
-    copies.copy(str(source), str(target))
+    host_copies.copy(str(source), str(target))
     assert _names(target) == {"open", "open/public", "link", "folder-link"}
     assert os.readlink(target / "link") == "open/private"
     assert (target / "folder-link").is_symlink()
@@ -38,6 +38,6 @@ def test_what_is_no_file_is_left_out(tmp_path: Path) -> None:
         made.bind(str(source / "socket"))
     (source / "program").write_text("#!/bin/sh\n")
     (source / "program").chmod(0o755)
-    copies.copy(str(source), str(tmp_path / "target"))
+    host_copies.copy(str(source), str(tmp_path / "target"))
     assert _names(tmp_path / "target") == {"program"}
     assert (tmp_path / "target/program").stat().st_mode & 0o777 == 0o555

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from cellwall.jail import posture
+from cellwall.jail.inspect import posture
 from cellwall.runtimes.cpus import Cpus
 
 

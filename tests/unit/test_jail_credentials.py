@@ -9,7 +9,7 @@ import os
 import forked
 import pytest
 
-from cellwall.jail.linux import process
+from cellwall.linux.syscalls import process
 
 pytestmark = pytest.mark.root
 

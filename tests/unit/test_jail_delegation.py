@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 from unprivileged import SOURCES, OrdinaryUser
 
-from cellwall.jail.delegation import NAME, step_aside
-from cellwall.jail.hierarchies import View
-from cellwall.jail.linux import mounts
+from cellwall.linux.cgroups.delegation import NAME, step_aside
+from cellwall.linux.cgroups.hierarchies import View
+from cellwall.linux.syscalls import mounts
 from conftest import require_capability
 
 _MOVE = """
 import json, os, sys
 from dataclasses import replace
 from pathlib import Path
-from cellwall.jail import delegation
-from cellwall.jail.hierarchies import View
+from cellwall.linux.cgroups import delegation
+from cellwall.linux.cgroups.hierarchies import View
 
 class Told(type(Path())):  # a hybrid host's v2 tree has no controllers: the one thing made up
     def read_text(self, encoding=None, errors=None):

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from cellwall.jail import environment
+from cellwall.jail.protocol import environment
 
 
 @pytest.fixture

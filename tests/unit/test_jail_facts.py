@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from cellwall.jail import facts
+from cellwall.jail.inspect import host_facts
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -16,7 +16,7 @@ def _is_open_to_others(name: str) -> bool:
 
 
 def test_each_entry_of_proc_is_covered_or_of_roots_alone() -> None:
-    found = facts.collect()
+    found = host_facts.collect()
     entries = {
         each.name
         for each in Path("/proc").iterdir()
@@ -26,13 +26,13 @@ def test_each_entry_of_proc_is_covered_or_of_roots_alone() -> None:
 
 
 def test_only_what_is_closed_to_all_others_is_left_uncovered() -> None:
-    found = facts.collect()
+    found = host_facts.collect()
     assert [name for name in found.proc_closed if _is_open_to_others(name)] == []
     assert [name for name in found.proc_files if not _is_open_to_others(name)] == []
 
 
 def test_who_belongs_to_others_is_refused_what_is_closed() -> None:
-    names = facts.collect().proc_closed
+    names = host_facts.collect().proc_closed
     if os.geteuid() != 0:
         refused = [name for name in names if not os.access(f"/proc/{name}", os.R_OK)]
     else:

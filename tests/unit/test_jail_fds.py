@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from forked import answer
 
-from cellwall.jail import fds
+from cellwall.jail.protocol import fds
 
 Pair = tuple[socket.socket, socket.socket]
 

@@ -12,7 +12,9 @@ from typing import Any, cast
 
 import pytest
 
-from cellwall.jail import fds, forkserver, networks
+from cellwall.jail.fast import netns_reuse
+from cellwall.jail.processes import forkserver
+from cellwall.jail.protocol import fds
 
 
 class _Cloner:
@@ -29,7 +31,7 @@ class _Cloner:
         return pid
 
 
-class _NoNetworks(networks.Networks):
+class _NoNetworks(netns_reuse.Networks):
     """This process stays where it is; what is tested comes after."""
 
     def __init__(self) -> None:

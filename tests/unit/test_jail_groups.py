@@ -15,10 +15,10 @@ from typing import Any, cast
 
 import pytest
 
-from cellwall.jail.hierarchies import Layout
-from cellwall.jail.worker import Worker
-from cellwall.runtimes import jail_groups
-from cellwall.runtimes.jail_groups import GroupKeeper
+from cellwall.linux.cgroups.hierarchies import Layout
+from cellwall.runtimes.jail import cgroup_keeper
+from cellwall.runtimes.jail.cgroup_keeper import GroupKeeper
+from cellwall.runtimes.jail.worker import Worker
 
 _WORKER = cast(Worker, object())
 
@@ -42,7 +42,7 @@ class _Moves:
 @pytest.fixture
 def moves(monkeypatch: pytest.MonkeyPatch) -> _Moves:
     made = _Moves()
-    monkeypatch.setattr(jail_groups, "time", SimpleNamespace(monotonic=lambda: made.now_s))
+    monkeypatch.setattr(cgroup_keeper, "time", SimpleNamespace(monotonic=lambda: made.now_s))
     monkeypatch.setattr(GroupKeeper, "_move", lambda _, *asked: made.move(*asked))
     monkeypatch.setattr(GroupKeeper, "workers_move_themselves", True)
     return made
@@ -75,15 +75,15 @@ def test_a_quick_kernel_is_asked_on_the_loop(moves: _Moves) -> None:
 
 def test_a_slow_kernel_is_asked_by_a_thread_until_it_had_a_rest(moves: _Moves) -> None:
     async def work(keeper: GroupKeeper) -> None:
-        moves.takes_s = 3 * jail_groups._SLOW_S
+        moves.takes_s = 3 * cgroup_keeper._SLOW_S
         while not moves.threads or moves.threads[-1]:
             await _moved(keeper)
         assert len(moves.threads) < 6
-        assert moves.now_s < keeper._rests_until < moves.now_s + jail_groups._REST_S
+        assert moves.now_s < keeper._rests_until < moves.now_s + cgroup_keeper._REST_S
         await _moved(keeper)
         assert moves.threads[-2:] == [False, False]
         moves.takes_s = 0.0
-        moves.now_s += jail_groups._REST_S
+        moves.now_s += cgroup_keeper._REST_S
         for _ in range(20):
             await _moved(keeper)
         assert all(moves.threads[-20:])

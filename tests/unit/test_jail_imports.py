@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.runtimes import jail_servers
 from cellwall.runtimes.guest_bundle import build_bundle
+from cellwall.runtimes.jail import fork_servers
 
 FORBIDDEN = {
     "asyncio",
@@ -26,8 +26,12 @@ FORBIDDEN = {
     "typing_extensions",
 }
 _STAGES = {
-    "boot": ("cellwall.jail.entry", "cellwall.jail.boot"),
-    "forkserver": ("cellwall.jail.entry", "cellwall.jail.forkserver", "cellwall.jail.inside"),
+    "boot": ("cellwall.jail.processes.entry", "cellwall.jail.processes.boot"),
+    "forkserver": (
+        "cellwall.jail.processes.entry",
+        "cellwall.jail.processes.forkserver",
+        "cellwall.jail.processes.sandbox_init",
+    ),
     "init": ("cellwall.guest.init",),
 }
 _LIST = """
@@ -46,7 +50,7 @@ print(json.dumps(where))
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The very archive the jail starts."""
     where = tmp_path_factory.mktemp("bundle")
-    return Path(build_bundle(where, jail_servers._BUNDLE, "cellwall.jail.entry:main"))
+    return Path(build_bundle(where, fork_servers._BUNDLE, "cellwall.jail.processes.entry:main"))
 
 
 def _imported(bundle: Path, modules: tuple[str, ...]) -> dict[str, str]:
@@ -83,7 +87,7 @@ def test_the_list_can_find_what_it_forbids(bundle: Path) -> None:
 
 
 def test_every_module_of_the_guest_can_be_imported_from_the_bundle(bundle: Path) -> None:
-    root = Path(jail_servers.__file__).parents[1] / "guest"
+    root = Path(fork_servers.__file__).parents[1] / "guest"
     stems = (path.stem for path in root.glob("[!_]*.py"))
     names = tuple(f"cellwall.guest.{stem}" for stem in stems)
     assert set(names) <= set(_imported(bundle, names))

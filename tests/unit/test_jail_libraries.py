@@ -10,7 +10,7 @@ from conftest import Require
 
 _SHARED = """
     import _bz2, _decimal, _json, ctypes, hashlib, os, sys
-    from cellwall.jail.linux import huge_pages, libraries
+    from cellwall.jail.fast import huge_pages, libraries
 
     def of_files(*permissions):
         return [each for each in huge_pages.mappings()

@@ -13,7 +13,7 @@ from conftest import Require
 _HAS_COLLAPSE = tuple(int(word) for word in platform.release().split(".")[:2]) >= (6, 1)
 _SHARED = """
     import gc, json, sys
-    from cellwall.jail.linux import huge_pages, memory
+    from cellwall.jail.fast import huge_pages, heap_layout as memory
 
     def huge(start, end):
         "Bytes of huge pages in the mappings that begin there."

@@ -19,9 +19,9 @@ from typing import Any
 import forked
 import pytest
 
-from cellwall.jail import networks
-from cellwall.jail.linux import process
-from cellwall.jail.linux.libc import SyscallError
+from cellwall.jail.fast import netns_reuse
+from cellwall.linux.syscalls import process
+from cellwall.linux.syscalls.libc import SyscallError
 from conftest import Require
 
 _OWN = process.CLONE_NEWUSER | process.CLONE_NEWNET
@@ -122,13 +122,13 @@ def _inhabitant(work: Work) -> int:
     return pidfd
 
 
-def _networks() -> networks.Networks:
+def _networks() -> netns_reuse.Networks:
     process.unshare(_OWN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    return networks.Networks()
+    return netns_reuse.Networks()
 
 
-def _lend(nets: networks.Networks, work: Work, *, is_ended: bool = True) -> int:
+def _lend(nets: netns_reuse.Networks, work: Work, *, is_ended: bool = True) -> int:
     """Where one was lent to somebody; we wait for his end."""
     nets.enter()
     place = _here()
@@ -168,12 +168,14 @@ def test_network_is_lent_again_if_nobody_left_a_trace(trace: str) -> None:
 def test_network_of_a_living_sandbox_is_lent_to_nobody_else() -> None:
     def several() -> list[int]:
         nets = _networks()
-        waits = [_lend(nets, signal.pause, is_ended=False) for _ in range(networks.MOST_KEPT + 3)]
+        waits = [
+            _lend(nets, signal.pause, is_ended=False) for _ in range(netns_reuse.MOST_KEPT + 3)
+        ]
         assert not [pidfd for pidfd, _ in nets._poller.poll(0)]
         return waits
 
     places = forked.answer(several)
-    assert len(set(places)) == networks.MOST_KEPT + 3
+    assert len(set(places)) == netns_reuse.MOST_KEPT + 3
 
 
 def test_socket_somebody_else_holds_is_a_trace() -> None:
@@ -202,7 +204,7 @@ def test_no_more_than_the_latest_are_kept_and_home_is_where_it_was() -> None:
         for _ in range(3):
             _lend(nets, _nothing)
         again = len(os.listdir("/proc/self/fd"))
-        for _ in range(3 * networks.MOST_KEPT):
+        for _ in range(3 * netns_reuse.MOST_KEPT):
             _lend(nets, signal.pause, is_ended=False)
         return {
             "same": before == again,
@@ -214,8 +216,8 @@ def test_no_more_than_the_latest_are_kept_and_home_is_where_it_was() -> None:
     found = forked.answer(many)
     assert found["same"]
     assert found["home"]
-    assert found["kept"] == networks.MOST_KEPT
-    assert found["descriptors"] == 8 * (networks.MOST_KEPT - 1)
+    assert found["kept"] == netns_reuse.MOST_KEPT
+    assert found["descriptors"] == 8 * (netns_reuse.MOST_KEPT - 1)
 
 
 def test_one_that_was_lent_to_nobody_is_given_back() -> None:
@@ -234,7 +236,7 @@ def test_one_that_was_lent_to_nobody_is_given_back() -> None:
 def test_kernel_that_says_too_little_has_a_new_one_for_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(networks, "_COUNTED", "sockstat-of-another-kernel")
+    monkeypatch.setattr(netns_reuse, "_COUNTED", "sockstat-of-another-kernel")
 
     def twice() -> tuple[int, int]:
         nets = _networks()
@@ -272,9 +274,9 @@ def test_no_word_of_a_last_group_comes_in_the_next_ones_time() -> None:
 
     def look() -> list[str]:
         process.unshare(_OWN)
-        made = networks.Networks()
+        made = netns_reuse.Networks()
         made.enter()
-        return [open(f"/proc/sys/net/{name}").read() for name in networks._REPORTS]
+        return [open(f"/proc/sys/net/{name}").read() for name in netns_reuse._REPORTS]
 
     assert forked.answer(look) == ["86400000\n"] * 2
 
@@ -288,7 +290,7 @@ def test_counts_of_the_machine_are_roots_alone() -> None:
     def look() -> list[list[int]]:
         process.unshare(_OWN)
         before = modes()
-        networks.Networks().enter()
+        netns_reuse.Networks().enter()
         return [before, modes()]
 
     assert forked.answer(look) == [[0o444, 0o555], [0o400, 0o500]]

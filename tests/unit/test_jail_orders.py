@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from cellwall.jail import orders, plan, seccomp
+from cellwall.jail.plan import plan
+from cellwall.jail.processes import clone_request
+from cellwall.linux import seccomp
 
 FACTS = plan.HostFacts((), ("usr",), (), (), (), (), ("processor: 0\n",), "6", "#1", 40, 4)
 SHAPE = plan.Shape(
@@ -17,14 +19,14 @@ GUEST = {"home": "/home/user", "contexts": ["main"]}
 
 
 @pytest.fixture
-def known() -> orders.Orders:
+def known() -> clone_request.Orders:
     """What a worker remembers that was asked for nothing yet."""
     program = seccomp.compile_policy(seccomp.load_policy(), "x86_64")
-    return orders.Orders(FACTS, program, 40)
+    return clone_request.Orders(FACTS, program, 40)
 
 
-def test_an_order_is_read_as_it_was_written(known: orders.Orders) -> None:
-    data = orders.written(SHAPE, 7, GUEST | {"home": "h\u00e9 } {"}, "exec", is_told=True)
+def test_an_order_is_read_as_it_was_written(known: clone_request.Orders) -> None:
+    data = clone_request.written(SHAPE, 7, GUEST | {"home": "h\u00e9 } {"}, "exec", is_told=True)
     uid, order = known.read(data)
     assert (uid, order.start, order.is_told) == (7, "exec", True)
     assert order.guest == GUEST | {"home": "h\u00e9 } {"}
@@ -32,16 +34,16 @@ def test_an_order_is_read_as_it_was_written(known: orders.Orders) -> None:
     assert len(order.ready.lockdown.files) > len(decided.read_exec)
 
 
-def test_only_the_uid_is_new_in_the_next_one(known: orders.Orders) -> None:
-    _, first = known.read(orders.written(SHAPE, 1, GUEST, "fork"))
-    uid, second = known.read(orders.written(SHAPE, 2, GUEST, "fork"))
+def test_only_the_uid_is_new_in_the_next_one(known: clone_request.Orders) -> None:
+    _, first = known.read(clone_request.written(SHAPE, 1, GUEST, "fork"))
+    uid, second = known.read(clone_request.written(SHAPE, 2, GUEST, "fork"))
     assert (uid, second is first) == (2, True)
 
 
-def test_limits_of_one_do_not_reach_another(known: orders.Orders) -> None:
-    _, small = known.read(orders.written(SHAPE, 1, GUEST, "fork"))
-    _, large = known.read(orders.written(replace(SHAPE, memory_mb=4096), 1, GUEST, "fork"))
-    _, told = known.read(orders.written(SHAPE, 1, GUEST, "fork", is_told=True))
+def test_limits_of_one_do_not_reach_another(known: clone_request.Orders) -> None:
+    _, small = known.read(clone_request.written(SHAPE, 1, GUEST, "fork"))
+    _, large = known.read(clone_request.written(replace(SHAPE, memory_mb=4096), 1, GUEST, "fork"))
+    _, told = known.read(clone_request.written(SHAPE, 1, GUEST, "fork", is_told=True))
     sizes = [json.dumps([each.step for each in order.ready.runs]) for order in (small, large)]
     assert sizes[0] == sizes[1]  # the same steps,
     assert small.ready.runs != large.ready.runs  # with other arguments
@@ -49,17 +51,17 @@ def test_limits_of_one_do_not_reach_another(known: orders.Orders) -> None:
     assert (small.is_told, told.is_told) == (False, True)
 
 
-def test_what_callers_choose_is_forgotten_again(known: orders.Orders) -> None:
+def test_what_callers_choose_is_forgotten_again(known: clone_request.Orders) -> None:
     """A plan is 100 KiB, and limits are the caller's choice."""
-    for memory_mb in range(64, 64 + 4 * orders._REMEMBERED):
-        known.read(orders.written(replace(SHAPE, memory_mb=memory_mb), 1, GUEST, "fork"))
-        assert len(known._known) <= orders._REMEMBERED
-        assert len(known._plans) <= orders._REMEMBERED
-    first, again = (known.read(orders.written(SHAPE, 1, GUEST, "fork"))[1] for _ in range(2))
+    for memory_mb in range(64, 64 + 4 * clone_request._REMEMBERED):
+        known.read(clone_request.written(replace(SHAPE, memory_mb=memory_mb), 1, GUEST, "fork"))
+        assert len(known._known) <= clone_request._REMEMBERED
+        assert len(known._plans) <= clone_request._REMEMBERED
+    first, again = (known.read(clone_request.written(SHAPE, 1, GUEST, "fork"))[1] for _ in range(2))
     assert first is again
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"x {}", b'1 {"shape": {}}', b"1 null"])
-def test_what_is_no_order_is_none(known: orders.Orders, data: bytes) -> None:
+def test_what_is_no_order_is_none(known: clone_request.Orders, data: bytes) -> None:
     with pytest.raises((ValueError, TypeError, KeyError)):
         known.read(data)

@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from cellwall.jail import plan, steps, views
-from cellwall.jail.linux import mounts
+from cellwall.jail.plan import plan, steps, views
+from cellwall.linux.syscalls import mounts
 
 FACTS = plan.HostFacts(
     root_links=(("bin", "usr/bin"), ("lib64", "usr/lib64")),

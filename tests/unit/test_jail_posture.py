@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from cellwall.jail import plan, posture
-from cellwall.jail.steps import Lockdown
+from cellwall.jail.inspect import posture
+from cellwall.jail.plan import plan
+from cellwall.jail.plan.steps import Lockdown
 
 NAMESPACES = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
 HOST = {name: f"{name}:[1]" for name in NAMESPACES}

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.jail import facts, probe, trial
-from cellwall.jail.probe_counts import Counts, judge
+from cellwall.jail.inspect import host_facts, probe
+from cellwall.jail.inspect.probe_counts import Counts, judge
+from cellwall.linux import trial
 from cellwall.model.errors import HostUnsupported
 
 
@@ -30,7 +31,7 @@ def test_core_pattern_is_a_caution_where_no_limit_stops_it(pattern: str, grade: 
 
 
 def _host(monkeypatch: pytest.MonkeyPatch, pattern: Path, hard: int) -> None:
-    monkeypatch.setattr(facts, "_CORE_PATTERN", str(pattern))
+    monkeypatch.setattr(host_facts, "_CORE_PATTERN", str(pattern))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (0, hard))
 
 
@@ -49,7 +50,7 @@ def test_core_limit_is_one_where_that_can_be_had(
 ) -> None:
     (tmp_path / "pattern").write_text(pattern + "\n")
     _host(monkeypatch, tmp_path / "pattern", hard)
-    assert facts.core_limit() == limit
+    assert host_facts.core_limit() == limit
     assert [found.grade for found in probe._core_limit()] == ["PASS"]
 
 
@@ -62,7 +63,7 @@ def test_handler_of_crashes_that_nothing_stops_is_refused(
         (tmp_path / "pattern").write_text(pattern)
     _host(monkeypatch, tmp_path / "pattern", 0)
     with pytest.raises(HostUnsupported, match="RLIMIT_CORE") as caught:
-        facts.core_limit()
+        host_facts.core_limit()
     assert "ulimit -Hc" in str(caught.value)
     (found,) = probe._core_limit()
     assert (found.grade, found.remedy) == ("FAIL", caught.value.remedy)

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import pytest
 
-from cellwall.jail import posture, soft
+from cellwall.jail.inspect import posture, usage_sums
 from cellwall.runtimes import process_boot
 from cellwall.runtimes.process_sandbox import _process_use
 
@@ -152,9 +152,9 @@ def test_memory_is_counted_once_however_many_share_it(
     source: str, fork: str, processes: int
 ) -> None:
     with _tree("", 1) as pid:
-        bare = soft.Meter(pid).read().memory_bytes
+        bare = usage_sums.Meter(pid).read().memory_bytes
     with _tree(source + fork, processes) as pid:
-        sums = soft.Meter(pid).read()
+        sums = usage_sums.Meter(pid).read()
     assert sums.processes == processes
     assert _HOLD * MIB <= sums.memory_bytes <= (_HOLD + 8 * processes) * MIB + bare
 
@@ -162,7 +162,7 @@ def test_memory_is_counted_once_however_many_share_it(
 def test_page_tables_count() -> None:
     """8192 of them, in each a page that the kernel has once for all: the one of zeros."""
     with _tree(_STRIDES, 1) as pid:
-        sums = soft.Meter(pid).read()
+        sums = usage_sums.Meter(pid).read()
     assert 32 * MIB <= sums.memory_bytes <= 64 * MIB
 
 
@@ -178,36 +178,38 @@ def test_who_may_not_be_looked_into_counts_whole(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(posture, "read_text", closed)
     for source in (_ANONYMOUS, _SHARED):
         with _tree(source + _CHILDREN, 4) as pid:
-            assert soft.Meter(pid).read().memory_bytes >= _HOLD * MIB
+            assert usage_sums.Meter(pid).read().memory_bytes >= _HOLD * MIB
 
 
 def test_more_children_than_a_page_names_count() -> None:
     with _tree(_MANY, 901) as pid:
-        assert soft.Meter(pid).read().processes == 901
+        assert usage_sums.Meter(pid).read().processes == 901
 
 
 def test_the_work_area_counts_but_not_twice() -> None:
     with _tree(_SHARED, 1) as pid:
-        without = soft.Meter(pid).read().memory_bytes
-        assert soft.Meter(pid).read(_HOLD * MIB // 2).memory_bytes == without
-        assert soft.Meter(pid).read(2 * _HOLD * MIB).memory_bytes >= without + (_HOLD - 1) * MIB
+        without = usage_sums.Meter(pid).read().memory_bytes
+        assert usage_sums.Meter(pid).read(_HOLD * MIB // 2).memory_bytes == without
+        assert (
+            usage_sums.Meter(pid).read(2 * _HOLD * MIB).memory_bytes >= without + (_HOLD - 1) * MIB
+        )
 
 
 def test_cpu_of_children_that_ended_counts() -> None:
     with _tree(_BURN, 1) as pid:
-        assert soft.Meter(pid).read().cpu_s >= 0.15
+        assert usage_sums.Meter(pid).read().cpu_s >= 0.15
 
 
 def test_cpu_of_children_that_nobody_waited_for_counts_as_far_as_it_was_seen() -> None:
     with _tree(_BURN_AND_STAY, 2) as pid:
-        meter = soft.Meter(pid)
+        meter = usage_sums.Meter(pid)
         seen_s = meter.read().cpu_s
         assert seen_s >= 0.15
         (child,) = posture.children(pid)
         os.kill(child, signal.SIGKILL)
         while meter.read().processes > 1:
             pass
-        assert soft.Meter(pid).read().cpu_s < 0.15, "the kernel has forgotten it"
+        assert usage_sums.Meter(pid).read().cpu_s < 0.15, "the kernel has forgotten it"
         assert meter.read().cpu_s >= seen_s
 
 
@@ -215,33 +217,33 @@ def test_what_could_not_be_measured_is_measured_by_the_next_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with _tree(_ANONYMOUS, 1) as pid:
-        meter = soft.Meter(pid)
+        meter = usage_sums.Meter(pid)
 
         def exhausted(_pid: int, _thread: int) -> tuple[int, int]:
             raise OSError(24, "Too many open files")
 
         with monkeypatch.context() as patch:
-            patch.setattr(soft, "_proportional_bytes", exhausted)
+            patch.setattr(usage_sums, "_proportional_bytes", exhausted)
             assert meter.read().memory_bytes == 0
         assert meter.read().memory_bytes >= _HOLD * MIB
 
 
 def test_without_a_descriptor_to_look_with_the_last_look_stands() -> None:
     with _tree(_ANONYMOUS, 1) as pid:
-        meter = soft.Meter(pid)
+        meter = usage_sums.Meter(pid)
         seen = meter.read()
         soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard_limit))
         try:
-            found = meter.read(), soft.Meter(pid).read()
+            found = meter.read(), usage_sums.Meter(pid).read()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft_limit, hard_limit))
-        assert found == (seen, soft.Sums(0.0, 0, 0))
+        assert found == (seen, usage_sums.Sums(0.0, 0, 0))
         assert meter.read() == seen
 
 
 def test_a_tree_that_is_gone_holds_nothing() -> None:
-    assert soft.Meter(4_194_304).read() == soft.Sums(0.0, 0, 0)
+    assert usage_sums.Meter(4_194_304).read() == usage_sums.Sums(0.0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +253,7 @@ def test_a_tree_that_is_gone_holds_nothing() -> None:
 )
 def test_what_threads_hold_and_make_counts(source: str, processes: int) -> None:
     with _tree(source, processes) as pid:
-        assert soft.Meter(pid).read().memory_bytes >= _HOLD * MIB
+        assert usage_sums.Meter(pid).read().memory_bytes >= _HOLD * MIB
         below = (pid, *process_boot.descendants(pid))
         assert sum(_process_use(each)[1] for each in below) >= _HOLD * MIB  # of `process`
 
@@ -260,17 +262,17 @@ def test_memory_is_measured_again_only_where_something_was_touched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     measured: list[int] = []
-    measure = soft._proportional_bytes
+    measure = usage_sums._proportional_bytes
 
     def counting(pid: int, thread: int) -> tuple[int, int]:
         measured.append(pid)
         return measure(pid, thread)
 
-    monkeypatch.setattr(soft, "_proportional_bytes", counting)
+    monkeypatch.setattr(usage_sums, "_proportional_bytes", counting)
     with _talking_tree(_GROW, 1) as child:
         assert child.stdin is not None
         assert child.stdout is not None
-        meter = soft.Meter(child.pid)
+        meter = usage_sums.Meter(child.pid)
         found = [meter.read().memory_bytes]
         for _ in range(3):
             child.stdin.write(b"!")
@@ -295,8 +297,8 @@ def _wait_asleep(pid: int) -> None:
 def test_mappings_count_as_the_memory_that_they_are(source: str) -> None:
     """Split into 20,000; the control is the same interpreter without them."""
     with _talking_tree("", 1) as quiet, _talking_tree(source, 1) as busy:
-        plain = soft.Meter(quiet.pid).read().memory_bytes
-        meter = soft.Meter(busy.pid)
+        plain = usage_sums.Meter(quiet.pid).read().memory_bytes
+        meter = usage_sums.Meter(busy.pid)
         split = meter.read().memory_bytes
     assert 20_000 * 200 < split - plain < 20_000 * 300 + 4 * MIB
 
@@ -305,7 +307,7 @@ def test_mappings_of_a_program_that_nobody_may_read_count_by_its_size() -> None:
     def refuse(path: str) -> int:
         raise PermissionError(13, path)
 
-    process = soft._process(os.getpid())
+    process = usage_sums._process(os.getpid())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(soft, "_lines", refuse)
-        assert 1000 < soft._mappings(process, 7) <= 65_530
+        patch.setattr(usage_sums, "_lines", refuse)
+        assert 1000 < usage_sums._mappings(process, 7) <= 65_530

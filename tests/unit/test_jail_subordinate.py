@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.jail import id_maps, subordinate, uids
-from cellwall.jail.subordinate import SLICE, Asked, Outer, listed, mapped
+from cellwall.linux import subordinate_ids, uid_ranges
+from cellwall.linux.subordinate_ids import SLICE, Asked, Outer, listed, mapped
+from cellwall.linux.syscalls import id_maps
 from cellwall.model.errors import CapacityError, HostUnsupported
 
 
@@ -55,12 +56,12 @@ def test_slices_come_from_the_end_and_do_not_meet() -> None:
 
 
 @pytest.fixture
-def ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> uids.Ids:
-    monkeypatch.setattr(uids, "_own_folder", lambda: tmp_path)
-    return uids.Ids(True, Outer(100_000, 100_000, 2 * SLICE), "for a test")
+def ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> uid_ranges.Ids:
+    monkeypatch.setattr(uid_ranges, "_own_folder", lambda: tmp_path)
+    return uid_ranges.Ids(True, Outer(100_000, 100_000, 2 * SLICE), "for a test")
 
 
-def test_a_fork_server_holds_a_slice_until_it_ends(ids: uids.Ids) -> None:
+def test_a_fork_server_holds_a_slice_until_it_ends(ids: uid_ranges.Ids) -> None:
     first, second = ids.hold(), ids.hold()
     assert {first.base, second.base} == {100_000, 100_000 + SLICE}
     assert first.inner_base == second.inner_base == 1
@@ -71,10 +72,10 @@ def test_a_fork_server_holds_a_slice_until_it_ends(ids: uids.Ids) -> None:
 
 
 def test_without_any_all_share_one_and_say_so() -> None:
-    ids = uids.Ids(True, None, "for a test", "have some")
+    ids = uid_ranges.Ids(True, None, "for a test", "have some")
     assert ids.are_shared
     assert ids.hold().base == os.geteuid()
-    assert not uids.Ids(False, None, "root").are_shared
+    assert not uid_ranges.Ids(False, None, "root").are_shared
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770])
@@ -84,17 +85,17 @@ def test_locks_of_a_folder_that_others_may_write_are_none(
     folder = tmp_path / "locks"
     folder.mkdir()
     folder.chmod(mode)
-    monkeypatch.setattr(uids, "Path", lambda _name: folder)
+    monkeypatch.setattr(uid_ranges, "Path", lambda _name: folder)
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(HostUnsupported, match="not this user's alone"):
-        uids._own_folder()
+        uid_ranges._own_folder()
 
 
 def test_ids_that_are_refused_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     outer = Outer(1, 1, SLICE, (("uid", "/bin/false"), ("gid", "/bin/false")))
-    monkeypatch.setattr(subordinate, "_of_the_lists", lambda: Asked(outer, "listed"))
-    monkeypatch.setattr(subordinate, "_of_our_own", lambda: Asked(outer, "listed"))
-    asked = subordinate.ask()
+    monkeypatch.setattr(subordinate_ids, "_of_the_lists", lambda: Asked(outer, "listed"))
+    monkeypatch.setattr(subordinate_ids, "_of_our_own", lambda: Asked(outer, "listed"))
+    asked = subordinate_ids.ask()
     assert asked.outer is None
     assert "/bin/false has refused it" in asked.detail
 

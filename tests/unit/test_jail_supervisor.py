@@ -16,10 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.jail import facts, plan, spawned, supervisor
-from cellwall.jail.launch import Settings
-from cellwall.jail.spawned import Spawned, hear, pid_of
+from cellwall.jail.inspect import host_facts
+from cellwall.jail.plan import plan
 from cellwall.model.errors import HostUnsupported, SandboxBroken
+from cellwall.runtimes.jail import child as spawned
+from cellwall.runtimes.jail import fork_server
+from cellwall.runtimes.jail.child import Spawned, hear, pid_of
+from cellwall.runtimes.jail.launch import Settings
 
 _WAITING = "import sys; print('up', flush=True); sys.stdin.read()"
 
@@ -219,7 +222,7 @@ def _start(tmp_path: Path, says: str) -> None:
 
     async def scenario() -> None:
         before = _open()
-        server = supervisor.ForkServer(_settings(guest), facts.collect())
+        server = fork_server.ForkServer(_settings(guest), host_facts.collect())
         try:
             await server.start()
         finally:
@@ -266,7 +269,7 @@ def test_a_worker_that_ended_and_was_replaced_is_noticed(tmp_path: Path) -> None
     guest.write_text(_SAY.format(_PROGRAMS_ONLY.format(_REPLACED)), encoding="utf-8")
 
     async def scenario() -> None:
-        server = supervisor.ForkServer(_settings(guest), facts.collect())
+        server = fork_server.ForkServer(_settings(guest), host_facts.collect())
         await server.start()
         with pytest.raises(SandboxBroken, match="a worker has ended"):
             await server.complete(0)
@@ -284,7 +287,7 @@ def test_a_fork_server_cannot_have_its_host_killed(tmp_path: Path, handed: str) 
     guest.write_text(_SAY.format(_HANDS_BACK.format(answer)), encoding="utf-8")
 
     async def scenario() -> None:
-        server = supervisor.ForkServer(_settings(guest), facts.collect())
+        server = fork_server.ForkServer(_settings(guest), host_facts.collect())
         await server.start()
         before = _open()
         shape = plan.Shape(1, 64, 64, 100, 10, 8, 64)
@@ -305,7 +308,7 @@ def test_a_child_that_died_early_is_told_with_its_own_cause(tmp_path: Path) -> N
     guest.write_text(_SAY.format(_HANDS_BACK.format("[dead()]")), encoding="utf-8")
 
     async def scenario() -> None:
-        server = supervisor.ForkServer(_settings(guest), facts.collect())
+        server = fork_server.ForkServer(_settings(guest), host_facts.collect())
         await server.start()
         shape = plan.Shape(1, 64, 64, 100, 10, 8, 64)
         worker = await server.take_worker("program")
@@ -339,7 +342,7 @@ def test_a_clone_that_somebody_killed_is_no_lack_of_the_hosts(
     guest.write_text(_SAY.format(refuses.format("[]", number)), encoding="utf-8")
 
     async def scenario() -> None:
-        server = supervisor.ForkServer(_settings(guest), facts.collect())
+        server = fork_server.ForkServer(_settings(guest), host_facts.collect())
         await server.start()
         worker = await server.take_worker("program")
         shape = plan.Shape(1, 64, 64, 100, 10, 8, 64)
@@ -368,7 +371,7 @@ def test_sessions_that_cannot_be_had_are_refused_with_the_reason(
     wanted = "without a word" if after == "silent" else "preload IPython: no"
 
     async def scenario() -> None:
-        server = supervisor.ForkServer(_settings(guest), facts.collect())
+        server = fork_server.ForkServer(_settings(guest), host_facts.collect())
         await server.start()
         await server.take_worker("program")
         told = await asyncio.gather(
@@ -398,7 +401,7 @@ def test_fork_server_that_is_gone_before_it_goes_on_refuses_sessions(tmp_path: P
     guest.write_text(_SAY.format(_PROGRAMS_ONLY.format("pass")), encoding="utf-8")
 
     async def scenario() -> None:
-        server = supervisor.ForkServer(_settings(guest), facts.collect())
+        server = fork_server.ForkServer(_settings(guest), host_facts.collect())
         await server.start()
         os.kill(server.pid, signal.SIGKILL)  # it waits to be told to go on
         while server.is_usable:  # noqa: ASYNC110 - the kernel tells of it to who asks

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from cellwall.runtimes import jail_watchdog
-from cellwall.runtimes.jail_watchdog import Watchdog
+from cellwall.runtimes.jail import memory_watchdog
+from cellwall.runtimes.jail.memory_watchdog import Watchdog
 
 _MANY = 25
 
@@ -29,7 +29,7 @@ class Box:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jail_watchdog, "_ROUND_S", 0.001)
+    monkeypatch.setattr(memory_watchdog, "_ROUND_S", 0.001)
 
 
 async def _rounds(boxes: list[Box], count: int) -> None:
@@ -75,7 +75,7 @@ def test_a_look_that_fails_ends_no_watch() -> None:
 def test_the_idle_are_looked_at_less_often_but_in_time(
     monkeypatch: pytest.MonkeyPatch, idle_looks: int, after_s: float
 ) -> None:
-    monkeypatch.setattr(jail_watchdog, "_ROUND_S", 0.05)
+    monkeypatch.setattr(memory_watchdog, "_ROUND_S", 0.05)
     box = Box(idle_looks)
     watchdog = Watchdog({box})
     watchdog._seen_s[box] = 100.0
@@ -90,7 +90,7 @@ def test_looks_that_are_dear_leave_most_of_the_loop_to_others() -> None:
 
         def look() -> None:
             begun = clock.time()
-            while clock.time() - begun < 2 * jail_watchdog._STRETCH_S:
+            while clock.time() - begun < 2 * memory_watchdog._STRETCH_S:
                 pass
             took.append(clock.time() - begun)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import forked
 import pytest
 
-from cellwall.jail.linux import landlock
+from cellwall.linux.syscalls import landlock
 
 ABI = landlock.abi()
 pytestmark = pytest.mark.skipif(ABI == 0, reason="this kernel offers no Landlock")

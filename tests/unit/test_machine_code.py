@@ -1,4 +1,4 @@
-"""The machine code of `jail.linux.machine` is what its sources say, and does what they are for."""
+"""The machine code of `fast.machine_code` is what its sources say, and does what they are for."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.jail import alone
-from cellwall.jail.linux import machine
+from cellwall.jail.fast import machine_code, single_program
 from conftest import Require
 
-_SOURCES = Path(machine.__file__).parent
+_SOURCES = Path(machine_code.__file__).parent
 
 
 def _assembled(source: Path, folder: Path, *link: str) -> bytes:
@@ -36,13 +35,13 @@ def tools(require: Require) -> None:
 
 def test_cloner_is_its_source(tools: None, tmp_path: Path) -> None:
     made = _assembled(_SOURCES / "cloner.x86_64.S", tmp_path)
-    assert made.hex() == "".join(machine.CLONERS["x86_64"].split())
+    assert made.hex() == "".join(machine_code.CLONERS["x86_64"].split())
 
 
 def test_init_is_its_source(tools: None, tmp_path: Path) -> None:
-    start = f"{machine.INIT_START + machine.INIT_HEADERS:#x}"
+    start = f"{machine_code.INIT_START + machine_code.INIT_HEADERS:#x}"
     made = _assembled(_SOURCES / "init.x86_64.S", tmp_path, "-N", "-Ttext", start)
-    assert made.hex() == "".join(machine.INITS["x86_64"].split())
+    assert made.hex() == "".join(machine_code.INITS["x86_64"].split())
 
 
 def test_wait_begins_where_it_is_said_to(tools: None, tmp_path: Path) -> None:
@@ -50,7 +49,7 @@ def test_wait_begins_where_it_is_said_to(tools: None, tmp_path: Path) -> None:
     subprocess.run(["as", "--64", "-o", made, _SOURCES / "cloner.x86_64.S"], check=True)
     listed = subprocess.run(["nm", made], check=True, capture_output=True, text=True).stdout
     places = {name: int(place, 16) for place, name in re.findall(r"^(\w+) t (\w+)$", listed, re.M)}
-    assert (places["clone"], places["wait"]) == (0, machine.WAIT)
+    assert (places["clone"], places["wait"]) == (0, machine_code.WAIT)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +69,9 @@ def test_sources_make_these_calls_and_no_others(name: str, calls: set[int]) -> N
 
 def test_init_that_is_nobodys_says_so_and_waits(require: Require, tmp_path: Path) -> None:
     """Executed by anybody, as any program inside may: it has no channel, and nothing happens."""
-    require("machine code", machine.IS_KNOWN, "there is none for this processor")
+    require("machine code", machine_code.IS_KNOWN, "there is none for this processor")
     program = tmp_path / "init"
-    program.write_bytes(machine.init_program())
+    program.write_bytes(machine_code.init_program())
     program.chmod(0o755)
     process = subprocess.Popen([program], stdin=subprocess.DEVNULL, close_fds=True)
     try:
@@ -89,11 +88,11 @@ def test_host_that_refuses_what_it_takes_has_a_whole_init(
     require: Require, monkeypatch: pytest.MonkeyPatch, refused: str | None
 ) -> None:
     """As under `vm.memfd_noexec=2`, or a container's filter. The control: nothing is refused."""
-    require("machine code", machine.IS_KNOWN, "there is none for this processor")
+    require("machine code", machine_code.IS_KNOWN, "there is none for this processor")
 
     def refuse(*_: object) -> int:
         raise PermissionError(13, "refused")
 
     if refused:
         monkeypatch.setattr(os, refused, refuse)
-    assert alone.is_possible() is not bool(refused)
+    assert single_program.is_possible() is not bool(refused)

@@ -22,8 +22,8 @@ import forked
 import pytest
 import seccomp_model
 
-from cellwall.jail import seccomp
-from cellwall.jail.linux import bpf
+from cellwall.linux import seccomp
+from cellwall.linux.syscalls import bpf
 
 MACHINE = seccomp_model.machine()
 pytestmark = pytest.mark.skipif(MACHINE not in seccomp.AUDIT_ARCH, reason="no table for this cpu")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import seccomp_model
 
-from cellwall.jail import seccomp
+from cellwall.linux import seccomp
 
 POLICY = seccomp.load_policy()
 HEADERS = [

@@ -9,8 +9,9 @@ import seccomp_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellwall.jail import plan, seccomp
-from cellwall.jail.linux import bpf
+from cellwall.jail.plan import plan
+from cellwall.linux import seccomp
+from cellwall.linux.syscalls import bpf
 
 POLICY = seccomp.load_policy()
 ARCHES = sorted(seccomp.AUDIT_ARCH)

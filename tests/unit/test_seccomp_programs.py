@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import seccomp_model
 
-from cellwall.jail import seccomp
+from cellwall.linux import seccomp
 from conftest import require_command
 
 pytestmark = [
@@ -28,7 +28,7 @@ pytestmark = [
 
 _LAUNCHER = """
 import ctypes, os, sys
-from cellwall.jail import seccomp
+from cellwall.linux import seccomp
 ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)
 seccomp.install(bytes.fromhex(sys.argv[1]))
 os.execvp(sys.argv[2], sys.argv[2:])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.jail import shared_counts
+from cellwall.jail.inspect import shared_counts
 from cellwall.model.errors import HostUnsupported
 from cellwall.model.limits import Limits
 

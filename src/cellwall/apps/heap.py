@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 
-from cellwall.jail.linux import huge_pages
+from cellwall.jail.fast import huge_pages
 
 _M_MMAP_THRESHOLD = -3
 """mallopt(3)"""

@@ -1,7 +1,8 @@
 """A context with no init of ours beside it: a copy of the fork-server's worker, locked down.
 
-Called by `jail.alone` with all descriptors in place: nothing, two pipes, and the channel. It does
-what `birth` does in a context that init has forked, and the host what init does for one.
+Called by `jail.fast.single_program` with all descriptors in place: nothing, two pipes, and the
+channel. It does what `birth` does in a context that init has forked, and the host what init does
+for one.
 """
 
 from __future__ import annotations

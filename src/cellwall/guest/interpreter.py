@@ -203,7 +203,7 @@ def _parsed(line: bytes | bytearray) -> dict[str, Any]:
 def _kept(data: bytes, instead: Callable[[bytes], int]) -> int:
     """A descriptor whose path `data` is read from; `instead` where there is no memfd.
 
-    It is refused where nobody could count its memory (`jail/uncounted.refusals`).
+    It is refused where nobody could count its memory (`linux/no_memory_cgroup.policy`).
     """
     try:
         fd = os.memfd_create("cell")

@@ -1,6 +1,5 @@
-"""Builds and runs a Linux jail (DESIGN.md §5): plan, apply, lock down, read back.
+"""What runs privileged or before the guest in a Linux jail, and what describes it.
 
-`boot`, `forkserver`, `inside`, `plan`, `steps` and `linux` run next to hostile code: standard
-library only, no event loop, no logging, Python >= 3.8. `supervisor`, `cgroups`, `posture` and
-`probe` are the host's half. Imported by `runtimes.jail` and the command line's `doctor`.
+Standard library only, no event loop, no logging, Python 3.8 and later, but for `inspect`. The
+engine's half of the same technology is `runtimes.jail`.
 """

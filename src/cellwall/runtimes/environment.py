@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from cellwall.jail import plan
+from cellwall.jail.plan import plan
 
 if TYPE_CHECKING:
     from cellwall.model.template import BuiltTemplate

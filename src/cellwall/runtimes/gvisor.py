@@ -19,7 +19,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cellwall.jail import facts, hierarchies, leftovers, owner, plan, probe_counts
+from cellwall.jail.inspect import host_facts, probe_counts
+from cellwall.jail.plan import plan
+from cellwall.linux import owner_label
+from cellwall.linux.cgroups import hierarchies, leftovers
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
@@ -49,10 +52,10 @@ from cellwall.runtimes.gvisor_binary import Binary
 from cellwall.runtimes.gvisor_keeper import Keeper, Keepers, launcher
 from cellwall.runtimes.gvisor_sandbox import GvisorSandbox, Made, end, held
 from cellwall.runtimes.gvisor_witness import Witness
-from cellwall.runtimes.jail_groups import GroupKeeper
+from cellwall.runtimes.jail.cgroup_keeper import GroupKeeper
 
 if TYPE_CHECKING:
-    from cellwall.jail import cgroups
+    from cellwall.linux.cgroups import sandbox_groups
     from cellwall.model.template import BuiltTemplate
 
 _GUEST = (
@@ -99,7 +102,7 @@ class _Kept(NamedTuple):
 class _Born(NamedTuple):
     """What a sandbox has on the host besides its processes."""
 
-    groups: cgroups.Groups
+    groups: sandbox_groups.Groups
     witness: Witness | None = None
     cpus: frozenset[int] = frozenset()
     digest: str = ""
@@ -139,7 +142,7 @@ class GvisorRuntime:
 
     @cached_property
     def _facts(self) -> plan.HostFacts:
-        return facts.collect()
+        return host_facts.collect()
 
     @cached_property
     def _launcher(self) -> Path:
@@ -225,7 +228,7 @@ class GvisorRuntime:
         chosen: Chosen,
         oci: dict[str, Any],
         area: dict[str, Any],
-        groups: cgroups.Groups,
+        groups: sandbox_groups.Groups,
         witness: Witness | None = None,
         cpus: frozenset[int] = frozenset(),
     ) -> dict[str, Any]:
@@ -316,7 +319,7 @@ class GvisorRuntime:
             raise
 
     async def _discard(
-        self, keeper: Keeper, groups: cgroups.Groups, born: _Born | None = None
+        self, keeper: Keeper, groups: sandbox_groups.Groups, born: _Born | None = None
     ) -> None:
         await end(keeper, groups)
         await self._take_down(born or _Born(groups))
@@ -362,7 +365,7 @@ class GvisorRuntime:
 
     async def sweep(self) -> SweepReport:
         """Remove cgroups, what still runs in them, and sockets of engines that are gone."""
-        judge = owner.is_dead_in_this_boot
+        judge = owner_label.is_dead_in_this_boot
         removed, kept = await asyncio.to_thread(leftovers.sweep, self.layout, judge)
         sockets = await asyncio.to_thread(gvisor_witness.sweep, self._sinks)
         counts = {"cgroups": removed, "sockets": sockets}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from cellwall.jail.linux import mounts
+from cellwall.linux.syscalls import mounts
 
 _FLAGS = mounts.MS_NOSUID | mounts.MS_NODEV
 _STICKY = 0o1777

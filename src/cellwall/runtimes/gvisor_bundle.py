@@ -12,7 +12,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from cellwall.jail import plan
+from cellwall.jail.plan import plan
 from cellwall.runtimes import gvisor_area
 from cellwall.runtimes.environment import INTERPRETER
 from cellwall.runtimes.gvisor_image import RUN

@@ -23,7 +23,7 @@ from cellwall.model.errors import HostUnsupported
 from cellwall.runtimes.guest_bundle import build_bundle
 
 _BUNDLE = (
-    "cellwall.jail.linux",
+    "cellwall.linux.syscalls",
     "cellwall.runtimes.gvisor_area",
     "cellwall.runtimes.gvisor_launch",
 )

@@ -17,8 +17,8 @@ import signal
 import sys
 from typing import Any, NoReturn
 
-from cellwall.jail.linux import mounts, process
-from cellwall.jail.linux.libc import do_all
+from cellwall.linux.syscalls import mounts, process
+from cellwall.linux.syscalls.libc import do_all
 from cellwall.runtimes import gvisor_area
 
 _NAMESPACES = process.CLONE_NEWPID | process.CLONE_NEWNS | process.CLONE_NEWNET

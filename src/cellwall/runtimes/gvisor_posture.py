@@ -11,11 +11,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cellwall.jail.cgroups import places
+from cellwall.linux.cgroups.sandbox_groups import places
 from cellwall.model.errors import SandboxBroken
 
 if TYPE_CHECKING:
-    from cellwall.jail.cgroups import Groups
+    from cellwall.linux.cgroups.sandbox_groups import Groups
 
 _OWN_NAMESPACES = ("pid", "net", "mnt", "ipc", "uts", "user")
 _FILTERED = "2"

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from cellwall.jail import copies, plan, steps
+from cellwall.jail.plan import plan, steps
+from cellwall.linux import host_copies
 from cellwall.model.errors import HostUnsupported
 from cellwall.runtimes.gvisor_image import REST_PATH, START_PATH, Image
 from cellwall.runtimes.removal import remove_tree
@@ -146,7 +147,7 @@ def _make(root: str, step: Part) -> None:
     elif isinstance(step, steps.File):
         _file(path, step.content.encode())
     elif isinstance(step, steps.Copy):
-        copies.copy(step.source, path)
+        host_copies.copy(step.source, path)
     elif os.path.isdir(step.source):
         _directory(path)
     else:

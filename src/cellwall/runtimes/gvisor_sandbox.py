@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from cellwall.jail import cgroups
+from cellwall.linux.cgroups import sandbox_groups
 from cellwall.runtimes import work_area
 from cellwall.runtimes.base import KernelReadings, Purpose, SandboxSpec
 from cellwall.runtimes.gvisor_keeper import Keeper
@@ -55,7 +55,7 @@ class Made:
     keeper: Keeper
     witness: Witness | None
     channel: GuestChannel
-    groups: cgroups.Groups
+    groups: sandbox_groups.Groups
     isolation: Isolation
     posture: Mapping[str, Any]
     work_fd: int = -1
@@ -105,7 +105,7 @@ class GvisorSandbox:
         return self._made.channel
 
     @property
-    def groups(self) -> cgroups.Groups:
+    def groups(self) -> sandbox_groups.Groups:
         """Its cgroup directories."""
         return self._made.groups
 
@@ -193,7 +193,7 @@ class GvisorSandbox:
             self._made.witness.abandon()
 
 
-async def end(keeper: Keeper, groups: cgroups.Groups) -> None:
+async def end(keeper: Keeper, groups: sandbox_groups.Groups) -> None:
     """Kill a keeper's whole tree and wait until the kernel lists none of it."""
     keeper.kill()
     groups.kill()

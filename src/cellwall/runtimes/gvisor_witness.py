@@ -17,7 +17,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from cellwall.jail import owner
+from cellwall.linux import owner_label
 
 FLAG = "pod-init-config"
 """Versions without it tell nothing; then only the host's own count is left."""
@@ -37,7 +37,7 @@ class Witness:
     def __init__(self, folder: Path) -> None:
         """Listen below `folder`, under a name that carries our owner label."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.name = owner.new_label() + _SUFFIX
+        self.name = owner_label.new_label() + _SUFFIX
         self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._line: socket.socket | None = None
         self._is_greeted = False
@@ -131,7 +131,7 @@ def sweep(folder: Path) -> int:
     """Remove the sockets of engines that are gone; how many."""
     removed = 0
     for path in folder.glob(f"*{_SUFFIX}"):
-        if owner.is_dead(path.name.removesuffix(_SUFFIX)):
+        if owner_label.is_dead(path.name.removesuffix(_SUFFIX)):
             path.unlink(missing_ok=True)
             removed += 1
     return removed

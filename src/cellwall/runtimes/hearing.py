@@ -1,6 +1,6 @@
 """How much of everybody's loop one sandbox's words may take.
 
-Used by those who read what an inside says (`channel`, and `alone_lines` over `late_loop`). Frames
+Used by those who read what an inside says (`channel`, and `connections` over `lazy_loop`). Frames
 are taken apart on the one loop that all sandboxes, callers and deadlines share, while saying one
 costs the inside next to nothing; so the time that it takes here is metered, whatever kind of frame
 it is. Not a bound on how much is kept: that is the listeners'.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cellwall.runtimes.base import Runtime
 
 FACTORIES: dict[str, str] = {
-    "jail": "cellwall.runtimes.jail:JailRuntime",
+    "jail": "cellwall.runtimes.jail.runtime:JailRuntime",
     "process": "cellwall.runtimes.process:ProcessRuntime",
     "gvisor": "cellwall.runtimes.gvisor:GvisorRuntime",
     "docker": "cellwall.runtimes.docker.runtime:DockerRuntime",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from cellwall.runtimes.answers import REPLY, ChannelLost, Reply, Single
 
 if TYPE_CHECKING:
-    from cellwall.jail.cgroups import Groups
+    from cellwall.linux.cgroups.sandbox_groups import Groups
     from cellwall.runtimes.channel import GuestChannel
 
 _MIB = 1 << 20

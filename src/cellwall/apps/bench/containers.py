@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cellwall.apps.bench import bare
 from cellwall.apps.bench.latency import BenchError, against
-from cellwall.jail import plan
+from cellwall.jail.plan import plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable

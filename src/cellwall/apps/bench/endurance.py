@@ -16,10 +16,10 @@ from cellwall.apps.bench.figures import Figure, p50
 from cellwall.apps.bench.latency import PLAIN, checked, warm
 from cellwall.apps.bench.processes import Holdings, descendants, holdings, tree_pss_bytes
 from cellwall.apps.engines import wait_parked
-from cellwall.jail.engine_groups import most_spare_directories
-from cellwall.jail.hierarchies import discover
-from cellwall.jail.networks import MOST_KEPT
-from cellwall.runtimes.jail_servers import workers_on
+from cellwall.jail.fast.netns_reuse import MOST_KEPT
+from cellwall.linux.cgroups.engine_tree import most_spare_directories
+from cellwall.linux.cgroups.hierarchies import discover
+from cellwall.runtimes.jail.fork_servers import workers_on
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

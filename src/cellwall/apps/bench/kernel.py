@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cellwall.apps.bench import bare
 from cellwall.apps.bench.latency import against
-from cellwall.jail import facts, plan
+from cellwall.jail.inspect import host_facts
+from cellwall.jail.plan import plan
 from cellwall.model.limits import Limits
 from cellwall.runtimes import gvisor_bundle, gvisor_root
 
@@ -40,7 +41,7 @@ async def _plain(engine: Engine, folder: Path) -> Callable[[], float]:
     runtime = cast("GvisorRuntime", await engine.runtime("kernel", "gvisor"))
     chosen = await runtime.choose()
     template = plan.Root("/usr", (), bare.FLOOR[0])
-    root = gvisor_root.make_root(folder / "roots", facts.collect(), template)
+    root = gvisor_root.make_root(folder / "roots", host_facts.collect(), template)
     made = gvisor_bundle.configuration(root, Limits(), bare.FLOOR, str(folder))
     # The root as it lies on the disk: a work area is what our keeper adds.
     made["root"] = {"path": root.path, "readonly": True}

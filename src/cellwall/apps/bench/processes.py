@@ -72,7 +72,7 @@ class Holdings:
     spare_cgroups: int
     """Empty ones that only count: an engine keeps a few of them for its next sandboxes."""
     kept_networks: int
-    """Network namespaces that workers keep for their next sandboxes; `jail.networks`."""
+    """Network namespaces that workers keep for their next sandboxes; `jail.fast.netns_reuse`."""
     namespaces: int
     state_files: int
 
@@ -139,7 +139,7 @@ def _namespaces(pids: list[int]) -> set[str]:
 
 
 def _own_cgroups() -> list[Path]:
-    """Directories of this process's engines, by the owner label in their names (`jail.owner`)."""
+    """Directories of this process's engines, by the owner label in their names (`owner_label`)."""
     own = re.compile(rf"/cellwall\.[0-9a-f]{{8}}-\d+-{os.getpid()}-")
     return [
         Path(path, name)

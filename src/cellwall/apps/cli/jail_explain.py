@@ -1,7 +1,7 @@
 """`cellwall jail explain`: the jail's plan, printed as the data it is.
 
 Not a probe and not a jail: nothing is built. Called by `main`. Invariant: what is printed is what
-`jail.plan` computes for the same facts and limits; no step is described here in other words.
+`jail.plan.plan` computes for the same facts and limits; no step is described here in other words.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import typer
 from cellwall.model.limits import Limits
 
 if TYPE_CHECKING:
-    from cellwall.jail.plan import Shape
-    from cellwall.jail.steps import Lockdown, SandboxPlan, Step
+    from cellwall.jail.plan.plan import Shape
+    from cellwall.jail.plan.steps import Lockdown, SandboxPlan, Step
 
 app = typer.Typer(
     help="Look at the jail.",
@@ -39,10 +39,11 @@ def explain(
     """Print, step by step, what a sandbox is made of and what it gives up."""
     from cellwall.apps.cli.templates import built
     from cellwall.engine.templates import state_dir
-    from cellwall.jail import facts, plan
+    from cellwall.jail.inspect import host_facts
+    from cellwall.jail.plan import plan
 
     made = built(template)
-    host = facts.for_jails(state_dir())
+    host = host_facts.for_jails(state_dir())
     root = plan.root_plan(
         host, plan.Root(made.path, made.base_mounts, guest_path="(state)/guest/guest.pyz")
     )
@@ -55,18 +56,19 @@ def explain(
 
 def _shape(limits: Limits) -> Shape:
     """What the runtime would build on this host as this user, by its own rule."""
-    from cellwall.jail import hierarchies, uids
-    from cellwall.runtimes.jail import shape_of
+    from cellwall.linux import uid_ranges
+    from cellwall.linux.cgroups import hierarchies
+    from cellwall.runtimes.jail.runtime import shape_of
 
-    return shape_of(limits, hierarchies.discover(), rootless=uids.find().are_shared)
+    return shape_of(limits, hierarchies.discover(), rootless=uid_ranges.find().are_shared)
 
 
 _NETWORK = "network namespace of its own, new or with no trace of anybody: empty, loopback up"
 
 
 def _as_json(root: tuple[Step, ...], sandbox: SandboxPlan) -> dict[str, Any]:
-    from cellwall.jail import plan
-    from cellwall.jail.steps import as_json
+    from cellwall.jail.plan import plan
+    from cellwall.jail.plan.steps import as_json
 
     return {
         "root": [as_json(step) for step in root],

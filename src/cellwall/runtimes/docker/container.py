@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from cellwall.jail.plan import GUEST_PATH, INSIDE_UID
+from cellwall.jail.plan.plan import GUEST_PATH, INSIDE_UID
 from cellwall.runtimes.docker.inside import TOP_NAMES
 from cellwall.runtimes.docker.seccomp_profile import profile
 from cellwall.runtimes.environment import INTERPRETER

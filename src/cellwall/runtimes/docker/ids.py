@@ -3,8 +3,8 @@
 Without a user namespace of the daemon's a container's id is the host's, and 1000 is a person's on
 most machines: what the kernel counts for a user (inotify, epoll watches, descriptors on their way)
 would be taken from that person, and all containers would share it. The ids are the last 65536 of
-those that systemd lists as unused; the jail takes none of them (`jail.uids`). Where the daemon maps
-ids itself, who is 1000 inside is nobody outside already.
+those that systemd lists as unused; the jail takes none of them (`linux.uid_ranges`). Where the
+daemon maps ids itself, who is 1000 inside is nobody outside already.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from cellwall.jail.plan import HOME, INSIDE_UID
+from cellwall.jail.plan.plan import HOME, INSIDE_UID
 from cellwall.model.errors import CapacityError
 
 FIRST = 0x7FFF0000

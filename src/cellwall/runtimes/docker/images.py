@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cellwall.jail import facts, plan, steps
+from cellwall.jail.inspect import host_facts
+from cellwall.jail.plan import plan, steps
 from cellwall.languages.registry import LANGUAGES
 from cellwall.languages.tools import find_tool, is_installed
 from cellwall.model.errors import HostUnsupported
@@ -37,8 +38,8 @@ _BUILDER_VERSION = 5
 """Raise it when this file starts to make something else of the same template."""
 _BUNDLE = (
     "cellwall.guest",
-    "cellwall.jail.linux",
-    "cellwall.jail.seccomp",
+    "cellwall.linux.syscalls",
+    "cellwall.linux.seccomp",
     "cellwall.runtimes.docker.inside",
 )
 _ENTRY = "cellwall.runtimes.docker.inside:main"
@@ -204,7 +205,7 @@ def _base_layer(what: _Plan, path: Path) -> layers.Layer:
         writer.link(name, "/home/tmp")
     for name in inside.TOP_NAMES:
         writer.link(f"/{name}", f"{inside.TOP}/{name}")
-    host = facts.collect()
+    host = host_facts.collect()
     for step in plan.root_plan(host, plan.Root("", (), "")):
         _lay(writer, step)
     for source in base_files.files_of(what.packages, compiles=what.compiles):

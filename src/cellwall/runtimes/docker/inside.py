@@ -97,9 +97,9 @@ def _exactly(size: int) -> bytes:
 
 
 def _lock_down(lock: Dict[str, Any]) -> None:
-    from cellwall.jail import seccomp
-    from cellwall.jail.linux import landlock, process
-    from cellwall.jail.linux.libc import do_all
+    from cellwall.linux import seccomp
+    from cellwall.linux.syscalls import landlock, process
+    from cellwall.linux.syscalls.libc import do_all
 
     do_all((process.prepare_no_new_privs(),))
     abi = (

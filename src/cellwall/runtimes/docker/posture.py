@@ -15,9 +15,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cellwall.jail import posture
-from cellwall.jail.cgroups import places
-from cellwall.jail.plan import INSIDE_UID
+from cellwall.jail.inspect import posture
+from cellwall.jail.plan.plan import INSIDE_UID
+from cellwall.linux.cgroups.sandbox_groups import places
 from cellwall.runtimes.docker.container import GID, rlimits
 
 if TYPE_CHECKING:

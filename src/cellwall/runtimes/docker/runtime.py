@@ -18,10 +18,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from cellwall.jail import facts, hierarchies, owner, plan, seccomp
-from cellwall.jail.cgroups import Groups
-from cellwall.jail.linux import landlock
-from cellwall.jail.posture import PostureMismatch
+from cellwall.jail.inspect import host_facts
+from cellwall.jail.inspect.posture import PostureMismatch
+from cellwall.jail.plan import plan
+from cellwall.linux import owner_label, seccomp
+from cellwall.linux.cgroups import hierarchies
+from cellwall.linux.cgroups.sandbox_groups import Groups
+from cellwall.linux.syscalls import landlock
 from cellwall.model.errors import CellwallError, HostUnsupported, NotFound, SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
@@ -90,7 +93,7 @@ class DockerRuntime:
 
     @cached_property
     def _owner(self) -> str:
-        return owner.new_label()
+        return owner_label.new_label()
 
     @cached_property
     def _layout(self) -> hierarchies.Layout:
@@ -102,7 +105,7 @@ class DockerRuntime:
     @cached_property
     def _masked(self) -> tuple[str, ...]:
         """What of /proc and /sys nobody inside needs to see."""
-        host = facts.collect()
+        host = host_facts.collect()
         kept = plan.PROC_KEPT | plan.PROC_SYNTHETIC
         names = (*host.proc_files, *host.proc_closed, *host.proc_directories)
         entries = (f"/proc/{name}" for name in names if name not in kept)
@@ -391,7 +394,7 @@ class DockerRuntime:
         kept = []
         for each in found:
             label = (each.get("Labels") or {}).get(container.OWNER_LABEL, "")
-            if not owner.is_dead(label):
+            if not owner_label.is_dead(label):
                 continue
             try:
                 await self.daemon.remove(each["Id"])

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from cellwall.jail.cgroups import Groups
-from cellwall.jail.plan import INSIDE_UID
+from cellwall.jail.plan.plan import INSIDE_UID
+from cellwall.linux.cgroups.sandbox_groups import Groups
 from cellwall.model.errors import CellwallError, SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation

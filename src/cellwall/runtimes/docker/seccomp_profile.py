@@ -13,7 +13,7 @@ import errno
 from itertools import product
 from typing import Any
 
-from cellwall.jail.seccomp import RET_ALLOW, Rule, load_policy, parse_policy
+from cellwall.linux.seccomp import RET_ALLOW, Rule, load_policy, parse_policy
 
 _FOR_US = ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self")
 """What `inside` needs to lock itself further; its own filter then refuses them."""

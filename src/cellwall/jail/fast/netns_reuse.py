@@ -1,0 +1,232 @@
+"""Network namespaces for sandboxes: a new one each, or one in which nobody left a trace.
+
+Called by `forkserver` in a worker, which enters one for the moment of the clone and leaves it
+again. A new one costs the kernel half a millisecond and its clearing away as much again, an eighth
+of a small program's run, and most programs never open a socket (`design/0017`). So a worker keeps
+a descriptor of what it lent, and lends it again if the kernel says both:
+
+* its sandbox is dead: a pidfd of pid 1 is readable once no process of its pid namespace is left;
+* it is as it was when it was made: no socket of any family, nothing in TIME_WAIT, no flow label,
+  not one packet, and not one event counted since (`_WITNESSES`, letter by letter).
+
+Doubt destroys: what cannot be read, or is anything else, is given back to the kernel.
+
+SECURITY: such a namespace belongs to the fork-server's user namespace, so nobody in a sandbox ever
+has a capability over it: `lo` and its settings are as this module left them. So are the modes of
+its files below /proc/<pid>/net, which are that namespace's root's: of those that count for the
+whole machine nobody else reads one. A sandbox that has root's own id on the host, where there is no
+range of ids, can take the mode back: there they are a known limit.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+from typing import Dict, List, Optional, Tuple
+
+from cellwall.linux.syscalls import process
+from cellwall.linux.syscalls.libc import Prepared, SyscallError, do_all
+
+_HIGH_FD = 128
+"""From here on: the descriptors a worker receives are low ones, and the same every time."""
+MOST_KEPT = 8
+"""So many are kept, the latest; each is nine descriptors and some 100 KiB of the kernel's."""
+_MOST_BYTES = 32_768
+"""Of one witness; the longest has 4,000. A longer one would be read in part."""
+_COUNTED = "sockstat"
+_WITNESSES = ("dev", "snmp", "netstat", "snmp6", "ip6_flowlabel")
+"""Of /proc/net, proc_pid_net(5). What has no line in them has a socket, which `sockstat` counts:
+routes and addresses take capabilities, and what is learned of peers takes packets."""
+_OF_THE_MACHINE = ("softnet_stat", "sockstat", "protocols", "rt_acct", "stat")
+"""Of /proc/net: packets, sockets and memory of all namespaces together, some of them exact. What
+one sandbox does another could count there. `stat` is a directory."""
+_DAY_MS = b"86400000"
+_REPORTS = (
+    "ipv4/conf/lo/igmpv3_unsolicited_report_interval",
+    "ipv6/conf/lo/mldv2_unsolicited_report_interval",
+)
+"""Of /proc/sys/net: how long after a group was left that is said again, in milliseconds. A packet
+of the last sandbox's must not come in the next one's time."""
+_ALWAYS = frozenset({"dev", "snmp", "netstat"})
+"""Of every kernel with a network."""
+_NO_SOCKET = b"sockets: used 0\n"
+_NONE_WAITING = b"\nTCP: inuse 0 orphan "
+_NO_TIME_WAIT = b" tw 0 "
+
+
+class Network:
+    """One network namespace with `lo` up, and what the kernel said of it before anybody was in."""
+
+    __slots__ = ("absent", "before", "counted", "enter", "namespace")
+
+    def __init__(
+        self,
+        namespace: int,
+        counted: int,
+        before: Tuple[Tuple[int, bytes], ...],
+        absent: Tuple[str, ...],
+    ) -> None:
+        """Of descriptors: itself, its `sockstat`, and with its text each other witness.
+
+        `absent` are those that this kernel does not have, unless a protocol is loaded later.
+        """
+        self.namespace = namespace
+        self.enter: Tuple[Prepared] = process.prepare_join(namespace, process.CLONE_NEWNET)
+        """Moves this process there."""
+        self.counted = counted
+        self.before = before
+        self.absent = absent
+
+    def is_as_new(self) -> bool:
+        """Whether nobody left anything; this process is in it."""
+        if not _is_empty(os.pread(self.counted, _MOST_BYTES, 0)):
+            return False
+        for fd, text in self.before:
+            if os.pread(fd, _MOST_BYTES, 0) != text:
+                return False
+        return not (self.absent and any(os.path.exists(_path(name)) for name in self.absent))
+
+    def close(self) -> None:
+        """Give it back; the kernel clears it away once no process is in it."""
+        for fd in (self.namespace, self.counted, *(fd for fd, _ in self.before)):
+            os.close(fd)
+
+
+class Networks:
+    """Of one worker, which has one thread."""
+
+    def __init__(self) -> None:
+        """Remember where this process is, which its user namespace must own; nothing is made."""
+        self._go_home = process.prepare_join(_held("/proc/self/ns/net"), process.CLONE_NEWNET)
+        self._current: Optional[Network] = None
+        self._lent: Dict[int, Network] = {}
+        """By pidfd of the sandbox that has it, the oldest first."""
+        self._poller = select.poll()
+
+    def enter(self) -> None:
+        """Move to where the next sandbox is to be. Raises OSError; we are at home then."""
+        try:
+            self._current = self._unused() or self._made()
+        except OSError:
+            self.leave()
+            raise
+
+    def lend(self, pidfd: int) -> None:
+        """A sandbox was cloned, whose pid 1 that is; the caller keeps its descriptor."""
+        network, self._current = self._current, None
+        if network is None:
+            return
+        mine = fcntl.fcntl(pidfd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+        self._lent[mine] = network
+        self._poller.register(mine, select.POLLIN)
+        if len(self._lent) > MOST_KEPT:
+            self._taken_back(next(iter(self._lent))).close()
+
+    def leave(self) -> None:
+        """Go home. What was entered and not lent is given back. Raises SyscallError."""
+        do_all(self._go_home)
+        if self._current is not None:
+            self._current.close()
+            self._current = None
+
+    def _taken_back(self, pidfd: int) -> Network:
+        self._poller.unregister(pidfd)
+        os.close(pidfd)
+        return self._lent.pop(pidfd)
+
+    def _unused(self) -> Optional[Network]:
+        """One whose sandbox is dead and that is as new; this process is in it."""
+        for pidfd, _ in self._poller.poll(0):
+            network = self._taken_back(pidfd)
+            try:
+                do_all(network.enter)
+                if network.is_as_new():
+                    return network
+            except OSError:
+                pass  # a new one is made in its place, or says what is wrong
+            network.close()
+        return None
+
+    def _made(self) -> Optional[Network]:
+        """A new one, in which this process is. None if the kernel could not say what it is like."""
+        process.unshare(process.CLONE_NEWNET)
+        process.loopback_up()
+        _hide()
+        opened: List[int] = []
+        try:
+            _keep_quiet()
+            return _described(opened)
+        except OSError:
+            for fd in opened:
+                os.close(fd)
+            return None
+
+
+def _hide() -> None:
+    """Leave to root what counts for the whole machine; proc_pid_net(5). Raises SyscallError.
+
+    A mount cannot cover it, it hangs below each process; a mode lasts as long as its namespace.
+    """
+    for name in _OF_THE_MACHINE:
+        try:
+            os.chmod(_path(name), 0o500 if name == "stat" else 0o400)
+        except FileNotFoundError:
+            pass  # this kernel does not have it
+        except OSError as error:
+            raise SyscallError(error.errno or 0, f"hide /proc/net/{name}") from None
+
+
+def _keep_quiet() -> None:
+    """See `_REPORTS`. Raises OSError; then it is not lent again."""
+    for name in _REPORTS:
+        try:
+            fd = os.open(f"/proc/sys/net/{name}", os.O_WRONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # no IPv6, or no multicast
+        try:
+            os.write(fd, _DAY_MS)
+        finally:
+            os.close(fd)
+
+
+def _described(opened: List[int]) -> Network:
+    """What this process is in. Adds each descriptor to `opened`. Raises OSError."""
+
+    def hold(path: str) -> int:
+        opened.append(_held(path))
+        return opened[-1]
+
+    namespace, counted = hold("/proc/self/ns/net"), hold(_path(_COUNTED))
+    before: List[Tuple[int, bytes]] = []
+    absent = []
+    for name in _WITNESSES:
+        try:
+            fd = hold(_path(name))
+        except FileNotFoundError:
+            absent.append(name)
+        else:
+            before.append((fd, os.pread(fd, _MOST_BYTES, 0)))
+    is_whole = all(len(text) < _MOST_BYTES for _, text in before)
+    is_told = is_whole and _ALWAYS.isdisjoint(absent)
+    if not is_told or not _is_empty(os.pread(counted, _MOST_BYTES, 0)):
+        raise SyscallError(0, "read the state of a new network namespace")
+    return Network(namespace, counted, tuple(before), tuple(absent))
+
+
+def _is_empty(counted: bytes) -> bool:
+    """Of a `sockstat`: the numbers behind `orphan` and `mem` are the whole host's."""
+    return counted.startswith(_NO_SOCKET) and _NONE_WAITING in counted and _NO_TIME_WAIT in counted
+
+
+def _path(name: str) -> str:
+    return f"/proc/self/net/{name}"
+
+
+def _held(path: str) -> int:
+    """Open for reading, at a high number. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+    finally:
+        os.close(fd)

@@ -1,0 +1,359 @@
+"""Reads a process's confinement back from the host's side and compares it with the plan.
+
+Host half. The inside is never asked: everything comes from the host's /proc. `expected` is
+computed from the plan and the host's own values, `read` is what the kernel says; any difference
+means the sandbox does not start. Facts the kernel cannot report are a difference, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import resource
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from cellwall.jail.plan.steps import Lockdown
+from cellwall.linux.cgroups.sandbox_groups import places
+
+Links = tuple[str, ...]
+"""A process's namespaces as the kernel names them, in the order of `_NAMESPACES`."""
+_MOST_KNOWN = 256
+_NAMESPACES = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
+_CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+_STATUS = ("Uid", "Gid", "Groups", *_CAPABILITIES, "NoNewPrivs", "Seccomp")
+_LIMIT_NAMES = {
+    "Max core file size": "RLIMIT_CORE",
+    "Max file size": "RLIMIT_FSIZE",
+    "Max open files": "RLIMIT_NOFILE",
+    "Max locked memory": "RLIMIT_MEMLOCK",
+    "Max msgqueue size": "RLIMIT_MSGQUEUE",
+    "Max nice priority": "RLIMIT_NICE",
+    "Max realtime priority": "RLIMIT_RTPRIO",
+    "Max pending signals": "RLIMIT_SIGPENDING",
+    "Max processes": "RLIMIT_NPROC",
+    "Max data size": "RLIMIT_DATA",
+}
+
+
+WRITABLE = frozenset({"/", "/dev/shm", "/dev/pts"})
+"""Mount points that may be writable: the work area, in which all is the user's or root's inside,
+and terminals."""
+
+
+class PostureMismatch(Exception):
+    """The kernel reports something else than the plan; `fields` says what."""
+
+    def __init__(self, pid: int, differences: Mapping[str, tuple[Any, Any]]) -> None:
+        """Build a message with every field, expected and found."""
+        lines = [
+            f"{k}: expected {want!r}, kernel says {got!r}" for k, (want, got) in differences.items()
+        ]
+        super().__init__(f"posture of process {pid}: " + "; ".join(lines))
+        self.differences = dict(differences)
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What every process of a sandbox must show; computed before it is cloned."""
+
+    uid: int
+    gid: int
+    uid_line: tuple[str, ...]
+    gid_line: tuple[str, ...]
+    """(inside id, id in the parent namespace as the host sees it, count), and root's behind it."""
+    groups: tuple[str, ...]
+    """Supplementary groups on the host: none, or rootless our own, which cannot be left."""
+    limits: Mapping[str, tuple[str, str]]
+    cgroups: frozenset[str]
+    host_namespaces: Mapping[str, str]
+    server_namespaces: Mapping[str, str] = field(default_factory=dict)
+    """The fork-server's: what all sandboxes of a template would share."""
+
+    def is_foreign(self, name: str, link: str) -> bool:
+        """Whether a namespace belongs to somebody else than the sandbox."""
+        return link in (self.host_namespaces.get(name), self.server_namespaces.get(name))
+
+
+def namespaces_of(pid: int) -> dict[str, str]:
+    """Every namespace of one process, as the kernel names it."""
+    return {name: os.readlink(f"/proc/{pid}/ns/{name}") for name in _NAMESPACES}
+
+
+def host_namespaces() -> dict[str, str]:
+    """The embedding process's own namespaces; a sandbox must share none of them."""
+    return namespaces_of(os.getpid())
+
+
+def expected(
+    lockdown: Lockdown,
+    host_ids: tuple[int, int],
+    cgroups: set[str],
+    namespaces: Mapping[str, str],
+    server_namespaces: Mapping[str, str] | None = None,
+    root_ids: tuple[int, int] | None = None,
+) -> Expectation:
+    """Compute the expectation from the plan's lockdown and the (user, group) id on the host.
+
+    `root_ids`: what is called root inside, if anything is; no process may have it.
+    """
+    host_uid, host_gid = host_ids
+    numbers = {getattr(resource, name): label for label, name in _LIMIT_NAMES.items()}
+    limits = {numbers[n]: (str(soft), str(hard)) for n, soft, hard in lockdown.rlimits}
+    return Expectation(
+        uid=host_uid,
+        gid=host_gid,
+        uid_line=(str(lockdown.uid), str(host_uid), "1", *_root_line(root_ids, 0)),
+        gid_line=(str(lockdown.gid), str(host_gid), "1", *_root_line(root_ids, 1)),
+        groups=() if lockdown.clear_groups else tuple(sorted(map(str, os.getgroups()))),
+        limits=limits,
+        cgroups=frozenset(cgroups),
+        host_namespaces=namespaces,
+        server_namespaces=server_namespaces or {},
+    )
+
+
+def _root_line(root_ids: tuple[int, int] | None, which: int) -> Links:
+    return () if root_ids is None else ("0", str(root_ids[which]), "1")
+
+
+def read_text(path: str) -> str:
+    """Read a short file of /proc in one go; a file object would take five system calls more."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 65_536).decode("utf-8", "replace")
+    finally:
+        os.close(fd)
+
+
+def _read_whole(path: str) -> str:
+    parts = []
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while part := os.read(fd, 65_536):
+            parts.append(part)
+    finally:
+        os.close(fd)
+    return b"".join(parts).decode("utf-8", "replace")
+
+
+def read_status(text: str) -> dict[str, str]:
+    """Parse /proc/<pid>/status (proc_pid_status(5))."""
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name: value.strip() for name, _, value in pairs}
+
+
+def read(pid: int) -> dict[str, Any]:
+    """Read every fact of one process; raises OSError when the process is gone."""
+    base = f"/proc/{pid}"
+    status = read_status(read_text(base + "/status"))
+    facts: dict[str, Any] = {name: status.get(name, "not reported") for name in _STATUS}
+    facts["namespaces"] = namespaces_of(pid)
+    facts["uid_map"] = tuple(read_text(base + "/uid_map").split())
+    facts["gid_map"] = tuple(read_text(base + "/gid_map").split())
+    facts["limits"] = _read_limits(read_text(base + "/limits"))
+    facts["cgroups"] = places(read_text(base + "/cgroup"))
+    return facts
+
+
+def read_stat(pid: int) -> list[str]:
+    """Fields of proc_pid_stat(5) behind the name, `state` first; none when it is gone."""
+    try:
+        return read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def last_cpu(pid: int) -> int:
+    """The CPU a process ran on last (`processor`); -1 when it is gone."""
+    fields = read_stat(pid)
+    return int(fields[36]) if len(fields) > 36 else -1
+
+
+def read_mounts(pid: int) -> list[tuple[str, frozenset[str]]]:
+    """(mount point, options) of a process's mount namespace, in order (proc_pid_mountinfo(5))."""
+    found = _MOUNT.findall(_read_whole(f"/proc/{pid}/mountinfo"))
+    return [(point, frozenset(options.split(","))) for point, options in found]
+
+
+def compare_mounts(pid: int, found: list[tuple[str, frozenset[str]]]) -> None:
+    """Raise unless set-uid is off everywhere and only the work area can be written.
+
+    Looks at the topmost mount of each point: what lies below a mount cannot be reached, because
+    nothing inside can unmount.
+    """
+    differences: dict[str, tuple[Any, Any]] = {}
+    top = dict(found)
+    for point, options in top.items():
+        if "nosuid" not in options:
+            differences[f"mount {point}"] = ("nosuid", sorted(options))
+        if "nodev" not in options and not point.startswith("/dev/"):
+            differences[f"mount {point}"] = ("nodev", sorted(options))
+        if "rw" in options and point not in WRITABLE:
+            differences[f"mount {point}"] = ("ro", sorted(options))
+    missing = WRITABLE - set(top)
+    if missing:
+        differences["mounts"] = (f"{sorted(missing)} mounted", "absent")
+    if differences:
+        raise PostureMismatch(pid, differences)
+
+
+def _read_limits(text: str) -> dict[str, tuple[str, str]]:
+    """Parse /proc/<pid>/limits: a 26-column name, then soft and hard."""
+    limits = {}
+    for line in text.splitlines()[1:]:
+        words = line[26:].split()
+        limits[line[:26].strip()] = (words[0], words[1])
+    return limits
+
+
+def compare(pid: int, facts: Mapping[str, Any], want: Expectation) -> None:
+    """Raise `PostureMismatch` unless every fact is exactly as expected."""
+    differences: dict[str, tuple[Any, Any]] = {}
+
+    def check(name: str, expected_value: object, found: object) -> None:
+        if expected_value != found:
+            differences[name] = (expected_value, found)
+
+    check("Uid", [str(want.uid)] * 4, facts["Uid"].split())
+    check("Gid", [str(want.gid)] * 4, facts["Gid"].split())
+    check("Groups", list(want.groups), sorted(facts["Groups"].split()))
+    for name in _CAPABILITIES:
+        check(name, "0" * 16, facts[name])
+    check("NoNewPrivs", "1", facts["NoNewPrivs"])
+    check("Seccomp", "2", facts["Seccomp"])
+    check("uid_map", want.uid_line, facts["uid_map"])
+    check("gid_map", want.gid_line, facts["gid_map"])
+    for name, link in facts["namespaces"].items():
+        if want.is_foreign(name, link):
+            differences[f"{name} namespace"] = ("its own", link)
+    for name, values in want.limits.items():
+        check(name, values, facts["limits"].get(name))
+    for tail in want.cgroups:
+        if tail not in facts["cgroups"]:
+            differences["cgroup"] = (tail, sorted(facts["cgroups"]))
+    if differences:
+        raise PostureMismatch(pid, differences)
+
+
+class Verifier:
+    """Reads and compares one process after the other; what was verified once is recognised.
+
+    The same confinement gives the same `limits` and mount table to the letter, so a text that
+    passed the full comparison passes again by equality. Whatever is not literally the expected
+    text goes through `read` and `compare`, which say what is wrong. Nothing is skipped.
+    """
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self._limits: set[tuple[tuple[tuple[str, tuple[str, str]], ...], str]] = set()
+        self._mounts: set[str] = set()
+
+    def verify(self, pid: int, want: Expectation) -> Links:
+        """Raise `PostureMismatch` unless process `pid` is confined exactly as expected.
+
+        Returns its namespaces, for `verify_beside`.
+        """
+        base = f"/proc/{pid}"
+        links = _links(base)
+        if not (
+            self._is_known(base, want)
+            and tuple(read_text(base + "/uid_map").split()) == want.uid_line
+            and tuple(read_text(base + "/gid_map").split()) == want.gid_line
+            and not any(map(want.is_foreign, _NAMESPACES, links))
+        ):
+            self._verify_slowly(pid, want)
+        return links
+
+    def verify_beside(self, pid: int, want: Expectation, links: Links) -> None:
+        """The same for another process of a sandbox: it must be in the same namespaces.
+
+        The id maps belong to the user namespace, so they were compared with the first one.
+        """
+        base = f"/proc/{pid}"
+        if not (self._is_known(base, want) and _links(base) == links):
+            self._verify_slowly(pid, want)
+            if _links(base) != links:
+                raise PostureMismatch(pid, {"namespaces": (links, _links(base))})
+
+    def _is_known(self, base: str, want: Expectation) -> bool:
+        key = (tuple(want.limits.items()), read_text(base + "/limits"))
+        return (
+            key in self._limits
+            and _has_status(read_text(base + "/status"), want)
+            and want.cgroups <= places(read_text(base + "/cgroup"))
+        )
+
+    def _verify_slowly(self, pid: int, want: Expectation) -> None:
+        limits = read_text(f"/proc/{pid}/limits")
+        compare(pid, read(pid), want)
+        _keep(self._limits, (tuple(want.limits.items()), limits))
+
+    def verify_mounts(self, pid: int, want: Expectation) -> None:
+        """The same for the mount namespace, which all processes of a sandbox share."""
+        text = _read_whole(f"/proc/{pid}/mounts")
+        # The one thing that differs: as whom a tmpfs was mounted.
+        text = text.replace(f"uid={want.uid},gid={want.gid}", "")
+        if text not in self._mounts:
+            compare_mounts(pid, read_mounts(pid))
+            _keep(self._mounts, text)
+
+
+def _keep(known: set[Any], item: object) -> None:
+    if len(known) >= _MOST_KNOWN:
+        known.clear()
+    known.add(item)
+
+
+def _links(base: str) -> Links:
+    return tuple(os.readlink(f"{base}/ns/{name}") for name in _NAMESPACES)
+
+
+def _has_status(text: str, want: Expectation) -> bool:
+    """Whether the lines of a status file are there, letter by letter (proc_pid_status(5))."""
+    uid, gid = want.uid, want.gid
+    return (
+        _CONFINED in text
+        and f"\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n" in text
+        and f"\nGid:\t{gid}\t{gid}\t{gid}\t{gid}\n" in text
+        and f"\nGroups:\t{' '.join(want.groups)} \n" in text
+    )
+
+
+_CONFINED = (
+    "".join(f"Cap{name}:\t{'0' * 16}\n" for name in ("Inh", "Prm", "Eff", "Bnd", "Amb"))
+    + "NoNewPrivs:\t1\nSeccomp:\t2\n"
+)
+_MOUNT = re.compile(r"^\d+ \d+ \S+ \S+ (\S+) (\S+)", re.MULTILINE)
+
+
+def children(pid: int, thread: int = 0) -> list[int]:
+    """Processes that a process's first thread has made, or another, from `children` of proc(5).
+
+    SECURITY: to its end. One read gives a page at most, and what is beyond it would not count.
+    """
+    text = _read_whole(f"/proc/{pid}/task/{thread or pid}/children")
+    return [int(word) for word in text.split()]
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process below `pid`, parents first; a context may have an interpreter of its own."""
+    found = children(pid)
+    for each in found:
+        found += children(each)
+    return found
+
+
+def threads(pid: int) -> list[int]:
+    """Thread ids of a process."""
+    return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+
+
+def digest(lockdown: Lockdown, plan_digest: str) -> str:
+    """SHA-256 over a verified posture: what is the same for every sandbox of this confinement."""
+    facts = {"capabilities": "", "no_new_privs": 1, "seccomp": 2, "namespaces": _NAMESPACES}
+    text = json.dumps([facts, asdict(lockdown), plan_digest], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,1 +1,0 @@
-"""Typed wrappers around system calls; no policy, no decisions, errno stays an errno."""

@@ -1,0 +1,6 @@
+"""What a jail is made of, and how it is made.
+
+`plan` decides as pure data, `steps` and `executor` do it, `lockdown` takes rights away.
+
+The plan is computed in the engine process; it is executed in boot and in each new sandbox.
+"""

@@ -1,0 +1,411 @@
+"""The building steps of a jail as small values: each can describe itself and be executed.
+
+Not the order and not the choice (that is `plan`), not the lockdown (that is `lockdown`). The
+invariant: a step uses only what its fields say, so that the printed plan is the whole truth.
+`execute(root)` works below `root` ("" once inside); sources are opened by `prepare` before the
+first mount can hide them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import asdict, dataclass
+from typing import Any, Dict, Tuple, Union
+
+from cellwall.linux import host_copies
+from cellwall.linux.syscalls import mounts, process
+from cellwall.linux.syscalls.libc import Prepared, SyscallError, do_all
+
+_FLAG_NAMES = (
+    (mounts.ATTR_RDONLY, "ro"),
+    (mounts.ATTR_NOSUID, "nosuid"),
+    (mounts.ATTR_NODEV, "nodev"),
+    (mounts.ATTR_NOEXEC, "noexec"),
+)
+
+
+def _names(attributes: int) -> str:
+    return ",".join(name for bit, name in _FLAG_NAMES if attributes & bit)
+
+
+@dataclass(frozen=True)
+class Directory:
+    """Make a directory in the root under construction. mkdir(2)."""
+
+    path: str
+    mode: int = 0o755
+    owner: int = -1
+    """User and group, or -1: of whoever makes it."""
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"mkdir {self.path} {self.mode:o}"
+
+    def prepared(self, root: str) -> Tuple[Prepared, ...]:
+        """The calls; parents are steps of their own, and a bind below it may have made it."""
+        return mounts.prepare_directory(root + self.path, self.mode, self.owner)
+
+    def execute(self, root: str) -> None:
+        """Make it."""
+        do_all(self.prepared(root))
+
+
+@dataclass(frozen=True)
+class Symlink:
+    """Make a symbolic link. symlink(2)."""
+
+    path: str
+    target: str
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"symlink {self.path} -> {self.target}"
+
+    def prepared(self, root: str) -> Tuple[Prepared, ...]:
+        """The call."""
+        return (mounts.prepare_symlink(root + self.path, self.target),)
+
+    def execute(self, root: str) -> None:
+        """Make it."""
+        do_all(self.prepared(root))
+
+
+@dataclass(frozen=True)
+class File:
+    """Write a small file whose content we made: a synthetic view, not a host file.
+
+    The file object of Python's would cost a fork a hundred pages.
+    """
+
+    path: str
+    content: str
+    mode: int = 0o444
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"file {self.path} ({len(self.content)} characters)"
+
+    def prepared(self, root: str, free_fd: int) -> Tuple[Prepared, ...]:
+        """The calls; the file becomes descriptor `free_fd` for a moment."""
+        content = self.content.encode()
+        return process.prepare_new_file(root + self.path, content, self.mode, free_fd)
+
+    def execute(self, root: str) -> None:
+        """Write it."""
+        do_all(self.prepared(root, process.lowest_free_fd()))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Write a setting of this sandbox's own namespaces below /proc/sys. namespaces(7).
+
+    Why: what a user namespace allows is counted there, and charged to whoever made it as well, so
+    only a limit of its own keeps one sandbox from taking the share of all. Needs CAP_SYS_RESOURCE
+    in that namespace, hence before the lockdown, and before /proc/sys is covered.
+    """
+
+    path: str
+    value: int
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"set {self.path} to {self.value}"
+
+    def prepared(self, root: str, free_fd: int) -> Tuple[Prepared, ...]:
+        """The calls; the setting becomes descriptor `free_fd` for a moment."""
+        return process.prepare_setting(root + self.path, str(self.value), free_fd)
+
+    def execute(self, root: str) -> None:
+        """Write it."""
+        do_all(self.prepared(root, process.lowest_free_fd()))
+
+
+@dataclass(frozen=True)
+class Bind:
+    """Bind a host directory or file, with attributes on its whole tree. mount(2) MS_BIND.
+
+    Why a descriptor as the source: the path is resolved once, before anything is mounted over it.
+    Does not protect what the source itself shows: only name sources every program may read.
+    """
+
+    source: str
+    path: str
+    attributes: int = mounts.ATTR_RDONLY | mounts.ATTR_NOSUID | mounts.ATTR_NODEV
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"bind {self.source} on {self.path} {_names(self.attributes)}"
+
+    def prepare(self) -> int:
+        """Open the source on the host; the caller hands the descriptor to `execute_from`."""
+        return os.open(self.source, os.O_PATH | os.O_CLOEXEC)
+
+    def execute_from(self, root: str, source_fd: int) -> None:
+        """Bind the opened source below `root` and set the attributes."""
+        target = root + self.path
+        if stat.S_ISDIR(os.fstat(source_fd).st_mode):
+            os.makedirs(target, exist_ok=True)
+        else:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444))
+        link = f"/proc/self/fd/{source_fd}"
+        mounts.mount(link, target, None, mounts.MS_BIND | mounts.MS_REC, None)
+        mounts.mount_setattr(target, self.attributes, recursive=True)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Show a host directory through an overlay of our own that nobody can write to. overlayfs.rst.
+
+    Why not a bind: what is opened in an overlay is an object of its own. A socket there is no
+    socket that anybody listens on, a FIFO has no other end, and locks, watches and marks of times
+    reach nobody beyond it. What is read and mapped is the same memory. Shows one file system only:
+    what is mounted below `source` is a step of its own. Does not hide what the source itself shows.
+    """
+
+    source: str
+    path: str
+    empty: str
+    """An empty directory of the root under construction: an overlay without a place to write to
+    has at least two layers."""
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"overlay {self.source} on {self.path} ro,nosuid,nodev"
+
+    def prepare(self) -> int:
+        """Open the source on the host; the caller hands the descriptor to `execute_from`."""
+        return os.open(self.source, os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY)
+
+    def execute_from(self, root: str, source_fd: int) -> None:
+        """Mount it below `root`."""
+        target = root + self.path
+        os.makedirs(target, exist_ok=True)
+        flags = mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV
+        options = mounts.layers(f"/proc/self/fd/{source_fd}", root + self.empty)
+        mounts.mount("overlay", target, "overlay", flags, options)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Copy a small file or tree of the host's: what everybody may read of it, and links.
+
+    Why not a bind: the copies are ours, and so are locks on them and watches.
+    """
+
+    source: str
+    path: str
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"copy {self.source} to {self.path}"
+
+    def prepare(self) -> int:
+        """Open the source on the host; the caller hands the descriptor to `execute_from`."""
+        return os.open(self.source, os.O_PATH | os.O_CLOEXEC)
+
+    def execute_from(self, root: str, source_fd: int) -> None:
+        """Copy it below `root`."""
+        os.makedirs(os.path.dirname(root + self.path), exist_ok=True)
+        host_copies.copy(f"/proc/self/fd/{source_fd}", root + self.path)
+
+
+@dataclass(frozen=True)
+class Device:
+    """Bind one harmless character device, checked by its number (CVE-2025-31133)."""
+
+    name: str
+    major: int
+    minor: int
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"device /dev/{self.name} {self.major}:{self.minor}"
+
+    def prepare(self) -> int:
+        """Open the host's device node without opening the device."""
+        fd = os.open("/dev/" + self.name, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
+        status = os.fstat(fd)
+        if not stat.S_ISCHR(status.st_mode) or status.st_rdev != os.makedev(self.major, self.minor):
+            raise SyscallError(
+                errno.ENODEV, f"device /dev/{self.name}: not {self.major}:{self.minor}"
+            )
+        return fd
+
+    def execute_from(self, root: str, source_fd: int) -> None:
+        """Bind it; read-only stops changes to the node and its times, not use of the device."""
+        target = f"{root}/dev/{self.name}"
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444))
+        mounts.mount(f"/proc/self/fd/{source_fd}", target, None, mounts.MS_BIND, None)
+        attributes = mounts.ATTR_RDONLY | mounts.ATTR_NOSUID | mounts.ATTR_NOEXEC
+        mounts.mount_setattr(target, attributes, recursive=False)
+
+
+@dataclass(frozen=True)
+class Mount:
+    """Mount a fresh kernel file system: proc, tmpfs, devpts. mount(2)."""
+
+    fstype: str
+    path: str
+    flags: int
+    options: str = ""
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"mount {self.fstype} on {self.path} {_names(self.flags)} {self.options}".rstrip()
+
+    def prepared(self, root: str) -> Tuple[Prepared, ...]:
+        """The call; MS_ and ATTR_ bits agree for the four flags we use."""
+        path, options = root + self.path, self.options or None
+        return (mounts.prepare_mount(self.fstype, path, self.fstype, self.flags, options),)
+
+    def execute(self, root: str) -> None:
+        """Mount it."""
+        do_all(self.prepared(root))
+
+
+@dataclass(frozen=True)
+class Cover:
+    """Cover a path with something that is already inside: masks, views, work directories.
+
+    Sources are objects we made on a mount the program never wrote to.
+    """
+
+    source: str
+    path: str
+    missing_ok: bool = False
+    """Entries of /proc that this kernel, or this namespace, does not show."""
+    is_whole: bool = False
+    """With all that is mounted below the source."""
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"cover {self.path} with {self.source}"
+
+    def prepared(self, root: str) -> Tuple[Prepared, ...]:
+        """The call; attributes come from the source's mount."""
+        tolerated = errno.ENOENT if self.missing_ok else 0
+        source, target = root + self.source, root + self.path
+        flags = mounts.MS_BIND | (mounts.MS_REC if self.is_whole else 0)
+        return (mounts.prepare_mount(source, target, None, flags, None, tolerated),)
+
+    def execute(self, root: str) -> None:
+        """Bind it."""
+        do_all(self.prepared(root))
+
+
+@dataclass(frozen=True)
+class Remount:
+    """Set attributes on one mount that is already there."""
+
+    path: str
+    attributes: int
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"remount {self.path} {_names(self.attributes)}"
+
+    def prepared(self, root: str) -> Tuple[Prepared, ...]:
+        """The call."""
+        return (mounts.prepare_attributes(root + self.path, self.attributes, recursive=False),)
+
+    def execute(self, root: str) -> None:
+        """Set them."""
+        do_all(self.prepared(root))
+
+
+@dataclass(frozen=True)
+class FilesAs:
+    """Make files as another id of this user namespace from now on. setfsuid(2).
+
+    Why: what a sandbox finds there is root's, as everywhere, and root is an id without a process.
+    SECURITY: the kernel takes the capabilities over files with it on the way from root's id, and
+    gives them on the way to it; what stays is taken by `lockdown`.
+    """
+
+    wanted: int
+    before: int
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"make files as {self.wanted}"
+
+    def prepared(self, root: str) -> Tuple[Prepared, ...]:
+        """The calls."""
+        return process.prepare_file_ids(self.wanted, self.before)
+
+    def execute(self, root: str) -> None:
+        """Do it."""
+        do_all(self.prepared(root))
+
+
+@dataclass(frozen=True)
+class Enter:
+    """Have a directory of the shared root as the root from now on. chroot(2).
+
+    Why not pivot_root(2): that has to detach the shared root, which costs a tenth of a millisecond,
+    and nothing of it is hidden from a sandbox but that others have it too. SECURITY: whoever could
+    leave it needs CAP_SYS_CHROOT, or a directory that was opened outside; there is neither.
+    """
+
+    path: str
+
+    def describe(self) -> str:
+        """One line for people."""
+        return f"enter {self.path} as root"
+
+    def prepared(self, root: str) -> Tuple[Prepared, ...]:
+        """The calls."""
+        return process.prepare_root(root + self.path)
+
+    def execute(self, root: str) -> None:
+        """Do it."""
+        do_all(self.prepared(root))
+
+
+_Inside = Union[Directory, Symlink, File, Setting, Mount, Cover, Remount, FilesAs, Enter]
+_FromHost = Union[Bind, Layer, Copy, Device]
+Step = Union[_Inside, _FromHost]
+
+
+@dataclass(frozen=True)
+class Lockdown:
+    """What is taken away last, and in this order; see `lockdown` for the calls.
+
+    Every field is checked again from the host by `posture`.
+    """
+
+    uid: int
+    gid: int
+    rlimits: Tuple[Tuple[int, int, int], ...]
+    """(resource, soft, hard) as for setrlimit(2)."""
+    landlock_abi: int
+    """0 where the kernel has none; `doctor` says so."""
+    read_exec: Tuple[str, ...] = ()
+    write: Tuple[str, ...] = ()
+    devices: Tuple[str, ...] = ()
+    """Where ioctl on a newly opened device is allowed; `seccomp` decides which ones."""
+    listing: Tuple[str, ...] = ()
+    """Where directories may be listed and nothing else; Landlock rules reach all beneath."""
+    refusals: str = ""
+    """A text of the filter's that is stricter than seccomp.policy, or none; see `seccomp`."""
+    umask: int = 0o022
+    clear_groups: bool = True
+    """Off only where the kernel forbids it: a user namespace that an ordinary user mapped."""
+
+
+@dataclass(frozen=True)
+class SandboxPlan:
+    """Stage C, whole: mounts, then lockdown."""
+
+    steps: Tuple[Step, ...]
+    lockdown: Lockdown
+
+
+def as_json(step: Union[Step, Lockdown]) -> Dict[str, Any]:
+    """Plain data for `cellwall jail explain --json` and for the plan's digest."""
+    data: Dict[str, Any] = {"step": type(step).__name__.lower()}
+    data.update(asdict(step))
+    return data

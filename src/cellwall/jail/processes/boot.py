@@ -1,0 +1,242 @@
+"""Stage A: builds a template's root and starts its fork-server in it.
+
+Runs as `python -I -S guest.pyz boot …`, started by `fork_server`; on a root host it is the only
+process of ours that has the host's privileges, so: standard library, linear, short. Reads
+nothing that a program ever wrote. The steps, letter = process:
+
+    1a  boot      [rootless] enter a user namespace of its own, mapped to the caller, and to ids
+                  that are the caller's to map if there are any (`id_maps`)
+    2a  boot      new pid, ipc, uts and net namespaces; fork
+    3b  first     own mount namespace; open sources; build the root; pivot; old root gone
+    4b  first     leave the host's groups; enter the fork-server's user namespace; ask for ids
+    5a  boot      write the id maps; answer
+    6b  first     become its root, exec the template's Python as `forkserver`
+    7a  boot      wait for the first process; end as it ends
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import traceback
+from typing import Any, Dict, Iterator, List, Optional
+
+from cellwall.jail.plan import executor, plan
+from cellwall.jail.protocol import fds
+from cellwall.linux.syscalls import id_maps, libc, mounts, process
+
+_STAGING = "/tmp"
+_NAMESPACES = (
+    process.CLONE_NEWPID | process.CLONE_NEWIPC | process.CLONE_NEWUTS | process.CLONE_NEWNET
+)
+
+
+def read_config(fd: int) -> Dict[str, Any]:
+    """Read the whole JSON document behind a descriptor of the host's."""
+    with os.fdopen(fd, "rb") as file:
+        config: Dict[str, Any] = json.loads(file.read())
+    return config
+
+
+def main(arguments: List[str]) -> None:
+    """`boot CONTROL_FD CONFIG_FD KEEP_FD…`; reports failure on the control socket.
+
+    Silent when the other end of that is gone: the host gave us up, which is no news to it.
+    """
+    control = socket.socket(fileno=int(arguments[0]))
+    kept = [int(word) for word in arguments[2:]]
+    step = "boot: read the configuration"
+    try:
+        _raise_descriptor_limit()
+        config = read_config(int(arguments[1]))
+        if config["rootless"]:
+            step = "boot: make a user namespace (is kernel.unprivileged_userns_clone off?)"
+            _enter_own_user_namespace(config["outer"])
+        step = "boot: make pid, ipc, uts and net namespaces"
+        process.unshare(_NAMESPACES)
+        asks, asked = os.pipe()
+        answers, answered = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            # Ours only: if boot is gone before its death can be a signal, its pipes are at an end.
+            fds.close_all([asks, answered])
+            _first(config, control, kept, (asked, answers))
+        fds.close_all([asked, answers])
+        fds.send_message(control, {"event": "forked", "pid": pid})
+        step = "boot: write the id maps of the fork-server"
+        if os.read(asks, 1) == b"?":
+            _write_maps(pid, config)
+            os.write(answered, b"!")
+    except Exception as error:  # noqa: BLE001 - whatever it is, the host must hear of it
+        _report(control, step, error)
+        os._exit(1)
+    control.close()
+    fds.close_all(kept[1:])
+    _wait_for_an_end(pid, kept[0])
+    _, status = os.waitpid(pid, 0)
+    os._exit(0 if status == 0 else 1)
+
+
+def _wait_for_an_end(pid: int, lifeline: int) -> None:
+    """Of the fork-server's first process, or of the embedding one: then this one ends, and with it
+    the first, also in the middle of an import where it looks at nothing."""
+    child = os.pidfd_open(pid)
+    poller = select.poll()
+    poller.register(child, select.POLLIN)
+    poller.register(lifeline, select.POLLIN)
+    if lifeline in {fd for fd, _ in poller.poll()}:
+        os._exit(1)
+
+
+def _raise_descriptor_limit() -> None:
+    """Be free of the embedder's soft limit: workers keep theirs at a high number. setrlimit(2)."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _report(control: socket.socket, step: str, error: BaseException) -> None:
+    errno = getattr(error, "errno", None)
+    detail = "" if errno is not None else traceback.format_exc()[-2000:]
+    message = {
+        "event": "failed",
+        "step": getattr(error, "step", step),
+        "error": str(error)[:2000],
+        "errno": errno,
+        "detail": detail,
+    }
+    with contextlib.suppress(fds.ControlClosed):
+        fds.send_message(control, message)
+
+
+def _enter_own_user_namespace(outer: Optional[Dict[str, Any]]) -> None:
+    if outer is not None:
+        id_maps.enter(outer)
+        return
+    uid, gid = os.geteuid(), os.getegid()
+    process.unshare(process.CLONE_NEWUSER)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        _write(f"/proc/self/{name}", text)
+
+
+def _write_maps(pid: int, config: Dict[str, Any]) -> None:
+    """Map the fork-server's namespace: ids of an unprivileged range, or the one we have.
+
+    That one id is called 0 here already: `_enter_own_user_namespace` mapped it. It is the last one
+    of the fork-server's where its workers need it to be moved (`forkserver`).
+    """
+    base, count = (0, 1) if config["shares_id"] else (config["uid_base"], config["uid_count"])
+    mover = config["forkserver"]["mover"]
+    moved = f"\n{mover} 0 1" if mover else ""
+    _write(f"/proc/{pid}/uid_map", f"0 {base} {count}{moved}")
+    _write(f"/proc/{pid}/gid_map", f"0 {base} {count}")
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    except OSError as error:
+        raise OSError(error.errno, f"write {text!r} to {path}: {error.strerror}") from error
+    finally:
+        os.close(fd)
+
+
+def _first(
+    config: Dict[str, Any], control: socket.socket, kept: List[int], ends: tuple[int, int]
+) -> None:
+    """Steps 3b to 6b; never returns."""
+    asked, answers = ends
+    step = "boot: build the template's root"
+    try:
+        process.do(process.prepare_parent_death_signal(signal.SIGKILL))
+        process.unshare(process.CLONE_NEWNS)
+        mounts.mount("none", "/", None, mounts.MS_REC | mounts.MS_PRIVATE, None)
+        _build_root(config)
+        process.set_hostname("cellwall")
+        step = "boot: enter the fork-server's user namespace"
+        if not config["shares_id"]:
+            os.setgroups([])
+            _have_others_charged(config)
+        process.unshare(process.CLONE_NEWUSER)
+        os.write(asked, b"?")
+        if os.read(answers, 1) != b"!":
+            os._exit(1)
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
+        # Once more: the kernel forgets it whenever the credentials change (prctl(2)).
+        process.do(process.prepare_parent_death_signal(signal.SIGKILL))
+    except Exception as error:  # noqa: BLE001
+        _report(control, step, error)
+        os._exit(1)
+    try:
+        _exec_forkserver(config, control, kept)
+    except OSError as error:
+        _report(control, f"boot: start {config['python']} in the template's root", error)
+    os._exit(1)
+
+
+def _have_others_charged(config: Dict[str, Any]) -> None:
+    """Be the range's first id when its namespace is made, and still capable of making it.
+
+    What sandboxes take of a per-user count (inotify(7), namespaces) is charged to whoever made
+    the namespaces above them: an id that nobody else uses, instead of the host's root. Its
+    owner would have power over the namespace, but the only processes of that id are in it.
+    """
+    process.set_effective_uid(config["uid_base"])
+    # The change hid our files in /proc from all but the host's root; boot may be less.
+    process.do(process.prepare_dumpable())
+    # Once more, as below.
+    process.do(process.prepare_parent_death_signal(signal.SIGKILL))
+
+
+def _build_root(config: Dict[str, Any]) -> None:
+    facts = plan.HostFacts.from_json(config["facts"])
+    root = plan.Root(config["template_path"], tuple(config["base_mounts"]), config["guest_path"])
+    opened = executor.open_sources(plan.root_plan(facts, root))
+    flags = mounts.MS_NOSUID | mounts.MS_NODEV
+    owner = config["uid_base"] + config["uid_count"] - 1 if config["uid_count"] > 1 else 0
+    options = f"size=16m,mode=755,uid={owner},gid={owner}"
+    mounts.mount("tmpfs", _STAGING, "tmpfs", flags, options)
+    os.umask(0o022)
+    with _files_as(owner):
+        executor.build(opened, _STAGING)
+    mounts.pivot_into(_STAGING)
+
+
+@contextlib.contextmanager
+def _files_as(owner: int) -> Iterator[None]:
+    """Make files as root's id inside. SECURITY: without power over files, so that the overlays
+    that are mounted meanwhile show what everybody may read, to whomever (overlayfs.rst).
+    """
+    if owner:
+        os.setgroups([])
+        libc.do_all(process.prepare_file_ids(owner, 0))
+    yield
+    if owner:
+        libc.do_all(process.prepare_file_ids(0, owner))
+
+
+def _exec_forkserver(config: Dict[str, Any], control: socket.socket, kept: List[int]) -> None:
+    """Keep exactly the control socket, the lifeline and the workers' sockets across the exec."""
+    inherited = [control.fileno(), *kept]
+    fds.keep_only(inherited)
+    for fd in inherited:
+        os.set_inheritable(fd, True)
+    devnull = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1):
+        os.dup2(devnull, fd)
+    os.close(devnull)
+    read_end = fds.as_document(json.dumps(config["forkserver"]))
+    words = [config["python"], "-I", plan.GUEST_PATH, "forkserver", str(config["arenas"])]
+    words += [str(fd) for fd in (read_end, *inherited)]
+    os.execve(config["python"], words, config["environment"])  # noqa: S606
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

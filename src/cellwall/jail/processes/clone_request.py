@@ -1,0 +1,145 @@
+"""What a worker is asked for, and what it remembers of what it was asked before.
+
+Both halves: the host writes an order (`fork_server`), a worker reads it (`forkserver`). Not how it
+is carried (`fds`) or obeyed. The invariants: what is remembered is bounded, because callers choose
+limits as they like, a plan is 100 KiB, and each clone copies the worker's page tables.
+SECURITY: an order holds no byte of a caller's. Whatever a worker ever had in memory, live or freed,
+is in the memory of every later sandbox. Environments go another way (`environment`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from functools import lru_cache
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+
+from cellwall.jail.fast import single_program as alone
+from cellwall.jail.plan import executor, lockdown, plan
+from cellwall.jail.processes import sandbox_init
+from cellwall.linux.syscalls.libc import Prepared
+
+ALONE = "alone"
+"""How a sandbox of one program is started."""
+MOVE = b"move"
+"""To a worker that is to go to its first berth, and to clone nothing."""
+_REMEMBERED = 32
+"""Orders, and plans. The first to come are the first to go: a hit writes to no page."""
+
+
+def written(
+    shape: plan.Shape, uid: int, guest: Mapping[str, Any], start: str, *, is_told: bool = False
+) -> bytes:
+    """An order for one sandbox; all but the uid is the same again and again.
+
+    `is_told`: its environment is not the usual one, and lies in its channel.
+    """
+    rest = json.dumps({"guest": dict(guest), "start": start, "is_told": is_told})
+    return f'{uid} {{"shape": {_shape_text(shape)}, {rest[1:]}'.encode()
+
+
+@lru_cache(maxsize=256)
+def _shape_text(shape: plan.Shape) -> str:
+    return json.dumps(asdict(shape))
+
+
+class Ready(NamedTuple):
+    """A sandbox plan, prepared so that a fork has little left to build."""
+
+    runs: Tuple[Prepared, ...]
+    lockdown: lockdown.Ready
+
+    def alone(self) -> alone.Ready:
+        """The same calls in the same order, for a sandbox of one program."""
+        lock = self.lockdown
+        own = sandbox_init.OWN_CGROUP_NAMESPACE
+        return alone.prepare(
+            (*lock.become_user, *self.runs, *own, *lock.privileges, *lock.files, *lock.filter),
+            lock.descriptors,
+        )
+
+
+class Order:
+    """How to make a sandbox.
+
+    With slots, and no named tuple: a name that is looked up in one is written to, and copied.
+    """
+
+    __slots__ = ("alone", "guest", "is_told", "ready", "start")
+
+    def __init__(
+        self,
+        ready: Ready,
+        lists: Optional[alone.Ready],
+        guest: Dict[str, Any],
+        start: str,
+        is_told: bool,
+    ) -> None:
+        """`start`: `fork`, `exec` for a really fresh interpreter, or `alone`, which needs `lists`.
+
+        `is_told`: its environment lies in its channel.
+        """
+        self.ready = ready
+        self.alone = lists
+        self.guest = guest
+        self.start = start
+        self.is_told = is_told
+
+
+class Orders:
+    """Those of one worker."""
+
+    def __init__(self, facts: plan.HostFacts, program: bytes, last_capability: int) -> None:
+        """Nothing is known yet."""
+        self._facts = facts
+        self._program = program
+        self._last_capability = last_capability
+        self._known: Dict[bytes, Order] = {}
+        self._plans: Dict[plan.Shape, Ready] = {}
+        self._alone: Dict[plan.Shape, alone.Ready] = {}
+
+    def read(self, data: bytes) -> Tuple[int, Order]:
+        """The uid, and the rest, of what `written` wrote.
+
+        Of other data: ValueError, TypeError or KeyError.
+        """
+        uid, _, text = data.partition(b" ")
+        order = self._known.get(text)
+        if order is None:
+            order = self._understand(json.loads(text))
+            _forget(self._known)
+            self._known[text] = order
+        return int(uid), order
+
+    def _understand(self, said: Dict[str, Any]) -> Order:
+        shape, start = plan.Shape.from_json(said["shape"]), said["start"]
+        ready = self._plan(shape)
+        lists = self._lists(shape, ready) if start == ALONE else None
+        return Order(ready, lists, said["guest"], start, said["is_told"])
+
+    def _plan(self, shape: plan.Shape) -> Ready:
+        if shape not in self._plans:
+            _forget(self._plans)
+            self._plans[shape] = self._prepare(shape)
+        return self._plans[shape]
+
+    def _lists(self, shape: plan.Shape, ready: Ready) -> alone.Ready:
+        if shape not in self._alone:
+            _forget(self._alone)
+            self._alone[shape] = ready.alone()
+        return self._alone[shape]
+
+    def _prepare(self, shape: plan.Shape) -> Ready:
+        decided = plan.sandbox_plan(self._facts, shape)
+        return Ready(
+            executor.prepare(decided.steps, sandbox_init.FREE_FD),
+            lockdown.prepare(
+                decided.lockdown, self._program, self._last_capability, sandbox_init.FREE_FD
+            ),
+        )
+
+
+def _forget(remembered: Dict[Any, Any]) -> None:
+    """Make room for one more."""
+    while len(remembered) >= _REMEMBERED:
+        del remembered[next(iter(remembered))]

@@ -1,0 +1,30 @@
+"""Where an interpreter started on the guest bundle begins: `boot`, `forkserver` or `init`.
+
+Not a command line: `fork_server`, `boot` and `sandbox_init` pass descriptors as arguments.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Hand over to the stage named by the first argument; none of them returns."""
+    stage, arguments = sys.argv[1], sys.argv[2:]
+    if stage == "boot":
+        from cellwall.jail.processes import boot
+
+        boot.main(arguments)
+    elif stage == "forkserver":
+        from cellwall.jail.fast import heap_layout
+
+        # First of all: what is imported next, and what every fork touches, lies together.
+        arenas = heap_layout.Arenas(int(arguments.pop(0)))
+        from cellwall.jail.processes import forkserver
+
+        forkserver.main(arguments, arenas)
+    else:
+        from cellwall.guest import init
+        from cellwall.jail.processes.boot import read_config
+
+        init.main(int(arguments[0]), read_config(int(arguments[1])))

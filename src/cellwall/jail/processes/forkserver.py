@@ -1,0 +1,408 @@
+"""Stage B: a warm interpreter of one template, from which sandboxes are forked.
+
+Pid 1 of the template's pid namespace, root of a user namespace that is nobody on the host, no
+network, no secrets, one thread, no sockets but the control ones. Started by `boot` through exec,
+so that nothing of the embedding process is in its memory. When it dies, the kernel kills every
+sandbox made from it. The steps, letter = process:
+
+    1b  first     preload; refuse if a thread or socket appeared; freeze; fork the workers for
+                  programs; told to go on, the same once more with what sessions need, for theirs
+    2b  first     wait: the control socket's end, or the embedding process's, is our end
+    3c  worker    receive `spawn` with the sandbox's end of its channel
+    4c  worker    enter a network namespace that is new, or as new (`netns_reuse`); clone3 into all
+                  others, and go home; write the id maps; let it go; leave the cgroups that the
+                  child was born into for those of the next one; answer with its pidfd
+    5d  init      see `sandbox_init`
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+from functools import partial
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set
+
+from cellwall.jail.fast import (
+    heap_layout,
+    huge_pages,
+    libraries,
+    machine_code,
+    netns_reuse,
+    single_program,
+)
+from cellwall.jail.plan import plan
+from cellwall.jail.processes import clone_request, sandbox_init
+from cellwall.jail.processes.boot import read_config
+from cellwall.jail.protocol import fds
+from cellwall.linux.syscalls import process
+
+_NAMESPACES = (
+    process.CLONE_NEWUSER
+    | process.CLONE_NEWPID
+    | process.CLONE_NEWNS
+    | process.CLONE_NEWIPC
+    | process.CLONE_NEWUTS
+    | process.CLONE_NEWCGROUP
+)
+
+
+_CONTROL_FD = 64
+_DYING_S = 1.0
+"""So long a process may need for its end."""
+
+
+class Dirty(Exception):
+    """The preload left something a fork must not share."""
+
+
+class Worker(NamedTuple):
+    """What a worker needs for every sandbox, computed once."""
+
+    facts: plan.HostFacts
+    program: bytes
+    last_capability: int
+    guest_main: Callable[..., Any]
+    guest_alone: single_program.Context
+    """A context that has no init of ours beside it."""
+    exec_python: str
+    forker: process.Cloner
+    """Makes workers, without the fork hooks of libraries."""
+    cloner: process.Cloner
+    """Makes sandboxes."""
+    answer: fds.Message
+    """Hands over the latest of them. Made once: each page that is written to between two clones
+    is copied, and a JSON encoder alone writes to thirty."""
+    mover: int
+    """An id that workers keep as their saved one, or 0."""
+    root_id: int
+    """Called root inside, without any process; 0 where only one id can be mapped."""
+    environment: Dict[str, str]
+    """Of a sandbox for which the host names no other; this process has it already."""
+
+
+def main(arguments: List[str], arenas: heap_layout.Arenas) -> None:
+    """`CONFIG_FD CONTROL_FD LIFELINE_FD WORKER_FD…`, and the arenas made first; never returns."""
+    config = read_config(int(arguments[0]))
+    control = socket.socket(fileno=int(arguments[1]))
+    lifeline, *worker_fds = (int(word) for word in arguments[2:])
+    for fd in (control.fileno(), lifeline, *worker_fds):
+        os.set_inheritable(fd, False)
+    ours = {control.fileno(), lifeline, *worker_fds}
+    programs = config["program_workers"]
+    with _told(control, config) as preloading:
+        process.do(process.prepare_no_new_privs())
+        process.unshare(process.CLONE_NEWNET)  # the one we came in is not our user namespace's
+        os.umask(0o022)
+        worker = _worker(config)
+        guest = importlib.import_module(config["guest_preload"])
+        report = guest.warm(
+            list(config["preload"]), config["environment"], config["preload_environment"]
+        )
+        arenas.give_back()
+        _fork_workers(config, worker, worker_fds[:programs], ours, guest.recall, guest.learn)
+    if preloading.has_failed:
+        os._exit(1)
+    _tell(control, {"event": "programs", "preload": report})
+    _wait_to_go_on(control, lifeline)
+    with _told(control, config) as preloading:
+        arenas = heap_layout.Arenas(heap_layout.SESSION_ARENAS)
+        guest.warm_sessions()
+        arenas.give_back()
+        _fork_workers(config, worker, worker_fds[programs:], ours, _nothing, _nothing)
+    fds.close_all(worker_fds)
+    if not preloading.has_failed:
+        _tell(control, {"event": "ready"})
+    _watch(control, lifeline)  # even so: programs run that were forked from here
+
+
+class _Preloading:
+    """Whether a part of it failed."""
+
+    has_failed = False
+
+
+@contextlib.contextmanager
+def _told(control: socket.socket, config: Dict[str, Any]) -> Iterator[_Preloading]:
+    """Let the host hear of a failure."""
+    preloading = _Preloading()
+    try:
+        yield preloading
+    except BaseException as error:  # noqa: BLE001 - whatever it is
+        step = f"fork-server: preload {', '.join(config['preload']) or 'nothing'}"
+        message = f"{type(error).__name__}: {error}"[:2000]
+        number = getattr(error, "errno", None)
+        _tell(control, {"event": "failed", "step": step, "error": message, "errno": number})
+        preloading.has_failed = True
+
+
+def _wait_to_go_on(control: socket.socket, lifeline: int) -> None:
+    """Until the host says so: it looks at our children meanwhile, of which there are no others."""
+    poller = select.poll()
+    poller.register(control.fileno(), select.POLLIN | select.POLLHUP)
+    poller.register(lifeline, select.POLLIN)
+    ready = {fd for fd, _ in poller.poll()}
+    try:
+        if lifeline in ready:
+            os._exit(0)
+        fds.receive_message(control)
+    except fds.ControlClosed:
+        os._exit(0)
+
+
+def _tell(control: socket.socket, message: Dict[str, Any]) -> None:
+    try:
+        fds.send_message(control, message)
+    except fds.ControlClosed:
+        os._exit(0)  # given up while it started; nobody is left to tell
+
+
+def _nothing() -> None:
+    """Nothing is known of what a session does first."""
+
+
+def _fork_workers(
+    config: Dict[str, Any],
+    worker: Worker,
+    worker_fds: List[int],
+    ours: Set[int],
+    recall: Callable[[], None],
+    learn: Callable[[], None],
+) -> None:
+    """Freeze what has been warmed up to now and fork the workers that are to have it."""
+    # What was seeded before the fork is found now; every context gives it a seed of its own.
+    importlib.import_module(config["guest_reseed"]).collect()
+    _refuse_dirt(ours)
+    gc.collect()
+    gc.freeze()
+    libraries.share_relocated()
+    libraries.join_constants()
+    huge_pages.collapse_anonymous()
+    huge_pages.collapse_interpreter()
+    recall()
+    # After whatever frees what was there before: that is a hole, and most lie in huge pages.
+    heap_layout.Fillers()
+    learn()  # in a fork of what the workers' forks will be like
+    gc.freeze()
+    for fd in worker_fds:
+        if worker.forker.clone() == 0:
+            try:
+                _serve(worker, fd)
+            finally:
+                os._exit(1)
+        os.close(worker.forker.pidfd)
+
+
+def _worker(config: Dict[str, Any]) -> Worker:
+    """Import what every fork runs before the preload: objects that lie together are copied
+    together, and each page a fork writes to costs it a fault."""
+    module, _, name = config["guest_main"].partition(":")
+    cloner = process.Cloner(_NAMESPACES, exit_signal=signal.SIGCHLD)
+    return Worker(
+        facts=plan.HostFacts.from_json(config["facts"]),
+        last_capability=process.last_capability(),
+        program=bytes.fromhex(config["seccomp"]),
+        guest_main=getattr(importlib.import_module(module), name),
+        guest_alone=importlib.import_module(config["guest_alone"]).main,
+        exec_python=config["python"],
+        forker=process.Cloner(0, exit_signal=signal.SIGCHLD),
+        cloner=cloner,
+        answer=fds.prepare(b"{}", cloner.pidfd_cell),
+        mover=config["mover"],
+        root_id=config["root_id"],
+        environment=config["environment"],
+    )
+
+
+def _refuse_dirt(ours: Set[int]) -> None:
+    """SECURITY: a thread would vanish in forks holding locks; a socket would be shared by all."""
+    threads = os.listdir("/proc/self/task")
+    if len(threads) != 1:
+        raise Dirty(
+            f"{len(threads)} threads exist after the preload; drop the module that starts them"
+        )
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd in ours or fd < 3:
+            continue
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except FileNotFoundError:
+            continue  # the listing's own descriptor
+        if not target.startswith("/proc/"):
+            raise Dirty(
+                f"descriptor {fd} ({target}) is open after the preload; close it in the module"
+            )
+
+
+def _watch(control: socket.socket, lifeline: int) -> None:
+    """Step 2b: reap, and end with whoever owns us. Never returns."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps for pid 1
+    poller = select.poll()
+    poller.register(control.fileno(), select.POLLIN | select.POLLHUP)
+    poller.register(lifeline, select.POLLIN)
+    while not poller.poll():
+        pass
+    os._exit(0)
+
+
+def _serve(worker: Worker, fd: int) -> None:
+    """Steps 3c and 4c, again and again until the host closes the socket. Never returns."""
+    # Out of the way: the descriptors of a child are the same numbers every time.
+    high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _CONTROL_FD)
+    fds.keep_only([high])
+    control = socket.socket(fileno=high)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    if worker.mover:
+        # cgroup v1 lets an ordinary user move processes that have his id, if only as saved one.
+        # SECURITY: it gives a worker no more than it has where sandboxes share that id.
+        os.setresuid(-1, -1, worker.mover)
+    process.do(process.prepare_parent_death_signal(signal.SIGKILL))
+    _raise_oom_score()
+    known = clone_request.Orders(worker.facts, worker.program, worker.last_capability)
+    alone_here, nets = _able(worker), netns_reuse.Networks()
+    while True:
+        try:
+            data, received = fds.receive(control)
+            if data == clone_request.MOVE:
+                _go_through(received)
+                fds.close_all(received)
+                fds.send_message(control, {"moved": True})
+                continue
+            uid, order = known.read(data)
+            if order.alone is None:
+                _spawn(worker, control, nets, uid, order, received)
+            elif alone_here is not None:
+                alone_here.spawn(control, nets, uid, order.alone, order, received)
+            else:
+                fds.close_all(received)
+                fds.send_message(control, {"error": "no program alone here", "errno": None})
+        except fds.ControlClosed:
+            os._exit(0)
+
+
+def _raise_oom_score() -> None:
+    """Have the kernel kill sandboxes before the process that embeds the engine."""
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("500")
+
+
+def _spawn(
+    worker: Worker,
+    control: socket.socket,
+    nets: netns_reuse.Networks,
+    uid: int,
+    order: clone_request.Order,
+    received: List[int],
+) -> None:
+    channel, *entrances = received
+    wait_r, wait_w = os.pipe()
+    try:
+        nets.enter()
+        pid = worker.cloner.clone()
+    except OSError as error:
+        nets.leave()
+        fds.close_all([wait_r, wait_w, *received])
+        fds.send_message(control, {"error": str(error), "errno": error.errno})
+        return
+    if pid == 0:
+        try:
+            sandbox_init.main(worker, order, channel, wait_r)
+        finally:
+            os._exit(1)  # SECURITY: whatever happens, a child never goes on as a worker
+    pidfd = worker.cloner.pidfd
+    nets.lend(pidfd)
+    nets.leave()
+    try:
+        _write_maps(worker.root_id, pid, uid)
+        os.write(wait_w, b"!")
+    except OSError as error:
+        # The files of one that somebody killed are root's: that is no lack of the host's. They are
+        # from when it let go of its memory, a moment before its pidfd says that it is dead.
+        is_dead = bool(select.select([pidfd], [], [], _DYING_S)[0])
+        with contextlib.suppress(ProcessLookupError):  # its pid may be another's: see `_serve`
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        number = errno.ESRCH if is_dead else error.errno
+        fds.send_message(control, {"error": f"id map: {error}", "errno": number})
+    else:
+        _go_through(entrances)  # a worker that cannot ends, and the sandbox with its channel
+        fds.send_prepared(control, worker.answer)
+    finally:
+        fds.close_all([wait_r, wait_w, pidfd, *received])
+
+
+def _able(worker: Worker) -> Optional[_Alone]:
+    """Whoever cannot make sandboxes of one program still makes others; `host_facts` knows."""
+    try:
+        return _Alone(worker) if machine_code.IS_KNOWN else None
+    except OSError:
+        return None
+
+
+class _Alone:
+    """Step 4c for sandboxes of one program; theirs are in `single_program`."""
+
+    def __init__(self, worker: Worker) -> None:
+        maps = partial(_write_maps, worker.root_id)
+        self._maker = single_program.Maker(_NAMESPACES, worker.guest_alone, maps)
+        self._answer = fds.prepare(b"{}", self._maker.pidfd_cell)
+
+    def spawn(
+        self,
+        control: socket.socket,
+        nets: netns_reuse.Networks,
+        uid: int,
+        lists: single_program.Ready,
+        order: clone_request.Order,
+        received: List[int],
+    ) -> None:
+        """Make one, leave its cgroups, and answer with its pidfd."""
+        pidfd, entrances = self._maker.pidfd_cell, received[len(single_program.RECEIVED) :]
+        pidfd.value = -1
+        try:
+            if tuple(received[: len(single_program.RECEIVED)]) != single_program.RECEIVED:
+                raise OSError(errno.EBADF, f"descriptors: {received} instead of 3 and on")
+            nets.enter()
+            self._maker.make(lists, order.guest, uid, is_told=order.is_told)
+        except OSError as error:
+            fds.send_message(control, {"error": str(error), "errno": error.errno})
+        else:
+            try:
+                self._maker.check()
+            except OSError as error:
+                sandbox_init.report(single_program.CHANNEL_FD, error)
+            _go_through(entrances)
+            fds.send_prepared(control, self._answer)
+        finally:
+            made = [pidfd.value] if pidfd.value >= 0 else []
+            for each in made:
+                nets.lend(each)
+            nets.leave()
+            fds.close_all([*received, *made])
+
+
+def _go_through(entrances: List[int]) -> None:
+    """Move ourselves into other cgroups: 0 is whoever writes (`cgroups.Groups.entrances`)."""
+    for fd in entrances:
+        os.write(fd, b"0")
+
+
+def _write_maps(root_id: int, pid: int, uid: int) -> None:
+    """Give the sandbox one id: `user` inside, `uid` of our own range outside.
+
+    Where there is a range, root has a name inside, too: an id that no process has or can get.
+    """
+    root = f"\n0 {root_id} 1" if root_id else ""
+    text = f"{plan.INSIDE_UID} {uid} 1{root}".encode()
+    for name in ("uid_map", "gid_map"):
+        fd = os.open(f"/proc/{pid}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, text)
+        finally:
+            os.close(fd)

@@ -1,0 +1,106 @@
+"""Stage C: from a fresh clone to a locked-down init, then the guest.
+
+Called by `forkserver` in the child; never returns to it. Between the clone and the last line of
+`_lock` only our own bytes are read: one from the worker. SECURITY: whoever moves a call behind it
+gives caller code a weaker jail. The steps:
+
+    5d.1  close every descriptor but the channel     5d.5  lock down (`lockdown`, in its order)
+    5d.2  wait until the worker has written our ids   5d.6  read an environment of our own, if we
+    5d.3  become the user; private mounts                     have one; start the guest; it forks
+    5d.4  own cgroup namespace: the worker was in     5d.7  say "L"; the host reads our posture and
+          our cgroups when it cloned us                       theirs, and sends nothing more before
+                                                              it has compared
+
+"L" is said no sooner because it wakes the host: where that is woken on this CPU, a start waits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from functools import partial
+from typing import TYPE_CHECKING, Any, Dict
+
+from cellwall.jail.plan import executor, plan
+from cellwall.jail.protocol import environment, fds
+from cellwall.linux.syscalls import process
+from cellwall.linux.syscalls.libc import do_all
+
+if TYPE_CHECKING:
+    from cellwall.jail.processes.clone_request import Order, Ready
+    from cellwall.jail.processes.forkserver import Worker
+
+
+CHANNEL_FD = 3
+FREE_FD = 4
+"""The worker has 0, 1, 2 and one high number open: what it receives first is the channel."""
+OWN_CGROUP_NAMESPACE = (process.prepare_unshare(process.CLONE_NEWCGROUP),)
+"""Its root is where we are at the time: the sandbox's cgroups, into which we were born."""
+
+
+class Abandoned(Exception):
+    """The host or the worker went away, or refused us, while we were being built."""
+
+
+def main(worker: Worker, order: Order, channel: int, wait_r: int) -> None:
+    """Build, lock down, report, run the guest."""
+    guest = order.guest
+    guest["is_environment_set"] = not order.is_told
+    guest["env"] = worker.environment
+    try:
+        _lock(order.ready, channel, wait_r)
+        if order.is_told:
+            guest["env"] = environment.read(channel)
+    except (Abandoned, BrokenPipeError, EOFError):
+        os._exit(1)  # the host gave us up; nobody is left to tell
+    except Exception as error:  # noqa: BLE001 - the host must hear which step failed
+        report(channel, error)
+        os._exit(1)
+    if order.start == "exec":
+        _say_locked(channel)
+        _exec_guest(worker, guest, channel)
+    worker.guest_main(channel, guest, born=partial(_say_locked, channel))
+    os._exit(1)
+
+
+def _lock(ready: Ready, channel: int, wait_r: int) -> None:
+    # SECURITY: whatever the worker had open, a sandbox starts with the channel and nothing else.
+    os.closerange(CHANNEL_FD + 1, wait_r)
+    os.closerange(wait_r + 1, fds.HIGHEST)
+    if channel != CHANNEL_FD or wait_r < FREE_FD or os.read(wait_r, 1) != b"!":
+        raise Abandoned
+    os.close(wait_r)
+    lock = ready.lockdown
+    do_all(lock.become_user)
+    executor.walk(ready.runs)
+    do_all(OWN_CGROUP_NAMESPACE)
+    do_all(lock.privileges)
+    do_all(lock.files)
+    do_all(lock.filter)
+    do_all(lock.descriptors)
+
+
+def _say_locked(channel: int) -> None:
+    """Step 5d.7, once the guest has forked; before it is started where that is by exec."""
+    os.write(channel, b"L")
+
+
+def report(channel: int, error: Exception) -> None:
+    """Tell the host which step failed; "E" and a JSON object."""
+    frames = traceback.extract_tb(error.__traceback__)
+    data = {
+        "step": getattr(error, "step", frames[-1].name if frames else type(error).__name__),
+        "error": str(error)[:2000],
+        "errno": getattr(error, "errno", None),
+        "detail": traceback.format_exc()[-2000:],
+    }
+    os.write(channel, b"E" + json.dumps(data).encode())
+
+
+def _exec_guest(worker: Worker, config: Dict[str, Any], channel: int) -> None:
+    """Replace the warm image by a really fresh interpreter: no shared hash seed, no layout."""
+    os.set_inheritable(channel, True)
+    document = fds.as_nameless_file(json.dumps(config), "/tmp")  # noqa: S108 - our own mount
+    words = [worker.exec_python, "-I", plan.GUEST_PATH, "init", str(channel), str(document)]
+    os.execve(worker.exec_python, words, dict(config["env"]))  # noqa: S606

@@ -1,0 +1,185 @@
+"""The control groups of one engine: a directory in each hierarchy, below it one for each sandbox.
+
+Called from worker threads. Not what a sandbox's say and hold (`sandbox_groups`) and not what dead
+engines left (`leftovers`). SECURITY: a v1 memory cgroup that held a tmpfs is never used twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+from cellwall.linux.cgroups.files import make_directory, write
+from cellwall.linux.cgroups.hierarchies import Hierarchy, Layout
+from cellwall.linux.cgroups.sandbox_groups import BUFFERS, Groups, is_reusable
+from cellwall.model.errors import HostUnsupported
+from cellwall.model.limits import Limits
+
+PREFIX = "cellwall."
+"""Of an engine's directory; its owner's label follows."""
+_SPARES = 4
+"""Sets of reusable directories that are always there: made at once, and never more of them."""
+
+_WEIGHTS = {1: ("cpu.shares", "512"), 2: ("cpu.weight", "50")}
+"""By the version of a hierarchy; others have 1024 and 100. sched-design-CFS, cgroup-v2 in the
+kernel's documentation."""
+
+
+class _Spare(NamedTuple):
+    """Directories of an ended sandbox that may serve another one."""
+
+    paths: tuple[tuple[Hierarchy, str], ...]
+    applied: dict[str, str]
+    peak: int
+
+
+def most_spare_directories(layout: Layout, workers: int) -> int:
+    """Return how many empty directories an engine may keep for its next sandboxes.
+
+    Its spare ones, and where workers move themselves those that each of them goes to next.
+    """
+    sets = _SPARES + (workers if layout.lets_move_itself else 0)
+    return sets * sum(map(is_reusable, layout.hierarchies))
+
+
+class EngineGroups:
+    """The engine's own directory in each hierarchy; its name carries the owner label."""
+
+    def __init__(self, layout: Layout, owner: str) -> None:
+        """`owner` is `fork_server.owner_label()`: unique to this engine in this process."""
+        self.layout = layout
+        self.name = PREFIX + owner
+        self._made = False
+        self._serial = 0
+        self._spare: list[_Spare] = []
+        self._lock = threading.Lock()  # directories are given back from worker threads
+
+    def _make(self) -> None:
+        for hierarchy in self.layout.hierarchies:
+            path = hierarchy.base / self.name
+            path.mkdir(exist_ok=True)
+            if hierarchy.version == 2 and hierarchy.controllers:
+                enable = " ".join(f"+{name}" for name in sorted(hierarchy.controllers))
+                with contextlib.suppress(HostUnsupported):
+                    write(hierarchy.base / "cgroup.subtree_control", enable)
+                write(path / "cgroup.subtree_control", enable)
+            if hierarchy.version == 1 and "memory" in hierarchy.controllers:
+                write(path / "memory.swappiness", "0")  # what is made below inherits it
+                _count_buffers(f"{path}{BUFFERS}")
+            _let_the_host_go_first(hierarchy, path)
+        reusable = [h for h in self.layout.hierarchies if is_reusable(h)]
+        for number in range(_SPARES if reusable else 0):
+            paths = [(h, f"{h.base}/{self.name}/spare{number}") for h in reusable]
+            for _, made in paths:
+                with contextlib.suppress(FileExistsError):  # a try that failed half way
+                    os.mkdir(made)
+            self._spare.append(_Spare(tuple(paths), {}, 0))
+        self._made = True
+
+    def create(self, limits: Limits, *, guests: int = 0) -> Groups:
+        """Make a sandbox's directories with its limits already in them.
+
+        `guests` is how many processes more may be there for now.
+        """
+        with self._lock:
+            if not self._made:
+                self._make()
+            self._serial += 1
+            serial = self._serial
+        spare = self._take_spare(limits)
+        used_before = dict(spare.paths)
+        paths: list[tuple[Hierarchy, str]] = []
+        try:
+            for hierarchy in self.layout.hierarchies:
+                path = used_before.get(hierarchy)
+                if path is None:
+                    path = f"{hierarchy.base}/{self.name}/{serial}"
+                    make_directory(path)
+                paths.append((hierarchy, path))
+            groups = Groups(tuple(paths), spare.applied, spare.peak)
+            groups.apply(limits, guests=guests)
+        except BaseException:
+            Groups((*paths, *spare.paths)).remove()
+            raise
+        return groups
+
+    def _take_spare(self, limits: Limits) -> _Spare:
+        """A set that saw fewer processes than this sandbox may have: its peak is a counter that
+        the kernel cannot reset, and must tell whether the new limit was reached."""
+        with self._lock:
+            for index, spare in enumerate(self._spare):
+                if spare.peak < limits.processes:
+                    return self._spare.pop(index)
+        return _Spare((), {}, 0)
+
+    def take_back(self, groups: Groups) -> list[str]:
+        """Remove or keep an ended sandbox's directories; returns what is still busy.
+
+        Making and removing them is a good part of what a sandbox costs, so v1 directories that
+        hold counters only are used again. SECURITY: a memory cgroup never is, because pages of
+        the sandbox's tmpfs may stay charged to it; and no other one that was in any way busy.
+        """
+        if groups.is_taken_back:
+            return []  # SECURITY: twice in the list, they would be two sandboxes' at once
+        busy = self._take_back(groups)
+        groups.is_taken_back = not busy
+        return busy
+
+    def _take_back(self, groups: Groups) -> list[str]:
+        kept, peak = groups.reusable()
+        busy = groups.remove(kept)
+        if busy or not kept:
+            return busy
+        with self._lock:
+            if len(self._spare) < _SPARES:
+                applied = {k: v for k, v in groups.applied.items() if k.rsplit("/", 1)[0] in kept}
+                pairs = tuple(pair for pair in groups.paths if pair[1] in kept)
+                self._spare.append(_Spare(pairs, applied, peak))
+                return []
+        return groups.remove(frozenset())
+
+    def remove(self) -> None:
+        """Remove the engine's directories once no sandbox is left in them."""
+        self._spare.clear()
+        for hierarchy in self.layout.hierarchies:
+            for path in groups_in(hierarchy.base / self.name):
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+        for hierarchy in self.layout.hierarchies:
+            with contextlib.suppress(OSError):
+                (hierarchy.base / self.name).rmdir()
+        self._made = False
+
+
+def _let_the_host_go_first(hierarchy: Hierarchy, engine: Path) -> None:
+    """Give all sandboxes together half the weight of other groups, where processors are short.
+
+    What hands out work and tells of ends is the host's: when it has to wait behind the programs,
+    they wait for it. Eight callers and 32 clients get 2 to 3 % more done. Not a limit, so a kernel
+    that does not know it is no reason to refuse.
+    """
+    if "cpu" in hierarchy.controllers:
+        name, value = _WEIGHTS[hierarchy.version]
+        with contextlib.suppress(HostUnsupported):
+            write(engine / name, value)
+
+
+def _count_buffers(path: str) -> None:
+    """Have the kernel count buffers of sockets as long as the engine is there, without a limit.
+
+    It patches itself for the first cgroup that counts them, and back after the last one: 0.1 ms
+    that each sandbox would pay for.
+    """
+    if os.path.exists(path):
+        write(path, "-1")
+
+
+def groups_in(engine: Path) -> list[Path]:
+    """Return the sandboxes' directories in an engine's."""
+    try:
+        return [path for path in engine.iterdir() if path.is_dir()]
+    except FileNotFoundError:
+        return []

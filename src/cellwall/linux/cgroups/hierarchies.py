@@ -1,0 +1,208 @@
+"""Which cgroup hierarchies this process may use: what is mounted, and what of it we may write.
+
+Host half; `sandbox_groups` makes directories in them. SECURITY: a plain tmpfs at the mount point
+takes writes silently, so every hierarchy is checked by its magic number.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cellwall.linux.syscalls import mounts
+
+_V1_WANTED = ("memory", "pids", "cpu", "cpuacct")
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """One mounted hierarchy we may use: where, which version, which controllers."""
+
+    version: int
+    controllers: frozenset[str]
+    base: Path
+    """Our own cgroup in it at the time of asking, below which we make directories."""
+    root: Path | None = None
+    """Where it is mounted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The hierarchies this process can use; empty when there is no delegation."""
+
+    hierarchies: tuple[Hierarchy, ...]
+    why_not: str = ""
+    """Why a controller is missing, for `doctor` and for refusals."""
+
+    def having(self, controller: str) -> Hierarchy | None:
+        """Return the hierarchy that holds `controller`."""
+        for hierarchy in self.hierarchies:
+            if controller in hierarchy.controllers:
+                return hierarchy
+        return None
+
+    @property
+    def lets_move_itself(self) -> bool:
+        """Whether a task can move itself through open files; see `Groups.entrances`."""
+        return bool(self.hierarchies) and all(h.version == 1 for h in self.hierarchies)
+
+    @property
+    def hard(self) -> frozenset[str]:
+        """Controllers the kernel can enforce for us."""
+        found: set[str] = set()
+        for hierarchy in self.hierarchies:
+            found |= hierarchy.controllers
+        return frozenset(found)
+
+
+def _writable(path: Path) -> bool:
+    return os.access(path, os.W_OK | (os.X_OK if path.is_dir() else 0))
+
+
+def _magic(point: str) -> int:
+    """The kind of file system at a mount point; 0 where something covers the way to it."""
+    try:
+        return mounts.filesystem_magic(point)
+    except OSError:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the kernel says of cgroups, as text; a parameter so that every host can be tested."""
+
+    mountinfo: str
+    """/proc/self/mountinfo (proc_pid_mountinfo(5))."""
+    own: str
+    """/proc/self/cgroup (cgroups(7))."""
+    magic: Callable[[str], int] = _magic
+    writable: Callable[[Path], bool] = _writable
+
+    @classmethod
+    def of_this_process(cls) -> View:
+        """Ask the kernel."""
+        mountinfo, own = (
+            Path("/proc/self", name).read_text(encoding="utf-8", errors="surrogateescape")
+            for name in ("mountinfo", "cgroup")
+        )
+        return cls(mountinfo, own)
+
+
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+def _unescape(field: str) -> str:
+    """Undo mountinfo's octal escapes of space, tab, newline and backslash."""
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), field)
+
+
+def _mounted(view: View) -> list[tuple[int, frozenset[str], Path, str]]:
+    """(version, controllers, mount point, root of the mount) from mountinfo, magic checked."""
+    found = []
+    for line in view.mountinfo.splitlines():
+        fields = line.split(" ")
+        dash = fields.index("-")
+        kind, options = fields[dash + 1], fields[dash + 3]
+        if kind not in {"cgroup", "cgroup2"}:
+            continue
+        point = _unescape(fields[4])
+        magic = mounts.CGROUP2_SUPER_MAGIC if kind == "cgroup2" else mounts.CGROUP_SUPER_MAGIC
+        if view.magic(point) != magic:
+            continue
+        version = 2 if kind == "cgroup2" else 1
+        root = _unescape(fields[3])
+        found.append((version, frozenset(options.split(",")), Path(point), root))
+    return found
+
+
+def _own_paths(text: str) -> dict[str, str]:
+    """Controller name (or "" for v2) to our path in that hierarchy."""
+    paths = {}
+    for line in text.splitlines():
+        _, names, path = line.split(":", 2)
+        for name in names.split(","):
+            paths[name] = path
+    return paths
+
+
+def _below(mount_root: str, own: str) -> str:
+    """Our cgroup's path relative to a mount that shows the hierarchy from `mount_root` on."""
+    relative = os.path.relpath(own, mount_root)
+    return "" if relative == "." or relative.startswith("..") else relative
+
+
+def discover(view: View | None = None) -> Layout:
+    """Ask the kernel what is mounted and what of it we may write."""
+    view = view or View.of_this_process()
+    own = _own_paths(view.own)
+    hierarchies: list[Hierarchy] = []
+    missing: list[str] = []
+    for version, options, point, mount_root in _mounted(view):
+        if version == 2:
+            if any(h.version == 2 for h in hierarchies):
+                continue  # the same tree, mounted once more
+            hierarchy = _v2_hierarchy(view, point, _below(mount_root, own.get("", "/")))
+        else:
+            taken = frozenset[str]().union(*(h.controllers for h in hierarchies))
+            wanted = (frozenset(_V1_WANTED) & options) - taken
+            if not wanted:
+                continue
+            base = point / _below(mount_root, own.get(min(wanted), "/"))
+            hierarchy = Hierarchy(1, wanted, base, point)
+        if view.writable(hierarchy.base):
+            hierarchies.append(hierarchy)
+        else:
+            missing.append(str(hierarchy.base))
+    if any("cpuacct" in h.controllers for h in hierarchies):
+        # Hybrid: the v2 tree has no controllers there, and each hierarchy costs a move.
+        hierarchies = [h for h in hierarchies if h.controllers]
+    return Layout(tuple(hierarchies), _why_not(hierarchies, missing))
+
+
+def v2_place(view: View) -> Path | None:
+    """Return the directory of our own cgroup in the v2 tree; None where none is mounted."""
+    own = _own_paths(view.own).get("", "/")
+    for version, _, point, mount_root in _mounted(view):
+        if version == 2:
+            return point / _below(mount_root, own).strip("/")
+    return None
+
+
+def _why_not(hierarchies: list[Hierarchy], missing: list[str]) -> str:
+    if missing:
+        return f"no write access to {', '.join(missing)}"
+    bare = [str(h.base) for h in hierarchies if not h.controllers]
+    if bare:
+        return f"{', '.join(bare)} holds processes or has no controllers to hand down"
+    return ""
+
+
+def _v2_hierarchy(view: View, point: Path, own: str) -> Hierarchy:
+    """The highest cgroup above ours that we may manage and that holds no processes itself.
+
+    cgroup v2 forbids a group with processes to hand controllers down, except the root; root
+    finds the root, a user finds what systemd delegated (user@.service) if we run inside it.
+    Where there is none (a container, whose top cgroup we sit in) our own serves for counting
+    CPU time and for cgroup.kill, and has no controllers for us.
+    """
+    parts = Path(own.strip("/")).parts
+    for depth in range(len(parts) + 1):
+        base = point.joinpath(*parts[:depth])
+        files = (base / "cgroup.procs", base / "cgroup.subtree_control")
+        if not (view.writable(base) and all(view.writable(file) for file in files)):
+            continue
+        is_real_root = depth == 0 and not (base / "cgroup.type").exists()
+        if is_real_root or not files[0].read_text(encoding="ascii").strip():
+            return Hierarchy(2, _v2_controllers(base), base)
+    return Hierarchy(2, frozenset(), point.joinpath(*parts))
+
+
+def _v2_controllers(base: Path) -> frozenset[str]:
+    try:
+        words = (base / "cgroup.controllers").read_text(encoding="ascii").split()
+    except OSError:
+        return frozenset()
+    return frozenset(words) & {"memory", "pids", "cpu"}

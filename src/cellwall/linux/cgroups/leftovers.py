@@ -1,0 +1,93 @@
+"""What engines that are gone left in the cgroup hierarchies: found by owner label, killed, removed.
+
+Host half, called by `runtimes.jail.runtime` before its first start. SECURITY: nothing is touched
+but what carries the exact label of an engine that is certainly dead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import time
+from pathlib import Path
+
+from cellwall.linux.cgroups.engine_tree import PREFIX, groups_in
+from cellwall.linux.cgroups.hierarchies import Hierarchy, Layout
+
+
+def sweep(layout: Layout, is_dead: object) -> tuple[int, list[str]]:
+    """Kill and remove the directories of engines that are gone.
+
+    `is_dead(label)` decides by exact owner label; anything it does not know is left alone.
+    """
+    removed, kept = 0, []
+    for hierarchy in layout.hierarchies:
+        for engine in _engines_in(hierarchy):
+            label = engine.name[len(PREFIX) :]
+            if not callable(is_dead) or not is_dead(label):
+                continue
+            for path in [*groups_in(engine), engine]:
+                removed += 1
+                if not _kill_and_remove(path):
+                    kept.append(str(path))
+    return removed, kept
+
+
+def _engines_in(hierarchy: Hierarchy) -> list[Path]:
+    """Engine directories anywhere in the hierarchy: a dead engine's cgroup need not be ours.
+
+    Others make and remove directories meanwhile; what is gone when we look is nobody's leftover.
+    """
+    below = hierarchy.root if hierarchy.root is not None else hierarchy.base
+    return [
+        Path(parent, name)
+        for parent, names, _ in os.walk(below)  # passes over what it cannot read
+        for name in names
+        if name.startswith(PREFIX)
+    ]
+
+
+def _kill_and_remove(path: Path) -> bool:
+    """End what is in a dead engine's cgroup, by the pids the kernel lists there.
+
+    Several engines may sweep the same leftovers at once: gone is gone, whoever did it.
+    """
+    deadline = time.monotonic() + 2.0
+    while True:
+        try:
+            _kill_listed(path)
+            path.rmdir()
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            if error.errno == errno.ENODEV:  # removed between open and read
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        else:
+            return True
+
+
+def _kill_listed(path: Path) -> None:
+    """Kill what the kernel lists in a cgroup, and nobody who got one of these pids meanwhile.
+
+    SECURITY: a number that is still listed after its pidfd was opened is that process's: one that
+    ended between the two would be listed no more, and its successor lives in another cgroup.
+    """
+    with contextlib.ExitStack() as opened:
+        pidfds = {}
+        for pid in _listed(path):
+            with contextlib.suppress(ProcessLookupError):
+                pidfds[pid] = os.pidfd_open(pid)
+                opened.callback(os.close, pidfds[pid])
+        for pid in _listed(path) & set(pidfds):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(pidfds[pid], signal.SIGKILL)
+
+
+def _listed(path: Path) -> set[int]:
+    text = (path / "cgroup.procs").read_text(encoding="ascii")
+    return {int(line) for line in text.split()} - {0}  # 0: of a pid namespace that we cannot see

@@ -1,0 +1,291 @@
+"""Control groups of one sandbox: v2 where the host has it, v1 or hybrid where not.
+
+Host half. Not which hierarchies there are (`hierarchies`) and not who makes and keeps directories
+(`engine_tree`): what is written into one sandbox's, and what the kernel says there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cellwall.linux.cgroups.files import open_for, read, read_counter, read_number, write
+from cellwall.linux.cgroups.hierarchies import Hierarchy
+from cellwall.model.errors import HostUnsupported
+from cellwall.model.limits import Limits
+
+PERIOD_US = 100_000
+OWN_PROCESSES = 1
+"""Init counts as a process of the sandbox; the limit is on the rest."""
+_SET_UP_PROCESSES = 8
+"""More than a worker, init and what they fork until the limits are a sandbox's own."""
+BUFFERS = "/memory.kmem.tcp.limit_in_bytes"
+"""Of v1 alone: what TCP and UDP hold unread. v2 counts it with the rest, v1 beside it."""
+_BUFFERS_PART = 4
+"""A quarter of the memory limit, on top of it: room for full windows of some dozen connections."""
+_QUIET_PEAK = 16
+"""A sandbox that had more processes at once leaves a peak too high to be of use again."""
+
+
+def is_reusable(hierarchy: Hierarchy) -> bool:
+    """Whether directories may serve a second sandbox: v1, and nothing stays charged to them."""
+    return hierarchy.version == 1 and "memory" not in hierarchy.controllers
+
+
+def _tail(path: str) -> str:
+    """The last two components: the engine's directory and the sandbox's."""
+    return "/".join(path.rsplit("/", 2)[-2:])
+
+
+_there: set[tuple[Path, str]] = set()
+
+
+def _has(hierarchy: Hierarchy, path: str, name: str) -> bool:
+    """Whether cgroups of a hierarchy have this file: all but its root, or none.
+
+    Only that it is there is remembered. Were it not after all, writing to it would fail.
+    """
+    known = (hierarchy.base, name)
+    if known not in _there and os.path.exists(path + name):
+        _there.add(known)
+    return known in _there
+
+
+@functools.lru_cache(512)
+def places(text: str) -> frozenset[str]:
+    """Read /proc/<pid>/cgroup (cgroups(7)): `controller:engine/sandbox`, no controller on v2."""
+    found = []
+    for line in text.splitlines():
+        _, names, path = line.split(":", 2)
+        tail = _tail(path)
+        found += [f"{name}:{tail}" for name in names.split(",")]
+    return frozenset(found)
+
+
+@dataclass(slots=True)
+class Groups:
+    """One sandbox's directories."""
+
+    paths: tuple[tuple[Hierarchy, str], ...]
+    applied: dict[str, str] = field(default_factory=dict)
+    """What was written into which file, so that nothing is written twice."""
+    peak_before: int = 0
+    """`pids.peak` of earlier sandboxes in the same directory, and of the set-up."""
+    cpu_before_s: float = 0.0
+    is_taken_back: bool = False
+    """Removed, or kept for another sandbox: not this one's any more."""
+    is_incomplete: bool = False
+    """Some of them have been removed, and others were busy."""
+
+    def _path(self, controller: str) -> tuple[Hierarchy, str] | None:
+        for hierarchy, path in self.paths:
+            if controller in hierarchy.controllers:
+                return hierarchy, path
+        return None
+
+    def holds(self, controller: str) -> bool:
+        """Whether the kernel enforces this controller's limits here."""
+        return self._path(controller) is not None
+
+    def _v2(self) -> str | None:
+        return next((path for hierarchy, path in self.paths if hierarchy.version == 2), None)
+
+    def _set(self, path: str, value: str) -> None:
+        if self.applied.get(path) != value:
+            write(path, value)
+            self.applied[path] = value
+
+    def reusable(self) -> tuple[frozenset[str], int]:
+        """Directories that may serve another sandbox: v1, no memory, empty, few processes.
+
+        And the peak of processes that stays in them.
+        None that refused a fork: that count is never set back, and would be the next one's verdict.
+        All of them or none: a process leaves them one after the other, and a try to remove them
+        that comes in between removes some.
+        """
+        peak = self.processes_peak()
+        is_loud = (peak or 0) > _QUIET_PEAK or self.processes_refused(peak) > 0
+        if self.is_incomplete or is_loud or not self.holds("pids"):
+            return frozenset(), 0
+        paths = frozenset(path for hierarchy, path in self.paths if is_reusable(hierarchy))
+        is_empty = not any(read(path + "/cgroup.procs") for path in paths)
+        return paths if is_empty else frozenset(), peak or 0
+
+    def begin(self) -> None:
+        """Count from now on: what set the sandbox up has left."""
+        self.peak_before = self.processes_peak() or 0
+        self.cpu_before_s = self._cpu_total_s()
+
+    def apply(self, limits: Limits, *, guests: int = 0) -> None:
+        """Set memory (swap off), processes and CPU share; raise if the kernel refuses one.
+
+        With `guests` it is for a set-up, and one without them follows: of processes, whatever
+        limit is there stays if it has room for that.
+        """
+        self._apply_memory(limits.memory_bytes)
+        found = self._path("pids")
+        if found:
+            file = found[1] + "/pids.max"
+            if not guests or int(self.applied.get(file, "0")) < _SET_UP_PROCESSES:
+                self._set(file, str(limits.processes + OWN_PROCESSES + guests))
+        found = self._path("cpu")
+        if found:
+            quota = max(1000, int(limits.cpus * PERIOD_US))
+            if found[0].version == 2:
+                self._set(found[1] + "/cpu.max", f"{quota} {PERIOD_US}")
+            else:
+                self._set(found[1] + "/cpu.cfs_quota_us", str(quota))
+
+    def _apply_memory(self, size: int) -> None:
+        found = self._path("memory")
+        if not found:
+            return
+        hierarchy, path = found
+        if hierarchy.version == 2:
+            self._set(path + "/memory.max", str(size))
+            if _has(hierarchy, path, "/memory.swap.max"):
+                self._set(path + "/memory.swap.max", "0")
+            self._set(path + "/memory.oom.group", "0")
+            return
+        both = path + "/memory.memsw.limit_in_bytes"
+        files = [path + "/memory.limit_in_bytes"]
+        if _has(hierarchy, path, "/memory.memsw.limit_in_bytes"):
+            raising = size >= int(self.applied.get(both, str(2**62)))
+            files = [both, *files] if raising else [*files, both]
+        for file in files:
+            self._set(file, str(size))
+        buffers = path + BUFFERS
+        if _has(hierarchy, path, BUFFERS):
+            self._set(buffers, str(size // _BUFFERS_PART))
+
+    def join(self, pid: int) -> None:
+        """Move a process into every directory; it starts no child before we are done.
+
+        Why not CLONE_INTO_CGROUP: the cloning process would need write access to our cgroups, and
+        the fork-server is nobody on the host. Each move takes a global lock in the kernel.
+        """
+        for _, path in self.paths:
+            write(path + "/cgroup.procs", str(pid))
+
+    def entrances(self) -> list[int]:
+        """Open the file of every v1 directory through which a task moves itself: it writes 0.
+
+        That is the one move for which the kernel takes no global lock and waits for no grace
+        period (`cgroup_procs_write_start`, since Linux 5.5): 0.05 ms instead of 5 and more. The
+        kernel checks the rights of who opened the file, so nobody may move itself with it.
+        """
+        opened: list[int] = []
+        try:
+            for _, path in self.paths:
+                opened.append(open_for(path + "/tasks", "0"))
+        except HostUnsupported:
+            for fd in opened:
+                os.close(fd)
+            raise
+        return opened
+
+    def entrance_paths(self) -> list[str]:
+        """The files through which a process of one thread moves itself: it writes 0."""
+        return [
+            f"{path}/{'tasks' if hierarchy.version == 1 else 'cgroup.procs'}"
+            for hierarchy, path in self.paths
+        ]
+
+    def members(self) -> set[int]:
+        """Pids the kernel lists in here, as seen from our pid namespace."""
+        words = b" ".join(read(path + "/cgroup.procs") for _, path in self.paths[:1]).split()
+        return {int(word) for word in words} - {0}  # 0: of a namespace that we cannot see
+
+    def expected_lines(self) -> set[str]:
+        """What `places` must find in /proc/<pid>/cgroup of a process that is in here."""
+        return {
+            f"{name}:{_tail(path)}"
+            for hierarchy, path in self.paths
+            for name in (hierarchy.controllers if hierarchy.version == 1 else ("",))
+        }
+
+    def cpu_s(self) -> float:
+        """CPU seconds of the whole tree since `begin`."""
+        return max(0.0, self._cpu_total_s() - self.cpu_before_s)
+
+    def _cpu_total_s(self) -> float:
+        path = self._v2()
+        if path is not None:
+            usec = read_counter(path + "/cpu.stat", b"usage_usec")
+            if usec:
+                return usec / 1e6
+        found = self._path("cpuacct")
+        return 0.0 if found is None else read_number(found[1] + "/cpuacct.usage") / 1e9
+
+    def memory(self) -> tuple[int, int, int]:
+        """(bytes now, peak bytes, OOM kills)."""
+        found = self._path("memory")
+        if found is None:
+            return 0, 0, 0
+        hierarchy, path = found
+        if hierarchy.version == 2:
+            now, peak = (
+                read_number(path + "/memory.current"),
+                read_number(path + "/memory.peak"),
+            )
+            return now, max(now, peak), read_counter(path + "/memory.events", b"oom_kill")
+        now = read_number(path + "/memory.usage_in_bytes")
+        peak = read_number(path + "/memory.max_usage_in_bytes")
+        return now, peak, read_counter(path + "/memory.oom_control", b"oom_kill")
+
+    def cached_bytes(self) -> int:
+        """What of its memory is a copy of files on a disk, which the kernel takes back itself."""
+        found = self._path("memory")
+        if found is None:
+            return 0
+        hierarchy, path = found
+        prefix = b"" if hierarchy.version == 2 else b"total_"
+        names = (prefix + b"inactive_file", prefix + b"active_file")
+        return sum(read_counter(path + "/memory.stat", name) for name in names)
+
+    def processes_refused(self, peak: int | None) -> int:
+        """Forks refused because of pids.max; at least 1 once all that it allows existed at once.
+
+        `peak` is what `processes_peak` says.
+
+        Why not the counter alone: on cgroup v1 the kernel (6.11 and later) leaves it at 0.
+        """
+        found = self._path("pids")
+        if found is None:
+            return 0
+        if peak is not None and peak < int(self.applied.get(found[1] + "/pids.max", "0")):
+            return 0  # the limit was never reached
+        counted = read_counter(found[1] + "/pids.events", b"max")
+        return max(counted, int((peak or 0) > self.peak_before))
+
+    def processes_peak(self) -> int | None:
+        """Most processes at once, ours included; None where the kernel does not say."""
+        found = self._path("pids")
+        peak = 0 if found is None else read_number(found[1] + "/pids.peak")
+        return peak or None
+
+    def kill(self) -> None:
+        """cgroup.kill where the v2 tree has it; the pid namespace's end does the same."""
+        path = self._v2()
+        if path is not None:
+            with contextlib.suppress(OSError, HostUnsupported):
+                write(path + "/cgroup.kill", "1")
+
+    def remove(self, kept: frozenset[str] = frozenset()) -> list[str]:
+        """Remove the directories but `kept`; returns what is still busy, for a later try."""
+        busy = []
+        for _, path in self.paths:
+            if path in kept:
+                continue
+            try:
+                os.rmdir(path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                busy.append(f"{path}: {error.strerror}")
+            else:
+                self.is_incomplete = self.is_incomplete or not kept
+        return busy

@@ -1,0 +1,140 @@
+"""Which ids of the host an ordinary user may map beside its own, as rootless Podman does.
+
+Host half, asked once by `uid_ranges`. A user's are listed in subuid(5) and subgid(5) and mapped by
+newuidmap(1); the root of a container may map what its own user namespace has. Whether it works is
+tried: a mount without set-uid, no_new_privs and the filter of a container all forbid it.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cellwall.linux.syscalls import id_maps
+from cellwall.linux.trial import trial
+
+SLICE = 2048
+"""Ids that one fork-server takes: as many sandboxes of it may live."""
+_TOOLS = {"uid": "newuidmap", "gid": "newgidmap"}
+_LISTS = {"uid": Path("/etc/subuid"), "gid": Path("/etc/subgid")}
+_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin"
+_NOBODY = 65_534
+_EXAMPLE = "589824-655359"
+
+Extent = tuple[int, int]
+"""First id and how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outer:
+    """What can be mapped: as many user ids as group ids, and with which programs."""
+
+    uid: int
+    gid: int
+    count: int
+    tools: tuple[tuple[str, str], ...] = ()
+    """None where we may write the maps ourselves."""
+
+    def part(self, number: int) -> Outer:
+        """Slice `number`, counted from the end: Podman and others take the first ones."""
+        skipped = self.count - (number + 1) * SLICE
+        return Outer(self.uid + skipped, self.gid + skipped, SLICE, self.tools)
+
+    def as_json(self) -> dict[str, Any]:
+        """For `id_maps.enter`."""
+        extents = {"uid": [self.uid, self.count], "gid": [self.gid, self.count]}
+        return {**extents, "tools": dict(self.tools)}
+
+
+class Asked(NamedTuple):
+    """What there is; or why there is nothing, and what mends it."""
+
+    outer: Outer | None
+    detail: str
+    remedy: str = ""
+
+
+def ask() -> Asked:
+    """Look for ids, and try them."""
+    asked = _of_our_own() if os.geteuid() == 0 else _of_the_lists()
+    if asked.outer is None:
+        return asked
+    problem = trial(partial(id_maps.enter, asked.outer.part(0).as_json()))
+    if not problem:
+        return asked
+    return Asked(
+        None,
+        f"those there are cannot be mapped: {problem}",
+        "allow set-uid programs where this process is started: no NoNewPrivileges, no nosuid mount",
+    )
+
+
+def listed(text: str, name: str, number: int) -> Extent | None:
+    """The largest extent that a list in the form of subuid(5) gives to a user."""
+    found = []
+    for line in text.splitlines():
+        owner, _, rest = line.partition(":")
+        first, _, count = rest.partition(":")
+        if owner in {name, str(number)} and first.isdecimal() and count.isdecimal():
+            found.append((int(first), int(count)))
+    return max(found, key=lambda extent: extent[1], default=None)
+
+
+def mapped(text: str) -> Extent | None:
+    """The upper half of the largest extent of an id map: a container's accounts are below."""
+    extents = [tuple(int(word) for word in line.split()) for line in text.splitlines()]
+    if not extents:
+        return None
+    first, _, count = max(extents, key=lambda extent: extent[2])
+    start, end = first + count // 2, first + count
+    if start <= _NOBODY < end:
+        end = _NOBODY
+    return (start, end - start) if end > start else None
+
+
+def _of_the_lists() -> Asked:
+    try:
+        name = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        name = str(os.geteuid())
+    remedy = f"as root: apt-get install uidmap; usermod --add-subuids {_EXAMPLE} "
+    remedy += f"--add-subgids {_EXAMPLE} {name} (ids that nobody has)"
+    tools = {kind: shutil.which(tool, path=_PATH) for kind, tool in _TOOLS.items()}
+    missing = [tool for kind, tool in _TOOLS.items() if not tools[kind]]
+    if missing:
+        return Asked(None, f"{' and '.join(missing)} are not installed", remedy)
+    extents = [_listed_in(path, name) for path in _LISTS.values()]
+    found = tuple((kind, path) for kind, path in tools.items() if path)
+    where = f"{name} has no {SLICE} ids in /etc/subuid and /etc/subgid"
+    return _together(extents, found, where, remedy)
+
+
+def _listed_in(path: Path, name: str) -> Extent | None:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return listed(text, name, os.geteuid())
+
+
+def _of_our_own() -> Asked:
+    extents = [
+        mapped(Path(f"/proc/self/{kind}_map").read_text(encoding="ascii")) for kind in _TOOLS
+    ]
+    remedy = "give the container a user namespace of 65536 ids, SETUID, SETGID and SETFCAP"
+    return _together(extents, (), f"this user namespace has no {SLICE} ids to spare", remedy)
+
+
+def _together(
+    extents: list[Extent | None], tools: tuple[tuple[str, str], ...], lack: str, remedy: str
+) -> Asked:
+    uid, gid = extents
+    count = 0 if uid is None or gid is None else min(uid[1], gid[1])
+    if uid is None or gid is None or count < SLICE:
+        return Asked(None, lack, remedy)
+    return Asked(Outer(uid[0], gid[0], count, tools), f"{count} from {uid[0]} on")

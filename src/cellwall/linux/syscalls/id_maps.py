@@ -1,0 +1,91 @@
+"""Enters a user namespace that more than one id of the host's is mapped into.
+
+For an ordinary user, by the set-uid programs newuidmap(1) and newgidmap(1), which hold what is
+asked for against /etc/subuid and /etc/subgid; for the root of a container, who may map what was
+mapped for the container, by itself. Used by `boot` and tried by `subordinate_ids`. No policy: which
+ids, its callers know. The invariant: it returns with the whole map written, or raises.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any, Dict, List
+
+from cellwall.linux.syscalls import process
+
+_MOST_WORDS = 2000
+
+
+def enter(outer: Dict[str, Any]) -> None:
+    """Our own id becomes 0, those of `outer` follow from 1 on. user_namespaces(7).
+
+    `outer`: for `uid` and `gid` the first id and how many; and `tools`, by the same names, paths
+    of programs that write the maps, or nothing where we may. Raises OSError.
+    """
+    own = {"uid": os.geteuid(), "gid": os.getegid()}
+    told, tell = os.pipe()
+    hear, said = os.pipe()
+    target = os.getpid()
+    # Whoever writes them has to be outside of it.
+    helper = os.fork()
+    if helper == 0:
+        try:
+            os.close(tell)
+            os.close(hear)
+            _help(target, own, outer, told, said)
+        finally:
+            os._exit(1)
+    os.close(told)
+    os.close(said)
+    try:
+        process.unshare(process.CLONE_NEWUSER)
+        os.write(tell, b"!")
+    finally:
+        os.close(tell)
+        with os.fdopen(hear, "rb") as words:
+            problem = words.read(_MOST_WORDS).decode("utf-8", "replace").strip()
+        _, status = os.waitpid(helper, 0)
+    if status:
+        raise OSError(errno.EPERM, f"map ids of the host: {problem or 'no reason was given'}")
+
+
+def _help(target: int, own: Dict[str, int], outer: Dict[str, Any], told: int, said: int) -> None:
+    """Write both maps once the namespace is there; never returns."""
+    os.dup2(said, 2)
+    if os.read(told, 1) != b"!":
+        os._exit(1)
+    try:
+        for kind in ("uid", "gid"):
+            first, count = outer[kind]
+            extents = ((0, own[kind], 1), (1, first, count))
+            tool = outer["tools"].get(kind)
+            if tool:
+                _run([tool, str(target), *(str(each) for extent in extents for each in extent)])
+            else:
+                text = "".join(f"{at} {start} {most}\n" for at, start, most in extents)
+                _write(f"/proc/{target}/{kind}_map", text)
+    except OSError as error:
+        os.write(2, str(error).encode())
+        os._exit(1)
+    os._exit(0)
+
+
+def _run(words: List[str]) -> None:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.execve(words[0], words, {"PATH": "/usr/bin:/bin"})  # noqa: S606 - of the system
+        finally:
+            os._exit(127)
+    _, status = os.waitpid(pid, 0)
+    if status:
+        raise OSError(errno.EPERM, f"{words[0]} has refused it")
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)

@@ -1,0 +1,131 @@
+"""mount, mount_setattr, pivot_root, umount2, statfs: thin and typed.
+
+No policy: what is mounted where is `jail.plan.plan`. Paths are bytes-safe str; flags are the
+kernel's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from typing import Tuple
+
+from cellwall.linux.syscalls.libc import LIBC, Prepared, check, do_all, syscall
+
+MS_RDONLY = 0x1
+MS_NOSUID = 0x2
+MS_NODEV = 0x4
+MS_NOEXEC = 0x8
+MS_REMOUNT = 0x20
+MS_BIND = 0x1000
+MS_REC = 0x4000
+MS_PRIVATE = 0x40000
+MS_SLAVE = 0x80000
+
+ATTR_RDONLY = 0x1
+ATTR_NOSUID = 0x2
+ATTR_NODEV = 0x4
+ATTR_NOEXEC = 0x8
+
+MNT_DETACH = 0x2
+
+CGROUP_SUPER_MAGIC = 0x27E0EB
+CGROUP2_SUPER_MAGIC = 0x63677270
+PROC_SUPER_MAGIC = 0x9FA0
+TMPFS_MAGIC = 0x01021994
+
+_UNMASKED = 0o755
+"""What the umask of boot and of the fork-server leaves."""
+_SYS_MOUNT_SETATTR = 442
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(os.uname().machine, -1)
+_AT_FDCWD = -100
+_AT_RECURSIVE = 0x8000
+
+
+def prepare_mount(
+    source: str, target: str, fstype: str | None, flags: int, data: str | None, tolerated: int = 0
+) -> Prepared:
+    """Prepare a mount: a file system, a bind, or a change of flags. mount(2)."""
+    arguments = (
+        os.fsencode(source),
+        os.fsencode(target),
+        None if fstype is None else fstype.encode(),
+        ctypes.c_ulong(flags),
+        None if data is None else data.encode(),
+    )
+    return Prepared(LIBC.mount, arguments, f"mount {fstype or source} on {target}", tolerated)
+
+
+def mount(source: str, target: str, fstype: str | None, flags: int, data: str | None) -> None:
+    """Mount now; see `prepare_mount`."""
+    do_all((prepare_mount(source, target, fstype, flags, data),))
+
+
+def prepare_attributes(target: str, attributes: int, *, recursive: bool) -> Prepared:
+    """Prepare mount attributes, of the whole tree when `recursive`. mount_setattr(2), 5.12."""
+    packed = struct.pack("=QQQQ", attributes, 0, 0, 0)
+    words = (
+        ctypes.c_long(_SYS_MOUNT_SETATTR),
+        ctypes.c_long(_AT_FDCWD),
+        os.fsencode(target),
+        ctypes.c_ulong(_AT_RECURSIVE if recursive else 0),
+        packed,
+        ctypes.c_ulong(len(packed)),
+    )
+    return Prepared(LIBC.syscall, words, f"mount_setattr {target} {attributes:#x}")
+
+
+def mount_setattr(target: str, attributes: int, *, recursive: bool) -> None:
+    """Set mount attributes now; see `prepare_attributes`."""
+    do_all((prepare_attributes(target, attributes, recursive=recursive),))
+
+
+def prepare_directory(path: str, mode: int, owner: int = -1) -> Tuple[Prepared, ...]:
+    """Prepare a directory of exactly `mode`; one that exists is taken. mkdir(2), chmod(2)."""
+    name, bits, number = os.fsencode(path), ctypes.c_uint(mode), ctypes.c_uint(owner)
+    calls = [Prepared(LIBC.mkdir, (name, bits), f"mkdir {path}", errno.EEXIST)]
+    if mode & ~_UNMASKED:
+        calls.append(Prepared(LIBC.chmod, (name, bits), f"chmod {path} {mode:o}"))
+    if owner >= 0:
+        calls.append(Prepared(LIBC.chown, (name, number, number), f"chown {path} {owner}"))
+    return tuple(calls)
+
+
+def prepare_symlink(path: str, target: str) -> Prepared:
+    """Prepare a symbolic link. symlink(2)."""
+    return Prepared(LIBC.symlink, (os.fsencode(target), os.fsencode(path)), f"symlink {path}")
+
+
+def layers(lower: str, empty: str) -> str:
+    """Options of an overlay that shows `lower` and can take no change. overlayfs.rst.
+
+    Two directories, because one alone is no overlay without a place to write to.
+    """
+    return f"lowerdir={_escaped(lower)}:{_escaped(empty)},redirect_dir=nofollow"
+
+
+def _escaped(path: str) -> str:
+    for sign in ("\\", ":", ","):
+        path = path.replace(sign, "\\" + sign)
+    return path
+
+
+def pivot_into(new_root: str) -> None:
+    """Make `new_root` the root and detach the old one for good. pivot_root(2), NOTES."""
+    os.chdir(new_root)
+    syscall(_SYS_PIVOT_ROOT, b".", b".", step=f"pivot_root {new_root}")
+    check(LIBC.umount2(b".", ctypes.c_int(MNT_DETACH)), "umount2 old root")
+    os.chdir("/")
+
+
+class _Statfs(ctypes.Structure):
+    _fields_ = [("f_type", ctypes.c_long), ("rest", ctypes.c_long * 32)]
+
+
+def filesystem_magic(path: str) -> int:
+    """Return the magic number of the file system at `path`. statfs(2)."""
+    buffer = _Statfs()
+    check(LIBC.statfs(os.fsencode(path), ctypes.byref(buffer)), f"statfs {path}")
+    return int(buffer.f_type) & 0xFFFFFFFF

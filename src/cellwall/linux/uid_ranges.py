@@ -1,0 +1,213 @@
+"""Unprivileged id ranges of the host for fork-servers, and single ids for sandboxes.
+
+As root every fork-server gets 65536 ids that no account uses, held by a lock on a file that lives
+as long as the embedding process, so that two engines never share one. An ordinary user's gets 2048
+of those that are its to map (`subordinate_ids`); where there are none, one id is left for all, our
+own, and the answer says so. Range source: systemd's "Users, Groups, UIDs and GIDs" lists
+0x70000000–0x7FFFFFFF as unused.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+from cellwall.linux import subordinate_ids
+from cellwall.model.errors import CapacityError, HostUnsupported
+
+_FIRST = 0x70000000
+COUNT = 65_536
+_RANGES = 0x0FFF
+_DIRECTORY = Path("/run/cellwall/uid-ranges")
+
+
+class UidRange:
+    """A range held by this process; index 0 is the fork-server's root, the rest are sandboxes'.
+
+    But the last, which no process ever has: inside it is called root, and the system is its.
+    """
+
+    def __init__(
+        self,
+        base: int,
+        gid_base: int,
+        count: int,
+        lock_fd: int | None,
+        outer: subordinate_ids.Outer | None = None,
+    ) -> None:
+        """Use `Ids.hold`. `outer`: the same ids, where a namespace of ours maps them first."""
+        self.base = base
+        self.outer = outer
+        self.gid_base = gid_base
+        self.count = count
+        self._lock_fd = lock_fd
+        self._live: set[int] = set()
+        self._next = itertools.cycle(range(1, count - 1)) if count > 1 else itertools.repeat(0)
+
+    @property
+    def root_index(self) -> int:
+        """Of the id that is root's inside; 0 where only one can be mapped, the sandbox's."""
+        return self.count - 1
+
+    @property
+    def inner_base(self) -> int:
+        """The first id as `boot` sees it."""
+        return self.base if self.outer is None else 1
+
+    def take(self) -> int:
+        """Take an index no live sandbox has."""
+        if self.count == 1:
+            return 0
+        for _ in range(self.count):
+            index = next(self._next)
+            if index not in self._live:
+                self._live.add(index)
+                return index
+        raise CapacityError("uid range: every id belongs to a live sandbox", retry_after_s=1.0)
+
+    def give_back(self, index: int) -> None:
+        """Make an index available again, once its sandbox is gone."""
+        self._live.discard(index)
+
+    def host_uid(self, index: int) -> int:
+        """The user id on the host behind an index."""
+        return self.base + index
+
+    def host_gid(self, index: int) -> int:
+        """The group id on the host behind an index; an ordinary user's may differ from the uid."""
+        return self.gid_base + index
+
+    def release(self) -> None:
+        """Let another engine have the range."""
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+
+def covers(id_map: str) -> bool:
+    """Report whether a uid_map or gid_map (user_namespaces(7)) holds every range of ours."""
+    for line in id_map.splitlines():
+        first, _, count = (int(word) for word in line.split())
+        if first <= _FIRST and first + count >= _FIRST + _RANGES * COUNT:
+            return True
+    return False
+
+
+def is_rootless() -> bool:
+    """Report whether we can map nothing but ourselves.
+
+    That is an ordinary user, and also the root of somebody's user namespace (rootless Podman, a
+    container with remapped ids): the host's unprivileged ranges do not exist in there.
+    """
+    if os.geteuid() != 0:
+        return True
+    maps = (
+        Path(f"/proc/self/{name}").read_text(encoding="ascii") for name in ("uid_map", "gid_map")
+    )
+    return not all(covers(text) for text in maps)
+
+
+class Ids(NamedTuple):
+    """Where sandboxes' ids come from here."""
+
+    rootless: bool
+    """We may map nothing by ourselves but our own id."""
+    outer: subordinate_ids.Outer | None
+    detail: str
+    remedy: str = ""
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether every sandbox has our own id, and what the kernel counts for a user is one."""
+        return self.rootless and self.outer is None
+
+    def hold(self) -> UidRange:
+        """Ids for one fork-server."""
+        if not self.rootless:
+            return acquire()
+        return single() if self.outer is None else _slice(self.outer)
+
+
+def find() -> Ids:
+    """Ask this host; tens of milliseconds for an ordinary user."""
+    if not is_rootless():
+        return Ids(False, None, f"{COUNT} of its own for each fork-server's sandboxes")
+    return Ids(True, *subordinate_ids.ask())
+
+
+def single() -> UidRange:
+    """The last resort: our own ids."""
+    return UidRange(os.geteuid(), os.getegid(), 1, None)
+
+
+def acquire() -> UidRange:
+    """Lock the first free range."""
+    try:
+        _DIRECTORY.mkdir(mode=0o755, parents=True, exist_ok=True)
+    except OSError as error:
+        raise HostUnsupported(
+            "uid ranges",
+            f"make {_DIRECTORY}: {error.strerror}",
+            remedy="make /run writable for root, or run as an ordinary user",
+            errno=error.errno,
+        ) from error
+    for number in range(_RANGES):
+        fd = _locked(_DIRECTORY / str(number))
+        if fd is not None:
+            first = _FIRST + number * COUNT
+            return UidRange(first, first, COUNT, fd)
+    raise CapacityError("uid ranges: all 4095 are in use on this host", retry_after_s=60.0)
+
+
+def _locked(path: Path) -> int | None:
+    """Lock a file of ours for as long as it is open; None if another process has."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def _slice(outer: subordinate_ids.Outer) -> UidRange:
+    """Lock the first free slice of an ordinary user's ids."""
+    folder = _own_folder()
+    for number in range(outer.count // subordinate_ids.SLICE):
+        part = outer.part(number)
+        fd = _locked(folder / str(part.uid))
+        if fd is not None:
+            return UidRange(part.uid, part.gid, part.count, fd, part)
+    raise CapacityError(
+        f"subordinate ids: all {outer.count} of this user are in use by fork-servers",
+        retry_after_s=60.0,
+        remedy="add more to /etc/subuid and /etc/subgid",
+    )
+
+
+def _own_folder() -> Path:
+    """Where all engines of this user keep their locks: below /run/user, else below /tmp."""
+    own = os.geteuid()
+    run = Path(f"/run/user/{own}")
+    folder = run / "cellwall-ids" if os.access(run, os.W_OK) else Path(f"/tmp/.cellwall-ids-{own}")  # noqa: S108
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise HostUnsupported(
+            "subordinate ids",
+            f"make {folder}: {error.strerror}",
+            remedy="make the folder above it writable",
+            errno=error.errno,
+        ) from error
+    if found.st_uid != own or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
+        raise HostUnsupported(
+            "subordinate ids",
+            f"lock ids in {folder}: it is not this user's alone",
+            remedy="have it removed",
+        )
+    return folder

@@ -1,0 +1,202 @@
+"""The cgroup work of one jail runtime: on the loop while the kernel is quick, else on a thread.
+
+Called by `runtime`. Not which files are written (`linux.cgroups.sandbox_groups`). Each hop to a
+thread and back costs as much as the work itself, so where workers move themselves, and nothing in
+the kernel waits for a grace period, their directories are made in between; and what ended sandboxes
+left is removed along with the next move; when nothing moves, soon after. The invariant: a kernel
+that makes us wait, as another program that moves processes may, holds up the loop once in a while
+and not for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
+
+from cellwall.linux import owner_label
+from cellwall.linux.cgroups import hierarchies, sandbox_groups
+from cellwall.linux.cgroups.engine_tree import EngineGroups
+from cellwall.model.limits import Limits
+from cellwall.runtimes.jail.worker import Berth, Worker
+
+_THREADS = 2
+_REMOVE_TRIES = 100
+_RETRY_S = 0.01
+_QUARANTINE_FIRST_S = 1.0
+_QUARANTINE_MOST_S = 60.0
+_LINGER_S = 0.005
+"""How long an ended sandbox's directories wait for a move to go along with."""
+_SLOW_S = 0.002
+"""Of late, on average: from there on a thread is cheaper for those who wait for the loop."""
+_REST_S = 1.0
+_WEIGHT = 1 / 8
+"""Of the latest move in the average."""
+
+
+_Tell = Callable[[Callable[[], None]], object]
+"""Has the loop call something."""
+
+
+class _Ended(NamedTuple):
+    groups: sandbox_groups.Groups
+    removed: asyncio.Future[bool]
+
+
+class GroupKeeper:
+    """Makes, hands out and removes the directories of one runtime's sandboxes."""
+
+    def __init__(self, layout: hierarchies.Layout) -> None:
+        """Make no directory yet."""
+        self._groups = EngineGroups(layout, owner_label.new_label())
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="cellwall-cgroup")
+        self._ended: list[_Ended] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._quarantine: list[sandbox_groups.Groups] = []
+        self._retry: asyncio.TimerHandle | None = None
+        self._pause_s = _QUARANTINE_FIRST_S
+        self._usual_s = self._rests_until = 0.0
+        barrier = threading.Barrier(_THREADS + 1)
+        for _ in range(_THREADS):
+            # Now: later, with no process left to be had, what has ended could not be removed.
+            self._threads.submit(barrier.wait)
+        barrier.wait()
+
+    @property
+    def name(self) -> str:
+        """Of the engine's directory in each hierarchy."""
+        return self._groups.name
+
+    @property
+    def workers_move_themselves(self) -> bool:
+        """Whether `move_on` only prepares the way."""
+        return self._groups.layout.lets_move_itself
+
+    def move_at_once(self, worker: Worker) -> bool:
+        """Do as `move_on` does, if the kernel does it without waiting; False if it may not."""
+        began = time.monotonic()
+        if not self.workers_move_themselves or began < self._rests_until:
+            return False
+        try:
+            self._work(asyncio.get_running_loop().call_soon, worker, self._take_ended())
+        finally:
+            self._note(time.monotonic() - began)
+        return True
+
+    async def move_on(self, worker: Worker) -> None:
+        """Put a worker into the directories of a sandbox to come, or open them for it."""
+        await asyncio.wrap_future(self._submit(worker))
+
+    def _note(self, took_s: float) -> None:
+        self._usual_s += _WEIGHT * (took_s - self._usual_s)
+        if self._usual_s > _SLOW_S:
+            self._usual_s = _SLOW_S / 2
+            self._rests_until = time.monotonic() + _REST_S
+
+    async def make(self, limits: Limits) -> sandbox_groups.Groups:
+        """Make directories with `limits` in them, for a sandbox that moves itself there."""
+        return await asyncio.wrap_future(self._threads.submit(self._groups.create, limits))
+
+    async def remove(self, groups: sandbox_groups.Groups) -> None:
+        """Take an ended sandbox's directories back.
+
+        rmdir says EBUSY until the kernel has let go of the last task; try for a second, and then
+        now and again.
+        """
+        for _ in range(_REMOVE_TRIES):
+            if await self._try_to_remove(groups):
+                return
+            await asyncio.sleep(_RETRY_S)
+        self._isolate(groups)
+
+    @property
+    def quarantined(self) -> int:
+        """How many ended sandboxes' directories could not be removed yet."""
+        return len(self._quarantine)
+
+    def _isolate(self, groups: sandbox_groups.Groups) -> None:
+        self._quarantine.append(groups)
+        if self._retry is None and not self._is_closed:
+            self._pause_s = _QUARANTINE_FIRST_S
+            self._retry_later()
+
+    def _retry_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._retry = loop.call_later(self._pause_s, self._try_quarantined)
+        self._pause_s = min(_QUARANTINE_MOST_S, 2 * self._pause_s)
+
+    def _try_quarantined(self) -> None:
+        self._retry = None
+        loop, waiting = asyncio.get_running_loop(), list(self._quarantine)
+
+        def answer(removed: list[sandbox_groups.Groups]) -> None:
+            self._quarantine = [each for each in self._quarantine if each not in removed]
+            if self._quarantine and not self._is_closed:
+                self._retry_later()
+
+        def work() -> None:
+            removed = [each for each in waiting if not self._groups.take_back(each)]
+            loop.call_soon_threadsafe(answer, removed)
+
+        self._threads.submit(work)
+
+    def close(self) -> None:
+        """Remove the engine's own directories; no sandbox may be left."""
+        self._is_closed = True
+        for timer in (self._timer, self._retry):
+            if timer is not None:
+                timer.cancel()
+        self._groups.remove()
+        self._threads.shutdown(wait=False)
+
+    def _try_to_remove(self, groups: sandbox_groups.Groups) -> asyncio.Future[bool]:
+        loop = asyncio.get_running_loop()
+        ended = _Ended(groups, loop.create_future())
+        self._ended.append(ended)
+        if self._timer is None:
+            self._timer = loop.call_later(_LINGER_S, self._submit, None)
+        return ended.removed
+
+    def _submit(self, worker: Worker | None) -> Future[None]:
+        tell = asyncio.get_running_loop().call_soon_threadsafe
+        return self._threads.submit(self._work, tell, worker, self._take_ended())
+
+    def _take_ended(self) -> list[_Ended]:
+        ended, self._ended = self._ended, []
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        return ended
+
+    def _work(self, tell: _Tell, worker: Worker | None, ended: list[_Ended]) -> None:
+        """The move, for which somebody waits, then the removals."""
+        try:
+            if worker is not None:
+                self._move(tell, worker)
+        finally:
+            results = [not self._groups.take_back(each.groups) for each in ended]
+            if ended:
+                tell(partial(_answer, ended, results))
+
+    def _move(self, tell: _Tell, worker: Worker) -> None:
+        groups = self._groups.create(Limits(), guests=1)  # room for the worker itself
+        try:
+            if self.workers_move_themselves:
+                worker.berth = Berth(groups, tuple(groups.entrances()))
+            else:
+                worker.move(groups)
+        except BaseException:
+            if groups.remove():  # it is in some of them, until its fork-server is ended
+                tell(partial(self._isolate, groups))
+            raise
+
+
+def _answer(ended: list[_Ended], results: list[bool]) -> None:
+    for each, is_removed in zip(ended, results, strict=True):
+        if not each.removed.done():
+            each.removed.set_result(is_removed)

@@ -1,0 +1,177 @@
+"""From a clone to a sandbox that is known to be confined, in the jail runtime.
+
+Not how it is cloned, nor what becomes of one that fails (`runtime`); what has to be found is
+computed in `jail.plan.plan`, and `jail.inspect.posture` reads it. The invariant: `confine` returns
+only after the kernel's report of init and of every context equals the plan's expectation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from cellwall.guest.first import IDLE
+from cellwall.jail.inspect import posture
+from cellwall.jail.plan import plan
+from cellwall.jail.plan.steps import Lockdown
+from cellwall.linux.cgroups import sandbox_groups
+from cellwall.model.errors import SandboxBroken
+from cellwall.runtimes.base import SandboxSpec
+from cellwall.runtimes.channel import GuestChannel
+from cellwall.runtimes.jail.child import Spawned, hear, hear_alone
+from cellwall.runtimes.jail.fork_servers import Entry
+from cellwall.runtimes.jail.single_program.channel import AloneChannel, Parts
+
+_READY_TIMEOUT_S = 30.0
+_SHAPES_KEPT = 256
+
+
+class Born(NamedTuple):
+    """A sandbox that has been cloned and is not yet known to be confined."""
+
+    child: Spawned
+    groups: sandbox_groups.Groups
+    uid_index: int
+    leaving: asyncio.Task[None]
+    """Done when the worker that cloned it has left its cgroups."""
+    has_left: bool
+    """It had when it answered; else that has to be waited for."""
+
+
+class Confined(NamedTuple):
+    """What is known of a sandbox whose posture was compared."""
+
+    channel: GuestChannel
+    contexts: tuple[int, ...]
+    work_fd: int
+    """Its work area, opened before caller code exists."""
+    digest: str
+    """Of its posture."""
+
+
+def _is_whole(spec: SandboxSpec, contexts: Sequence[int]) -> bool:
+    """Whether all of its processes are there, and a caller waits: that one may have it.
+
+    It is not ready then. Init reads what is sent to it once its context is.
+    """
+    is_usual = spec.purpose == "program" and spec.language == "python" and spec.start == "fork"
+    return spec.is_awaited and is_usual and len(contexts) == len(spec.contexts) == 1
+
+
+async def _heard(child: Spawned, spec: SandboxSpec) -> GuestChannel:
+    """The channel, once the child is locked down and has forked its contexts."""
+    if spec.is_alone:
+        listener, is_idle = await hear_alone(child, IDLE)
+        stdout, stderr = child.outputs
+        child.outputs.clear()
+        return AloneChannel(
+            Parts(child.channel, (stdout, stderr), listener, is_idle),
+            child.pid,
+            on_violation=lambda _: child.kill(),
+            kill_context=lambda: _kill_contexts(child),
+        )
+    await hear(child, b"L")
+    return GuestChannel(
+        child.channel,
+        on_violation=lambda _: child.kill(),
+        may_hold=spec.purpose == "program",
+    )
+
+
+def _kill_contexts(child: Spawned) -> None:
+    """Kill init's children; what has their numbers by now is none of them."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for pid in posture.children(child.pid) if child.is_alive else ():
+            pidfd = os.pidfd_open(pid)
+            try:
+                if pid in posture.children(child.pid):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            finally:
+                os.close(pidfd)
+
+
+def _only(contexts: Sequence[int]) -> int:
+    if len(contexts) != 1:
+        raise SandboxBroken(f"sandbox set-up: init has {len(contexts)} children instead of one")
+    return contexts[0]
+
+
+def _ids(entry: Entry, index: int) -> tuple[int, int]:
+    """User and group on the host behind an index of the fork-server's."""
+    return entry.uids.host_uid(index), entry.uids.host_gid(index)
+
+
+class Confinement:
+    """Compares one sandbox after the other; what was verified once is recognised."""
+
+    def __init__(self, facts: plan.HostFacts) -> None:
+        """Plans are made from `facts`; a sandbox shares no namespace with this process."""
+        self._facts = facts
+        self._namespaces: Mapping[str, str] = posture.host_namespaces()
+        self._verifier = posture.Verifier()
+        self._decisions: dict[plan.Shape, tuple[Lockdown, str]] = {}
+
+    async def confine(
+        self, entry: Entry, spec: SandboxSpec, shape: plan.Shape, born: Born
+    ) -> Confined:
+        """Hear "L", compare, hear `ready` unless a caller waits, compare the contexts, set limits.
+
+        SECURITY: until this returns nobody can send the guest anything. Raises `PostureMismatch`,
+        `OSError`, `ChannelLost`, `HostUnsupported`; the child is the caller's to discard.
+        """
+        child, groups = born.child, born.groups
+        channel = await _heard(child, spec)
+        work_fd = -1
+        try:
+            lockdown, digest = self._decided(shape)
+            want = self._expectation(entry, born, lockdown)
+            namespaces = self._verifier.verify(child.pid, want)
+            self._verifier.verify_mounts(child.pid, want)
+            work_fd = os.open(f"/proc/{child.pid}/root/tmp", os.O_PATH | os.O_CLOEXEC)
+            contexts = posture.descendants(child.pid)
+            if isinstance(channel, AloneChannel):
+                channel.context_pid = _only(contexts)
+            if _is_whole(spec, contexts):
+                channel.expect_ready(_READY_TIMEOUT_S)
+            else:
+                await channel.wait_ready(_READY_TIMEOUT_S)
+                contexts = posture.descendants(child.pid)
+            for pid in contexts:
+                self._verifier.verify_beside(pid, want, namespaces)
+            entry.server.check_alive()  # else it would die with the caller's code in it
+            # SECURITY: nothing of ours is in the sandbox's cgroups when caller code comes.
+            if not born.has_left:
+                # Shielded: given up half way, the worker would clone into the same ones again.
+                await asyncio.shield(born.leaving)
+            groups.begin()
+            groups.apply(spec.limits)
+        except BaseException:
+            channel.close()
+            if work_fd >= 0:
+                os.close(work_fd)
+            raise
+        return Confined(channel, tuple(contexts), work_fd, digest)
+
+    def _expectation(self, entry: Entry, born: Born, lockdown: Lockdown) -> posture.Expectation:
+        return posture.expected(
+            lockdown,
+            _ids(entry, born.uid_index),
+            born.groups.expected_lines(),
+            self._namespaces,
+            entry.namespaces,
+            _ids(entry, entry.uids.root_index) if entry.uids.root_index else None,
+        )
+
+    def _decided(self, shape: plan.Shape) -> tuple[Lockdown, str]:
+        """The lockdown a shape must show, and the posture's digest; computed once for each."""
+        if shape not in self._decisions:
+            what = plan.sandbox_plan(self._facts, shape)
+            digest = posture.digest(what.lockdown, plan.digest(what.steps))
+            self._decisions[shape] = (what.lockdown, digest)
+            while len(self._decisions) > _SHAPES_KEPT:
+                del self._decisions[next(iter(self._decisions))]
+        return self._decisions[shape]

@@ -1,0 +1,430 @@
+"""The host's side of one fork-server: start it, ask it for sandboxes, notice its end.
+
+asyncio, called by `runtimes.jail.runtime`. Not the guest channel, not policy, not what becomes of a
+child (`child`). The invariant: whoever fails half way kills what was made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import select
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from cellwall.jail.inspect import posture
+from cellwall.jail.plan import plan
+from cellwall.jail.processes import clone_request
+from cellwall.jail.protocol import environment, fds
+from cellwall.linux import owner_label
+from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken, UsageError
+from cellwall.model.shortage import shortage
+from cellwall.runtimes.jail.child import REMEDY, Spawned, checked
+from cellwall.runtimes.jail.launch import Settings, launch
+from cellwall.runtimes.jail.replies import error_number, member, receive
+from cellwall.runtimes.jail.worker import Worker
+
+_PRELOAD_TIMEOUT_S = 120.0
+_PRELOAD_STEP = "fork-server: preload"
+_TEMPLATE_REMEDY = "change its preload list or its packages in templates.toml and build it again"
+_STEP_TIMEOUT_S = 20.0
+_OTHERS_ENDED = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ESRCH})
+"""What it says when a process that it rehearses with is gone: no lack of the host's, and another
+fork-server will not say it."""
+_START_DESCRIPTORS = 8
+"""Two ends of a channel and of two pipes, or of one pipe each, a pidfd and a listener; the work
+area, and one to read with."""
+
+
+class _NotSent(Exception):
+    """An order could not be sent; `meant` is why."""
+
+    def __init__(self, meant: CellwallError) -> None:
+        super().__init__(str(meant))
+        self.meant = meant
+
+
+class _Ends(NamedTuple):
+    """What a sandbox is started with."""
+
+    ours: socket.socket
+    theirs: socket.socket
+    outputs: list[int]
+    """Ours of its stdout and stderr, if we are to have them."""
+    inputs: list[int]
+    """Theirs."""
+
+    @classmethod
+    def opened(cls, own_environment: Mapping[str, str] | None, *, is_alone: bool) -> _Ends:
+        """Raises as `_channel` does."""
+        ours, theirs = _channel(own_environment)
+        pipes: list[tuple[int, int]] = []
+        try:
+            while is_alone and len(pipes) < 2:
+                pipes.append(os.pipe())
+        except OSError as error:
+            ends = cls(ours, theirs, *_sides(pipes))
+            ends.close_theirs()
+            ends.close_ours()
+            raise shortage(error.errno, "clone a sandbox", error) or error from error
+        return cls(ours, theirs, *_sides(pipes))
+
+    def close_ours(self) -> None:
+        """For one that does not come."""
+        self.ours.close()
+        fds.close_all(self.outputs)
+
+    def close_theirs(self) -> None:
+        """It has them."""
+        self.theirs.close()
+        fds.close_all(self.inputs)
+
+
+def _sides(pipes: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    return [reading for reading, _ in pipes], [writing for _, writing in pipes]
+
+
+def _channel(own_environment: Mapping[str, str] | None) -> tuple[socket.socket, socket.socket]:
+    """Our end and the sandbox's, with its own environment in it, if it has one."""
+    try:
+        told = None if own_environment is None else environment.packed(own_environment)
+    except ValueError as error:
+        raise UsageError(f"env: {error}", remedy="put what is large into a file") from None
+    with contextlib.ExitStack() as made:
+        try:
+            _check_room()
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            made.enter_context(ours)
+            made.enter_context(theirs)
+            if told is not None:
+                environment.send(ours, told)
+        except OSError as error:
+            raise shortage(error.errno, "clone a sandbox", error) or error from error
+        made.pop_all()
+    return ours, theirs
+
+
+def _check_room() -> None:
+    """Raise OSError (EMFILE, ENFILE) unless a start finds the descriptors that it needs."""
+    taken: list[int] = []
+    try:
+        while len(taken) < _START_DESCRIPTORS:
+            taken.append(os.open("/", os.O_PATH | os.O_CLOEXEC))
+    finally:
+        for fd in taken:
+            os.close(fd)
+
+
+class ForkServer:
+    """One running fork-server with its workers.
+
+    Those for programs come first. What sessions need is imported behind them, when somebody wants
+    a session or a moment after the start: who only runs a program does not wait for it.
+    """
+
+    def __init__(self, settings: Settings, facts: plan.HostFacts) -> None:
+        """Start nothing yet."""
+        self.settings = settings
+        self.facts = facts
+        self.forks = 0
+        self.started_at = 0.0
+        self.preload: Mapping[str, Any] = {}
+        self.pid = 0
+        self._boot: subprocess.Popen[bytes] | None = None
+        self._first = -1
+        """A pidfd of the fork-server's first process."""
+        self._control: socket.socket | None = None
+        self._idle: dict[str, asyncio.LifoQueue[Worker | None]] = {
+            purpose: asyncio.LifoQueue() for purpose in settings.workers
+        }
+        """None: there will be no other one."""
+        self._failure: CellwallError | None = None
+        """Why there are no workers for sessions."""
+        self._is_whole = False
+        self._wanted = asyncio.Event()
+        self._sockets: list[socket.socket] = []
+        self.workers: list[Worker] = []
+        self._broken = ""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether sandboxes can be forked from it."""
+        return self._control is not None and not self._broken and not self._has_hung_up()
+
+    def _has_hung_up(self) -> bool:
+        """Whether its end of the control socket is closed: the kernel does that first of all."""
+        if self._control is None:
+            return True
+        poller = select.poll()
+        poller.register(self._control.fileno(), select.POLLRDHUP)
+        if poller.poll(0):
+            self.lose("it has ended")
+        return bool(self._broken)
+
+    async def start(self) -> None:
+        """Start boot, wait until there are workers for programs.
+
+        HostUnsupported with the step that failed; SandboxBroken if it went away under it.
+        """
+        try:
+            self._launch()
+        except OSError as error:
+            raise shortage(error.errno, "start a fork-server", error) or error from error
+        self.started_at = asyncio.get_running_loop().time()
+        try:
+            message = await self._wait_for("programs")
+            self.preload = member(message, "preload", dict)
+            self._find_workers(self.settings.workers["program"])
+        except BaseException:
+            await self.aclose()
+            raise
+        for worker in self.workers:
+            self.give_back(worker)
+
+    async def complete(self, after_s: float) -> list[Worker]:
+        """Have it get ready for sessions once one is wanted, after `after_s` seconds in any case.
+
+        Returns the workers for them: put where they belong, they are given back. Raises as
+        `start`; then whoever waits for a worker is told, too.
+        """
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wanted.wait(), after_s)
+        known = len(self.workers)
+        try:
+            if self._control is None:
+                raise SandboxBroken("fork-server: it was closed")
+            fds.send_message(self._control, {"go": "on"})
+            await self._wait_for("ready")
+            self._find_workers(len(self._sockets))
+        except HostUnsupported as error:  # in its own words: it lives, and so do its programs
+            self.refuse_sessions(error)
+            raise
+        except (CellwallError, OSError, fds.ControlClosed) as error:
+            self.lose(f"its workers for sessions did not come: {error}")
+            broken = error if isinstance(error, CellwallError) else SandboxBroken(self._broken)
+            self.refuse_sessions(broken)
+            raise broken from error
+        self._is_whole = True
+        return self.workers[known:]
+
+    def want_sessions(self) -> None:
+        """Have `complete` wait no longer."""
+        self._wanted.set()
+
+    def refuse_sessions(self, error: CellwallError) -> None:
+        """Tell whoever waits for a worker for sessions, or asks for one, why there is none."""
+        self._failure = error
+        self._idle["session"].put_nowait(None)
+
+    def _launch(self) -> None:
+        self._boot, self._control, self._sockets = launch(self.settings, self.facts)
+
+    async def _wait_for(self, wanted: str) -> dict[str, Any]:
+        """The message of that event; `forked` may come before it."""
+        if self._control is None:
+            raise SandboxBroken("fork-server: not started")
+        while True:
+            try:
+                message, received = await receive(self._control, _PRELOAD_TIMEOUT_S)
+            except (fds.ControlClosed, TimeoutError) as error:
+                # What the host lacks has a step and an errno; this was killed, or it crashed.
+                raise SandboxBroken(
+                    f"start the fork-server: it ended without a word ({error})", remedy=REMEDY
+                ) from error
+            fds.close_all(received)
+            event = member(message, "event", str)
+            if event == "forked" and not self.pid:
+                self.pid = self._checked_pid(member(message, "pid", int))
+                self._first = os.pidfd_open(self.pid)  # boot has not reaped it: it is the same
+            elif event == wanted and self.pid:
+                return message
+            else:
+                raise self._failed(message)
+
+    @staticmethod
+    def _failed(message: Mapping[str, Any]) -> CellwallError:
+        step, problem = member(message, "step", str), member(message, "error", str)
+        number = error_number(message)
+        if number in _OTHERS_ENDED:
+            return SandboxBroken(f"{step}: {problem}: a process of the fork-server was killed")
+        what = f"{step}: {problem}{message.get('detail', '')}"
+        if (lack := shortage(number, step, problem)) is not None:
+            return lack
+        if not number and step.startswith(
+            _PRELOAD_STEP
+        ):  # the template's own, whatever the host is like
+            return HostUnsupported("template", what, remedy=_TEMPLATE_REMEDY, errno=number)
+        return HostUnsupported("jail", what, remedy=REMEDY, errno=number)
+
+    def _checked_pid(self, pid: int) -> int:
+        """SECURITY: what is said to be the fork-server must be the child of our boot process:
+        its children are moved into cgroups, and must never be processes of the host's."""
+        if self._boot is None or pid not in posture.children(self._boot.pid):
+            raise SandboxBroken(f"fork-server: process {pid} is not the one that boot started")
+        return pid
+
+    def _find_workers(self, count: int) -> None:
+        """Know the first `count` workers: the kernel lists them in the order of their forks."""
+        try:
+            pids = posture.children(self.pid)
+        except (FileNotFoundError, ProcessLookupError) as error:
+            raise SandboxBroken("fork-server: it has ended under its own start") from error
+        if len(pids) != count:
+            raise SandboxBroken(f"fork-server: it has {len(pids)} processes instead of {count}")
+        purposes = [each for each, number in self.settings.workers.items() for _ in range(number)]
+        known = len(self.workers)
+        if pids[:known] != [each.pid for each in self.workers]:
+            raise SandboxBroken("fork-server: a worker has ended")
+        self.workers += [
+            Worker(sock, purpose, pid, owner_label.start_time(pid))
+            for sock, purpose, pid in list(zip(self._sockets, purposes, pids, strict=False))[known:]
+        ]
+
+    async def take_worker(self, purpose: str) -> Worker:
+        """Wait for an idle worker; whoever takes it gives it back, whatever happens."""
+        if purpose == "session":
+            self.want_sessions()
+        worker = await self._idle[purpose].get()
+        if worker is None or self._broken:
+            self._idle[purpose].put_nowait(worker)  # whoever else waits must hear of it, too
+            no_sessions = self._failure if worker is None else None
+            raise no_sessions or SandboxBroken(f"fork-server: {self._broken}")
+        return worker
+
+    async def settle(self, worker: Worker) -> None:
+        """Have a worker go to its first berth."""
+        try:
+            fds.send(
+                worker.control, clone_request.MOVE, worker.berth.entrances if worker.berth else ()
+            )
+            await receive(worker.control, _STEP_TIMEOUT_S)
+        except (fds.ControlClosed, OSError, TimeoutError) as error:
+            raise SandboxBroken(f"fork-server: a worker is gone ({error})") from error
+        worker.arrive()
+
+    def give_back(self, worker: Worker) -> None:
+        """Let another sandbox have the worker."""
+        self._idle[worker.purpose].put_nowait(worker)
+
+    def check_alive(self) -> None:
+        """Raise if its boot process has ended: then it ends as well, and its sandboxes with it."""
+        if self._boot is None or self._boot.poll() is not None:
+            self.lose("it has ended")
+            raise SandboxBroken(f"fork-server: {self._broken}")
+
+    def lose(self, why: str) -> None:
+        """Fork nothing more from here: a worker is gone, or not where it should be."""
+        self._broken = self._broken or why
+
+    async def spawn(
+        self,
+        worker: Worker,
+        *,
+        shape: plan.Shape,
+        uid: int,
+        guest: Mapping[str, Any],
+        start: str,
+        own_environment: Mapping[str, str] | None = None,
+    ) -> Spawned:
+        """Have a worker clone a child into new namespaces and into the cgroups it is in itself.
+
+        Then the worker goes on to its berth, if it has one. `own_environment`: another than the
+        fork-server's; UsageError if it is too large.
+        """
+        ends = _Ends.opened(own_environment, is_alone=start == clone_request.ALONE)
+        order = clone_request.written(shape, uid, guest, start, is_told=own_environment is not None)
+        entrances = worker.berth.entrances if worker.berth else ()
+        try:
+            self._send(worker.control, order, entrances, ends)
+            message, received = await receive(worker.control, _STEP_TIMEOUT_S)
+            number = None if received else error_number(message)
+        except _NotSent as error:  # the worker has not heard of it, and is as it was
+            ends.close_ours()
+            raise error.meant from error
+        except BaseException as error:
+            ends.close_ours()
+            self.lose(f"{type(error).__name__}: {error}")
+            if isinstance(error, (fds.ControlClosed, OSError, TimeoutError)):
+                raise SandboxBroken(f"fork-server: a worker is gone ({error})") from error
+            raise
+        if not received:
+            ends.close_ours()
+            if number in _OTHERS_ENDED:
+                raise SandboxBroken(f"clone a sandbox: it was killed ({message.get('error')})")
+            raise shortage(number, "clone a sandbox", message.get("error")) or HostUnsupported(
+                "namespaces",
+                f"clone a sandbox: {message.get('error')}",
+                remedy=REMEDY,
+                errno=number,
+            )
+        try:
+            pid = checked(received)
+        except BaseException as error:
+            # SECURITY: it holds a pidfd of ours, to notice our end. Whatever it hands us is
+            # killed on the slightest doubt, so that must never be a process of the host.
+            fds.close_all(received)
+            ends.close_ours()
+            self.lose(str(error))
+            raise
+        self.forks += 1
+        child = Spawned(pid, received[0], ends.ours, ends.outputs)
+        try:
+            worker.arrive()
+        except BaseException as error:
+            child.discard()
+            self.lose(str(error))
+            number = error.errno if isinstance(error, OSError) else None
+            raise shortage(number, "clone a sandbox", error) or error from error
+        return child
+
+    @staticmethod
+    def _send(worker: socket.socket, order: bytes, entrances: Sequence[int], ends: _Ends) -> None:
+        """Send an order. Raises `_NotSent` where something has run out."""
+        try:
+            fds.send(worker, order, [ends.theirs.fileno(), *ends.inputs, *entrances])
+        except OSError as error:
+            short = shortage(error.errno, "clone a sandbox", error)
+            raise error if short is None else _NotSent(short) from error
+        finally:
+            # Closed before the answer comes: there is a number free for its descriptor.
+            ends.close_theirs()
+
+    def abandon(self) -> None:
+        """In a forked child: close our ends; the parent still has its own."""
+        for sock in (self._control, *self._sockets):
+            if sock is not None:
+                sock.close()
+        for worker in self.workers:
+            worker.let_go()
+        self._let_go_of_first()
+        self._control, self._sockets, self._boot = None, [], None
+
+    async def aclose(self) -> None:
+        """Close the control socket: the fork-server ends and the kernel kills its sandboxes."""
+        for sock in (self._control, *self._sockets):
+            if sock is not None:
+                sock.close()
+        self._control, self._sockets = None, []
+        boot, self._boot = self._boot, None
+        if boot is not None:
+            if not self._is_whole and self._first >= 0:
+                # It may be importing, and would not look up for a second. Boot reaps it.
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._first, signal.SIGKILL)
+            loop = asyncio.get_running_loop()
+            try:
+                await asyncio.wait_for(loop.run_in_executor(None, boot.wait), 5.0)
+            except TimeoutError:
+                boot.kill()
+                await loop.run_in_executor(None, boot.wait)
+        self._let_go_of_first()
+
+    def _let_go_of_first(self) -> None:
+        if self._first >= 0:
+            os.close(self._first)
+            self._first = -1

@@ -1,0 +1,226 @@
+"""The fork-servers of the jail runtime: one for each template in use, replaced before it wears.
+
+Not how one is started (`runtimes.jail.fork_server`) and not what is forked from it (`runtime`). The
+invariant: a fork-server is closed only when no sandbox made from it lives, because its end is
+theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from cellwall.jail.inspect import posture
+from cellwall.jail.plan import plan
+from cellwall.linux import seccomp
+from cellwall.linux import uid_ranges as uids
+from cellwall.linux.cgroups import hierarchies
+from cellwall.model.errors import CellwallError, SandboxBroken
+from cellwall.model.template import BuiltTemplate
+from cellwall.runtimes.environment import INTERPRETER, inside_environment
+from cellwall.runtimes.guest_bundle import build_bundle
+from cellwall.runtimes.jail import fork_server
+from cellwall.runtimes.jail.launch import Settings
+from cellwall.runtimes.jail.worker import Worker
+
+_BUNDLE = (
+    "cellwall.guest",
+    "cellwall.jail.fast",
+    "cellwall.jail.plan",
+    "cellwall.jail.processes",
+    "cellwall.jail.protocol",
+    "cellwall.linux.host_copies",
+    "cellwall.linux.seccomp",
+    "cellwall.linux.syscalls",
+)
+_MAX_FORKS = 10_000
+_MAX_AGE_S = 1800.0
+"""A fork-server's address layout and hash seed are shared by its forks; this bounds how long."""
+_SESSIONS_AFTER_S = 0.25
+"""From a start until it imports what sessions need, unless one is wanted sooner. Longer than a
+single program takes, which then has the processor for itself."""
+_PRELOAD_ENVIRONMENT = {"HOME": "/tmp", "MPLCONFIGDIR": "/tmp/matplotlib", "LD_BIND_NOW": "1"}
+"""Only the preload sees these: its own /tmp, which every sandbox covers with one of its own."""
+
+
+def workers_on(cpus: int) -> dict[str, int]:
+    """How many processes of a fork-server clone sandboxes, by what the sandboxes are for.
+
+    One more than there are CPUs for programs: a worker stands still while its child locks down.
+    """
+    return {"program": max(2, cpus) + 1, "session": max(1, cpus // 2)}
+
+
+@dataclass(slots=True)
+class Entry:
+    """A fork-server, the ids its sandboxes get, and how many of them live."""
+
+    server: fork_server.ForkServer
+    uids: uids.UidRange
+    namespaces: Mapping[str, str]
+    """Its own: no sandbox may be in one of them."""
+    live: int = 0
+    completing: asyncio.Task[None] | None = None
+    """What makes it ready for sessions."""
+
+    @property
+    def is_worn(self) -> bool:
+        """Whether new sandboxes should come from another one."""
+        age_s = asyncio.get_running_loop().time() - self.server.started_at
+        return not self.server.is_usable or self.server.forks >= _MAX_FORKS or age_s > _MAX_AGE_S
+
+    async def aclose(self) -> None:
+        """End it, and with it whatever it forked."""
+        if self.completing is not None:
+            self.completing.cancel()
+            await asyncio.gather(self.completing, return_exceptions=True)
+        await self.server.aclose()
+        self.uids.release()
+
+
+class Placing(Protocol):
+    """Where workers wait: in the cgroups of the sandboxes they will clone."""
+
+    async def place(self, entry: Entry, workers: Sequence[Worker]) -> None:
+        """Put new workers of a fork-server into cgroups."""
+
+    async def clear(self, entry: Entry) -> None:
+        """Remove the cgroups that the workers of an ended one were in."""
+
+
+class ForkServers:
+    """All of one runtime."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        facts: plan.HostFacts,
+        placing: Placing,
+        *,
+        ids: uids.Ids,
+        layout: hierarchies.Layout,
+    ) -> None:
+        """Start nothing yet."""
+        self._placing = placing
+        self._state_dir = state_dir
+        self._facts = facts
+        self._ids = ids
+        self._is_mover_kept = (
+            ids.rootless and not ids.are_shared and any(h.version == 1 for h in layout.hierarchies)
+        )
+        refusals = "" if "memory" in layout.hard else seccomp.load_policy(plan.UNCOUNTED)
+        machine = os.uname().machine
+        self._program = seccomp.compile_policy(seccomp.load_policy(), machine, refusals)
+        self._current: dict[str, Entry] = {}
+        self._retired: list[Entry] = []
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Those in use and those that wait for their last sandbox to end."""
+        return (*self._current.values(), *self._retired)
+
+    async def get(self, template: BuiltTemplate) -> Entry:
+        """Return the template's fork-server, started if need be."""
+        lock = self._locks.setdefault(template.digest, asyncio.Lock())
+        async with lock:
+            entry = self._current.get(template.digest)
+            if entry is not None and not entry.is_worn:
+                return entry
+            fresh = await self._start(template)
+            try:
+                await self._placing.place(fresh, fresh.server.workers)
+            except BaseException:
+                await self._end(fresh)
+                raise
+            if entry is not None:
+                self._retired.append(entry)
+            self._current[template.digest] = fresh
+            fresh.completing = asyncio.get_running_loop().create_task(self._complete(fresh))
+        await self.close_unused()
+        return fresh
+
+    async def _complete(self, entry: Entry) -> None:
+        """Let it get ready for sessions; whoever asks for one is told if that fails."""
+        server = entry.server
+        with contextlib.suppress(CellwallError):
+            workers = await server.complete(_SESSIONS_AFTER_S)
+            try:
+                await self._placing.place(entry, workers)
+            except (CellwallError, OSError) as error:
+                server.lose(f"a worker could not be placed: {error}")
+                server.refuse_sessions(SandboxBroken(f"fork-server: {error}"))
+                return
+            for worker in workers:
+                server.give_back(worker)
+
+    async def _start(self, template: BuiltTemplate) -> Entry:
+        bundle = build_bundle(self._state_dir, _BUNDLE, "cellwall.jail.processes.entry:main")
+        held = self._ids.hold()
+        cpus = os.cpu_count() or 1
+        settings = Settings(
+            guest_path=bundle,
+            template_path=Path(template.path),
+            base_mounts=template.base_mounts,
+            python=INTERPRETER,
+            preload=template.template.preload,
+            environment=inside_environment(template, 1),
+            preload_environment=_PRELOAD_ENVIRONMENT,
+            uid_base=held.inner_base,
+            uid_count=held.count,
+            rootless=self._ids.rootless,
+            outer=None if held.outer is None else held.outer.as_json(),
+            is_mover_kept=self._is_mover_kept,
+            workers=workers_on(cpus),
+            seccomp=self._program,
+            guest_main="cellwall.guest.init:main",
+            guest_preload="cellwall.guest.preload",
+            guest_reseed="cellwall.guest.reseed",
+            guest_alone="cellwall.guest.alone",
+        )
+        server = fork_server.ForkServer(settings, self._facts)
+        try:
+            await server.start()
+            return Entry(server, held, posture.namespaces_of(server.pid))
+        except BaseException:
+            await server.aclose()
+            held.release()
+            raise
+
+    async def wait_whole(self) -> None:
+        """Wait until those in use are ready for sessions, or known not to be."""
+        for entry in self.entries:
+            entry.server.want_sessions()
+            if entry.completing is not None:
+                await asyncio.wait([entry.completing])
+
+    async def close_unused(self) -> None:
+        """End the retired ones whose last sandbox is gone."""
+        for entry in [each for each in self._retired if each.live <= 0]:
+            self._retired.remove(entry)
+            await self._end(entry)
+
+    async def aclose(self) -> None:
+        """End all of them."""
+        entries = self.entries
+        self._current.clear()
+        self._retired.clear()
+        for entry in entries:
+            await self._end(entry)
+
+    async def _end(self, entry: Entry) -> None:
+        await entry.aclose()
+        await self._placing.clear(entry)
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's descriptors, end nothing."""
+        for entry in self.entries:
+            entry.server.abandon()
+            entry.uids.release()
+        self._current.clear()
+        self._retired.clear()

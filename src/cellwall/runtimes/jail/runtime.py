@@ -1,0 +1,428 @@
+"""The embedded jail as a runtime: cgroups, fork-servers, posture, sandboxes.
+
+The adapter between `engine`'s contract and `runtime`. The invariant: `start` returns a sandbox only
+after the kernel's report of init and of every context equals the plan's expectation, and anything
+half made is destroyed before an error leaves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cellwall.jail.inspect import host_facts as facts
+from cellwall.jail.inspect import posture, probe, shared_counts
+from cellwall.jail.inspect.probe_counts import check_open_files
+from cellwall.jail.plan import plan
+from cellwall.jail.processes import clone_request
+from cellwall.linux import owner_label, uid_ranges
+from cellwall.linux.cgroups import hierarchies, leftovers
+from cellwall.model.errors import CellwallError, HostUnsupported, SandboxBroken
+from cellwall.model.limits import Limits
+from cellwall.model.outcome import Isolation, IsolationLevel
+from cellwall.model.shortage import shortage
+from cellwall.model.template import BuiltTemplate
+from cellwall.runtimes.answers import ChannelLost
+from cellwall.runtimes.base import Finding, RuntimeStatistics, SandboxSpec, SweepReport
+from cellwall.runtimes.cpus import Cpus
+from cellwall.runtimes.environment import inside_environment
+from cellwall.runtimes.jail.cgroup_keeper import GroupKeeper
+from cellwall.runtimes.jail.child import Spawned
+from cellwall.runtimes.jail.confinement import Born, Confinement
+from cellwall.runtimes.jail.fork_servers import Entry, ForkServers
+from cellwall.runtimes.jail.memory_watchdog import Watchdog
+from cellwall.runtimes.jail.sandbox import JailSandbox, Made
+from cellwall.runtimes.jail.worker import Worker
+
+T = TypeVar("T")
+_TRIES = 4
+"""Of one start, each from a fork-server of its own if the one before was killed under it: on a host
+that is short of memory that happens more than once in the second that a new one takes."""
+
+
+def shape_of(
+    limits: Limits,
+    layout: hierarchies.Layout,
+    *,
+    rootless: bool,
+    base_mounts: tuple[str, ...] = (),
+) -> plan.Shape:
+    """The part of limits, and of a template, that is built in at the start."""
+    return plan.Shape(
+        cpus=max(1, math.ceil(limits.cpus)),
+        memory_mb=limits.memory_mb,
+        disk_mb=limits.disk_mb,
+        inodes=limits.inodes,
+        processes=limits.processes,
+        file_mb=limits.file_mb,
+        open_files=limits.open_files,
+        pids_held="pids" in layout.hard,
+        soft_memory="memory" not in layout.hard,
+        rootless=rootless,
+        has_root=not rootless,
+        base_mounts=base_mounts,
+    )
+
+
+def hardness_of(limits: Limits, layout: hierarchies.Layout) -> dict[str, str]:
+    """How each limit is held on this host."""
+    hard = layout.hard
+    return {
+        "memory_mb": "hard" if "memory" in hard else "soft",
+        "processes": "hard",
+        "cpus": "hard" if "cpu" in hard or limits.cpus == int(limits.cpus) else "soft",
+        "cpu_s": "hard" if hard or layout.hierarchies else "soft",
+        "disk_mb": "hard",
+        "inodes": "hard",
+        "file_mb": "hard",
+        "open_files": "hard",
+    }
+
+
+def _is_of_the_fork_server(error: BaseException, entry: Entry | None) -> bool:
+    """Whether a start failed because its fork-server went away, or did while it started."""
+    return isinstance(error, SandboxBroken) and (entry is None or not entry.server.is_usable)
+
+
+def _explained(error: Exception, step: str) -> CellwallError:
+    """The error of a start that failed after the clone, as a caller should get it."""
+    short = shortage(getattr(error, "errno", None), step, error)
+    if short is not None:
+        return short
+    if isinstance(error, HostUnsupported):
+        return error
+    remedy = None
+    if isinstance(error, ChannelLost):
+        remedy = "try again; is this host or our cgroup short of memory or processes?"
+    return SandboxBroken(f"{step}: {error}", remedy=remedy)
+
+
+class JailRuntime:
+    """See the module."""
+
+    name = "jail"
+    level = IsolationLevel.NAMESPACE
+
+    def __init__(self, state_dir: Path) -> None:
+        """Touch nothing yet."""
+        self._state_dir = state_dir
+        self._live: set[JailSandbox] = set()
+        self._under_way: set[asyncio.Task[Any]] = set()
+        self._moving: set[asyncio.Task[None]] = set()
+        self._started = self._failed = self._retried = 0
+        self._is_swept = False
+        self._watchdog = Watchdog(self._live)
+        self.cpus = Cpus()
+        self.can_lower_rlimits = True
+
+    # -- host, asked once ---------------------------------------------------------------------
+
+    @cached_property
+    def layout(self) -> hierarchies.Layout:
+        """The cgroup hierarchies of this host that we may use."""
+        return hierarchies.discover()
+
+    @cached_property
+    def ids(self) -> uid_ranges.Ids:
+        """Where the ids of sandboxes come from."""
+        return uid_ranges.find()
+
+    @property
+    def rootless(self) -> bool:
+        """Whether every sandbox runs under our own id; see `linux.uid_ranges`."""
+        return self.ids.are_shared
+
+    @cached_property
+    def host_facts(self) -> plan.HostFacts:
+        """The facts every plan is made from."""
+        return facts.for_jails(self._state_dir)
+
+    @cached_property
+    def _servers(self) -> ForkServers:
+        return ForkServers(
+            self._state_dir,
+            self.host_facts,
+            self,
+            ids=self.ids,
+            layout=self.layout,
+        )
+
+    @cached_property
+    def _groups(self) -> GroupKeeper:
+        return GroupKeeper(self.layout)
+
+    @cached_property
+    def _confinement(self) -> Confinement:
+        return Confinement(self.host_facts)
+
+    def _shape(self, spec: SandboxSpec) -> plan.Shape:
+        mounts = tuple(spec.template.base_mounts)
+        shape = shape_of(spec.limits, self.layout, rootless=self.rootless, base_mounts=mounts)
+        return replace(shape, own_layers=spec.purpose == "session")
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether a sandbox of one program does without an interpreter as init.
+
+        Where memory is held softly an end is waited for, which only a full init tells enough of.
+        """
+        return "memory" in self.layout.hard and facts.runs_alone()
+
+    async def probe(self) -> list[Finding]:
+        """Check each host feature in throw-away processes."""
+        found = await asyncio.to_thread(probe.run)
+        return [Finding(f.feature, f.grade, f.detail, f.remedy) for f in found]
+
+    async def warm(self, template: BuiltTemplate) -> None:
+        """Start the template's fork-server if it does not run."""
+        await self._servers.get(template)
+
+    # -- sandboxes ----------------------------------------------------------------------------
+
+    async def start(self, spec: SandboxSpec) -> JailSandbox:
+        """Start one sandbox, or raise and leave nothing behind."""
+        hardness = hardness_of(spec.limits, self.layout)
+        weak = sorted(name for name, how in hardness.items() if how == "soft")
+        if spec.demand_hard and weak:
+            raise HostUnsupported(
+                "hard limits",
+                f"start a sandbox with hard limits: {', '.join(weak)} can only be held softly here",
+                remedy="run `cellwall doctor`; it says how to get a delegated cgroup",
+            )
+        check_open_files(spec.limits.open_files)
+        if self.rootless:
+            shared_counts.check(spec.limits)
+        if not self.host_facts.core_limit:
+            facts.core_limit()  # somebody may have installed a handler since we asked
+        if not self._is_swept:
+            self._is_swept = True
+            await self.sweep()  # what a killed engine left: it cannot remove it itself
+        sandbox = await self._start_again(spec, hardness)
+        self._started += 1
+        self._live.add(sandbox)
+        sandbox.pin()
+        if hardness["memory_mb"] == "soft":
+            self._watchdog.wake()
+        return sandbox
+
+    async def _start_again(self, spec: SandboxSpec, hardness: dict[str, str]) -> JailSandbox:
+        """Start it, from another fork-server if the first one went away meanwhile.
+
+        Nothing of the caller's has been handed over by then, so nothing of it can run twice.
+        """
+        for tries_left in reversed(range(_TRIES)):
+            entry: Entry | None = None
+            try:
+                entry = await self._servers.get(spec.template)
+                entry.live += 1
+                return await self._build(entry, spec, hardness)
+            except BaseException as caught:
+                error: BaseException = caught
+                if isinstance(caught, OSError):  # a process ended while we looked at it in /proc
+                    error = _explained(caught, f"start sandbox {spec.sandbox_id}")
+                if entry is not None:
+                    entry.live -= 1
+                if not tries_left or not _is_of_the_fork_server(error, entry):
+                    self._failed += 1
+                    if error is caught:
+                        raise
+                    raise error from caught
+                self._retried += 1
+        raise AssertionError("the last try returns or raises")
+
+    async def _build(
+        self, entry: Entry, spec: SandboxSpec, hardness: dict[str, str]
+    ) -> JailSandbox:
+        worker = await entry.server.take_worker(spec.purpose)
+        # A worker that was asked will answer: what it made must be taken, whoever has left.
+        forking = self._begin(self._fork(entry, worker, spec))
+        try:
+            born = await asyncio.shield(forking)
+        except asyncio.CancelledError:
+            self._begin(self._discard_unwanted(entry, forking))
+            raise
+        try:
+            return await self._confine(entry, spec, hardness, born)
+        except BaseException as error:
+            if worker.is_gone:
+                entry.server.lose("a worker has ended")
+            await asyncio.shield(self._begin(self._discard(entry, born)))
+            if isinstance(error, (posture.PostureMismatch, OSError, HostUnsupported, ChannelLost)):
+                raise _explained(error, f"sandbox {spec.sandbox_id}: confine it") from error
+            raise
+
+    async def _fork(self, entry: Entry, worker: Worker, spec: SandboxSpec) -> Born:
+        """Have a worker clone the sandbox, and go on to the next one's cgroups."""
+        index = entry.uids.take()
+        try:
+            groups = worker.groups
+            if groups is None:
+                raise SandboxBroken("fork-server: a worker is in no cgroups")
+            child = await self._spawn(entry, worker, spec, index)
+        except BaseException:
+            entry.uids.give_back(index)
+            entry.server.give_back(worker)  # it is where it was
+            raise
+        if worker.groups is groups:
+            worker.groups = None  # they are the sandbox's now, whatever becomes of the worker
+        leaving = self._begin(self._leave(entry, worker))
+        return Born(child, groups, index, leaving, self._groups.workers_move_themselves)
+
+    async def _discard(self, entry: Entry, born: Born) -> None:
+        born.child.discard()
+        with contextlib.suppress(CellwallError):
+            await asyncio.shield(born.leaving)
+        await self._groups.remove(born.groups)
+        entry.uids.give_back(born.uid_index)
+
+    async def _discard_unwanted(self, entry: Entry, forking: asyncio.Task[Born]) -> None:
+        with contextlib.suppress(CellwallError):  # then there is nothing to discard
+            await self._discard(entry, await forking)
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Do `work` to its end; `aclose` waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return task
+
+    async def place(self, entry: Entry, workers: Sequence[Worker]) -> None:
+        """Put workers of a new fork-server into the cgroups of their first sandboxes."""
+        for worker in workers:
+            await self._move(entry, worker)
+            if self._groups.workers_move_themselves:
+                await entry.server.settle(worker)
+                await self._move(entry, worker)
+
+    async def clear(self, entry: Entry) -> None:
+        """Remove the cgroups of sandboxes that an ended fork-server did not come to clone."""
+        await asyncio.gather(*self._moving, return_exceptions=True)
+        for worker in entry.server.workers:
+            for groups in worker.let_go():
+                await self._groups.remove(groups)
+
+    async def _leave(self, entry: Entry, worker: Worker) -> None:
+        """Make the worker ready for the next sandbox.
+
+        Where it cannot move itself, it still has to leave the new sandbox's cgroups. Then that
+        takes milliseconds when the host is idle (the kernel waits for a grace period), so it goes
+        on while the child locks itself down.
+        """
+        try:
+            await self._move(entry, worker)
+        except CellwallError:
+            if not self._groups.workers_move_themselves:
+                raise  # else nobody waits for it; the fork-server is lost, which is known
+        finally:
+            entry.server.give_back(worker)
+
+    async def _move(self, entry: Entry, worker: Worker) -> None:
+        try:
+            if not self._groups.move_at_once(worker):
+                moving = self._begin(self._groups.move_on(worker))
+                self._moving.add(moving)
+                moving.add_done_callback(self._moving.discard)
+                await asyncio.shield(moving)  # the thread that does it goes on in any case
+        except Exception as error:
+            entry.server.lose(f"a worker could not be moved: {error}")
+            raise
+
+    async def _spawn(self, entry: Entry, worker: Worker, spec: SandboxSpec, index: int) -> Spawned:
+        environment = {**inside_environment(spec.template, spec.limits.cpus), **spec.env}
+        guest = {
+            "home": plan.HOME,
+            "contexts": list(spec.contexts),
+            "language": spec.language,
+            "purpose": spec.purpose,
+            "is_alone": spec.is_alone,
+            # Where only a process's end says how much memory it had, that has to be waited for.
+            "is_end_foreseen": spec.purpose == "program" and "memory" in self.layout.hard,
+        }
+        is_usual = environment == entry.server.settings.environment
+        return await entry.server.spawn(
+            worker,
+            shape=self._shape(spec),
+            uid=index,
+            guest=guest,
+            start=clone_request.ALONE if spec.is_alone else spec.start,
+            own_environment=None if is_usual else environment,
+        )
+
+    async def _confine(
+        self, entry: Entry, spec: SandboxSpec, hardness: dict[str, str], born: Born
+    ) -> JailSandbox:
+        found = await self._confinement.confine(entry, spec, self._shape(spec), born)
+        ids = "shared" if self.rootless else "own"
+        isolation = Isolation(self.name, self.level, found.digest, hardness, ids)
+        pids = (born.child.pid, *found.contexts)
+        made = Made(
+            child=born.child,
+            channel=found.channel,
+            groups=born.groups,
+            uid_index=born.uid_index,
+            pids=pids,
+            isolation=isolation,
+            work_fd=found.work_fd,
+            entry=entry,
+        )
+        return JailSandbox(self, spec, made)
+
+    async def remove(self, sandbox: JailSandbox, made: Made) -> None:
+        """Take down what a dead sandbox had on the host."""
+        made.close_descriptors()
+        await self._groups.remove(made.groups)
+        self._live.discard(sandbox)
+        made.entry.live -= 1
+        made.entry.uids.give_back(made.uid_index)
+        await self._servers.close_unused()
+
+    async def wait_settled(self) -> None:
+        """Wait until its fork-servers have all of their workers; for whoever counts processes.
+
+        Before that for what was begun and is wanted by nobody any more.
+        """
+        while self._under_way:
+            await asyncio.wait(self._under_way)
+        if "_servers" in vars(self):
+            await self._servers.wait_whole()
+
+    def statistics(self) -> RuntimeStatistics:
+        """Counts."""
+        entries = self._servers.entries if "_servers" in vars(self) else ()
+        detail = {
+            "fork_servers": len(entries),
+            "forks": sum(entry.server.forks for entry in entries),
+            "starts_retried": self._retried,
+            "cgroups_not_removed": self._groups.quarantined if "_groups" in vars(self) else 0,
+        }
+        return RuntimeStatistics(len(self._live), self._started, self._failed, detail)
+
+    async def sweep(self) -> SweepReport:
+        """Remove cgroups, and what still runs in them, of engines that are gone."""
+        judge = owner_label.is_dead_in_this_boot
+        removed, kept = await asyncio.to_thread(leftovers.sweep, self.layout, judge)
+        return SweepReport({"cgroups": removed}, tuple(kept))
+
+    async def aclose(self) -> None:
+        """Destroy every sandbox and fork-server."""
+        await asyncio.gather(*(sandbox.aclose() for sandbox in list(self._live)))
+        if "_servers" in vars(self):  # else: never used, and not to be made on a host that cannot
+            await asyncio.gather(*self._under_way, return_exceptions=True)
+            await self._servers.aclose()
+        await self._watchdog.aclose()
+        if "_groups" in vars(self):
+            self._groups.close()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's descriptors, end nothing."""
+        if "_servers" in vars(self):
+            self._servers.abandon()
+        for sandbox in self._live:
+            sandbox.abandon()
+        self._live.clear()

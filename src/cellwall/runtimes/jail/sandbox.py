@@ -1,0 +1,287 @@
+"""One live jail as the engine sees it: limits from outside, counters, the end.
+
+Made by `runtime.JailRuntime` and by nobody else, after its posture was verified. Nothing here opens
+a path that caller code can change; what is needed of the inside was opened before it existed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import resource
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cellwall.jail.inspect import posture, usage_sums
+from cellwall.jail.plan import plan
+from cellwall.linux.cgroups import sandbox_groups
+from cellwall.model.errors import SandboxBroken
+from cellwall.model.limits import Limits
+from cellwall.model.outcome import Isolation
+from cellwall.runtimes import work_area
+from cellwall.runtimes.base import KernelReadings, SandboxSpec
+from cellwall.runtimes.channel import GuestChannel
+from cellwall.runtimes.cpus import Cpus
+from cellwall.runtimes.jail.child import Spawned
+from cellwall.runtimes.jail.fork_servers import Entry
+
+
+class Owner(Protocol):
+    """What a sandbox asks of its runtime."""
+
+    cpus: Cpus
+    can_lower_rlimits: bool
+    """False once the kernel refused: prlimit(2) wants CAP_SYS_RESOURCE, which root may lack."""
+
+    async def remove(self, sandbox: JailSandbox, made: Made) -> None:
+        """Take down what a dead sandbox had on the host."""
+
+
+@dataclass(slots=True)
+class Made:
+    """What one sandbox has on the host."""
+
+    child: Spawned
+    channel: GuestChannel
+    groups: sandbox_groups.Groups
+    uid_index: int
+    pids: tuple[int, ...]
+    isolation: Isolation
+    work_fd: int
+    """The work area, opened before caller code existed; -1 once closed."""
+    entry: Entry
+
+    def close_descriptors(self) -> None:
+        """SECURITY: numbers are given out again; nobody may use these once they are closed."""
+        for fd in (self.work_fd, self.child.pidfd):
+            if fd >= 0:
+                os.close(fd)
+        self.work_fd = self.child.pidfd = -1
+
+
+class JailSandbox:
+    """One live jail."""
+
+    def __init__(
+        self,
+        runtime: Owner,
+        spec: SandboxSpec,
+        made: Made,
+    ) -> None:
+        """Take over what the runtime made and checked."""
+        self._runtime = runtime
+        self._spec = spec
+        self._made = made
+        self._limits = spec.limits
+        self._cpus: frozenset[int] = frozenset()
+        self._is_apart = False
+        """Init is on other CPUs than the program, so that both go on at once."""
+        self._watch = made.child.watch()
+        self._closing: asyncio.Task[None] | None = None
+        self.soft_kills = 0
+        self._meter = usage_sums.Meter(made.child.pid)
+        self._peak_bytes = 0
+        self._full_looks = 0
+        """How many looks found as many processes as there may be."""
+        self._peak_processes = 0
+        """As far as anybody looked; init is not counted."""
+
+    @property
+    def isolation(self) -> Isolation:
+        """Which isolation really runs."""
+        return self._made.isolation
+
+    @property
+    def posture(self) -> Mapping[str, Any]:
+        """The facts of init as the kernel reports them now; see `jail.inspect.posture`."""
+        return posture.read(self._made.child.pid)
+
+    @property
+    def channel(self) -> GuestChannel:
+        """The connection to init."""
+        return self._made.channel
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether it is on its way out; its pid may belong to somebody else any moment."""
+        return self._closing is not None
+
+    @property
+    def pid(self) -> int:
+        """The host's pid of init."""
+        return self._made.child.pid
+
+    def fits(self, spec: SandboxSpec) -> bool:
+        """Built-in limits must be equal, lowerable ones not lower than asked for."""
+        ours, theirs = self._spec.limits, spec.limits
+        built_in = ("memory_mb", "disk_mb", "inodes")
+        lowerable = ("processes", "file_mb", "open_files")
+        return (
+            spec.template.digest == self._spec.template.digest
+            and spec.contexts == self._spec.contexts
+            and spec.language == self._spec.language
+            and (spec.purpose, spec.is_alone) == (self._spec.purpose, self._spec.is_alone)
+            and spec.start == self._spec.start == "fork"
+            and dict(spec.env) == dict(self._spec.env)
+            and math.ceil(ours.cpus) == math.ceil(theirs.cpus)
+            and all(getattr(ours, name) == getattr(theirs, name) for name in built_in)
+            and all(self._can_be(getattr(ours, n), getattr(theirs, n)) for n in lowerable)
+            and not (spec.demand_hard and "soft" in self.isolation.hardness.values())
+        )
+
+    def _can_be(self, ours: int, theirs: int) -> bool:
+        return ours == theirs or (ours > theirs and self._runtime.can_lower_rlimits)
+
+    async def apply_limits(self, limits: Limits) -> None:
+        """Lower what the kernel holds, from outside, before caller code runs.
+
+        SandboxBroken if it has ended by itself, parked or on its way to its owner.
+        """
+        try:
+            self._apply_limits(limits)
+        except ProcessLookupError as error:
+            raise SandboxBroken("apply limits: the sandbox has ended") from error
+        except PermissionError as error:
+            self._runtime.can_lower_rlimits = False
+            raise SandboxBroken("apply limits: they cannot be lowered from outside") from error
+        self._limits = limits
+        self.pin()
+
+    def _apply_limits(self, limits: Limits) -> None:
+        self._made.groups.apply(limits)
+        is_counted = self._made.groups.holds("pids")
+        most = plan.process_rlimit(limits.processes, is_counted=is_counted)
+        for name, number, size in (
+            ("processes", resource.RLIMIT_NPROC, most),
+            ("file_mb", resource.RLIMIT_FSIZE, limits.file_mb * 1024 * 1024),
+            ("open_files", resource.RLIMIT_NOFILE, limits.open_files),
+        ):
+            if getattr(limits, name) != getattr(self._limits, name):
+                for pid in self._made.pids:
+                    resource.prlimit(pid, number, (size, size))
+
+    def pin(self) -> None:
+        """Show and give the sandbox as many CPUs as its quota has, the least used ones."""
+        count = max(1, math.ceil(self._limits.cpus))
+        if count == len(self._cpus):
+            return
+        self._runtime.cpus.give_back(self._cpus)
+        pids = self._made.pids
+        if self._spec.is_alone:
+            pids = pids[-1:]  # init only waits
+        self._cpus = self._runtime.cpus.take(count, posture.last_cpu(pids[-1]))
+        if not self._cpus:
+            return
+        beside = self._cpus
+        if self._spec.purpose == "program" and not self._spec.is_alone:
+            # What passes on a program's output, and waits for its end, does it meanwhile.
+            beside = self._runtime.cpus.others(self._cpus) or self._cpus
+            self._is_apart = beside is not self._cpus
+        is_forked = self._spec.language == "python" and self._spec.start == "fork"
+        for pid in pids:
+            cpus = self._cpus if pid == pids[-1] else beside
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                # A fork has one; an interpreter of another language several before it runs.
+                for thread in (pid,) if is_forked else posture.threads(pid):
+                    os.sched_setaffinity(thread, cpus)
+
+    @property
+    def fresh(self) -> KernelReadings:
+        """Zero: `Groups.begin` set the counters back, or what they are counted from."""
+        return KernelReadings() if self._made.groups.holds("memory") else self.readings()
+
+    def readings(self) -> KernelReadings:
+        """Counters of the cgroup, or sums over the tree where there is none."""
+        disk_full, work_bytes = work_area.used(self._made.work_fd)
+        if not self._made.groups.holds("memory"):
+            sums = self.sums()
+            self._meter.idle_looks = 0  # somebody runs something: the watchdog is to look soon
+            return KernelReadings(
+                cpu_s=max(sums.cpu_s, self._made.groups.cpu_s()),
+                memory_bytes=sums.memory_bytes,
+                memory_peak_bytes=self._peak_bytes,
+                oom_kills=self.soft_kills,
+                processes_refused=self._full_looks,
+                processes_peak=self._peak_processes,
+                disk_full=disk_full,
+                work_bytes=work_bytes,
+            )
+        groups = self._made.groups
+        now, peak, kills = groups.memory()
+        processes = groups.processes_peak()
+        return KernelReadings(
+            cpu_s=groups.cpu_s(),
+            memory_bytes=now,
+            memory_peak_bytes=peak,
+            oom_kills=kills,
+            processes_refused=groups.processes_refused(processes),
+            processes_peak=processes,
+            disk_full=disk_full,
+            work_bytes=work_bytes,
+        )
+
+    def sums(self) -> usage_sums.Sums:
+        """Count from outside what no cgroup counts for us."""
+        sums = self._meter.read(work_area.used(self._made.work_fd)[1])
+        self._peak_bytes = max(self._peak_bytes, sums.memory_bytes)
+        self._peak_processes = max(self._peak_processes, sums.processes - 1)
+        self._full_looks += sums.processes - 1 >= self._limits.processes
+        return sums
+
+    @property
+    def idle_looks(self) -> int:
+        """How often in a row `sums` has found that nothing inside touched memory."""
+        return self._meter.idle_looks
+
+    def kill_above_limit(self) -> None:
+        """For the soft watchdog: end what has most of the memory, if that is more than may be.
+
+        All of it, where it is a program's own, where that would not help or cannot be done.
+        """
+        excess_bytes = self.sums().memory_bytes - self._limits.memory_bytes
+        if excess_bytes <= 0:
+            return
+        before = self._meter.kills
+        if self._spec.purpose == "program" or not self._meter.kill_heaviest(excess_bytes):
+            self.soft_kills += 1
+            self.kill()
+        self.soft_kills += self._meter.kills - before
+
+    def kill(self) -> None:
+        """Kill init by its pidfd; the kernel kills the pid namespace."""
+        self._clear_our_cpu()
+        self._made.child.kill()
+        self._made.groups.kill()
+
+    def _clear_our_cpu(self) -> None:
+        """Have init die elsewhere: it takes a millisecond, and we are about to tell the end here.
+
+        While its channel is open it is there, and the pid its own.
+        """
+        if self._is_apart and self._made.channel.is_open and not self._watch.done():
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(self._made.pids[0], self._runtime.cpus.elsewhere())
+
+    async def wait_ended(self) -> None:
+        """Return when init is gone, which the kernel delays until all others are."""
+        await asyncio.shield(self._watch)
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's descriptors, kill nothing."""
+        self._made.close_descriptors()
+
+    async def aclose(self) -> None:
+        """Kill, wait and remove; a second call waits for the first."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        self.kill()
+        await self.wait_ended()
+        self._made.channel.close()
+        self._runtime.cpus.give_back(self._cpus)
+        await self._runtime.remove(self, self._made)

@@ -1,0 +1,361 @@
+"""The channel of a sandbox of one program, whose init only reaps: its part is done here.
+
+The jail makes it (`confinement`) once "L" was heard; the engine sees a `GuestChannel`. The request
+goes to the context itself. What comes back is put together from the context's two pipes, from what
+it says (`connections`) and from init's word on how it ended, with init's own books of an execution
+(`guest.execution`, `guest.pipes`), so that an answer is the same either way. The invariants: what a
+program prints or says is bounded where it is read, and its end is the kernel's: a wait status, or
+/proc of a process whose threads have all been told to leave (design/0014).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from cellwall.guest import leaving
+from cellwall.guest.execution import Execution
+from cellwall.guest.first import IDLE
+from cellwall.guest.processes import Exit
+from cellwall.jail.fast import machine_code
+from cellwall.jail.inspect import host_facts
+from cellwall.runtimes.answers import ChannelLost
+from cellwall.runtimes.channel import GuestChannel
+from cellwall.runtimes.frames import FrameError
+from cellwall.runtimes.jail.single_program.connections import Lines
+from cellwall.runtimes.jail.single_program.lazy_loop import LateLoop
+from cellwall.runtimes.jail.single_program.output_pump import Output
+
+_DISPLAY_BYTES = 8 * 1024 * 1024
+"""As init's own bound."""
+_LOOKS_S = (0.0005,)
+"""Until another look at a process that is about to end; then its end is waited for. Three looks
+more cost eight callers 3 %."""
+_DEAF_S = 0.02
+"""After every mark from the one on that is no honest program's any more."""
+_HONEST_MARKS = 3
+_READ_BYTES = 4096
+_REFUSED = "a sandbox of one program does nothing else"
+
+
+class Parts(NamedTuple):
+    """What the jail hands over."""
+
+    channel: socket.socket
+    outputs: tuple[int, int]
+    listener: socket.socket
+    is_idle: bool
+    """The context has said so already."""
+
+
+class _Sink:
+    """Where init's books and pumps send to, as if it were the way to the host."""
+
+    is_full = False
+    """The channel stops all reading at once instead."""
+
+    def __init__(self, tell: Callable[[dict[str, Any], bytes], None]) -> None:
+        self._tell = tell
+
+    def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
+        """Pass it on to whoever asked, as it would come from JSON.
+
+        A display's metadata is nobody's. Of texts there is one; a lone surrogate in it could not
+        be encoded again.
+        """
+        told = {name: value for name, value in header.items() if name != "metadata"}
+        if isinstance(note := told.get("unserialisable"), str):
+            told["unserialisable"] = note.encode("utf-16", "surrogatepass").decode(
+                "utf-16", "replace"
+            )
+        self._tell(told, body)
+
+    def wait_for_room(self, callback: Callable[[], None]) -> None:
+        """There is room."""
+        callback()
+
+
+class AloneChannel(GuestChannel):
+    """See the module."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        init_pid: int,
+        *,
+        on_violation: Callable[[str], None],
+        kill_context: Callable[[], None],
+    ) -> None:
+        """Own all parts. `on_violation` must kill the sandbox, `kill_context` its program.
+
+        `init_pid`: the host's number of its init.
+        """
+        super().__init__(parts.channel, on_violation=on_violation, may_hold=True)
+        self._init_pid = init_pid
+        self._kill_context = kill_context
+        self._late = LateLoop(self._loop)
+        self._lines = Lines(self._late, parts.listener, self._on_said, kill_context)
+        self._outputs: tuple[int, ...] = parts.outputs
+        self._pumps: list[Output] = []
+        self._books: Execution | None = None
+        self._has_begun = self._has_concluded = self._is_ending = False
+        self._exit: Exit | None = None
+        """How its program ended, once the kernel has said so."""
+        self._heard = b""
+        self._marks = 0
+        self._looks = 0
+        if parts.is_idle:
+            self._on_idle()
+
+    @property
+    def context_pid(self) -> int:
+        """The host's number of the process that runs the program."""
+        return self._lines.context_pid
+
+    @context_pid.setter
+    def context_pid(self, pid: int) -> None:
+        self._lines.context_pid = pid
+
+    # -- asking ----------------------------------------------------------------------------
+
+    def send(self, header: Mapping[str, Any], body: bytes | memoryview = b"") -> None:
+        """Tell the context; whatever is not its one program is refused."""
+        op = header.get("op")
+        if op == "execute" and self._books is None:
+            super().send(header, body)
+            self._open_books(header)
+        elif op == "go" and self._books is not None:
+            super().send(header)
+            self._begin()
+        elif header.get("id") in self._listeners:
+            self._loop.call_soon(self._refuse, header["id"])
+
+    def _refuse(self, number: int) -> None:
+        if number in self._listeners:
+            fail = {"ev": "fail", "id": number, "code": "unsupported", "message": _REFUSED}
+            self._dispatch(fail, b"")
+
+    def _open_books(self, request: Mapping[str, Any]) -> None:
+        number, output_bytes = request["id"], request["output_bytes"]
+        sink: Any = _Sink(self._tell)  # as much of a guest's channel as is asked of one
+        self._books = books = Execution(sink, number, output_bytes, _DISPLAY_BYTES)
+        meters = (("stdout", books.stdout), ("stderr", books.stderr))
+        for fd, (event, meter) in zip(self._outputs, meters, strict=True):
+            pump = Output(self._late, sink, fd, event)
+            pump.begin(number, meter)
+            self._pumps.append(pump)
+        if not request.get("held"):
+            self._begin()
+
+    def _tell(self, header: dict[str, Any], body: bytes) -> None:
+        if header["id"] in self._listeners:  # else it was given up
+            self._dispatch(header, body)
+
+    def _begin(self) -> None:
+        self._has_begun = True
+        self._lines.watch()
+
+    # -- hearing: init ---------------------------------------------------------------------
+
+    def _read_once(self, until: float) -> bool:
+        try:
+            data = os.read(self._fd, _READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            self._end(ChannelLost(f"guest channel: read failed: {error.strerror}"))
+            return False
+        if not data:
+            self._end(ChannelLost("guest channel: closed by the guest's end"))
+            return False
+        self._heard += data
+        try:
+            while self._heard and self._lost is None and self._take_word():
+                pass
+        except FrameError as error:
+            self._violated(str(error))
+            return False
+        return True
+
+    def _take_word(self) -> bool:
+        """Understand what was heard first; False while it is not all there."""
+        heard = self._heard
+        if heard[:1] == machine_code.MARK:
+            self._heard = heard.lstrip(machine_code.MARK)
+            self._on_mark()
+        elif heard[:1] == machine_code.END_TAG[:1]:
+            if len(heard) < machine_code.END.size:
+                return False
+            self._heard = heard[machine_code.END.size :]
+            self._on_end_word(heard[: machine_code.END.size])
+        elif IDLE.startswith(heard[: len(IDLE)]) and not self._ready.done():
+            if len(heard) < len(IDLE):
+                return False
+            self._heard = heard[len(IDLE) :]
+            self._on_idle()
+        else:
+            raise FrameError("init, or an idle context, said something that it never says")
+        return True
+
+    def _on_idle(self) -> None:
+        self._ready.set_result({})
+        self.is_unready = False
+        self._stop_waiting()
+
+    def _on_end_word(self, word: bytes) -> None:
+        _, status, user_s, user_us, system_s, system_us, maxrss_kib = machine_code.END.unpack(word)
+        rusage = {
+            "user_us": user_s * 1_000_000 + user_us,
+            "system_us": system_s * 1_000_000 + system_us,
+            "maxrss_kib": maxrss_kib,
+        }
+        self._conclude(status, rusage)
+
+    def _on_mark(self) -> None:
+        """Somebody inside, as a rule the context, says that it is about to end: look."""
+        self._marks += 1
+        if self._marks > _HONEST_MARKS:
+            self._loop.remove_reader(self._fd)
+            self._loop.call_later(_DEAF_S, self._hear_again)
+        elif self._has_begun and not self._looks:
+            self._look_ahead()
+
+    def _hear_again(self) -> None:
+        if self._lost is None and not self._pauses:
+            self._loop.add_reader(self._fd, self._on_readable)
+            self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """Take the context's end for certain once the kernel says that it is: design/0014."""
+        if self._books is None or self._lost is not None or self._pauses:
+            return
+        if not host_facts.sees_exit_codes():
+            return  # init will say how it ended
+        pid = self.context_pid
+        status = leaving.status_of(pid, self._init_pid)
+        if status is not None:
+            usage = leaving.Usage(pid)
+            rusage = {"user_us": int(usage.ru_utime * 1_000_000), "system_us": 0, "maxrss_kib": 0}
+            self._conclude(status, rusage)
+        elif self._looks < len(_LOOKS_S):
+            self._loop.call_later(_LOOKS_S[self._looks], self._look_ahead)
+            self._looks += 1
+
+    def _conclude(self, status: int, rusage: dict[str, int]) -> None:
+        """Take in what the context printed and said last, then tell how it ended."""
+        if self._exit is not None:
+            return  # it was foreseen
+        if self._books is None or not self._has_begun or self.is_unready:
+            self._end(ChannelLost("guest channel: the program's process ended before it began"))
+            return
+        is_killed = os.WIFSIGNALED(status)
+        exit_code = None if is_killed else os.WEXITSTATUS(status)
+        self._exit = Exit(exit_code, os.WTERMSIG(status) if is_killed else None, rusage)
+        self._finish_once_heard()
+
+    def _finish_once_heard(self) -> None:
+        """A program that said more at its end than may be heard at once waits for its `done`."""
+        if self._drain():
+            self._finish()
+        else:
+            self._loop.call_later(self._late.pause_s, self._hear_the_rest)
+
+    def _hear_the_rest(self) -> None:
+        if not (self._pauses or self._has_concluded or self._lost is not None):
+            self._finish_once_heard()
+
+    def _finish(self) -> None:
+        books, self._books = self._books, None
+        if self._has_concluded or self._lost is not None or books is None:
+            return
+        self._has_concluded = True
+        try:
+            books.finish(self._exit)
+        except FrameError as error:
+            self._violated(str(error))
+        self._late.close()
+
+    def _drain(self) -> bool:
+        """Take in what is there; False if more was said than may be heard now."""
+        is_all = True
+        if self._books is not None:
+            self._drain_output()
+            if self._lost is None:
+                is_all = self._lines.drain()
+            if self._lost is None:
+                self._drain_output()
+        return is_all
+
+    def _drain_output(self) -> None:
+        for pump in self._pumps:
+            pump.drain()
+
+    # -- hearing: the context --------------------------------------------------------------
+
+    def _on_said(self, header: dict[str, Any], body: bytes) -> None:
+        """One frame of what caller code may have said as well."""
+        self._drain_output()  # so that events keep their order
+        books, event = self._books, header.get("ev")
+        if books is None or self._lost is not None:
+            return
+        try:
+            if event == "display":
+                header.pop("metadata", None)  # no caller sees it
+                books.show(header, body)
+            elif event in ("error", "value"):
+                books.tell_once(event, header, body)
+            elif event == "end":
+                books.conclude(header)
+            else:
+                self._kill_context()
+        except FrameError as error:
+            self._violated(str(error))
+
+    # -- the rest of a channel -------------------------------------------------------------
+
+    def pause(self) -> None:
+        """See `GuestChannel`."""
+        super().pause()
+        self._late.pause()
+
+    def resume(self) -> None:
+        """See `GuestChannel`."""
+        super().resume()
+        if not self._pauses and self._lost is None:
+            self._late.resume()
+            if self._exit is not None:
+                self._hear_the_rest()
+
+    def poll(self) -> None:
+        """See `GuestChannel`."""
+        self._drain()
+        super().poll()
+
+    def _end(self, error: ChannelLost) -> None:
+        if not self._is_ending:
+            self._is_ending = True
+            self._drain()
+            if self._exit is not None and not error.is_hostile:
+                self._finish()  # that is known, whatever else is lost
+            self._late.close()
+            self._lines.close()
+            self._close_outputs()
+            self._books = None
+        super()._end(error)
+
+    def _close_outputs(self) -> None:
+        if not self._pumps:
+            for fd in self._outputs:
+                os.close(fd)
+        for pump in self._pumps:
+            pump.close()
+        self._outputs, self._pumps = (), []
+
+    def abandon(self) -> None:
+        """See `GuestChannel`."""
+        super().abandon()
+        self._late.abandon()
+        self._lines.abandon()
+        self._close_outputs()

@@ -1,0 +1,255 @@
+"""What the context of a sandbox of one program says: who calls, and each whole frame.
+
+Used by `channel`; the other end is `guest/link.py`. Not what a frame means.
+
+SECURITY: a connection is heard only when the kernel says that the context opened it (SO_PEERCRED),
+and whatever it says counts as said by caller code. Two connections at once are read, so that what
+is held here of frames that never end is two of them. They are heard in turns, each of which is
+taken down (`hearing`), and a program that has said more than any that means well is cut off.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cellwall.guest.frames import LENGTHS, MAX_EVENT_BODY_BYTES, parse_header
+from cellwall.guest.frames import FrameError as GuestFrameError
+from cellwall.guest.loop import READ
+from cellwall.runtimes.hearing import TURN_S, Hearing, timed
+
+if TYPE_CHECKING:
+    from cellwall.runtimes.jail.single_program.lazy_loop import LateLoop
+
+_MOST_LINES = 2
+_MOST_HEADER_BYTES = 4 * 1024
+"""A context that means well says less: what it shows is in bodies."""
+_MOST_BYTES = 16 * 1024 * 1024
+"""Of one program: displays of 8 MiB, a value, an error, and as much again. Then it is cut off."""
+_LEAST_BYTES = 512
+"""What a frame counts for at least."""
+_READ_BYTES = 64 * 1024
+_DRAIN_S = 0.005
+"""Of the loop's time, for what was said before an end; an end that can wait waits for the rest."""
+_PEER = struct.Struct("3i")
+
+OnFrame = Callable[[dict[str, Any], bytes], None]
+
+
+def _ignore(_header: dict[str, Any], _body: bytes) -> None:
+    """Nobody listens any more."""
+
+
+def _nothing() -> None:
+    """Nobody is to be told."""
+
+
+class Turn:
+    """What is heard at a stretch, of all lines."""
+
+    def __init__(self, most_s: float = TURN_S) -> None:
+        """It begins now."""
+        self._began = time.thread_time()
+        self._apart_s = Hearing.apart_s
+        self._until = time.perf_counter() + most_s
+        self.frames = 0
+        self.nbytes = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether somebody else is to have the loop."""
+        return time.perf_counter() >= self._until
+
+    @property
+    def spent_s(self) -> float:
+        """Of the processor's time."""
+        return time.thread_time() - self._began
+
+    @property
+    def apart_s(self) -> float:
+        """Of that, what large JSON took."""
+        return Hearing.apart_s - self._apart_s
+
+
+class Line:
+    """One connection of the context."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        """Own an accepted connection."""
+        sock.setblocking(False)
+        self._socket = sock
+        self._buffer = bytearray()
+        self.is_behind = False
+        """There may be more than was heard."""
+
+    def fileno(self) -> int:
+        """Its descriptor."""
+        return self._socket.fileno()
+
+    def read(self, turn: Turn, on_frame: OnFrame) -> bool:
+        """Take in what is there, until the turn is over; False at its end.
+
+        Raises `GuestFrameError`.
+        """
+        self.is_behind = False
+        while True:
+            while frame := self._take():
+                turn.frames += 1
+                on_frame(*frame)
+                if turn.is_over:
+                    self.is_behind = True
+                    return True
+            try:
+                data = self._socket.recv(_READ_BYTES)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False  # we hung up, too
+            if not data:
+                return False
+            turn.nbytes += len(data)
+            self._buffer += data
+
+    def _take(self) -> tuple[dict[str, Any], bytes] | None:
+        """The next frame, if all of it is here."""
+        buffer = self._buffer
+        if len(buffer) < LENGTHS.size:
+            return None
+        head, body = LENGTHS.unpack_from(buffer)
+        if head > _MOST_HEADER_BYTES or body > MAX_EVENT_BODY_BYTES:
+            raise GuestFrameError(f"a frame of {head}+{body} bytes is above the cap")
+        start = LENGTHS.size + head
+        if len(buffer) < start + body:
+            return None
+        # Lenient as init: metadata that no JSON can carry costs a display nothing else.
+        header = timed(parse_header, bytes(buffer[LENGTHS.size : start]))
+        content = bytes(buffer[start : start + body])
+        del buffer[: start + body]
+        return header, content
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
+    def detach(self) -> int:
+        """Give the descriptor up, unclosed."""
+        return self._socket.detach()
+
+
+class Lines:
+    """The listener that a context calls, and its connections."""
+
+    def __init__(
+        self,
+        loop: LateLoop,
+        listener: socket.socket,
+        on_frame: OnFrame,
+        on_broken: Callable[[], None],
+    ) -> None:
+        """Own a listener that does not block; nobody is heard before `watch` or `drain`."""
+        self._loop = loop
+        self._listener = listener
+        self._on_frame = on_frame
+        self._on_broken = on_broken
+        self._lines: list[Line] = []
+        self._left_bytes = _MOST_BYTES
+        self.context_pid = 0
+        """The one process that is heard; the host's number."""
+
+    def watch(self) -> None:
+        """Hear the context from now on."""
+        self._loop.watch(self._listener.fileno(), READ, self._on_call)
+
+    def drain(self) -> bool:
+        """Hear those who called already; False if they have more to say than may be heard now."""
+        turn = Turn(_DRAIN_S)
+        while True:
+            for line in tuple(self._lines):
+                self._hear(line, turn)
+            if turn.is_over or not self._accept(turn):
+                break
+        self._end_turn(turn)
+        return not turn.is_over
+
+    def close(self) -> None:
+        """Hang up and hear nobody."""
+        for line in tuple(self._lines):
+            self._drop(line)
+        self._loop.forget(self._listener.fileno())
+        self._listener.close()
+        # They are methods of who has us: in a circle, all of it would wait for the collector.
+        self._on_frame, self._on_broken = _ignore, _nothing
+
+    def abandon(self) -> None:
+        """In a forked child: close the descriptors, tell no loop."""
+        for fd in (*(line.detach() for line in self._lines), self._listener.detach()):
+            if fd >= 0:  # else it was cut off
+                os.close(fd)
+        self._lines.clear()
+
+    def _on_call(self, _events: int) -> None:
+        turn = Turn()
+        self._accept(turn)
+        self._end_turn(turn)
+
+    def _accept(self, turn: Turn) -> bool:
+        for earlier in tuple(self._lines):
+            self._hear(earlier, turn)  # what was said before must not be heard after
+        if turn.is_over:
+            return False
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return False  # nobody there, or no descriptor left, which passes
+        turn.frames += 1
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        if _PEER.unpack(peer)[0] != self.context_pid:
+            connection.close()
+            return True
+        while len(self._lines) >= _MOST_LINES:
+            self._drop(self._lines[0])
+        line = Line(connection)
+        self._lines.append(line)
+        self._loop.watch(line.fileno(), READ, lambda _events: self._on_readable(line))
+        self._hear(line, turn)  # it is there already, as a rule
+        return True
+
+    def _on_readable(self, line: Line) -> None:
+        turn = Turn()
+        self._hear(line, turn)
+        self._end_turn(turn)
+
+    def _hear(self, line: Line, turn: Turn) -> None:
+        if line not in self._lines:
+            return
+        try:
+            is_open = line.read(turn, self._said)
+        except GuestFrameError:
+            self._drop(line)
+            self._on_broken()
+            return
+        if not is_open:
+            self._drop(line)
+        elif line.is_behind:
+            self._loop.come_back(line.fileno())
+
+    def _said(self, header: dict[str, Any], body: bytes) -> None:
+        self._left_bytes -= max(_LEAST_BYTES, len(body))
+        if self._left_bytes < 0:
+            self.close()  # nothing that it says could count any more
+        else:
+            self._on_frame(header, body)
+
+    def _end_turn(self, turn: Turn) -> None:
+        if turn.frames or turn.nbytes:
+            self._loop.spend(turn.spent_s, turn.frames, turn.nbytes, turn.apart_s)
+
+    def _drop(self, line: Line) -> None:
+        if line in self._lines:
+            self._lines.remove(line)
+            self._loop.forget(line.fileno())
+            line.close()

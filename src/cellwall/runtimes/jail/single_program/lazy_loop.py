@@ -1,0 +1,149 @@
+"""What parts of init ask of their loop, done by asyncio's: later and less often than it could be.
+
+Used by `channel`, which does for a sandbox of one program what init does for others. Most
+such programs end before anything is watched here, and a stream that is written to all the time
+wakes this loop once in a millisecond, not for each line. It reads nothing itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from cellwall.guest.loop import READ
+from cellwall.runtimes.hearing import Hearing
+
+_FIRST_S = 0.003
+"""Until somebody looks at what a program prints; its end is heard at once."""
+_GATHER_S = 0.001
+_FLOOD_S = 0.0025
+"""After `slow_down`, times how many have: a wide pipe lets 300 MB a second go, which costs the loop
+9 % of its time, and more floods cost it no more."""
+
+
+class LateLoop:
+    """Reading ends of one sandbox. Its callbacks are called with an event mask, as init's are."""
+
+    _floods = 0
+    """How many of all have slowed down."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Watch nothing yet."""
+        self._loop = loop
+        self._callbacks: dict[int, Callable[[int], None]] = {}
+        self._registered: set[int] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._alarms: dict[object, asyncio.TimerHandle] = {}
+        self._is_paused = False
+        self._is_flooded = False
+        self._hearing = Hearing()
+        self._deaf_until = 0.0
+        self._unheard: set[int] = set()
+        """Of whom something is here that was not told yet."""
+
+    def watch(self, fd: int, _events: int, callback: Callable[[int], None]) -> None:
+        """Call `callback` whenever `fd` can be read, soon."""
+        self._callbacks[fd] = callback
+        self._arm(_FIRST_S)
+
+    def forget(self, fd: int) -> None:
+        """Watch it no longer; harmless when it is not watched."""
+        self._callbacks.pop(fd, None)
+        self._unheard.discard(fd)
+        self._unregister(fd)
+
+    def come_back(self, fd: int) -> None:
+        """Call its callback the next time, though nothing new may be there."""
+        self._unheard.add(fd)
+        self._arm(self.pause_s)
+
+    def spend(self, spent_s: float, frames: int, nbytes: int, apart_s: float) -> None:
+        """Take down what a callback has heard; it may be a while until the next."""
+        now = time.perf_counter()
+        self._deaf_until = now + self._hearing.spend(now, spent_s, frames, nbytes, apart_s)
+
+    def set_alarm(self, whose: object, after_s: float, callback: Callable[[], None]) -> None:
+        """Call `callback` once, unless this is closed before."""
+        self._alarms[whose] = self._loop.call_later(after_s, callback)
+
+    def slow_down(self) -> None:
+        """From now on there is only what nobody will see."""
+        if not self._is_flooded:
+            self._is_flooded = True
+            LateLoop._floods += 1
+
+    @property
+    def pause_s(self) -> float:
+        """Until somebody is called again."""
+        gather_s = _FLOOD_S * LateLoop._floods if self._is_flooded else _GATHER_S
+        if not self._deaf_until:
+            return gather_s
+        return max(gather_s, self._deaf_until - time.perf_counter())
+
+    def pause(self) -> None:
+        """Call nobody until `resume`."""
+        self._is_paused = True
+        for fd in tuple(self._registered):
+            self._unregister(fd)
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+        self._is_paused = False
+        if self._callbacks:
+            self._arm(self.pause_s)
+
+    def close(self) -> None:
+        """Watch nothing any more; the descriptors are their owners'."""
+        for fd in tuple(self._registered):
+            self._unregister(fd)
+        self._callbacks.clear()
+        self._unheard.clear()
+        self._hearing.close()
+        for timer in (self._timer, *self._alarms.values()):
+            if timer is not None:
+                timer.cancel()
+        self._timer = None
+        self._alarms.clear()
+        if self._is_flooded:
+            self._is_flooded = False
+            LateLoop._floods -= 1
+
+    def abandon(self) -> None:
+        """In a forked child: forget what is watched, tell no loop."""
+        self._registered.clear()
+        self._callbacks.clear()
+
+    def _arm(self, after_s: float) -> None:
+        if self._timer is None and not self._is_paused:
+            self._timer = self._loop.call_later(after_s, self._register)
+
+    def _register(self) -> None:
+        self._timer = None
+        if self._is_paused:
+            return
+        if self._deaf_until > time.perf_counter():
+            self._arm(self.pause_s)  # somebody heard too much since this was arranged
+            return
+        for fd in self._callbacks:
+            if fd in self._unheard:
+                self._loop.call_soon(self._on_readable, fd)
+            elif fd not in self._registered:
+                self._registered.add(fd)
+                self._loop.add_reader(fd, self._on_readable, fd)
+
+    def _unregister(self, fd: int) -> None:
+        if fd in self._registered:
+            self._registered.discard(fd)
+            self._loop.remove_reader(fd)
+
+    def _on_readable(self, fd: int) -> None:
+        if self._is_paused:
+            return
+        self._unregister(fd)
+        self._unheard.discard(fd)
+        callback = self._callbacks.get(fd)
+        if callback is not None:
+            callback(READ)
+        if self._callbacks:
+            self._arm(self.pause_s)

@@ -1,0 +1,61 @@
+"""A stream of a program alone, read on the host: what is above its bound costs next to nothing.
+
+Used by `channel`. It is init's own pump (`guest.pipes`) in all but this: init pays for a
+flood from the sandbox's share of the processor, and here it would be the loop's, which everybody
+waits for. So what nobody will see is moved to nowhere uncopied, a pipe's content at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from cellwall.guest.pipes import WIDE_PIPE_BYTES, Pump
+
+if TYPE_CHECKING:
+    from cellwall.runtimes.jail.single_program.lazy_loop import LateLoop
+
+_NONBLOCK = 2
+"""SPLICE_F_NONBLOCK of splice(2); `os` has no name for it."""
+
+
+class Output(Pump):
+    """One pipe of a program alone."""
+
+    def __init__(self, loop: LateLoop, sink: Any, fd: int, event: str) -> None:  # noqa: ANN401
+        """Own `fd`; `sink` is as much of a guest's channel as is asked of one."""
+        late: Any = loop  # likewise of init's loop
+        super().__init__(late, sink, fd, event)
+        self._late = loop
+        self._nowhere = -1
+
+    def close(self) -> None:
+        """Give up the descriptors."""
+        super().close()
+        nowhere, self._nowhere = self._nowhere, -1
+        if nowhere >= 0:
+            os.close(nowhere)
+
+    def _on_ready(self, _events: int) -> None:
+        self.drain()
+
+    def _read(self) -> bool:
+        meter = self._meter
+        if self._fd < 0 or meter is None or meter.passed < meter.limit:
+            return super()._read()
+        try:
+            if self._nowhere < 0:
+                self._nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            moved = os.splice(self._fd, self._nowhere, WIDE_PIPE_BYTES, flags=_NONBLOCK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return super()._read()  # no descriptor is left
+        if not moved:
+            self.close()
+            return False
+        meter.cut += moved
+        self._tell_soon(meter)
+        self._widen()
+        self._late.slow_down()
+        return False  # the rest is for the next time
