@@ -148,11 +148,11 @@ def _speaking(what: str, target: Path) -> Any:
         with zipfile.ZipFile(real(*given)) as old, zipfile.ZipFile(target, "w") as new:
             for name in old.namelist():
                 data = old.read(name)
-                if name == "cellwall/guest/first.py":
+                if name == "cellwall/guest/init/first_program.py":
                     marked = b"    _tell_end(stretch, channel)\n"
                     assert data.count(marked) == 1
                     data = data.replace(marked, speak.encode())
-                if name != "cellwall/guest/first.pyc":
+                if name != "cellwall/guest/init/first_program.pyc":
                     new.writestr(name, data)
         target.chmod(0o644)
         return target

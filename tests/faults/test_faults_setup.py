@@ -53,7 +53,10 @@ def _counting(bundle: Path, target: Path) -> Path:
                 marked = b"        _lock(order.ready, channel, wait_r)\n"
                 assert data.count(marked) == 1
                 data = data.replace(marked, _READ.encode() + marked)
-            if name not in {"cellwall/jail/linux/libc.pyc", "cellwall/jail/inside.pyc"}:
+            if name not in {
+                "cellwall/linux/syscalls/libc.pyc",
+                "cellwall/jail/processes/sandbox_init.pyc",
+            }:
                 new.writestr(name, data)
     target.chmod(0o644)
     return target

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cellwall.guest import init
-from cellwall.guest.frames import Decoder, encode
-from cellwall.guest.link import Link
+from cellwall.guest.channel.frames import Decoder, encode
+from cellwall.guest.channel.init_link import Link
+from cellwall.guest.init import main as init
 from conftest import require_capability
 
 Header = dict[str, Any]

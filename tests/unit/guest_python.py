@@ -20,8 +20,8 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from cellwall.guest.frames import Decoder, encode
-from cellwall.guest.lines import open_input
+from cellwall.guest.channel.frames import Decoder, encode
+from cellwall.guest.init.context_connections import open_input
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -254,7 +254,8 @@ class Context:
 def _drive(line: socket.socket, modules: list[str]) -> None:
     import gc
 
-    from cellwall.guest import preload, reseed
+    from cellwall.guest.process import reseed
+    from cellwall.guest.warm import preload
 
     warmth = preload.warm(modules)
     reseed.collect()
@@ -285,8 +286,9 @@ def _drive(line: socket.socket, modules: list[str]) -> None:
 
 
 def _become_context(request: dict[str, Any], descriptors: list[int]) -> None:
-    from cellwall.guest import context, processes
-    from cellwall.guest.link import Link
+    from cellwall.guest.channel.init_link import Link
+    from cellwall.guest.context import main as context
+    from cellwall.guest.process import processes
 
     processes.reset_signals()
     nothing = os.open(os.devnull, os.O_RDONLY)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from cellwall.guest.first import IDLE
-from cellwall.guest.frames import encode
+from cellwall.guest.channel.frames import encode
+from cellwall.guest.init.first_program import IDLE
 from cellwall.jail.fast import machine_code
 from cellwall.jail.inspect import host_facts
 from cellwall.runtimes.answers import REPLY, RUN, ChannelLost, GuestRefused

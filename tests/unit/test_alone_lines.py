@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from cellwall.guest.frames import encode
-from cellwall.guest.loop import READ
+from cellwall.guest.channel.frames import encode
+from cellwall.guest.channel.loop import READ
 from cellwall.runtimes.hearing import TURN_S
 from cellwall.runtimes.jail.single_program import connections as alone_lines
 from cellwall.runtimes.jail.single_program.connections import Line, Lines, Turn

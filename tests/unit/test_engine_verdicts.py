@@ -10,7 +10,8 @@ import pytest
 from cellwall.engine import verdicts
 from cellwall.engine.recorder import Recorder
 from cellwall.engine.verdicts import Cause, Evidence, classify
-from cellwall.guest import display, outbox
+from cellwall.guest.channel import outbox
+from cellwall.guest.display import display
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Truncated, Verdict
 

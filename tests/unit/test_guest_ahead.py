@@ -12,7 +12,8 @@ from typing import NoReturn
 import pytest
 from forked import answer
 
-from cellwall.guest import ahead, native
+from cellwall.guest.process import libc as native
+from cellwall.guest.process import prefault
 
 _PAGE = mmap.PAGESIZE
 _PAGES = 64
@@ -34,7 +35,7 @@ class _Shared:
         """Which of them are in there, one by one."""
         numbers = [
             (each - self.address) // _PAGE
-            for start, length in ahead._RANGE.iter_unpack(ranges)
+            for start, length in prefault._RANGE.iter_unpack(ranges)
             for each in range(start, start + length, _PAGE)
         ]
         return [number for number in numbers if 0 <= number < _PAGES]
@@ -56,12 +57,12 @@ def test_written_pages_are_those_that_a_fork_wrote_to() -> None:
     def found() -> list[list[int]]:
         memory = _Shared()
         reader, writer = os.pipe()
-        before = memory.found(ahead.written())
+        before = memory.found(prefault.written())
 
         def child() -> None:
-            fresh = memory.found(ahead.written())
+            fresh = memory.found(prefault.written())
             memory.write(3, 4, 40)
-            os.write(writer, json.dumps([fresh, memory.found(ahead.written())]).encode())
+            os.write(writer, json.dumps([fresh, memory.found(prefault.written())]).encode())
 
         _in_fork(child)
         own: list[list[int]] = json.loads(os.read(reader, 65536))
@@ -85,8 +86,8 @@ def test_init_and_contexts_are_told_apart() -> None:
             memory.write(5)
             os._exit(0)
 
-        ahead.learn(run, run_alone)
-        return [memory.found(each) for each in ahead.pages]
+        prefault.learn(run, run_alone)
+        return [memory.found(each) for each in prefault.pages]
 
     init, context, alone = answer(learnt)
     assert (init, context, alone) == ([1], [2, 3], [5])
@@ -105,10 +106,10 @@ def _tell_half() -> None:
     """The context is killed in the middle of its word, and init goes on."""
     pid = native.fork()
     if not pid:
-        ahead.written = lambda: b"x" * 20
+        prefault.written = lambda: b"x" * 20
         os._exit(0)
     os.waitpid(pid, 0)
-    ahead.written = lambda: b""
+    prefault.written = lambda: b""
 
 
 def _kill_without_a_word() -> None:
@@ -120,8 +121,8 @@ def test_run_that_does_not_work_teaches_nothing(broken: Callable[[], None]) -> N
     """Not even the half of it: the fork-server goes on without."""
 
     def learnt() -> list[int]:
-        ahead.learn(broken, _kill_without_a_word if broken is _tell_half else broken)
-        return [len(each) for each in ahead.pages]
+        prefault.learn(broken, _kill_without_a_word if broken is _tell_half else broken)
+        return [len(each) for each in prefault.pages]
 
     assert answer(learnt) == [0, 0, 0]
 
@@ -132,17 +133,17 @@ def test_pages_are_copied_unless_a_request_is_there(*, is_parked: bool) -> None:
 
     def copied() -> list[object]:
         memory = _Shared()
-        ahead.pages[ahead.CONTEXT] = ahead._RANGE.pack(
+        prefault.pages[prefault.CONTEXT] = prefault._RANGE.pack(
             memory.address + 2 * _PAGE, 3 * _PAGE
-        ) + ahead._RANGE.pack(memory.address + 9 * _PAGE, _PAGE)
+        ) + prefault._RANGE.pack(memory.address + 9 * _PAGE, _PAGE)
         result_r, result_w = os.pipe()
         request_r, request_w = os.pipe()
         if not is_parked:
             os.write(request_w, b"request")
 
         def child() -> None:
-            ahead.while_waiting(request_r, ahead.CONTEXT)
-            own = memory.found(ahead.written())
+            prefault.while_waiting(request_r, prefault.CONTEXT)
+            own = memory.found(prefault.written())
             os.write(result_w, json.dumps([own, memory.content() == {0x78}]).encode())
 
         _in_fork(child)
@@ -159,8 +160,8 @@ def test_a_request_ends_the_copying() -> None:
 
     def copied() -> list[int]:
         memory = _Shared()
-        ahead.pages[ahead.INIT] = b"".join(
-            ahead._RANGE.pack(memory.address + 2 * number * _PAGE, _PAGE) for number in range(30)
+        prefault.pages[prefault.INIT] = b"".join(
+            prefault._RANGE.pack(memory.address + 2 * number * _PAGE, _PAGE) for number in range(30)
         )
         result_r, result_w = os.pipe()
         request_r, request_w = os.pipe()
@@ -172,8 +173,8 @@ def test_a_request_ends_the_copying() -> None:
                 return populate(address, length)
 
             native.populate = ask_and_populate
-            ahead.while_waiting(request_r, ahead.INIT)
-            os.write(result_w, json.dumps(memory.found(ahead.written())).encode())
+            prefault.while_waiting(request_r, prefault.INIT)
+            os.write(result_w, json.dumps(memory.found(prefault.written())).encode())
 
         _in_fork(child)
         result: list[int] = json.loads(os.read(result_r, 65536))
@@ -189,15 +190,15 @@ def test_pages_that_are_not_mapped_are_passed_over() -> None:
 
     def copied() -> list[int]:
         memory = _Shared()
-        ahead.pages[ahead.INIT] = ahead._RANGE.pack(_PAGE, _PAGE) + ahead._RANGE.pack(
+        prefault.pages[prefault.INIT] = prefault._RANGE.pack(_PAGE, _PAGE) + prefault._RANGE.pack(
             memory.address, _PAGE
         )
         silent_r, _silent_w = os.pipe()
         result_r, result_w = os.pipe()
 
         def child() -> None:
-            ahead.while_waiting(silent_r, ahead.INIT)
-            os.write(result_w, json.dumps(memory.found(ahead.written())).encode())
+            prefault.while_waiting(silent_r, prefault.INIT)
+            os.write(result_w, json.dumps(memory.found(prefault.written())).encode())
 
         _in_fork(child)
         result: list[int] = json.loads(os.read(result_r, 65536))
@@ -214,7 +215,7 @@ def test_watching_leaves_no_process_and_no_descriptor() -> None:
                 yield listing.read()
 
         before = list(state())
-        ahead.learn(lambda: _in_fork(lambda: None), lambda: os._exit(0))
-        return [before == list(state()), all(ahead.pages), os._exit.__name__]
+        prefault.learn(lambda: _in_fork(lambda: None), lambda: os._exit(0))
+        return [before == list(state()), all(prefault.pages), os._exit.__name__]
 
     assert answer(left) == [True, True, "_exit"]

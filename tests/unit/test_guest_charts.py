@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from guest_python import Context, Server, pack_guest
 
-from cellwall.guest import bundles
-from cellwall.guest.outbox import MAX_BODY_BYTES
+from cellwall.guest.channel.outbox import MAX_BODY_BYTES
+from cellwall.guest.display import mime_bundles
 
 PLOTLY = "application/vnd.plotly.v1+json"
 needs_ipython = pytest.mark.skipif(
@@ -97,17 +97,17 @@ def test_a_program_shows_by_ipythons_display(context: Context) -> None:
 
 
 def test_html_beside_a_whole_chart_is_no_loss() -> None:
-    body, lost = bundles.fit({PLOTLY: {"data": [1]}, "text/html": "x" * (MAX_BODY_BYTES + 1)})
+    body, lost = mime_bundles.fit({PLOTLY: {"data": [1]}, "text/html": "x" * (MAX_BODY_BYTES + 1)})
     assert (json.loads(body), lost) == ({PLOTLY: '{"data": [1]}'}, 0)
 
 
 def test_html_beside_text_is_lost() -> None:
-    body, lost = bundles.fit({"text/plain": "p", "text/html": "x" * MAX_BODY_BYTES})
+    body, lost = mime_bundles.fit({"text/plain": "p", "text/html": "x" * MAX_BODY_BYTES})
     assert lost == MAX_BODY_BYTES
     assert "dropped" in json.loads(body)["text/plain"]
 
 
 def test_a_chart_beside_html_that_is_lost_too_counts() -> None:
     large = "x" * MAX_BODY_BYTES
-    _body, lost = bundles.fit({PLOTLY: large, "text/html": large, "text/plain": "p"})
+    _body, lost = mime_bundles.fit({PLOTLY: large, "text/html": large, "text/plain": "p"})
     assert lost == 2 * MAX_BODY_BYTES

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from guest_host import Host, is_alive, stub_context, summary, wait_until
 
-from cellwall.guest import loop
+from cellwall.guest.channel import loop
 
 # Speaks for itself over a connection of its own, as hostile caller code would.
 _RAW = """

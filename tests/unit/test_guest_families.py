@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from cellwall.guest import families
-from cellwall.guest.families import Families, Process
+from cellwall.guest.init import families
+from cellwall.guest.init.families import Families, Process
 
 _EARLY, _SINCE, _LATE = 5, 50, 160
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from guest_host import Host, descriptors_of, is_alive, wait_until
 
-from cellwall.guest import context
-from cellwall.guest.link import Link
+from cellwall.guest.channel.init_link import Link
+from cellwall.guest.context import main as context
 from cellwall.jail.inspect import posture
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellwall.guest.frames import Decoder, FrameError, encode
+from cellwall.guest.channel.frames import Decoder, FrameError, encode
 
 _SCALARS = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=20)
 _HEADERS = st.dictionaries(st.text(max_size=10), _SCALARS | st.lists(_SCALARS, max_size=4))

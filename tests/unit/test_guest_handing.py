@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from guest_host import Host, stub_context
 
-from cellwall.guest import handing, lines
-from cellwall.guest.channel import Channel
-from cellwall.guest.handing import HandOver, WrongWord
-from cellwall.guest.link import EXIT_UNSERVED, Link
-from cellwall.guest.loop import Loop
-from cellwall.guest.pipes import Feed
-from cellwall.guest.refusals import Refusal
+from cellwall.guest.channel.channel import Channel
+from cellwall.guest.channel.errors import Refusal
+from cellwall.guest.channel.init_link import EXIT_UNSERVED, Link
+from cellwall.guest.channel.loop import Loop
+from cellwall.guest.channel.pipes import Feed
+from cellwall.guest.init import context_connections, handover
+from cellwall.guest.init.handover import HandOver, WrongWord
 
 _TASK = {"op": "execute", "mode": "program", "stdin": "none"}
 _LARGE = b"#" * (4 << 20)
@@ -62,7 +62,7 @@ def loop() -> Loop:
 )
 def test_work_that_cannot_be_sent_is_refused(loop: Loop, number: int) -> None:
     connection: Any = _Failing(number)
-    line = lines.Line(loop, Channel(lambda *_: None), connection)
+    line = context_connections.Line(loop, Channel(lambda *_: None), connection)
     work = HandOver("main", os.getpid(), line, None)
     with pytest.raises(Refusal) as refused:
         work.begin(_TASK, b"print(1)")
@@ -74,7 +74,7 @@ def test_work_that_cannot_be_sent_is_refused(loop: Loop, number: int) -> None:
 def test_work_waits_for_a_context_whose_queue_is_full(loop: Loop) -> None:
     """The control of the one above: this one is no failure."""
     ours, theirs = socket.socketpair()
-    line = lines.Line(loop, Channel(lambda *_: None), ours)
+    line = context_connections.Line(loop, Channel(lambda *_: None), ours)
     work = HandOver("main", os.getpid(), line, None)
     work.begin(_TASK, _LARGE)
     assert line.is_open
@@ -175,8 +175,8 @@ def test_input_goes_to_a_pipe_and_to_nothing_else(
 @pytest.mark.parametrize("said", [{}, {"fd": -1}, {"fd": True}, {"fd": "3"}, {"errno": -3}])
 def test_wrong_word_about_an_input_is_no_input(loop: Loop, said: dict[str, Any]) -> None:
     ours, theirs = socket.socketpair()
-    line: Any = lines.Line(loop, Channel(lambda *_: None), ours)
-    work = handing.HandOver("main", os.getpid(), line, Feed(loop))
+    line: Any = context_connections.Line(loop, Channel(lambda *_: None), ours)
+    work = handover.HandOver("main", os.getpid(), line, Feed(loop))
     work.begin({**_TASK, "stdin": "stream"}, b"")
     with pytest.raises(WrongWord):
         work.give_input(said)
@@ -187,8 +187,8 @@ def test_wrong_word_about_an_input_is_no_input(loop: Loop, said: dict[str, Any])
 def test_an_input_is_named_once(loop: Loop) -> None:
     """A second pipe would take the place of the first, which somebody may be writing to."""
     ours, theirs = socket.socketpair()
-    line: Any = lines.Line(loop, Channel(lambda *_: None), ours)
-    work = handing.HandOver("main", os.getpid(), line, Feed(loop))
+    line: Any = context_connections.Line(loop, Channel(lambda *_: None), ours)
+    work = handover.HandOver("main", os.getpid(), line, Feed(loop))
     work.begin({**_TASK, "stdin": "stream"}, b"")
     states = [work.is_complete]
     reading, writing = os.pipe()
@@ -204,7 +204,7 @@ def test_an_input_is_named_once(loop: Loop) -> None:
 
 
 def test_context_that_init_hangs_up_on_does_not_end_well(tmp_path: Path) -> None:
-    from cellwall.guest import context
+    from cellwall.guest.context import main as context
 
     ours, theirs = socket.socketpair()
     pid = os.fork()

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from guest_host import Host, summary
 
-from cellwall.guest.contexts import Contexts
-from cellwall.guest.outbox import Outbox
+from cellwall.guest.channel.outbox import Outbox
+from cellwall.guest.init.contexts import Contexts
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,8 @@ from functools import partial
 import forked
 import pytest
 
-from cellwall.guest import first, leaving, processes
+from cellwall.guest.init import first_program
+from cellwall.guest.process import exit_watch, processes
 from cellwall.jail.inspect import host_facts
 from cellwall.linux.syscalls import process
 from cellwall.linux.syscalls.libc import SyscallError
@@ -49,14 +50,14 @@ def _wait_dead(pid: int) -> None:
 def test_status_of_one_that_has_left_is_what_wait_says(code: int) -> None:
     with _child(lambda: os._exit(code)) as pid:
         _wait_dead(pid)
-        assert leaving.status_of(pid) == code << 8
+        assert exit_watch.status_of(pid) == code << 8
 
 
 def test_status_of_one_that_was_killed_names_the_signal() -> None:
     with _child(signal.pause) as pid:
         os.kill(pid, signal.SIGKILL)
         _wait_dead(pid)
-        status = leaving.status_of(pid)
+        status = exit_watch.status_of(pid)
     assert status is not None
     assert os.WTERMSIG(status) == signal.SIGKILL
 
@@ -70,7 +71,9 @@ def test_exit_code_of_one_that_is_not_dumpable_is_shown_to_whom_the_facts_say() 
 
     with _child(leave) as pid:
         _wait_dead(pid)
-        assert leaving.status_of(pid) in ([9 << 8] if host_facts.sees_exit_codes() else [9 << 8, 0])
+        assert exit_watch.status_of(pid) in (
+            [9 << 8] if host_facts.sees_exit_codes() else [9 << 8, 0]
+        )
 
 
 def test_root_of_a_user_namespace_does_not_see_every_exit_code(require: Require) -> None:
@@ -89,13 +92,13 @@ def test_root_of_a_user_namespace_does_not_see_every_exit_code(require: Require)
 
 def test_one_that_lives_has_no_status() -> None:
     with _child(signal.pause) as pid:
-        assert leaving.foreseen(pid) is None
+        assert exit_watch.foreseen(pid) is None
 
 
 def test_one_that_is_nowhere_has_no_status() -> None:
     with _child(lambda: os._exit(3)) as pid:
         pass
-    assert leaving.status_of(pid) is None
+    assert exit_watch.status_of(pid) is None
 
 
 def test_first_thread_that_leaves_alone_ends_nothing() -> None:
@@ -114,9 +117,9 @@ def test_first_thread_that_leaves_alone_ends_nothing() -> None:
         os.read(told, 1)
         _wait_zombie(pid)
         fields = processes.read_stat(pid)
-        assert leaving._is_exiting(fields), "the probe did not run"
-        assert fields[leaving._SIZE] == b"0"
-        assert leaving.status_of(pid) is None
+        assert exit_watch._is_exiting(fields), "the probe did not run"
+        assert fields[exit_watch._SIZE] == b"0"
+        assert exit_watch.status_of(pid) is None
     os.close(told)
     os.close(tell)
 
@@ -133,7 +136,7 @@ def test_waiting_stops_when_its_parent_hears_of_it() -> None:
     readable, writable = os.pipe()
     os.write(writable, b"x")
     with _child(signal.pause) as pid:
-        assert leaving.foreseen(pid, readable, 60.0) is None
+        assert exit_watch.foreseen(pid, readable, 60.0) is None
     os.close(readable)
     os.close(writable)
 
@@ -146,7 +149,7 @@ def test_announcement_reaches_the_parent_and_nobody_needs_a_descriptor() -> None
     try:
 
         def announce_and_stay() -> None:
-            leaving.announce()
+            exit_watch.announce()
             signal.pause()
 
         with _child(announce_and_stay):
@@ -172,7 +175,7 @@ def test_only_child_is_one_or_none() -> None:
     for count in (0, 1, 2):
         with _child(partial(have_children, count)) as pid:
             os.read(ready, 1)
-            found = leaving.only_child(pid)
+            found = exit_watch.only_child(pid)
             children = _children(pid)
             assert found == (children[0] if count == 1 else None)
             for child in children:
@@ -192,16 +195,16 @@ def test_usage_is_that_of_the_whole_process() -> None:
             pass
 
     with _child(burn) as pid:
-        while leaving.Usage(pid).ru_utime == 0.0:
+        while exit_watch.Usage(pid).ru_utime == 0.0:
             os.sched_yield()
-    assert leaving.Usage(pid).ru_utime == 0.0  # waited for: nothing is known of it any more
+    assert exit_watch.Usage(pid).ru_utime == 0.0  # waited for: nothing is known of it any more
 
 
-def _looked_ahead(pid: int, listener: socket.socket) -> first.Stretch:
+def _looked_ahead(pid: int, listener: socket.socket) -> first_program.Stretch:
     """What init knows of a context after somebody announced its end."""
-    stretch = first.Stretch(pid, -1, -1, -1)
+    stretch = first_program.Stretch(pid, -1, -1, -1)
     stretch.may_be_foreseen = True
-    first._look_ahead(stretch, listener.fileno())
+    first_program._look_ahead(stretch, listener.fileno())
     return stretch
 
 
@@ -218,7 +221,7 @@ def test_announced_end_that_the_kernel_does_not_know_is_none(
     """Control: one who believed the announcement would tell an end of a program that goes on."""
     with _listener() as listener, _child(signal.pause) as pid:
         assert _looked_ahead(pid, listener).end is None
-        monkeypatch.setattr(leaving, "status_of", lambda _: 0)
+        monkeypatch.setattr(exit_watch, "status_of", lambda _: 0)
         end = _looked_ahead(pid, listener).end
         assert end is not None
         assert end[0] == 0

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from guest_python import Context, Server, pack_guest
 
-from cellwall.guest import own_modules
+from cellwall.guest.context import own_modules
 
 NAMES = ["ast", "copy", "datetime", "json", "random", "string", "token", "types", "cellwall"]
 ALWAYS_FOUND_FIRST = ["abc", "io", "os", "posixpath", "stat", "sys", "time"]

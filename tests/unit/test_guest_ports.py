@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from guest_host import DEADLINE_S, Host
 
-from cellwall.guest import ports
-from cellwall.guest.ports import MOST_CONNECTIONS
+from cellwall.guest.init import ports
+from cellwall.guest.init.ports import MOST_CONNECTIONS
 
 
 @pytest.fixture

@@ -17,9 +17,12 @@ import pytest
 from forked import answer
 from guest_host import Host
 
-from cellwall.guest import alone, context, init, preload, program, rehearsal
-from cellwall.guest.execution import Execution
-from cellwall.guest.processes import Exit
+from cellwall.guest.context import main as context
+from cellwall.guest.context import program
+from cellwall.guest.init import main as init
+from cellwall.guest.init.execution import Execution
+from cellwall.guest.process.processes import Exit
+from cellwall.guest.warm import preload, single_program, warmup_runs
 
 
 def _state() -> dict[str, Any]:
@@ -41,14 +44,14 @@ def _state() -> dict[str, Any]:
 
 def _rehearse() -> None:
     context.prepare()
-    rehearsal.rehearse_link()
+    warmup_runs.rehearse_link()
     _rehearse_program()
-    rehearsal.rehearse(lambda: init.Init(context.main))
+    warmup_runs.rehearse(lambda: init.Init(context.main))
 
 
 def _rehearse_program() -> None:
     with preload.untouched_interpreter():
-        rehearsal.rehearse_program(alone.main)
+        warmup_runs.rehearse_program(single_program.main)
 
 
 def _is_learnt(function: Callable[..., Any]) -> bool:
@@ -99,13 +102,13 @@ def test_rehearsal_runs_a_program_to_its_end_in_every_round(
         _rehearse()
         return codes
 
-    assert answer(run) == [0] * rehearsal.ROUNDS
+    assert answer(run) == [0] * warmup_runs.ROUNDS
 
 
 def test_rehearsed_program_is_known_by_heart_in_this_very_process() -> None:
     """Else each fork begins to learn it, in pages of its own."""
     path = (
-        *(alone.main, context.main, context._Context.begin, context._Context.serve),
+        *(single_program.main, context.main, context._Context.begin, context._Context.serve),
         *(context._Context._wait_for_work, program.run, program.prepare_main, program._leave),
         *(program._flush_files, program._clear),
     )
@@ -169,7 +172,7 @@ def test_a_rehearsal_whose_context_is_killed_says_that_somebody_did_it(
     def is_others() -> bool:
         context.prepare()
         try:
-            rehearsal.rehearse(lambda: init.Init(ended))
+            warmup_runs.rehearse(lambda: init.Init(ended))
         except ProcessLookupError as error:
             return error.errno == errno.ESRCH
         except RuntimeError:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from cellwall.guest.frames import Decoder, encode
-from cellwall.guest.interpreter import DriverBroken
-from cellwall.guest.link import Link
-from cellwall.guest.relay import Relay
+from cellwall.guest.channel.frames import Decoder, encode
+from cellwall.guest.channel.init_link import Link
+from cellwall.guest.context.foreign.interpreter import DriverBroken
+from cellwall.guest.context.foreign.tool_relay import Relay
 
 CALL = {"ev": "call", "call": 1, "tool": "t", "body": "{}"}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.guest import interpreter
+from cellwall.guest.context.foreign import interpreter
 
 _KEEPERS = {"pipe": interpreter._pipe, "nameless file": interpreter._nameless_file}
 

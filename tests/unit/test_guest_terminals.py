@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from guest_host import Host, summary
 
-from cellwall.guest.streams import INPUT_WINDOW_BYTES, LAST_BYTES
+from cellwall.guest.channel.streams import INPUT_WINDOW_BYTES, LAST_BYTES
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from guest_host import Frame, Host, descriptors_of, wait_until
 
-from cellwall.guest.frames import encode
+from cellwall.guest.channel.frames import encode
 
 _DEPTH = 1200
 

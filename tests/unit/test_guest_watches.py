@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from guest_host import Host, wait_until
 
-from cellwall.guest import watching
-from cellwall.guest.workers import MOST_WATCHES
+from cellwall.guest.files import inotify
+from cellwall.guest.files.child_tasks import MOST_WATCHES
 
 _WINDOW = 1 << 20
 
@@ -186,7 +186,7 @@ def test_slow_reader_is_told_that_it_missed_something(host: Host) -> None:
 def test_too_many_directories_are_told_as_overflow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "MOST_FOLDERS", 3)
+    monkeypatch.setattr(inotify, "MOST_FOLDERS", 3)
     host = Host(tmp_path)
     try:
         seen = Seen(host)
@@ -202,7 +202,7 @@ def test_too_many_directories_are_told_as_overflow(
 
 
 def test_too_many_names_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "MOST_NAMES", 10)
+    monkeypatch.setattr(inotify, "MOST_NAMES", 10)
     host = Host(tmp_path)
     try:
         for n in range(20):

@@ -29,9 +29,10 @@ exec(code)
 sys.path.append(BUNDLE)
 sys.meta_path.insert(0, Finder())
 before = set(sys.modules)
-from cellwall.guest import lean
+from cellwall.guest.warm import fast_start as lean
 light = sorted(set(sys.modules) - before)
-from cellwall.guest import drivers, init
+from cellwall.guest import drivers
+from cellwall.guest.init import main as init
 import tarfile, json
 print(json.dumps({
     "light": light,
@@ -67,7 +68,7 @@ def test_modules_come_from_memory_and_know_their_files(image: gvisor_image.Image
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert not {"typing", "json", "ctypes", "re", "enum", "signal", "array"} & set(found["light"])
-    assert "cellwall.guest.first" in found["light"]
+    assert "cellwall.guest.init.first_program" in found["light"]
     assert found["drivers"] > 3
     assert found["loader"] == "BundleLoader"
     assert found["file"].endswith("/tarfile.py")

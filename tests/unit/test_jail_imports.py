@@ -32,7 +32,7 @@ _STAGES = {
         "cellwall.jail.processes.forkserver",
         "cellwall.jail.processes.sandbox_init",
     ),
-    "init": ("cellwall.guest.init",),
+    "init": ("cellwall.guest.init.main",),
 }
 _LIST = """
 import importlib, json, sys
@@ -87,7 +87,8 @@ def test_the_list_can_find_what_it_forbids(bundle: Path) -> None:
 
 
 def test_every_module_of_the_guest_can_be_imported_from_the_bundle(bundle: Path) -> None:
-    root = Path(fork_servers.__file__).parents[1] / "guest"
-    stems = (path.stem for path in root.glob("[!_]*.py"))
-    names = tuple(f"cellwall.guest.{stem}" for stem in stems)
+    root = Path(fork_servers.__file__).parents[2] / "guest"
+    found = (path.relative_to(root.parent).with_suffix("") for path in root.rglob("[!_]*.py"))
+    names = tuple(".".join(("cellwall", *path.parts)) for path in found)
+    assert names, "the guest has modules"
     assert set(names) <= set(_imported(bundle, names))

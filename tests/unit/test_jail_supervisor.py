@@ -195,7 +195,7 @@ def _settings(guest: Path) -> Settings:
         guest_main="",
         guest_preload="",
         guest_reseed="",
-        guest_alone="cellwall.guest.alone",
+        guest_alone="cellwall.guest.warm.single_program",
     )
 
 

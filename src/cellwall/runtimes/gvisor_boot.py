@@ -12,7 +12,7 @@ import fcntl
 import os
 import sys
 
-from cellwall.guest.frames import parse_header
+from cellwall.guest.channel.frames import parse_header
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ def main() -> None:
     config = _read_config(channel)
     os.rmdir(config["placeholder"])
     guest, begun = config["guest"], None
-    from cellwall.guest import lean
+    from cellwall.guest.warm import fast_start
 
-    if config["is_awaited"] and lean.may_serve(guest):
+    if config["is_awaited"] and fast_start.may_serve(guest):
         _let_go_of(0, 1)  # what it says on 2, the host reads when a start has failed
-        begun = lean.begin(channel, guest)
-        lean.go_on()
+        begun = fast_start.begin(channel, guest)
+        fast_start.go_on()
         _let_go_of(2)
     else:
         import site
@@ -41,7 +41,7 @@ def main() -> None:
         if config["warm"]:
             _warm(config)
         _let_go_of(0, 1, 2)
-    from cellwall.guest import init
+    from cellwall.guest.init import main as init
 
     init.main(channel, guest, begun=begun)
 
@@ -73,7 +73,8 @@ def _warm(config: dict[str, Any]) -> None:
     """Import what the template names, so that its contexts are forks of a warm interpreter."""
     import gc
 
-    from cellwall.guest import preload, reseed
+    from cellwall.guest.process import reseed
+    from cellwall.guest.warm import preload
 
     environment, added = config["guest"]["env"], config["preload_environment"]
     preload.warm(list(config["preload"]), environment, added, is_rehearsed=False)

@@ -67,7 +67,7 @@ class Finder:
     """Knows the modules by name; the rest is read with the first of it that is asked for."""
 
     is_shortcut = True
-    """What it finds would be found without it: `guest.own_modules` has the caller's win."""
+    """What it finds would be found without it: `guest.context.own_modules` has the caller's win."""
 
     def __init__(self) -> None:
         """Hold what every start needs."""

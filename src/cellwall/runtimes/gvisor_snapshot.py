@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 _FIRST = (
     *("sitecustomize", "resource", "cellwall.runtimes.gvisor_boot"),
-    *("cellwall.guest.lean", "cellwall.guest.context"),
+    *("cellwall.guest.warm.fast_start", "cellwall.guest.context.main"),
 )
 """What every start needs, and the end of every program."""
-_REST = ("cellwall.guest.init", "cellwall.guest.preload")
+_REST = ("cellwall.guest.init.main", "cellwall.guest.warm.preload")
 LENGTH_BYTES = 4
 
 

@@ -139,7 +139,7 @@ def main() -> None:
     import site
 
     site.main()  # `-S` kept the template's .pth files from running before the limits
-    from cellwall.guest import init
+    from cellwall.guest.init import main as init
 
     child = os.fork()
     if child:

@@ -1,8 +1,8 @@
 """Which file names a caller may use; where they lead is decided inside.
 
-Not a boundary: the sandbox's own kernel, root and rights are (`guest.files`). Absolute paths are
-allowed, because they are absolute in there. The invariant: a name that is refused here would have
-surprised its author.
+Not a boundary: the sandbox's own kernel, root and rights are (`guest.files.files`). Absolute paths
+are allowed, because they are absolute in there. The invariant: a name that is refused here would
+have surprised its author.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def main() -> None:
 
         forkserver.main(arguments, arenas)
     else:
-        from cellwall.guest import init
+        from cellwall.guest.init import main as init
         from cellwall.jail.processes.boot import read_config
 
         init.main(int(arguments[0]), read_config(int(arguments[1])))

@@ -64,7 +64,7 @@ def main() -> None:
     for name in guest["preload"]:
         with contextlib.suppress(Exception):  # the program that imports it will say why
             importlib.import_module(name)
-    from cellwall.guest import init
+    from cellwall.guest.init import main as init
 
     init.main(channel, guest)
 

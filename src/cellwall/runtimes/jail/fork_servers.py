@@ -178,10 +178,10 @@ class ForkServers:
             is_mover_kept=self._is_mover_kept,
             workers=workers_on(cpus),
             seccomp=self._program,
-            guest_main="cellwall.guest.init:main",
-            guest_preload="cellwall.guest.preload",
-            guest_reseed="cellwall.guest.reseed",
-            guest_alone="cellwall.guest.alone",
+            guest_main="cellwall.guest.init.main:main",
+            guest_preload="cellwall.guest.warm.preload",
+            guest_reseed="cellwall.guest.process.reseed",
+            guest_alone="cellwall.guest.warm.single_program",
         )
         server = fork_server.ForkServer(settings, self._facts)
         try:

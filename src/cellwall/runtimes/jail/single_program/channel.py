@@ -3,9 +3,9 @@
 The jail makes it (`confinement`) once "L" was heard; the engine sees a `GuestChannel`. The request
 goes to the context itself. What comes back is put together from the context's two pipes, from what
 it says (`connections`) and from init's word on how it ended, with init's own books of an execution
-(`guest.execution`, `guest.pipes`), so that an answer is the same either way. The invariants: what a
-program prints or says is bounded where it is read, and its end is the kernel's: a wait status, or
-/proc of a process whose threads have all been told to leave (design/0014).
+(`guest.init.execution`, `guest.channel.pipes`), so that an answer is the same either way. The
+invariants: what a program prints or says is bounded where it is read, and its end is the kernel's:
+a wait status, or /proc of a process whose threads have all been told to leave (design/0014).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from cellwall.guest import leaving
-from cellwall.guest.execution import Execution
-from cellwall.guest.first import IDLE
-from cellwall.guest.processes import Exit
+from cellwall.guest.init.execution import Execution
+from cellwall.guest.init.first_program import IDLE
+from cellwall.guest.process import exit_watch
+from cellwall.guest.process.processes import Exit
 from cellwall.jail.fast import machine_code
 from cellwall.jail.inspect import host_facts
 from cellwall.runtimes.answers import ChannelLost
@@ -234,9 +234,9 @@ class AloneChannel(GuestChannel):
         if not host_facts.sees_exit_codes():
             return  # init will say how it ended
         pid = self.context_pid
-        status = leaving.status_of(pid, self._init_pid)
+        status = exit_watch.status_of(pid, self._init_pid)
         if status is not None:
-            usage = leaving.Usage(pid)
+            usage = exit_watch.Usage(pid)
             rusage = {"user_us": int(usage.ru_utime * 1_000_000), "system_us": 0, "maxrss_kib": 0}
             self._conclude(status, rusage)
         elif self._looks < len(_LOOKS_S):

@@ -1,6 +1,6 @@
 """What the context of a sandbox of one program says: who calls, and each whole frame.
 
-Used by `channel`; the other end is `guest/link.py`. Not what a frame means.
+Used by `channel`; the other end is `guest/channel/init_link.py`. Not what a frame means.
 
 SECURITY: a connection is heard only when the kernel says that the context opened it (SO_PEERCRED),
 and whatever it says counts as said by caller code. Two connections at once are read, so that what
@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from cellwall.guest.frames import LENGTHS, MAX_EVENT_BODY_BYTES, parse_header
-from cellwall.guest.frames import FrameError as GuestFrameError
-from cellwall.guest.loop import READ
+from cellwall.guest.channel.frames import LENGTHS, MAX_EVENT_BODY_BYTES, parse_header
+from cellwall.guest.channel.frames import FrameError as GuestFrameError
+from cellwall.guest.channel.loop import READ
 from cellwall.runtimes.hearing import TURN_S, Hearing, timed
 
 if TYPE_CHECKING:

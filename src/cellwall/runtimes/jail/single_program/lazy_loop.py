@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from cellwall.guest.loop import READ
+from cellwall.guest.channel.loop import READ
 from cellwall.runtimes.hearing import Hearing
 
 _FIRST_S = 0.003

@@ -1,6 +1,6 @@
 """A stream of a program alone, read on the host: what is above its bound costs next to nothing.
 
-Used by `channel`. It is init's own pump (`guest.pipes`) in all but this: init pays for a
+Used by `channel`. It is init's own pump (`guest.channel.pipes`) in all but this: init pays for a
 flood from the sandbox's share of the processor, and here it would be the loop's, which everybody
 waits for. So what nobody will see is moved to nowhere uncopied, a pipe's content at a time.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from cellwall.guest.pipes import WIDE_PIPE_BYTES, Pump
+from cellwall.guest.channel.pipes import WIDE_PIPE_BYTES, Pump
 
 if TYPE_CHECKING:
     from cellwall.runtimes.jail.single_program.lazy_loop import LateLoop

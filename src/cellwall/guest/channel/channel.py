@@ -1,0 +1,147 @@
+"""Init's end of the channel to the host: requests in, events out, never blocking.
+
+`init/main.py` owns the only one. It knows frames and nothing about operations.
+
+The queue towards the host is bounded: whoever produces output asks `is_full` first and waits for
+room. An end of stream here means that the host is gone, and then nothing of the sandbox may live.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from cellwall.guest.channel.errors import Refusal
+from cellwall.guest.channel.frames import (
+    MAX_EVENT_HEADER_BYTES,
+    MAX_REQUEST_BODY_BYTES,
+    MAX_REQUEST_HEADER_BYTES,
+    Decoder,
+    Header,
+    encode,
+)
+from cellwall.guest.channel.loop import READ, WRITE, Loop
+
+QUEUE_BYTES = 1024 * 1024
+_READ_BYTES = 64 * 1024
+
+
+class HostGone(Exception):
+    """The channel ended; the sandbox ends with it."""
+
+
+class Channel:
+    """Frames from and to the host, with a bounded queue of outgoing bytes."""
+
+    def __init__(self, on_frame: Callable[[Header, bytes], None]) -> None:
+        """Without a descriptor: frames may be queued, nothing moves before `open`."""
+        self._fd = -1
+        self._out_fd = -1
+        self._decoder = Decoder(MAX_REQUEST_HEADER_BYTES, MAX_REQUEST_BODY_BYTES)
+        self._on_frame = on_frame
+        self._queue = bytearray()
+        self._waiting: list[Callable[[], None]] = []
+        self._is_reading = True
+        self._is_writing = False
+        self._loop: Loop | None = None
+
+    def open(self, fd: int, loop: Loop, out_fd: int = -1) -> None:
+        """Own the socket `fd` and begin to serve; with `out_fd` we write there: two pipes."""
+        os.set_blocking(fd, False)
+        self._fd = self._out_fd = fd
+        self._loop = loop
+        if out_fd >= 0:
+            os.set_blocking(out_fd, False)
+            self._out_fd = out_fd
+            loop.watch(out_fd, 0, self._on_out)
+        loop.watch(fd, READ, self._on_ready)
+
+    @property
+    def is_full(self) -> bool:
+        """True while producers should hold back."""
+        return len(self._queue) >= QUEUE_BYTES
+
+    def wait_for_room(self, callback: Callable[[], None]) -> None:
+        """Call once the host has taken enough."""
+        self._waiting.append(callback)
+
+    def send(self, header: Header, body: bytes = b"") -> None:
+        """Queue one frame; the loop flushes at the end of its round. Raises Refusal."""
+        try:
+            frame = encode(header, body)
+        except (ValueError, RecursionError):
+            raise Refusal("internal", "answer: its header cannot be written as JSON") from None
+        if len(frame) - len(body) > MAX_EVENT_HEADER_BYTES:
+            # The host would have to take this for an attack and kill the sandbox.
+            raise Refusal("too_large", f"answer: header over {MAX_EVENT_HEADER_BYTES} bytes")
+        self._queue += frame
+
+    def take_over(self, unread: bytes, unsent: bytes) -> None:
+        """Go on after somebody else has used the descriptor; raises FrameError."""
+        self._queue[:0] = unsent
+        for header, body in self._decoder.feed(unread):
+            self._on_frame(header, body)
+
+    def pause(self) -> None:
+        """Read no further requests until `resume`."""
+        self._is_reading = False
+        self._update()
+
+    def resume(self) -> None:
+        """Read requests again."""
+        self._is_reading = True
+        self._update()
+
+    def flush(self) -> None:
+        """Hand the host what it takes now."""
+        if self._queue and not self._is_writing:
+            self._write()
+
+    def _on_ready(self, events: int) -> None:
+        if events & WRITE:
+            self._write()
+        if events & ~WRITE:
+            self._read()
+
+    def _on_out(self, events: int) -> None:
+        if events & ~WRITE:
+            raise HostGone  # nobody reads any more
+        self._write()
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._fd, _READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            raise HostGone from error
+        if not data:
+            raise HostGone
+        for header, body in self._decoder.feed(data):
+            self._on_frame(header, body)
+
+    def _write(self) -> None:
+        try:
+            with memoryview(self._queue) as view:
+                sent = os.write(self._out_fd, view)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as error:
+            raise HostGone from error
+        del self._queue[:sent]
+        if bool(self._queue) != self._is_writing:
+            self._is_writing = bool(self._queue)
+            self._update()
+        if self._waiting and len(self._queue) <= QUEUE_BYTES // 2:
+            waiting, self._waiting = self._waiting, []
+            for callback in waiting:
+                callback()
+
+    def _update(self) -> None:
+        assert self._loop is not None  # noqa: S101  for the type checker only
+        reading, writing = READ if self._is_reading else 0, WRITE if self._is_writing else 0
+        if self._out_fd == self._fd:
+            self._loop.change(self._fd, reading | writing)
+        else:
+            self._loop.change(self._fd, reading)
+            self._loop.change(self._out_fd, writing)

@@ -1,0 +1,169 @@
+"""A context's side of its connection to init: connect, say something, listen, hang up.
+
+Used by context processes only (`context/main.py` and other languages' kernels). It is not the
+channel to the host, which a context never sees, and it decides nothing: init judges every frame.
+
+A link must be closed while caller code runs, so that a program sees exactly descriptors 0, 1, 2;
+and nothing here may be trusted by init, because caller code shares this process.
+"""
+
+from __future__ import annotations
+
+# The C module under `socket`: the Python class over it makes enum members of every constant, and
+# a fork pays for each page that it writes to.
+import _socket
+import os
+import struct
+
+from cellwall.guest.channel.frames import (
+    LENGTHS,
+    MAX_REQUEST_BODY_BYTES,
+    MAX_REQUEST_HEADER_BYTES,
+    FrameError,
+    Header,
+    encode,
+    parse_header,
+)
+
+EXIT_UNSERVED = 75
+"""What a context ends with that nobody gave anything to do: never 0, which says that it did it."""
+_SCM_CREDENTIALS = 2
+_LENGTHS_BYTES, _lengths_of = LENGTHS.size, LENGTHS.unpack
+
+
+class LinkClosed(ConnectionError):
+    """Init hung up: there is nobody left to work for, so the context has to exit."""
+
+
+class Link:
+    """One context's line to init; at most one connection is open at any time."""
+
+    def __init__(self, address: str, first_fd: int = -1, *, is_named: bool = False) -> None:
+        """`address` is init's abstract socket; `first_fd` a connection that is open already.
+
+        `is_named`: say with each new connection whose it is, for a kernel that does not.
+        """
+        self._address = address
+        self._is_named = is_named
+        self._socket: _socket.socket | None = None
+        if first_fd >= 0:
+            self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, first_fd)
+
+    def another(self) -> Link:
+        """A link of its own to the same init, for whoever waits for an answer."""
+        return Link(self._address, is_named=self._is_named)
+
+    @property
+    def is_open(self) -> bool:
+        """True while a descriptor is held."""
+        return self._socket is not None
+
+    def fileno(self) -> int:
+        """The open connection's descriptor, or -1."""
+        return -1 if self._socket is None else self._socket.fileno()
+
+    def connect(self) -> None:
+        """Open the connection unless it is open. Raises OSError, e.g. with no descriptor left."""
+        if self._socket is not None:
+            return
+        line = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        try:
+            line.connect(self._address)
+        except BaseException:
+            line.close()
+            raise
+        self._socket = line
+
+    def close(self) -> None:
+        """Hang up; what was sent stays sent."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def send(self, header: Header, body: bytes = b"") -> None:
+        """Say one thing, opening the connection if need be. The connection stays open."""
+        self.say(encode(header, body))
+
+    def say(self, frame: bytes) -> None:
+        """Say what is encoded already."""
+        is_new = self._socket is None
+        self.connect()
+        assert self._socket is not None  # noqa: S101  for the type checker only
+        if is_new and self._is_named:
+            frame = frame[self._socket.sendmsg([frame], [_credentials()]) :]
+        self._socket.sendall(frame)
+
+    def receive(self) -> tuple[Header, bytes]:
+        """Wait for one request."""
+        header_length, body_length = _lengths_of(self._read(_LENGTHS_BYTES))
+        if header_length > MAX_REQUEST_HEADER_BYTES or body_length > MAX_REQUEST_BODY_BYTES:
+            raise FrameError(f"request from init: {header_length} + {body_length} bytes")
+        view = memoryview(self._read(header_length + body_length))
+        return parse_header(view[:header_length]), bytes(view[header_length:])
+
+    def receive_work(self) -> tuple[Header, bytes, int]:
+        """Wait for one request, and get its input if it has one, else -1.
+
+        Where that cannot be had, init knows, and the request is another `idle`.
+        """
+        header, body = self.receive()
+        if header.get("stdin") != "stream":
+            return header, body, -1
+        reading = self.take_input()
+        return (header if reading >= 0 else {"op": "idle"}), body, reading
+
+    def take_input(self) -> int:
+        """Have init open the other end of a pipe of ours; -1 if it does not.
+
+        SECURITY: no descriptor is sent over a socket (SCM_RIGHTS): the kernel counts those on their
+        way for a user of the host, and another sandbox of that user could use them all up.
+        """
+        try:
+            reading, writing = os.pipe()
+        except OSError as error:
+            self.send({"ev": "input", "errno": error.errno})
+            self.receive()
+            return -1
+        try:
+            self.send({"ev": "input", "fd": writing})
+            header, _ = self.receive()
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        if header.get("op") != "input":
+            os.close(reading)
+            return -1
+        return reading
+
+    def wait_to_go_on(self) -> None:
+        """Return, hung up, once the host says that what is held may begin; else nothing does."""
+        header: Header = {}
+        try:
+            header, _body = self.receive()
+        finally:
+            self.close()
+            if header.get("op") != "go":
+                os._exit(1)
+
+    def _read(self, size: int) -> bytearray:
+        if self._socket is None:
+            raise LinkClosed("link: receive before connect")
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            got = self._socket.recv_into(view)
+            if not got:
+                raise LinkClosed("link: init hung up")
+            view = view[got:]
+        return data
+
+
+def _credentials() -> tuple[int, int, bytes]:
+    """Who we are; the kernel takes no other answer (SCM_CREDENTIALS in unix(7))."""
+    return (
+        _socket.SOL_SOCKET,
+        _SCM_CREDENTIALS,
+        struct.pack("3i", os.getpid(), os.getuid(), os.getgid()),
+    )

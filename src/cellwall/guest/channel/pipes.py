@@ -1,0 +1,306 @@
+"""Output on its way out, input on its way in: pipes between init and what it started.
+
+Contexts, commands and workers use these. They do not know the protocol beyond the one event a
+pump emits, nor whose pipe they serve.
+
+A pump never lets a producer block for good: output over the limit is still read, and counted;
+output that nobody waits for any more is read and dropped. A feed never makes init wait.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections import deque
+from collections.abc import Callable
+
+from cellwall.guest.channel.channel import Channel
+from cellwall.guest.channel.loop import READ, WRITE, Loop
+
+_READ_BYTES = 64 * 1024
+WIDE_PIPE_BYTES = 1024 * 1024
+"""Of a stream that is busy."""
+_SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ; fcntl names it only since Python 3.10
+_MOST_SINKS = 64
+_TELL_S = 0.05
+"""Between two words about how much was cut."""
+_MOST_PENDING_BYTES = 64 * 1024 * 1024
+
+
+class Meter:
+    """How much of one stream may pass, how much has, and how much was cut."""
+
+    def __init__(self, limit: int) -> None:
+        """`limit` in bytes."""
+        self.limit = limit
+        self.passed = 0
+        self.cut = 0
+        self.told = 0
+        """Of what was cut, how much the host knows of."""
+
+    def admit(self, data: bytes) -> bytes:
+        """The part of `data` that may pass."""
+        room = self.limit - self.passed
+        if len(data) > room:
+            self.cut += len(data) - room
+            data = data[:room]
+        self.passed += len(data)
+        return data
+
+
+class Pump:
+    """One pipe (or terminal) whose output becomes events.
+
+    Between two jobs it holds: the pipe stays unread, as a terminal nobody looks at. A sink reads
+    and drops, so that what a finished command left behind does not die of a broken pipe.
+    """
+
+    def __init__(self, loop: Loop, channel: Channel, fd: int, event: str) -> None:
+        """Own `fd`, unread until `begin`; `event` is the name of the events it makes."""
+        os.set_blocking(fd, False)
+        self._loop = loop
+        self._channel = channel
+        self._fd = fd
+        self._event = event
+        self._job = 0
+        self._meter: Meter | None = None
+        self._is_sink = False
+        self._is_watched = False
+        self._is_wide = False
+        self._is_telling = False
+        self.on_end: Callable[[], None] | None = None
+        self._resume()
+
+    @property
+    def is_open(self) -> bool:
+        """False after the end of the stream."""
+        return self._fd >= 0
+
+    def begin(self, job: int, meter: Meter) -> None:
+        """From now on the output belongs to a job."""
+        self._job = job
+        self._meter = meter
+        self._resume()
+
+    def drain(self) -> None:
+        """Forward what is there, without waiting for more."""
+        # One pipe's content at most: a writer that outlives its job could keep this going for ever.
+        for _ in range(WIDE_PIPE_BYTES // _READ_BYTES + 1):
+            if not self._read():
+                break
+
+    def take(self, most: int) -> bytes:
+        """What is there that no job was given, at most so many bytes of it."""
+        try:
+            return os.read(self._fd, most) if self._fd >= 0 else b""
+        except BlockingIOError:
+            return b""
+
+    def hold(self) -> None:
+        """The job is over; what comes next waits for the next job."""
+        self._meter = None
+
+    def sink(self) -> None:
+        """The job is over and there will be none; drop what comes next."""
+        self._meter = None
+        self._is_sink = True
+        self._resume()
+
+    def close(self) -> None:
+        """Give up the descriptor."""
+        if self._fd >= 0:
+            self._pause()
+            os.close(self._fd)
+            self._fd = -1
+            if self.on_end is not None:
+                self.on_end()
+
+    def _pause(self) -> None:
+        if self._is_watched:
+            self._is_watched = False
+            self._loop.forget(self._fd)
+
+    def _resume(self) -> None:
+        if self._fd >= 0 and not self._is_watched:
+            self._is_watched = True
+            self._loop.watch(self._fd, READ, self._on_ready)
+
+    def _on_ready(self, _events: int) -> None:
+        meter = self._meter
+        if meter is None:
+            if not self._is_sink:
+                self._pause()
+                return
+        elif self._channel.is_full and meter.passed < meter.limit:
+            self._pause()
+            self._channel.wait_for_room(self._resume)
+            return
+        self._read()
+
+    def _read(self) -> bool:
+        """Forward one read's worth; False when there is nothing, now or ever."""
+        if self._fd < 0:
+            return False
+        try:
+            data = os.read(self._fd, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""  # EIO: the other side of a terminal is closed
+        if not data:
+            self.close()
+            return False
+        self.forward(data)
+        return True
+
+    def forward(self, data: bytes) -> None:
+        """Send what was read from the pipe, as far as it may pass."""
+        meter = self._meter
+        if meter is not None:
+            admitted = meter.admit(data)
+            if admitted:
+                self._channel.send({"ev": self._event, "id": self._job}, admitted)
+            if meter.cut > meter.told:
+                self._tell_soon(meter)
+        if len(data) == _READ_BYTES and not self._is_wide:
+            self._widen()
+
+    def _tell_soon(self, meter: Meter) -> None:
+        """Tell how much was cut, now and then: a limit may end it, and then no `done` will."""
+        if not meter.told:
+            self._tell(meter)
+        elif not self._is_telling:
+            self._is_telling = True
+            self._loop.set_alarm(self, _TELL_S, self._on_tell)
+
+    def _on_tell(self) -> None:
+        self._is_telling = False
+        meter = self._meter
+        if meter is not None and meter.cut > meter.told:
+            if self._channel.is_full:
+                self._tell_soon(meter)
+            else:
+                self._tell(meter)
+
+    def _tell(self, meter: Meter) -> None:
+        meter.told = meter.cut
+        self._channel.send(
+            {"ev": "cut", "id": self._job, "stream": self._event, "bytes": meter.cut}
+        )
+
+    def _widen(self) -> None:
+        # A full read means a busy stream. Best effort: an account's sum of wide pipes is limited.
+        self._is_wide = True
+        try:
+            fcntl.fcntl(self._fd, _SET_PIPE_SIZE, WIDE_PIPE_BYTES)
+        except OSError:
+            return
+
+
+class Sinks:
+    """Pumps of finished jobs whose pipes something still holds; the oldest give way."""
+
+    def __init__(self) -> None:
+        """Empty."""
+        self._pumps: deque[Pump] = deque()
+
+    def add(self, pump: Pump) -> None:
+        """Take over a pump, unless its stream has ended already."""
+        if not pump.is_open:
+            return
+        pump.sink()
+        self._pumps.append(pump)
+        if len(self._pumps) > _MOST_SINKS:
+            self._pumps.popleft().close()
+
+
+class Feed:
+    """Bytes towards a process's input, at the pace at which it reads them."""
+
+    def __init__(self, loop: Loop, fd: int = -1) -> None:
+        """Own `fd`, the writing end; without one bytes wait until `open`."""
+        self._loop = loop
+        self._fd = fd
+        self._queue = bytearray()
+        self._is_watched = False
+        self._is_ending = False
+        self._is_over = False
+        self.dropped = 0
+        self.on_progress: Callable[[], None] | None = None
+        if fd >= 0:
+            os.set_blocking(fd, False)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it has nowhere to write to yet."""
+        return self._fd < 0 and not self._is_over
+
+    def open(self, fd: int) -> None:
+        """Own `fd`, which does not block, and write what has waited for it."""
+        self._fd = fd
+        if self._queue:
+            self._write()
+        elif self._is_ending:
+            self.close()
+
+    @property
+    def pending(self) -> int:
+        """Bytes the process has not taken yet."""
+        return len(self._queue)
+
+    def write(self, data: bytes) -> None:
+        """Queue bytes. What exceeds the bound is dropped and counted: nobody reads it anyway."""
+        if self._is_over or self._is_ending:
+            return
+        if len(self._queue) + len(data) > _MOST_PENDING_BYTES:
+            self.dropped += len(data)
+            return
+        self._queue += data
+        if self._fd >= 0 and not self._is_watched:
+            self._write()
+
+    def end(self) -> None:
+        """Close once everything is written."""
+        self._is_ending = True
+        if self._fd >= 0 and not self._queue:
+            self.close()
+
+    def close(self) -> None:
+        """Close now; what is pending is lost."""
+        self._is_over = True
+        self._queue.clear()
+        if self._fd >= 0:
+            self._watch(False)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _on_ready(self, _events: int) -> None:
+        self._write()
+        if self.on_progress is not None:
+            self.on_progress()
+
+    def _write(self) -> None:
+        try:
+            with memoryview(self._queue) as view:
+                written = os.write(self._fd, view[:WIDE_PIPE_BYTES])
+        except BlockingIOError:
+            written = 0
+        except OSError:
+            self.close()  # EPIPE, EIO: the reader is gone, which is its right
+            return
+        del self._queue[:written]
+        if self._queue:
+            self._watch(True)
+        elif self._is_ending:
+            self.close()
+        else:
+            self._watch(False)
+
+    def _watch(self, wanted: bool) -> None:
+        if wanted == self._is_watched:
+            return
+        self._is_watched = wanted
+        if wanted:
+            self._loop.watch(self._fd, WRITE, self._on_ready)
+        else:
+            self._loop.forget(self._fd)

@@ -1,0 +1,132 @@
+"""A notebook's event loop: there for every cell, and running whenever nothing else does.
+
+Used by `cell.py`, and by `context/main.py` between cells. As in Jupyter, a cell need not await to
+make a task, and tasks go on after their cell. Other than there, `asyncio.run` works in a cell, too:
+the loop counts as the running one for who asks for it, and stands still while a cell's own code
+runs.
+
+It is made when it is first wanted, because it takes three descriptors.
+"""
+
+from __future__ import annotations
+
+import _thread
+import select
+import sys
+from typing import TYPE_CHECKING
+
+from cellwall.guest.display import source_registry, tracebacks
+from cellwall.guest.process.import_hooks import after_import
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from types import ModuleType
+    from typing import Any
+
+
+class Background:
+    """One event loop of a context, for all its cells."""
+
+    def __init__(self) -> None:
+        """Change what `asyncio` says of the running loop, now or once it is imported."""
+        self._loop: Any = None
+        self._thread: int | None = None
+        """Of the cell that runs, while its code does."""
+        after_import("asyncio", self._lend)
+
+    def begin(self) -> None:
+        """Be the running loop for this thread, where no other one is."""
+        self._thread = _thread.get_ident()
+
+    def end(self) -> None:
+        """No longer; what a cell has made of asyncio's current loop is undone."""
+        self._thread = None
+        if self._loop is not None and not self._loop.is_closed():
+            sys.modules["asyncio"].set_event_loop(self._loop)
+
+    def loop(self) -> Any:  # noqa: ANN401  asyncio is imported late
+        """The loop, made now if there is none; one that the caller has set is taken."""
+        import asyncio
+        import warnings
+
+        if self._loop is None or self._loop.is_closed():
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    self._loop = asyncio.get_event_loop_policy().get_event_loop()
+            except RuntimeError:
+                self._loop = None
+            if self._loop is None or self._loop.is_closed():
+                self._loop = asyncio.new_event_loop()
+                asyncio.set_event_loop(self._loop)
+        return self._loop
+
+    def wait_for(self, coroutine: Coroutine[Any, Any, object]) -> object:
+        """Run it to its end; other tasks go on meanwhile."""
+        import asyncio
+
+        loop = self.loop()
+        task = loop.create_task(coroutine)
+        try:
+            return loop.run_until_complete(task)
+        except (KeyboardInterrupt, SystemExit):
+            # The loop was left in the middle: without this the cell would go on in the next one.
+            if not task.done():
+                task.cancel()
+                loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+            raise
+
+    def turn(self) -> None:
+        """Have tasks that a cell has made begin, while what they print is still that cell's."""
+        if self._is_wanted():
+            self._loop.call_soon(self._loop.stop)
+            self._loop.run_forever()
+
+    def run_until_readable(self, descriptor: int) -> None:
+        """Run what cells have left to run until `descriptor` can be read."""
+        while self._is_wanted() and not _is_readable(descriptor):
+            self._loop.add_reader(descriptor, self._loop.stop)
+            try:
+                self._loop.run_forever()
+            except SystemExit:
+                continue
+            except BaseException as error:  # noqa: BLE001  a callback of the caller's raises anything
+                source_registry.print_to_stderr(tracebacks.text_of(error))
+            finally:
+                self._loop.remove_reader(descriptor)
+
+    def _is_wanted(self) -> bool:
+        loop = self._loop
+        if loop is None or loop.is_closed() or loop.is_running():
+            return False
+        # Others than asyncio's own do not say what waits for its time.
+        waiting = getattr(loop, "_ready", True) or getattr(loop, "_scheduled", True)
+        return bool(waiting or sys.modules["asyncio"].all_tasks(loop))
+
+    def _lend(self, module: ModuleType) -> None:
+        asyncio: Any = module
+        events = asyncio.events
+        running, current = events.get_running_loop, events.get_event_loop
+
+        def get_running_loop() -> object:
+            """Return the running event loop; raise a RuntimeError if there is none."""
+            found = events._get_running_loop()
+            if found is None and self._thread == _thread.get_ident():
+                return self.loop()
+            return found if found is not None else running()
+
+        def get_event_loop() -> object:
+            """Return the running event loop, or the one that is set for this thread."""
+            if events._get_running_loop() is None and self._thread == _thread.get_ident():
+                return self.loop()
+            return current()
+
+        for owner in (events, asyncio):
+            owner.get_running_loop = get_running_loop
+            owner.get_event_loop = get_event_loop
+
+
+def _is_readable(descriptor: int) -> bool:
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(0))

@@ -1,0 +1,345 @@
+"""The context process: wait for code, run it, say how it ended; again and again for a notebook.
+
+Forked by init (`contexts.py`), warm from the fork-server. It is not a security boundary and holds
+no secret: caller code shares this process, and init believes nothing it says without evidence.
+
+While caller code runs, descriptors 0, 1 and 2 are all there is: the link is closed before the
+first line of it and opened only for a moment to report.
+"""
+
+from __future__ import annotations
+
+# The C module under `signal`: the wrapper turns numbers into enum members, a page each.
+import _signal  # type: ignore[import-not-found]
+import io
+import os
+import sys
+from _thread import get_native_id
+
+from cellwall.guest.channel.init_link import EXIT_UNSERVED
+from cellwall.guest.channel.outbox import Outbox
+from cellwall.guest.context import program as one_shot
+from cellwall.guest.context import recursion_limit
+from cellwall.guest.display import source_registry
+from cellwall.guest.display.charts import Charts
+from cellwall.guest.display.display import DEFAULT_DISPLAY_BYTES, Display
+from cellwall.guest.display.figures import Figures
+from cellwall.guest.init.first_program import IDLE
+from cellwall.guest.process import exit_watch, prefault
+from cellwall.guest.process.import_hooks import after_import
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn, TextIO
+
+    from cellwall.guest.channel.init_link import Link
+    from cellwall.guest.context.cell import Notebook
+    from cellwall.guest.context.program import Ending
+    from cellwall.guest.context.sql import SqlCells
+
+
+_SIGINT: int = _signal.SIGINT
+_MOST_LATE_INTERRUPTS = 100
+_OURS = ("python", "sql")
+"""What runs in this process; other languages have an interpreter of their own."""
+
+
+def main(link: Link, config: dict[str, Any]) -> NoReturn:
+    """Serve one context until its program ends, init hangs up, or it is killed."""
+    if config.get("language", "python") not in _OURS:
+        from cellwall.guest.context.foreign import context as kernel
+
+        kernel.main(link, config)
+    code = 1
+    try:
+        if not _prepared:
+            _prepared.append(_Context())
+        _prepared[0].begin(link, config)
+        _prepared[0].serve()
+    except ConnectionError:
+        code = EXIT_UNSERVED
+    except BaseException as error:  # noqa: BLE001  the last word of a process
+        from cellwall.guest.display import tracebacks
+
+        source_registry.print_to_stderr(f"context: cannot go on\n{tracebacks.text_of(error)}")
+    finally:
+        os._exit(code)
+
+
+def prepare() -> None:
+    """Build a context once, in a fork-server: its forks only give it a link and fresh seeds.
+
+    What they need not build they need not write, and every page that a fork writes to is copied.
+    """
+    if not _prepared:
+        # What a stream finds out about its descriptor it remembers: these are a context's.
+        with StandardStreams():
+            _prepared.append(_Context())
+
+
+def forget() -> None:
+    """Undo what a rehearsal in this process left of itself in what `prepare` has built."""
+    for each in _prepared:
+        each.forget()
+
+
+class StandardStreams:
+    """While it is entered 0, 1 and 2 are a context's: nothing, and pipes that nobody reads."""
+
+    def __enter__(self) -> None:
+        """Put them there."""
+        self._kept = [os.dup(number) for number in range(3)]
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        self._pipe = os.pipe()
+        for number, descriptor in enumerate((nothing, self._pipe[1], self._pipe[1])):
+            os.dup2(descriptor, number)
+        os.close(nothing)
+
+    def __exit__(self, *_: object) -> None:
+        """Put back what was there."""
+        for number, descriptor in enumerate(self._kept):
+            os.dup2(descriptor, number)
+        for descriptor in (*self._kept, *self._pipe):
+            os.close(descriptor)
+
+
+class _Context:
+    """Takes over this process's streams, figures and threads' last words, for its forks."""
+
+    def __init__(self) -> None:
+        self._outbox = Outbox()
+        self._display = Display(self._outbox)
+        self._figures = Figures(self._display.publish)
+        self._language = "python"
+        self._notebook: Notebook | SqlCells | None = None
+        self._handler: Any = _signal.default_int_handler
+        """The caller's, while we note interrupts ourselves."""
+        self._is_deaf = False
+        self._is_interrupted = False
+        self._is_end_foreseen = False
+        self._is_program = False
+        """One, and then it ends: the usual run is known."""
+        self._is_alone = False
+        sys.stdin = sys.__stdin__ = _input()  # type: ignore[misc, assignment]
+        sys.stdout = sys.__stdout__ = _output(1, "<stdout>")  # type: ignore[misc, assignment]
+        sys.stderr = sys.__stderr__ = _output(2, "<stderr>")  # type: ignore[misc, assignment]
+        self._figures.capture()
+        Charts(self._display).capture()
+        recursion_limit.prepare()
+        after_import("threading", _report_threads)
+
+    def begin(self, link: Link, config: dict[str, Any]) -> None:
+        """Be this process's context, and nobody else's."""
+        self._link = link
+        self._is_end_foreseen = bool(config.get("is_end_foreseen"))
+        self._is_program = config.get("purpose") == "program"
+        self._is_alone = bool(config.get("is_alone"))
+        self._language = str(config.get("language", "python"))
+        self._outbox.open(link)
+        self._display.limit_bytes = int(config.get("display_bytes") or DEFAULT_DISPLAY_BYTES)
+        if "random" in sys.modules:  # else no generator was alive before the fork
+            _reseed()
+        threading: Any = sys.modules.get("threading")
+        if threading is not None:
+            # The fork ran no hooks (`processes.fork_quietly`), and this is the one thing they mend
+            # that a program with one thread can see.
+            threading._main_thread._native_id = get_native_id()
+
+    def forget(self) -> None:
+        """Be nobody's again, and hold nothing that a fork would have to let go of."""
+        self._link = None  # type: ignore[assignment]  # until `begin`
+        self._outbox.forget()
+
+    def serve(self) -> NoReturn:
+        """Report idle, take one execution, run it; a program never comes back."""
+        while True:
+            header, source, stdin_fd = self._wait_for_work()
+            is_streamed = stdin_fd >= 0
+            if is_streamed:
+                _take_stdin(stdin_fd)
+            self._display.begin()
+            _install_tools(header.get("tools"), self._link)
+            if header.get("mode") != "cell":
+                program = one_shot.Program(header, source, is_alone=self._is_alone)
+                is_held = bool(header.get("held"))
+                before = self._wait_to_go_on if is_held else self._raise_interrupt
+                after = self._announce_end
+                if self._language == "sql":
+                    from cellwall.guest.context import sql
+
+                    sql.run_program(program, self._outbox, self._display, before)
+                one_shot.run(program, self._outbox, self._display, self._figures, before, after)
+            self._run_cell(header, source.decode("utf-8", "replace"))
+            if is_streamed:
+                _drop_stdin()
+
+    def _wait_for_work(self) -> tuple[dict[str, Any], bytes, int]:
+        """One `execute` and its input, or -1. An interrupt is kept for the code it was meant for.
+
+        Init passes interrupts on only between sending an execution and reading its end, and after
+        one it asks for `idle` a second time: whatever was on its way has come by then, and was
+        meant for what is over.
+        """
+        self._deafen()
+        self._link.say(IDLE)
+        if self._is_program:
+            whose = prefault.ALONE if self._is_alone else prefault.CONTEXT
+            prefault.while_waiting(self._link.fileno(), whose)
+        try:
+            header, source, stdin_fd = self._receive()
+            while header.get("op") == "idle":
+                self._forget_interrupt()
+                self._link.say(IDLE)
+                header, source, stdin_fd = self._receive()
+        except BaseException:
+            self._link.close()
+            raise
+        if not header.get("held"):
+            self._link.close()
+        return header, source, stdin_fd
+
+    def _receive(self) -> tuple[dict[str, Any], bytes, int]:
+        """What init sends; until it comes, tasks that cells have left go on."""
+        background = getattr(self._notebook, "background", None)
+        if background is not None:
+            background.run_until_readable(self._link.fileno())
+        return self._link.receive_work()
+
+    def _wait_to_go_on(self) -> None:
+        """Have only the host's word to wait for, and then nothing of ours open."""
+        self._link.wait_to_go_on()
+        self._raise_interrupt()
+
+    def _deafen(self) -> None:
+        """From now on an interrupt is only noted."""
+        if not self._is_deaf:
+            # Raises what the caller's handler raises, if one came before this took effect.
+            handler = _signal.signal(_SIGINT, self._note_interrupt)
+            self._handler, self._is_deaf = handler, True
+
+    def _note_interrupt(self, _number: int, _frame: object) -> None:
+        self._is_interrupted = True
+
+    def _forget_interrupt(self) -> None:
+        self._is_interrupted = False
+
+    def _raise_interrupt(self) -> None:
+        """Give SIGINT back to the caller, and the one that came early as well."""
+        handler = _signal.default_int_handler if self._handler is None else self._handler
+        self._is_deaf = False
+        _signal.signal(_SIGINT, handler)
+        if self._is_interrupted:
+            self._is_interrupted = False
+            _signal.raise_signal(_SIGINT)
+
+    def _announce_end(self) -> None:
+        if self._is_end_foreseen:
+            exit_watch.announce()
+
+    def _run_cell(self, header: dict[str, Any], source: str) -> None:
+        if self._notebook is None:
+            self._notebook = self._made_notebook()
+        _reopen_streams()
+        ending = self._run_deafly(self._notebook, source, bool(header.get("display", True)))
+        if not self._outbox.is_ours:
+            # A child that caller code forked, at the end of its cell.
+            os._exit(ending.exit_code or int(ending.is_raised))
+        end = {"ev": "end", "raised": ending.is_raised, "status": ending.exit_code}
+        if not self._outbox.post({**end, "display_cut": self._display.cut_bytes}, keep_open=True):
+            raise OSError("end of a cell: cannot reach init; close files in the code that ran")
+
+    def _made_notebook(self) -> Notebook | SqlCells:
+        if self._language == "sql":
+            from cellwall.guest.context.sql import SqlCells
+
+            return SqlCells(self._outbox, self._display)
+        from cellwall.guest.context.cell import Notebook
+
+        return Notebook(self._outbox, self._display, self._figures)
+
+    def _run_deafly(self, notebook: Notebook | SqlCells, source: str, is_displayed: bool) -> Ending:
+        """Run a cell and leave SIGINT to `_note_interrupt`; an interrupt may come in between.
+
+        `notebook.run` raises nothing of the cell's, so what leaves it here came from a signal's
+        handler after the cell's code had ended.
+        """
+        ending: Ending | None = None
+        late: BaseException | None = None
+        for _ in range(_MOST_LATE_INTERRUPTS):
+            try:
+                if ending is None and late is None:
+                    ending = notebook.run(source, is_displayed, self._raise_interrupt)
+                self._deafen()
+                break
+            except BaseException as error:  # noqa: BLE001  a handler raises what it likes
+                late = error
+        if ending is None:
+            assert late is not None  # noqa: S101  for the type checker only
+            notebook.report(late)
+            ending = one_shot.Ending(True, None)
+        return ending
+
+
+_prepared: list[_Context] = []
+
+
+def _reseed() -> None:
+    # Not an import statement: the way to a module that is loaded leads over a dozen pages.
+    reseed: Any = sys.modules.get("cellwall.guest.process.reseed")
+    if reseed is None:
+        from cellwall.guest.process import reseed
+    reseed.apply()
+
+
+def _report_threads(threading: Any) -> None:  # noqa: ANN401  the module
+    """Have the last words of threads show the caller's lines."""
+    from cellwall.guest.display import tracebacks
+
+    threading.excepthook = tracebacks.report_thread
+
+
+def _install_tools(manifest: dict[str, Any] | None, link: Link) -> None:
+    if manifest is not None or "tools" in sys.modules:
+        from cellwall.guest.context import tools
+
+        tools.install(manifest, link)
+
+
+def _input() -> TextIO:
+    raw = io.FileIO(0, "r", closefd=False)
+    raw.name = "<stdin>"
+    # As CPython's own: only "\n" ends a line, and "\r" stays what it is.
+    return io.TextIOWrapper(io.BufferedReader(raw), "utf-8", "surrogateescape", "\n")
+
+
+def _output(descriptor: int, name: str) -> TextIO:
+    raw = io.FileIO(descriptor, "w", closefd=False)
+    raw.name = name
+    buffered = io.BufferedWriter(raw)
+    # Line by line, as on a terminal: somebody is watching while the code runs.
+    return io.TextIOWrapper(buffered, "utf-8", "backslashreplace", line_buffering=True)
+
+
+def _reopen_streams() -> None:
+    """A cell that closed a stream does not close it for the next one."""
+    if getattr(sys.stdin, "closed", True):
+        sys.stdin = sys.__stdin__ = _input()  # type: ignore[misc, assignment]
+    if getattr(sys.stdout, "closed", True):
+        sys.stdout = sys.__stdout__ = _output(1, "<stdout>")  # type: ignore[misc, assignment]
+    if getattr(sys.stderr, "closed", True):
+        sys.stderr = sys.__stderr__ = _output(2, "<stderr>")  # type: ignore[misc, assignment]
+
+
+def _take_stdin(descriptor: int) -> None:
+    if descriptor:  # else a cell has closed its input
+        os.dup2(descriptor, 0)
+        os.close(descriptor)
+    # A new one: the old may hold bytes meant for the cell before.
+    sys.stdin = sys.__stdin__ = _input()  # type: ignore[misc, assignment]
+
+
+def _drop_stdin() -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    sys.stdin = sys.__stdin__ = _input()  # type: ignore[misc, assignment]

@@ -1,0 +1,102 @@
+"""What plotly and `IPython.display` show becomes display events, with and without IPython's shell.
+
+Used by `context/main.py` for programs and cells alike. Nothing is imported here: each change is
+made when the caller imports what is changed. `figures.py` does the same for matplotlib.
+
+A program has no shell, and without one plotly looks for a browser and IPython prints the repr. In
+a notebook plotly would show its whole library as HTML (5 MB) with the first figure.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from cellwall.guest.process.import_hooks import after_import
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+    from cellwall.guest.display.display import Display
+
+_RENDERER = "plotly_mimetype"
+
+
+class Charts:
+    """The way out for what libraries show by themselves."""
+
+    def __init__(self, display: Display) -> None:
+        """Send it all to `display`."""
+        self._display = display
+
+    def capture(self) -> None:
+        """Take over now, or as soon as the libraries are imported."""
+        after_import("plotly.io._renderers", self._take_plotly)
+        after_import("IPython.core.display_functions", self._take_ipython)
+
+    def _take_plotly(self, module: ModuleType) -> None:
+        renderers: Any = module
+        if "PLOTLY_RENDERER" not in os.environ:
+            renderers.renderers.default = _RENDERER
+        if not getattr(renderers, "ipython_display", None):
+            renderers.ipython_display = _Shows(self)
+        if not getattr(renderers, "nbformat", None):
+            renderers.nbformat = _Nbformat
+
+    def _take_ipython(self, functions: ModuleType) -> None:
+        theirs: dict[str, Any] = {
+            name: getattr(functions, name) for name in ("display", "publish_display_data")
+        }
+
+        def display(*things: object, **options: Any) -> object:  # noqa: ANN401  as in IPython
+            """Display a Python object in all frontends."""
+            if self._has_shell():
+                return theirs["display"](*things, **options)
+            self.show(*things, **options)
+            return None
+
+        def publish_display_data(data: Any, metadata: Any = None, **options: Any) -> None:  # noqa: ANN401  likewise
+            """Publish data and metadata to all frontends."""
+            if self._has_shell():
+                theirs["publish_display_data"](data, metadata, **options)
+            else:
+                self._display.publish(data, metadata)
+
+        functions.display = display  # type: ignore[attr-defined]
+        functions.publish_display_data = publish_display_data  # type: ignore[attr-defined]
+
+    def _has_shell(self) -> bool:
+        """Whether IPython's shell shows things to whom we do."""
+        shells: Any = sys.modules.get("IPython.core.interactiveshell")
+        if shells is None or not shells.InteractiveShell.initialized():
+            return False
+        publisher = shells.InteractiveShell.instance().display_pub
+        # That of a fork-server leads nowhere for a program; a shell of a program's own is its own.
+        return getattr(publisher, "sink", self._display) is self._display
+
+    def show(self, *things: object, raw: bool = False, **options: Any) -> None:  # noqa: ANN401  IPython's
+        """Show objects, or bundles if they are `raw`."""
+        for thing in things:
+            if raw and isinstance(thing, dict):
+                self._display.publish(thing, options.get("metadata"))
+            else:
+                self._display.show(thing)
+
+
+class _Shows:
+    """As much of the module `IPython.display` as plotly uses."""
+
+    def __init__(self, charts: Charts) -> None:
+        self.display = charts.show
+
+    @staticmethod
+    def display_html(*_things: object, **_options: object) -> None:
+        """What only a page could use is not shown."""
+
+
+class _Nbformat:
+    """As much of `nbformat` as plotly asks for before it shows a bundle."""
+
+    __version__ = "5.0.0"

@@ -1,0 +1,362 @@
+"""Commands: processes that a caller starts by argument vector, with or without a terminal.
+
+`init/main.py` owns the table and reports exits to it. No shell and no interpreter is implied, and
+what a command prints is counted elsewhere (`pipes.py`).
+
+Spawning never forks init's image (posix_spawn shares it until the exec), so it stays cheap
+however large the warm interpreter is. The price: init is in the child's directory for that moment.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import struct
+import termios
+from functools import partial
+from typing import Any, NamedTuple, Tuple, Union
+
+from cellwall.guest.channel.channel import Channel
+from cellwall.guest.channel.errors import Refusal, refusal_from
+from cellwall.guest.channel.loop import Loop
+from cellwall.guest.channel.pipes import Feed, Meter, Pump, Sinks
+from cellwall.guest.channel.requests import Request
+from cellwall.guest.channel.streams import MOST_GRANTED_BYTES, Stream
+from cellwall.guest.init.families import Families, now_ticks
+from cellwall.guest.process import processes
+from cellwall.guest.process.processes import Exit
+
+MOST_COMMANDS = 64
+_DEFAULT_OUTPUT_BYTES = 1024 * 1024
+_MOST_OUTPUT_BYTES = 2**40
+_DEFAULT_WINDOW_BYTES = 256 * 1024
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+_SIZE = struct.Struct("HHHH")
+_END_OF_FILE_KEY = b"\x04"
+_SCRIPT_FD = 3
+_Action = Union[Tuple[int, ...], Tuple[int, int, str, int, int]]
+
+# Python ignores these two and init some more; an exec keeps what is ignored.
+SIGNALS_TO_RESET = (
+    signal.SIGPIPE,
+    signal.SIGXFSZ,
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+
+
+class Plan(NamedTuple):
+    """What is to be started, checked."""
+
+    argv: list[str]
+    cwd: str
+    env: dict[str, str]
+    has_stdin: bool
+    size: tuple[int, int] | None
+    script: bytes
+    """What its descriptor 3 reads, if it is not empty."""
+    is_merged: bool
+    """Whether stderr is stdout: one pipe, so that the order of both is kept."""
+    output_bytes: int
+    window_bytes: int
+
+
+class Command:
+    """One started process, its pipes and its budgets."""
+
+    def __init__(self, number: int, pid: int, output_bytes: int) -> None:
+        """Pipes are attached by `Commands`, once the process exists."""
+        self.id = number
+        self.pid = pid
+        self.stdout = Meter(output_bytes)
+        self.stderr = Meter(output_bytes)
+        self.pumps: list[Pump] = []
+        self.feed: Feed | Stream | None = None
+        self.script: Feed | None = None
+        self.terminal: Terminal | None = None
+        self.since: int | None = None
+
+    def signal(self, number: int) -> None:
+        """Signal everything in the command's session."""
+        processes.signal_session(self.pid, number)
+
+    def processor_us(self) -> int | None:
+        """What its first process used, in µs."""
+        return processes.processor_ns(self.pid) // 1000
+
+    def end_input(self) -> None:
+        """End of file on its input."""
+        if self.terminal is not None:
+            self.terminal.stream.write(_END_OF_FILE_KEY)
+        elif isinstance(self.feed, Feed):
+            self.feed.end()
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Tell its terminal; without one there is nothing to tell."""
+        if self.terminal is not None:
+            set_size(self.terminal.fd, rows, columns)
+
+    def grant(self, count: int) -> None:
+        """The host can take more of a terminal's output; other output is metered instead."""
+        if self.terminal is not None:
+            self.terminal.stream.grant(count)
+
+    def end_output(self) -> int:
+        """Send what is left of a terminal's output and close it; how much input it never took."""
+        if self.terminal is None:
+            return 0
+        self.terminal.stream.drain()
+        self.terminal.stream.stop()
+        os.close(self.terminal.fd)  # a hang-up, as for any terminal that is closed
+        return self.terminal.stream.dropped
+
+
+class Terminal(NamedTuple):
+    """Our side of a pseudo-terminal, and the bytes that pass through it."""
+
+    fd: int
+    stream: Stream
+
+
+class Commands:
+    """All running commands of this sandbox."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        channel: Channel,
+        sinks: Sinks,
+        config: dict[str, Any],
+        families: Families,
+    ) -> None:
+        """`env` of the configuration is the whole environment inside; a request adds to it."""
+        self._families = families
+        self._loop = loop
+        self._channel = channel
+        self._sinks = sinks
+        self._config = config
+        self._by_pid: dict[int, Command] = {}
+
+    def job(self, number: int) -> Command | None:
+        """The running command of this number."""
+        for command in self._by_pid.values():
+            if command.id == number:
+                return command
+        return None
+
+    def leaders(self) -> dict[int, int]:
+        """Pid of each running command, by request."""
+        return {each.id: each.pid for each in self._by_pid.values()}
+
+    def start(self, request: Request) -> None:
+        """Start a process; `started` follows, or a refusal."""
+        if len(self._by_pid) >= MOST_COMMANDS:
+            raise Refusal("busy", f"start: {MOST_COMMANDS} commands run; end one first")
+        plan = self._plan(request)
+        since = now_ticks()  # before there is a process that could have children
+        if plan.size is not None:
+            command = self._start_on_terminal(request.id, plan, plan.size)
+        else:
+            command = self._start_on_pipes(request.id, plan)
+        self._by_pid[command.pid] = command
+        self._families.lead(command.pid)
+        command.since = self._families.begin(command.id, command.pid, since)
+        self._channel.send({"ev": "started", "id": command.id, "pid": command.pid})
+
+    def _plan(self, request: Request) -> Plan:
+        argv = request.words("argv")
+        if not argv or not argv[0]:
+            raise Refusal("invalid", "start: argv is empty; name a program")
+        return Plan(
+            argv,
+            os.path.join(self._config["home"], request.text("cwd", ".")),
+            {**self._config["env"], **request.environment("env")},
+            request.choice("stdin", ("none", "stream")) == "stream",
+            request.terminal("pty"),
+            request.body,
+            request.flag("merge_stderr"),
+            request.integer("output_bytes", _DEFAULT_OUTPUT_BYTES, high=_MOST_OUTPUT_BYTES),
+            request.integer("window", _DEFAULT_WINDOW_BYTES, high=MOST_GRANTED_BYTES),
+        )
+
+    def _start_on_pipes(self, number: int, plan: Plan) -> Command:
+        ends = _Ends()
+        try:
+            outputs = (
+                [ends.read_from(1, 2)] if plan.is_merged else [ends.read_from(1), ends.read_from(2)]
+            )
+            stdin = ends.write_to(0) if plan.has_stdin else -1
+            if not plan.has_stdin:
+                ends.actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
+            script = ends.write_to(_SCRIPT_FD) if plan.script else -1
+            command = Command(number, spawn(plan, ends.actions), plan.output_bytes)
+        except BaseException:
+            _close_all(ends.ours)
+            raise
+        finally:
+            _close_all(ends.theirs)
+        meters = (("stdout", command.stdout), ("stderr", command.stderr))
+        for fd, (event, meter) in zip(outputs, meters):
+            self._attach(command, fd, event, meter)
+        if plan.has_stdin:
+            command.feed = Feed(self._loop, stdin)
+        if plan.script:
+            self._hand_over(command, script, plan.script)
+        return command
+
+    def _start_on_terminal(self, number: int, plan: Plan, size: tuple[int, int]) -> Command:
+        try:
+            terminal, other_side = os.openpty()
+        except OSError as error:
+            raise refusal_from(error, "start: open a terminal") from None
+        ends = _Ends()
+        ends.ours.append(terminal)
+        ends.theirs.append(other_side)
+        try:
+            set_size(terminal, *size)
+            # The leader of a session gets the first terminal it opens as its controlling one.
+            ends.actions += [
+                (os.POSIX_SPAWN_OPEN, 0, os.ttyname(other_side), os.O_RDWR, 0),
+                (os.POSIX_SPAWN_DUP2, 0, 1),
+                (os.POSIX_SPAWN_DUP2, 0, 2),
+            ]
+            script = ends.write_to(_SCRIPT_FD) if plan.script else -1
+            command = Command(number, spawn(plan, ends.actions), plan.output_bytes)
+        except BaseException:
+            _close_all(ends.ours)
+            raise
+        finally:
+            _close_all(ends.theirs)
+        stream = Stream(self._loop, self._channel, terminal, number, "stdout")
+        command.feed, command.terminal = stream, Terminal(terminal, stream)
+        stream.invite()
+        stream.begin_reading(plan.window_bytes)
+        if plan.script:
+            self._hand_over(command, script, plan.script)
+        return command
+
+    def _hand_over(self, command: Command, fd: int, script: bytes) -> None:
+        command.script = Feed(self._loop, fd)
+        command.script.write(script)
+        command.script.end()
+
+    def _attach(self, command: Command, fd: int, event: str, meter: Meter) -> None:
+        pump = Pump(self._loop, self._channel, fd, event)
+        pump.begin(command.id, meter)
+        command.pumps.append(pump)
+
+    def on_exit(self, pid: int, end: Exit) -> bool:
+        """A process ended; True if it was a command."""
+        command = self._by_pid.pop(pid, None)
+        if command is None:
+            return False
+        if end.signal == signal.SIGKILL:
+            # A limit's work, or its owner's: what it started goes too.
+            self._families.end(pid, command.since, partial(self._conclude, command, end))
+        else:
+            self._conclude(command, end, 0)
+        return True
+
+    def _conclude(self, command: Command, end: Exit, remains: int) -> None:
+        for pump in command.pumps:
+            pump.drain()
+            self._sinks.add(pump)
+        if command.script is not None:
+            command.script.close()
+        cut = {"stdout": command.stdout.cut, "stderr": command.stderr.cut, "display": 0, "stdin": 0}
+        if isinstance(command.feed, Feed):
+            cut["stdin"] = command.feed.dropped
+            command.feed.close()
+        else:
+            cut["stdin"] = command.end_output()
+        self._channel.send(
+            {
+                "ev": "done",
+                "id": command.id,
+                "exit_code": end.exit_code,
+                "signal": end.signal,
+                "alive": False,
+                "raised": False,
+                "cut": cut,
+                "rusage": end.rusage,
+                "remains": remains,
+            }
+        )
+
+
+class _Ends:
+    """Pipes between us and what is about to start: our ends, its ends, and which it gets as what.
+
+    In the order in which they are made; descriptor 3 comes last, as a pipe may have that number.
+    """
+
+    def __init__(self) -> None:
+        """None yet."""
+        self.ours: list[int] = []
+        self.theirs: list[int] = []
+        self.actions: list[_Action] = []
+
+    def read_from(self, *numbers: int) -> int:
+        """Our end of what it writes to descriptors of those numbers."""
+        read_fd, write_fd = os.pipe()
+        self._keep(read_fd, write_fd, numbers)
+        return read_fd
+
+    def write_to(self, number: int) -> int:
+        """Our end of what it reads from the descriptor of that number."""
+        read_fd, write_fd = os.pipe()
+        self._keep(write_fd, read_fd, (number,))
+        return write_fd
+
+    def _keep(self, ours: int, theirs: int, numbers: tuple[int, ...]) -> None:
+        self.ours.append(ours)
+        self.theirs.append(theirs)
+        self.actions += [(os.POSIX_SPAWN_DUP2, theirs, number) for number in numbers]
+
+
+def spawn(plan: Plan, actions: list[_Action]) -> int:
+    """Start the program in a session of its own; its pid. Raises Refusal."""
+    try:
+        os.chdir(plan.cwd)
+    except OSError as error:
+        raise refusal_from(error, f"start: enter {plan.cwd!r}") from None
+    try:
+        return os.posix_spawn(
+            find_program(plan.argv[0], plan.env.get("PATH", DEFAULT_PATH)),
+            plan.argv,
+            plan.env,
+            file_actions=actions,
+            setsid=True,
+            setsigmask=(),
+            setsigdef=SIGNALS_TO_RESET,
+        )
+    except OSError as error:
+        raise refusal_from(error, f"start {plan.argv[0]!r}") from None
+    finally:
+        os.chdir("/")
+
+
+def find_program(name: str, path: str) -> str:
+    """The file to execute, by the rules of a shell. Raises Refusal."""
+    if "/" in name:
+        return name
+    for folder in path.split(":"):
+        candidate = os.path.join(folder or ".", name)
+        if os.access(candidate, os.X_OK) and os.path.isfile(candidate):
+            return candidate
+    raise Refusal("not_found", f"start {name!r}: no such program in PATH={path}")
+
+
+def set_size(terminal: int, rows: int, columns: int) -> None:
+    """Set a terminal's size; the kernel tells its foreground processes."""
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, _SIZE.pack(rows, columns, 0, 0))
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)

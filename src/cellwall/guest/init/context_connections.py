@@ -1,0 +1,292 @@
+"""Init's side of a context's connections: who calls, what they say, and what they are told.
+
+`contexts.py` uses this; `init_link.py` is the other end. It checks framing and the caller's pid,
+not what a frame means.
+
+SECURITY: a connection is heard only when the kernel says that a context opened it (SO_PEERCRED, or
+SCM_CREDENTIALS where a kernel answers the former with our own pid, as gVisor's does), and whatever
+it says counts as said by caller code, because caller code can say it.
+"""
+
+from __future__ import annotations
+
+# The C module under `socket`: the Python class over it makes enum members of every constant, and
+# a fork pays for each page that it writes to.
+import _socket
+import errno
+import os
+import stat
+import struct
+from collections.abc import Callable
+
+from cellwall.guest.channel.channel import Channel
+from cellwall.guest.channel.frames import Decoder, FrameError, Header, encode
+from cellwall.guest.channel.loop import READ, WRITE, Loop
+from cellwall.guest.init.context_spawn import listener
+
+_READ_BYTES = 64 * 1024
+_PEER = struct.Struct("3i")
+_SCM_CREDENTIALS = 2
+"""unix(7); the `socket` module names it only where its build saw the constant."""
+_MOST_ROUNDS = 128
+_MOST_UNKNOWN = 16
+"""Connections that have not yet said who they are; the oldest gives way."""
+_ROOM = _socket.CMSG_SPACE(_PEER.size)
+
+
+class Line:
+    """One accepted connection of a context."""
+
+    def __init__(
+        self, loop: Loop, channel: Channel, connection: _socket.socket, first: bytes = b""
+    ) -> None:
+        """Own an accepted connection; who listens is set by `on_frame` and `on_broken`.
+
+        `first_program` was read from it already; `drain` hears that, too.
+        """
+        connection.setblocking(False)
+        self._loop = loop
+        self._channel = channel
+        self._socket = connection
+        self._decoder = Decoder()
+        self._queue = bytearray()
+        self._first = first
+        self._events = READ
+        self._is_watched = True
+        self._is_last = False
+        self.is_open = True
+        self.error: OSError | None = None
+        """Why something could not be sent."""
+        self.on_frame: Callable[[Line, Header, bytes], None] | None = None
+        self.on_broken: Callable[[], None] | None = None
+        self.on_closed: Callable[[], None] | None = None
+        """Called once, whoever hung up."""
+        loop.watch(connection.fileno(), READ, self._on_ready)
+
+    @property
+    def is_sent(self) -> bool:
+        """All that was to be told has been taken by the kernel."""
+        return self.error is None and not self._queue
+
+    def send(self, header: Header, body: bytes = b"") -> None:
+        """Tell the context; its being slow or gone is no error here, but `is_sent` knows."""
+        frame = encode(header, body)
+        try:
+            sent = self._socket.send(frame)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._give_up(error)
+            return
+        self._queue += memoryview(frame)[sent:]
+        self._update()
+
+    def _give_up(self, error: OSError) -> None:
+        self.error = error
+        self.close()
+
+    def close_once_sent(self) -> None:
+        """Hang up first, where the other side is about to: its doing so would wake us up in the
+        middle of its work, on the CPU that it works on."""
+        self._is_last = True
+        if not self._queue:
+            self.close()
+
+    def hear(self) -> None:
+        """Hear what is there, one read's worth: somebody who goes on for ever is not alone here."""
+        self._read()
+
+    def drain(self) -> None:
+        """Hear what was said already, without waiting for more."""
+        for _ in range(_MOST_ROUNDS):
+            if not self._read():
+                break
+
+    def close(self) -> None:
+        """Hang up."""
+        if self.is_open:
+            self.is_open = False
+            self._pause()
+            self._socket.close()
+            if self.on_closed is not None:
+                self.on_closed()
+
+    def _on_ready(self, events: int) -> None:
+        if events & WRITE:
+            self._write()
+        if events & ~WRITE and self.is_open:
+            if self._channel.is_full:
+                self._pause()
+                self._channel.wait_for_room(self._resume)
+                return
+            self._read()
+
+    def _pause(self) -> None:
+        self._is_watched = False
+        self._loop.forget(self._socket.fileno())
+
+    def _resume(self) -> None:
+        if self.is_open and not self._is_watched:
+            self._is_watched = True
+            self._loop.watch(self._socket.fileno(), self._events, self._on_ready)
+
+    def _read(self) -> bool:
+        if not self.is_open:
+            return False
+        data, self._first = self._first, b""
+        try:
+            data = data or self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return False
+        try:
+            for header, body in self._decoder.feed(data):
+                if self.on_frame is not None:
+                    self.on_frame(self, header, body)
+        except FrameError:
+            self.close()
+            if self.on_broken is not None:
+                self.on_broken()
+            return False
+        return True
+
+    def _write(self) -> None:
+        try:
+            with memoryview(self._queue) as view:
+                sent = self._socket.send(view)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._give_up(error)
+            return
+        del self._queue[:sent]
+        if self._is_last and not self._queue:
+            self.close()
+            return
+        self._update()
+
+    def _update(self) -> None:
+        events = READ | (WRITE if self._queue else 0)
+        if events != self._events:
+            self._events = events
+            if self._is_watched:
+                self._loop.change(self._socket.fileno(), events)
+
+
+class Exchange:
+    """The listening socket that every context of this init dials."""
+
+    def __init__(self, loop: Loop, channel: Channel, on_line: Callable[[int, Line], None]) -> None:
+        """`on_line` hears of every connection and the pid behind it."""
+        self._loop = loop
+        self._channel = channel
+        self._on_line = on_line
+        self._unknown: list[_socket.socket] = []
+        self.address = ""
+        self.are_named = False
+        """Callers say who they are (SCM_CREDENTIALS), because the kernel does not by itself."""
+
+    def open(self, made: tuple[_socket.socket, str] | None = None) -> None:
+        """Bind and listen before the first fork: contexts take `address` with them.
+
+        `made` is a listener of `context_spawn.listener` that a context knows already.
+        """
+        self._socket, self.address = listener() if made is None else made
+        # What the Python class builds its `accept` on; the type stubs do not know it.
+        self._accept_fd: Callable[[], tuple[int, object]] = self._socket._accept  # type: ignore[attr-defined]
+
+    def watch(self) -> None:
+        """Accept calls from now on."""
+        self._loop.watch(self._socket.fileno(), READ, self._on_ready)
+
+    def fileno(self) -> int:
+        """The listening descriptor."""
+        return self._socket.fileno()
+
+    def line(self, fd: int) -> Line:
+        """Own `fd`, our end of a pair."""
+        connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
+        return Line(self._loop, self._channel, connection)
+
+    def drain(self) -> None:
+        """Accept everybody who called already."""
+        for _ in range(_MOST_ROUNDS):
+            if not self._accept():
+                break
+
+    def _on_ready(self, _events: int) -> None:
+        self._accept()
+
+    def _accept(self) -> bool:
+        try:
+            fd, _address = self._accept_fd()
+        except OSError:
+            # Nobody there, or no descriptor left: the latter passes when something is closed.
+            return False
+        connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
+        if self.are_named:
+            self._await_name(connection)
+            return True
+        pid = _PEER.unpack(
+            connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _PEER.size)
+        )[0]
+        self._on_line(pid, Line(self._loop, self._channel, connection))
+        return True
+
+    def _await_name(self, connection: _socket.socket) -> None:
+        """Wait for the first bytes: the credentials, which the kernel has checked, are theirs."""
+        connection.setblocking(False)
+        connection.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
+        self._unknown.append(connection)
+        self._loop.watch(connection.fileno(), READ, lambda _events: self._hear_name(connection))
+        self._hear_name(connection)  # they are there already, as a rule
+        if len(self._unknown) > _MOST_UNKNOWN:
+            self._let_go(self._unknown[0]).close()
+
+    def _hear_name(self, connection: _socket.socket) -> None:
+        try:
+            data, ancillary, _flags, _from = connection.recvmsg(_READ_BYTES, _ROOM)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, ancillary = b"", []
+        self._let_go(connection)
+        pid = _named(ancillary)
+        if not data or pid is None:
+            connection.close()
+            return
+        # Nothing else is asked for by its messages: descriptors would be dropped by the kernel.
+        connection.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 0)
+        self._on_line(pid, Line(self._loop, self._channel, connection, data))
+
+    def _let_go(self, connection: _socket.socket) -> _socket.socket:
+        self._unknown.remove(connection)
+        self._loop.forget(connection.fileno())
+        return connection
+
+
+def _named(ancillary: list[tuple[int, int, bytes]]) -> int | None:
+    """The sender's pid, as the kernel has it."""
+    for level, kind, data in ancillary:
+        if (level, kind) == (_socket.SOL_SOCKET, _SCM_CREDENTIALS) and len(data) == _PEER.size:
+            return int(_PEER.unpack(data)[0])
+    return None
+
+
+def open_input(pid: int, number: int) -> int:
+    """Our end of a pipe that a context has made, its descriptor `number`. Raises OSError.
+
+    SECURITY: caller code may have put any file of its own there. It is opened without an effect on
+    it and without waiting, with the rights that the context has itself, and nothing but a pipe is
+    kept: no write of ours can wait then.
+    """
+    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    fd = os.open(f"/proc/{pid}/fd/{number}", flags)
+    if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "the context's input is no pipe")
+    return fd

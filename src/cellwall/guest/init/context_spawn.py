@@ -1,0 +1,131 @@
+"""How a context comes to be: forked by init, with nothing of init's left in it.
+
+Used by `contexts.py`, and by `fast_start.py` before the rest of init is loaded. It keeps no books:
+who was born is known to its caller. The invariant: the child never returns from here.
+"""
+
+from __future__ import annotations
+
+# The C module under `socket`: the Python class over it makes enum members of every constant, and
+# a fork pays for each page that it writes to.
+import _socket
+import gc
+import os
+import sys
+
+from cellwall.guest.channel.init_link import Link
+from cellwall.guest.process import processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+    Run = Callable[[Link, dict[str, Any]], Any]
+
+_LINE_FD = 3
+"""Of the first line in a new context, which closes it before caller code runs."""
+
+
+class Parent:
+    """What a context has to know of its init."""
+
+    __slots__ = ("address", "are_named", "is_hidden")
+
+    def __init__(self, address: str, *, are_named: bool, is_hidden: bool = True) -> None:
+        """Contexts call `address`; `are_named`: and say who they are, with SCM_CREDENTIALS.
+
+        `is_hidden`: it is not to be looked into (`processes.confine`), and its forks are neither.
+        """
+        self.address = address
+        self.are_named = are_named
+        self.is_hidden = is_hidden
+
+
+def listener() -> tuple[_socket.socket, str]:
+    """Bind and listen where contexts call: a non-blocking socket and its address."""
+    # Abstract: no path to clean up or to protect. Random: inits that share a network namespace
+    # (the `process` runtime) must not meet.
+    address = "\0cellwall-" + os.urandom(16).hex()
+    made = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    made.setblocking(False)
+    made.bind(address)
+    made.listen(64)
+    return made, address
+
+
+def fork_context(
+    config: dict[str, Any],
+    found: dict[str, str],
+    parent: Parent,
+    run: Run,
+    fork: Callable[[], int] = processes.fork_quietly,
+) -> tuple[int, int, int, int]:
+    """A new context: its pid, and our ends of its stdout, its stderr and its first line.
+
+    `config` is init's, with the context's name and language; `found` is the environment of this
+    process. `run` is called in the child and does not return. Raises OSError.
+    """
+    opened: list[int] = []
+    try:
+        opened += os.pipe()
+        opened += os.pipe()
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        opened += (ours.detach(), theirs.detach())
+        pid = fork()
+    except OSError:
+        for fd in opened:
+            os.close(fd)
+        raise
+    stdout_r, stdout_w, stderr_r, stderr_w, line, their_line = opened
+    if pid == 0:
+        _become_context(config, found, parent, run, (stdout_w, stderr_w, their_line))
+    for fd in (stdout_w, stderr_w, their_line):
+        os.close(fd)
+    return pid, stdout_r, stderr_r, line
+
+
+def _become_context(
+    config: dict[str, Any],
+    found: dict[str, str],
+    parent: Parent,
+    run: Run,
+    descriptors: tuple[int, int, int],
+) -> NoReturn:
+    stdout_w, stderr_w, line = descriptors
+    try:
+        processes.reset_signals()
+        os.setsid()  # a group, too; and nobody can join a session, so it says whose a process is
+        null_r = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null_r, 0)
+        os.dup2(stdout_w, 1)
+        os.dup2(stderr_w, 2)
+        os.dup2(line, _LINE_FD, False)
+        # From here on init's Python objects hold numbers that will be reused: none of them may
+        # be finalised. The caller's frames keep them alive until the _exit below.
+        gc.freeze()
+        processes.close_from(_LINE_FD + 1)
+        if parent.is_hidden:
+            processes.set_dumpable(True)
+        os.chdir(config["home"])
+        if not config.get("is_environment_set"):
+            change_environment(found, config["env"])
+        run(Link(parent.address, _LINE_FD, is_named=parent.are_named), config)
+    except BaseException:  # noqa: BLE001  this is the child's outermost frame
+        import traceback
+
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(70)
+
+
+def change_environment(found: dict[str, str], wanted: dict[str, str]) -> None:
+    """Make `os.environ`, which is `found`, the one that is wanted."""
+    # The difference only: a fork-server has nearly the environment of its sandboxes already.
+    for name in found:
+        if name not in wanted:
+            del os.environ[name]
+    for name, value in wanted.items():
+        if found.get(name) != value:
+            os.environ[name] = value

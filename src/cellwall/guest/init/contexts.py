@@ -1,0 +1,558 @@
+"""The contexts of a sandbox, seen from init: born by fork, spoken to by line, killed at will.
+
+`init/main.py` owns the table and reports exits to it. It runs no caller code (`init/main.py` does
+that, on the other side of the fork) and keeps no books of output (`execution.py`).
+
+A context is idle only when it said so on a line that is still open. Anything it says out of turn
+kills it: init never tries to understand a context that broke the protocol.
+"""
+
+from __future__ import annotations
+
+import _socket
+import errno
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from cellwall.guest import drivers
+from cellwall.guest.channel.channel import Channel
+from cellwall.guest.channel.errors import Refusal
+from cellwall.guest.channel.frames import Header
+from cellwall.guest.channel.init_link import Link
+from cellwall.guest.channel.loop import Loop
+from cellwall.guest.channel.pipes import Feed, Pump, Sinks
+from cellwall.guest.channel.requests import Request
+from cellwall.guest.context.foreign import context as kernel
+from cellwall.guest.init import context_spawn as birth
+from cellwall.guest.init import tool_calls
+from cellwall.guest.init.context_connections import Exchange, Line
+from cellwall.guest.init.execution import Execution
+from cellwall.guest.init.families import Families, now_ticks
+from cellwall.guest.init.first_program import Stretch, serve
+from cellwall.guest.init.handover import HandOver, WrongWord
+from cellwall.guest.process import processes
+from cellwall.guest.process.processes import Exit, LivingUsage
+
+MOST_CONTEXTS = 32
+_MOST_LINES = 8
+_MOST_NAME_CHARACTERS = 64
+_DEFAULT_OUTPUT_BYTES = 1024 * 1024
+_DEFAULT_DISPLAY_BYTES = 8 * 1024 * 1024
+_MOST_OUTPUT_BYTES = 2**40
+_MOST_LAST_WORDS = 1500
+_SAY_IDLE: Header = {"op": "idle"}
+
+
+class ContextBroken(Exception):
+    """A context said something that no context says."""
+
+
+class Context:
+    """One interpreter process."""
+
+    def __init__(self, name: str, language: str, pid: int, stdout: Pump, stderr: Pump) -> None:
+        """Own the pumps of a process that was forked just now."""
+        self.name = name
+        self.language = language
+        self.pid = pid
+        self.stdout = stdout
+        self.stderr = stderr
+        self.lines: list[Line] = []
+        self.idle_line: Line | None = None
+        self.was_ready = False
+        self.execution: Execution | None = None
+        self.handing: HandOver | None = None
+        """The latest hand-over of work to it."""
+        self.usage: LivingUsage | None = None
+        """Of its latest cell."""
+        self.birth: int | None = None
+        """Request that waits for this context to become ready."""
+        self.closings: list[int] = []
+        """Requests that wait for this context to be gone."""
+
+    @property
+    def state(self) -> str:
+        """starting, idle, busy or ending: its line is closed, and it is killed for that."""
+        if self.execution is not None:
+            return "busy"
+        if self.idle_line is not None and self.idle_line.is_open:
+            return "idle"
+        return "ending" if self.was_ready else "starting"
+
+    def kill(self) -> None:
+        """End it; `done` and everything else follow from its exit."""
+        processes.signal_group(self.pid, signal.SIGKILL)
+
+    def drain(self) -> None:
+        """Forward what was printed so far, so that events keep their order."""
+        self.stdout.drain()
+        self.stderr.drain()
+
+
+class ContextJob:
+    """A running execution, as something that takes input and signals."""
+
+    def __init__(self, context: Context, execution: Execution) -> None:
+        """Lend an execution to one request; not kept."""
+        self._context = context
+        self._execution = execution
+        self.feed = execution.feed
+        self.pid = context.pid
+
+    def processor_us(self) -> int | None:
+        """What the context's process used for it, in µs; None where that was not asked for."""
+        usage = self._execution.usage
+        return None if usage is None else usage.processor_us()
+
+    def signal(self, number: int) -> None:
+        """Signal the context and what it started in its group."""
+        if number == signal.SIGINT:
+            self._execution.is_interrupted = True
+        processes.signal_group(self._context.pid, number)
+
+    def end_input(self) -> None:
+        """End of file on its input."""
+        if self.feed is not None:
+            self.feed.end()
+
+    def resize(self, rows: int, columns: int) -> None:
+        """An execution has no terminal."""
+
+    def answer(self, request: Request) -> None:
+        """Answer one of its calls."""
+        if self._execution.calls is not None:
+            self._execution.calls.answer(request)
+
+
+class Contexts:
+    """All contexts of this sandbox."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        channel: Channel,
+        sinks: Sinks,
+        config: dict[str, Any],
+        run_context: Callable[[Link, dict[str, Any]], Any],
+        families: Families,
+    ) -> None:
+        """`config` is read late; `run_context` is called in each child and does not return."""
+        self._loop = loop
+        self._families = families
+        self._channel = channel
+        self._sinks = sinks
+        self._config = config
+        self._run_context = run_context
+        # What a context finds; looking through os.environ in every fork is too dear.
+        self._environment = dict(os.environ)
+        self._exchange = Exchange(loop, channel, self._on_line)
+        self._by_name: dict[str, Context] = {}
+        self._by_pid: dict[int, Context] = {}
+        self._missing: dict[str, Refusal] = {}
+        """Contexts that were to be there from the start, and why they are not."""
+        self.on_ready: Callable[[str], None] | None = None
+
+    def open(self, listener: tuple[_socket.socket, str] | None = None) -> None:
+        """Be ready for the first fork; nobody is heard before `watch`."""
+        self._exchange.are_named = bool(self._config.get("are_callers_named"))
+        self._exchange.open(listener)
+
+    def watch(self) -> None:
+        """Hear contexts from now on."""
+        self._exchange.watch()
+
+    @property
+    def may_run_first(self) -> bool:
+        """Whether the short way is open: one program."""
+        return self._config.get("purpose") == "program" and self._refusal(self.language) is None
+
+    @property
+    def language(self) -> str:
+        """What the contexts speak that are there from the start."""
+        return str(self._config.get("language") or "python")
+
+    def hear_the_dying(self) -> None:
+        """Accept whoever called, before its process is waited for: afterwards it has no name."""
+        if self._exchange.are_named:
+            self._exchange.drain()
+
+    def run_first(self, channel_fd: int, wakeup_fd: int, born: Callable[[], None]) -> Stretch:
+        """Serve the first program of a sandbox before there is an event loop."""
+        stretch = Stretch(*self._fork("main", self.language))
+        born()
+        stretch.may_be_foreseen = bool(self._config.get("is_end_foreseen"))
+        stretch.has_interpreter = drivers.find(self.language) is not None
+        serve(stretch, channel_fd, wakeup_fd, self._exchange.fileno())
+        return stretch
+
+    def take_over(self, stretch: Stretch) -> None:
+        """Go on from where that stopped."""
+        stdout = Pump(self._loop, self._channel, stretch.stdout, "stdout")
+        stderr = Pump(self._loop, self._channel, stretch.stderr, "stderr")
+        if stretch.is_done:
+            self._sinks.add(stdout)
+            self._sinks.add(stderr)
+            return
+        context = Context("main", self.language, stretch.pid, stdout, stderr)
+        self._by_name["main"] = context
+        self._by_pid[context.pid] = context
+        context.was_ready = stretch.is_ready
+        if stretch.line >= 0:
+            self._listen(context, self._exchange.line(stretch.line))
+            context.idle_line = context.lines[0]
+        if not stretch.is_ready:
+            context.kill()  # it said something else than a context says, or nothing
+        elif stretch.header is not None:
+            self._resume(context, stretch, stretch.header)
+        if stretch.end is not None:
+            self.on_exit(context.pid, processes.exit_from(*stretch.end))
+
+    def _resume(self, context: Context, stretch: Stretch, header: Header) -> None:
+        execution = self._execution(header["id"], header["output_bytes"], header.get("tools"))
+        execution.is_program = True
+        execution.stdout.passed, execution.stderr.passed = stretch.passed
+        context.execution = execution
+        context.stdout.begin(execution.id, execution.stdout)
+        context.stderr.begin(execution.id, execution.stderr)
+        if stretch.left is not None:
+            which, data = stretch.left
+            (context.stderr if which else context.stdout).forward(data)
+
+    def names(self) -> list[str]:
+        """Every context, in order of birth."""
+        return list(self._by_name)
+
+    def begin(self, name: str) -> bool:
+        """Fork a context that is to be there from the start; False where its tool is missing."""
+        refusal = self._refusal(self.language)
+        if refusal is not None:
+            self._missing[name] = refusal
+            return False
+        self.create(name, self.language)
+        return True
+
+    def _refusal(self, language: str) -> Refusal | None:
+        try:
+            kernel.check(language, self._config.get("env") or self._environment)
+        except Refusal as refusal:
+            return refusal
+        return None
+
+    def create(self, name: str, language: str, birth: int | None = None) -> None:
+        """Fork a context; with `context_spawn`, answer that request once it is ready."""
+        if not 0 < len(name) <= _MOST_NAME_CHARACTERS:
+            raise Refusal("invalid", f"context: a name has 1 to {_MOST_NAME_CHARACTERS} characters")
+        if name in self._by_name:
+            raise Refusal("exists", f"context {name!r}: exists; close it first")
+        if len(self._by_name) >= MOST_CONTEXTS:
+            raise Refusal("busy", f"context {name!r}: {MOST_CONTEXTS} exist; close one first")
+        kernel.check(language, self._config.get("env") or self._environment)
+        pid, stdout, stderr, line = self._fork(name, language)
+        context = Context(
+            name,
+            language,
+            pid,
+            Pump(self._loop, self._channel, stdout, "stdout"),
+            Pump(self._loop, self._channel, stderr, "stderr"),
+        )
+        self._listen(context, self._exchange.line(line))
+        self._families.lead(pid)
+        context.birth = birth
+        self._by_name[name] = context
+        self._by_pid[pid] = context
+
+    def _fork(self, name: str, language: str) -> tuple[int, int, int, int]:
+        """A new context: its pid, and our ends of its stdout, its stderr and its first line."""
+        config = {**self._config, "context": name, "language": language}
+        parent = birth.Parent(self._exchange.address, are_named=self._exchange.are_named)
+        return birth.fork_context(config, self._environment, parent, self._run_context)
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def execute(self, request: Request) -> None:
+        """Hand an idle context something to run."""
+        context = self._find(request.text("context"))
+        if context.state == "ending":
+            raise Refusal("no_context", f"context {context.name!r}: its process has ended")
+        if request.flag("held", default=False):
+            raise Refusal("unsupported", "execute: only a sandbox's first program can be held")
+        if context.state != "idle" or context.idle_line is None:
+            raise Refusal("busy", f"context {context.name!r}: is {context.state}; wait for `done`")
+        task: Header = {
+            "op": "execute",
+            "mode": request.choice("mode", ("program", "cell")),
+            "filename": request.text("filename", "<cell>"),
+            "arguments": request.mapping("arguments"),
+            "argv": request.words("argv"),
+            "display": request.flag("display", default=True),
+            "stdin": request.choice("stdin", ("none", "stream")),
+            "tools": request.mapping("tools"),
+        }
+        output_bytes = request.integer(
+            "output_bytes", _DEFAULT_OUTPUT_BYTES, high=_MOST_OUTPUT_BYTES
+        )
+        execution = self._execution(request.id, output_bytes, task["tools"])
+        execution.is_program = task["mode"] == "program"
+        if not execution.is_program:
+            execution.usage = context.usage = LivingUsage(context.pid, context.usage)
+            execution.since = self._families.begin(request.id, context.pid, now_ticks())
+        self._hand_over(context, execution, task, request.body)
+
+    def _execution(self, number: int, output_bytes: int, tools: Header | None) -> Execution:
+        display_bytes = self._config.get("display_bytes", _DEFAULT_DISPLAY_BYTES)
+        execution = Execution(self._channel, number, output_bytes, display_bytes)
+        if tools is not None:
+            execution.calls = tool_calls.Calls(self._channel, number, tools)
+        return execution
+
+    def _hand_over(
+        self, context: Context, execution: Execution, task: Header, source: bytes
+    ) -> None:
+        line = context.idle_line
+        assert line is not None  # noqa: S101  for the type checker only
+        if task["stdin"] == "stream":
+            execution.feed = Feed(self._loop)  # its pipe is made by the context
+        context.idle_line = None
+        context.execution = execution
+        context.handing = HandOver(context.name, context.pid, line, execution.feed)
+        context.stdout.begin(execution.id, execution.stdout)
+        context.stderr.begin(execution.id, execution.stderr)
+        try:
+            context.handing.begin(task, source)
+        except Refusal:
+            self._withdraw(context)
+            raise
+
+    def _withdraw(self, context: Context) -> None:
+        """Take back what a context was not given, or not all of it."""
+        execution, context.execution = context.execution, None
+        if execution is not None:
+            execution.withdraw()
+        context.stdout.hold()
+        context.stderr.hold()
+
+    def interrupt(self, name: str) -> None:
+        """SIGINT to a context that is running something; to others it would be noise."""
+        context = self._by_name.get(name)
+        if context is not None and context.execution is not None:
+            context.execution.is_interrupted = True
+            processes.signal_group(context.pid, signal.SIGINT)
+
+    def job(self, number: int) -> ContextJob | None:
+        """The running execution of this number."""
+        for context in self._by_name.values():
+            if context.execution is not None and context.execution.id == number:
+                return ContextJob(context, context.execution)
+        return None
+
+    def leaders(self) -> dict[int, int]:
+        """Pid of each context that is at work, by request."""
+        return {
+            each.execution.id: each.pid
+            for each in self._by_pid.values()
+            if each.execution is not None
+        }
+
+    def answer(self, request: Request) -> None:
+        """Pass the answer to a call on; its execution may be over."""
+        job = self.job(request.id)
+        if job is not None:
+            job.answer(request)
+
+    def close(self, name: str, request: int) -> None:
+        """Kill a context; the request is answered when it is gone."""
+        context = self._find(name)
+        context.closings.append(request)
+        context.kill()
+
+    def listing(self) -> list[Header]:
+        """Name, language and state of each."""
+        return [
+            {"name": each.name, "language": each.language, "state": each.state}
+            for each in self._by_name.values()
+        ]
+
+    def _find(self, name: str) -> Context:
+        context = self._by_name.get(name)
+        if context is None and name in self._missing:
+            raise self._missing[name]
+        if context is None:
+            raise Refusal("no_context", f"context {name!r}: there is none; create it first")
+        return context
+
+    # -- what contexts say ---------------------------------------------------------------------
+
+    def _on_line(self, pid: int, line: Line) -> None:
+        context = self._by_pid.get(pid)
+        if context is None and self._exchange.are_named:
+            # gVisor names the thread that spoke.
+            context = self._by_pid.get(processes.leader_of(pid))
+        if context is None:
+            line.close()
+            return
+        context.lines = [each for each in context.lines if each.is_open]
+        if len(context.lines) >= _MOST_LINES:
+            # The oldest gives way: caller code that hoards connections must not keep its own
+            # context from saying that it has ended.
+            oldest = context.lines.pop(0)
+            oldest.drain()
+            oldest.close()
+        for earlier in tuple(context.lines):
+            earlier.drain()  # what was said before must not be heard after
+        self._listen(context, line)
+        line.hear()  # the first frame is there already, as a rule: one wake-up less
+
+    def _listen(self, context: Context, line: Line) -> None:
+        context.lines.append(line)
+        line.on_broken = context.kill
+        line.on_frame = lambda line, header, body: self._on_frame(context, line, header, body)
+
+    def _on_frame(self, context: Context, line: Line, header: Header, body: bytes) -> None:
+        context.drain()
+        try:
+            self._hear(context, line, header, body)
+        except ContextBroken:
+            context.kill()
+
+    def _hear(self, context: Context, line: Line, header: Header, body: bytes) -> None:
+        event = header.get("ev")
+        execution = context.execution
+        if event == "idle":
+            self._on_idle(context, line)
+        elif event == "call":
+            self._on_call(context, line, header, body)
+        elif event == "input":
+            self._on_input(context, line, header)
+        elif execution is None:
+            # A thread that a cell left behind may display something when its cell is over. There
+            # is no request it could belong to.
+            if event not in ("display", "error", "value"):
+                raise ContextBroken
+        elif event == "display":
+            execution.show(header, body)
+        elif event in ("error", "value"):
+            execution.tell_once(event, header, body)
+        elif event == "end":
+            execution.conclude(header)
+        else:
+            raise ContextBroken
+
+    def _on_input(self, context: Context, line: Line, header: Header) -> None:
+        handing = context.handing
+        if handing is None or context.execution is None or not handing.is_on(line):
+            raise ContextBroken
+        try:
+            handing.give_input(header)
+        except WrongWord:
+            raise ContextBroken from None
+        except OSError as error:
+            handing.take_back(error)
+
+    def _refuse(self, number: int, refusal: Refusal) -> None:
+        self._channel.send(
+            {"ev": "fail", "id": number, "code": refusal.code, "message": refusal.message}
+        )
+
+    def _on_call(self, context: Context, line: Line, header: Header, body: bytes) -> None:
+        handing = context.handing
+        is_first = line is context.idle_line or (handing is not None and handing.is_on(line))
+        if line not in context.lines or is_first:
+            raise ContextBroken  # a call has a line of its own
+        context.lines.remove(line)
+        execution = context.execution
+        if execution is None or execution.is_over:
+            tool_calls.refuse(line, "ended", "no execution is under way")
+        elif execution.calls is None:
+            tool_calls.refuse(line, "unknown", "this execution has no tools")
+        else:
+            execution.calls.begin(line, header.get("tool"), body)
+
+    def _on_idle(self, context: Context, line: Line) -> None:
+        execution = context.execution
+        if execution is not None and context.handing is not None and context.handing.failure:
+            self._withdraw(context)
+            self._refuse(execution.id, context.handing.failure)
+        elif execution is not None:
+            if not execution.is_over or execution.is_program:
+                raise ContextBroken
+            if execution.is_interrupted:
+                # The signal may still be on its way, and must not reach the next cell: what the
+                # context says now, it says after having seen it.
+                execution.is_interrupted = False
+                line.send(_SAY_IDLE)
+                return
+            context.execution = None
+            context.stdout.hold()
+            context.stderr.hold()
+            execution.finish(None)
+        context.idle_line = line
+        if not context.was_ready:
+            context.was_ready = True
+            if context.birth is not None:
+                self._channel.send(
+                    {"ev": "reply", "id": context.birth, "name": context.name, "pid": context.pid}
+                )
+            if self.on_ready is not None:
+                self.on_ready(context.name)
+
+    # -- its end -------------------------------------------------------------------------------
+
+    def on_exit(self, pid: int, end: Exit) -> bool:
+        """A process ended; True if it was a context."""
+        context = self._by_pid.get(pid)
+        if context is None:
+            return False
+        # What it said last may still be in a queue of the kernel, up to a connection not accepted.
+        self._exchange.drain()
+        for line in tuple(context.lines):
+            line.drain()
+            line.close()
+        last_words = b"" if context.was_ready else context.stderr.take(_MOST_LAST_WORDS)
+        context.drain()
+        del self._by_pid[pid]
+        del self._by_name[context.name]
+        execution = context.execution
+        if end.signal != signal.SIGKILL or (execution is not None and execution.is_program):
+            self._conclude(context, end, last_words, 0)
+        else:
+            # Nothing kills a context but a limit, its owner or itself: what it started goes too.
+            since = None if execution is None else execution.since
+            self._families.end(pid, since, partial(self._conclude, context, end, last_words))
+        return True
+
+    def _conclude(self, context: Context, end: Exit, last_words: bytes, remains: int) -> None:
+        context.drain()
+        self._sinks.add(context.stdout)
+        self._sinks.add(context.stderr)
+        self._end_execution(context, end, remains)
+        self._answer_waiting(context, end, last_words.decode("utf-8", "replace").strip())
+
+    def _end_execution(self, context: Context, end: Exit, remains: int) -> None:
+        """Tell how its work ended; or, if it left by itself without it, that it has not begun."""
+        execution, handing = context.execution, context.handing
+        if execution is None:
+            return
+        if end.signal is None and handing is not None and not handing.is_complete:
+            self._withdraw(context)
+            self._refuse(execution.id, handing.refusal())
+        else:
+            execution.finish(end, remains)
+
+    def _answer_waiting(self, context: Context, end: Exit, last_words: str) -> None:
+        for request in context.closings:
+            self._channel.send({"ev": "reply", "id": request})
+        if context.was_ready:
+            return
+        how = f"signal {end.signal}" if end.signal else f"exit code {end.exit_code}"
+        message = f"context {context.name!r}: ended by {how} before it was ready"
+        if last_words:
+            message += f"; it said: {last_words}"
+        if context.birth is None and end.signal == signal.SIGKILL:
+            raise ProcessLookupError(errno.ESRCH, message)  # somebody else's doing, not ours
+        if context.birth is None:
+            raise RuntimeError(message)
+        code = "not_found" if end.exit_code == kernel.EXIT_MISSING else "internal"
+        self._channel.send({"ev": "fail", "id": context.birth, "code": code, "message": message})

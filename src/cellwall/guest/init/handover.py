@@ -1,0 +1,77 @@
+"""Giving an idle context its work: the request, and a pipe for its input if it is to have one.
+
+`contexts.py` begins one for each execution that does not go the short way (`first_program.py`), and
+hears what the context says of it. It keeps no books. The invariant: until a hand-over is complete
+nothing of the work has run, so what fails before then is a refusal and never an end.
+"""
+
+from __future__ import annotations
+
+from cellwall.guest.channel.errors import Refusal, refusal_from
+from cellwall.guest.channel.frames import Header
+from cellwall.guest.channel.pipes import Feed
+from cellwall.guest.init.context_connections import Line, open_input
+
+_STEP = "execute"
+_INPUT: Header = {"op": "input"}
+_BACK: Header = {"op": "idle"}
+_MOST_NUMBER = 2**20
+
+
+class WrongWord(Exception):
+    """The context said of its input what no context says."""
+
+
+class HandOver:
+    """One request on its way to one context."""
+
+    def __init__(self, name: str, pid: int, line: Line, feed: Feed | None) -> None:
+        """`line` is where the context is idle, `feed` its input to be; neither is kept for long."""
+        self._name = name
+        self._pid = pid
+        self._line = line
+        self._feed = feed
+        self.failure: Refusal | None = None
+        """Why it has no input; the host is told once the context is idle again."""
+
+    def begin(self, task: Header, source: bytes) -> None:
+        """Tell the context. Raises Refusal where the kernel does not take it."""
+        self._line.send(task, source)
+        if self._line.error is not None:
+            raise self.refusal()
+        if self._feed is None:
+            # What is written already is closed at once; else when all of it is.
+            self._line.close_once_sent()
+
+    @property
+    def is_complete(self) -> bool:
+        """The kernel has all of it, and its input has a way to it."""
+        return self._line.is_sent and (self._feed is None or not self._feed.is_awaited)
+
+    def is_on(self, line: Line) -> bool:
+        """Whether it is under way on that line."""
+        return line is self._line and not self.is_complete
+
+    def refusal(self) -> Refusal:
+        """What the host is told of a context that is gone before this was complete."""
+        error = self._line.error
+        why = "its process has ended" if error is None else f"it cannot be told: {error.strerror}"
+        return Refusal("no_context", f"{_STEP}: context {self._name!r}: {why}")
+
+    def give_input(self, said: Header) -> None:
+        """The context has made a pipe: open its other end. Raises OSError, WrongWord."""
+        feed, number, lack = self._feed, said.get("fd"), said.get("errno")
+        if feed is None or not feed.is_awaited or self.failure or not self._line.is_sent:
+            raise WrongWord
+        if type(lack) is int and 0 < lack < _MOST_NUMBER:
+            raise OSError(lack, "the context can make no pipe")
+        if type(number) is not int or not 0 <= number < _MOST_NUMBER:
+            raise WrongWord
+        feed.open(open_input(self._pid, number))
+        self._line.send(_INPUT)
+        self._line.close_once_sent()
+
+    def take_back(self, error: OSError) -> None:
+        """Its input cannot be had: have the context wait for other work."""
+        self.failure = refusal_from(error, f"{_STEP}: context {self._name!r}: its input")
+        self._line.send(_BACK)

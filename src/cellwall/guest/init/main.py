@@ -1,0 +1,427 @@
+"""Init: the first process of every sandbox; serves the host, owns everything that runs inside.
+
+The jail and the process runtime call `main` in a process that is locked down already. It never
+runs caller code itself (contexts and commands do), and it takes no decision about how something
+ended: it reports the kernel's evidence and the host decides.
+
+Init must survive anything from inside (a broken context dies, a bad request is refused) and must
+not survive the host: the end of the channel is the end of the sandbox.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import os
+import signal
+import stat
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from cellwall.guest.channel.channel import Channel, HostGone
+from cellwall.guest.channel.errors import Refusal, refusal_from
+from cellwall.guest.channel.frames import FrameError, Header
+from cellwall.guest.channel.init_link import Link
+from cellwall.guest.channel.loop import READ, Loop
+from cellwall.guest.channel.pipes import Sinks
+from cellwall.guest.channel.requests import Request
+from cellwall.guest.channel.streams import MOST_GRANTED_BYTES
+from cellwall.guest.files import inotify, trees
+from cellwall.guest.files.child_tasks import Workers
+from cellwall.guest.files.files import Files
+from cellwall.guest.init.commands import Command, Commands
+from cellwall.guest.init.contexts import ContextJob, Contexts
+from cellwall.guest.init.families import Families
+from cellwall.guest.init.first_program import USUAL_CONTEXTS, nothing, ready
+from cellwall.guest.init.ports import Connection, Ports
+from cellwall.guest.process import processes
+
+if TYPE_CHECKING:
+    from cellwall.guest.warm.fast_start import Begun
+
+_MOST_SIGNAL = 64
+_EXIT_HOST_GONE = 0
+_EXIT_BROKEN = 70
+_CONTEXT_MODULE = "cellwall.guest.context.main"
+_prepared: list[Init] = []
+
+
+class Init:
+    """The table of operations, and what they operate on."""
+
+    def __init__(
+        self,
+        run_context: Callable[[Link, dict[str, Any]], Any],
+    ) -> None:
+        """Everything that does not depend on the sandbox; no descriptor is taken before `run`."""
+        self._config: dict[str, Any] = {}
+        self._channel = Channel(self._on_frame)
+        self._loop = Loop(self._channel.flush)
+        sinks = Sinks()
+        self._families = Families(self._loop)
+        self._contexts = Contexts(
+            self._loop, self._channel, sinks, self._config, run_context, self._families
+        )
+        self._contexts.on_ready = self._on_context_ready
+        self._commands = Commands(self._loop, self._channel, sinks, self._config, self._families)
+        self._workers = Workers(self._loop, self._channel)
+        self._files = Files(self._config)
+        self._ports: Ports | None = None
+        self._awaited: list[str] = []
+        self._operations = self._table()
+
+    def _table(self) -> dict[str, Callable[[Request], tuple[Header, bytes] | None]]:
+        """Each operation; what returns a header and a body is answered by `reply` at once."""
+        files = self._files
+        return {
+            "execute": self._contexts.execute,
+            "start": self._commands.start,
+            "stdin": self._stdin,
+            "stdin_close": self._stdin_close,
+            "resize": self._resize,
+            "credit": self._credit,
+            "signal": self._signal,
+            "interrupt": self._interrupt,
+            "end": self._end,
+            "thin": self._thin,
+            "shed": self._shed,
+            "kin": self._kin,
+            "spent": self._spent,
+            "answer": self._contexts.answer,
+            "context_create": self._context_create,
+            "context_close": self._context_close,
+            "context_list": self._context_list,
+            "file_read": files.read,
+            "file_write": files.write,
+            "file_stat": files.stat,
+            "file_list": files.list,
+            "file_mkdir": files.mkdir,
+            "file_move": self._move,
+            "file_remove": self._remove,
+            "tree_put": self._tree_put,
+            "tree_get": self._tree_get,
+            "port_connect": self._port_connect,
+            "port_list": self._port_list,
+            "close": self._close,
+            "watch": self._watch,
+            "chunk": self._chunk,
+            "chunk_end": self._chunk_end,
+            "shutdown": self._shutdown,
+        }
+
+    def run(
+        self,
+        channel_fd: int,
+        config: dict[str, Any],
+        begun: Begun | None = None,
+        born: Callable[[], None] = nothing,
+    ) -> None:
+        """Own `channel_fd`, fork the named contexts and serve until the host is gone.
+
+        `begun` is what `fast_start` did of that already; `born` is called when they have been
+        forked.
+        """
+        self._config.update(config)
+        self._wakeup_r = processes.await_children() if begun is None else begun.wakeup_fd
+        self._contexts.open(None if begun is None else begun.listener)
+        names = config.get("contexts", ())
+        stretch = None if begun is None else begun.stretch
+        if stretch is None and self._contexts.may_run_first and list(names) == USUAL_CONTEXTS:
+            stretch = self._contexts.run_first(channel_fd, self._wakeup_r, born)
+        self._loop.open()
+        self._channel.open(channel_fd, self._loop, config.get("out_fd", -1))
+        self._loop.watch(self._wakeup_r, READ, self._on_child)
+        self._contexts.watch()
+        if stretch is not None:
+            self._contexts.take_over(stretch)
+            self._on_child(0)
+            self._channel.take_over(stretch.unread, stretch.unsent)
+        else:
+            self._create(names)
+            born()
+            if not self._awaited:
+                self._announce()
+        self._loop.run()
+
+    def _create(self, names: Sequence[str]) -> None:
+        self._awaited += [name for name in names if self._contexts.begin(name)]
+
+    def _on_context_ready(self, name: str) -> None:
+        if name in self._awaited:
+            self._awaited.remove(name)
+            if not self._awaited:
+                self._announce()
+
+    def _announce(self) -> None:
+        self._channel.send(ready(self._contexts.names()))
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def _on_frame(self, header: Header, body: bytes) -> None:
+        request = Request(header, body)
+        if not request.id:
+            return  # nobody could tell to what an answer belongs
+        try:
+            operation = self._operations.get(request.op)
+            if operation is None:
+                raise Refusal("unsupported", f"operation {request.op[:64]!r}: unknown to this init")
+            answer = operation(request)
+            if answer is not None:
+                fields, content = answer
+                self._channel.send({"ev": "reply", "id": request.id, **fields}, content)
+        except Refusal as refusal:
+            self._refuse(request, refusal)
+        except OSError as error:
+            self._refuse(request, refusal_from(error, _step(request, header)))
+        except MemoryError:
+            self._refuse(request, Refusal("no_space", f"{request.op}: out of memory in init"))
+        except (HostGone, SystemExit):
+            raise
+        except Exception as error:  # noqa: BLE001  one request must not end the sandbox
+            traceback.print_exc()
+            self._refuse(request, Refusal("internal", f"{request.op}: {type(error).__name__}"))
+
+    def _refuse(self, request: Request, refusal: Refusal) -> None:
+        self._channel.send(
+            {
+                "ev": "fail",
+                "id": request.id,
+                "code": refusal.code,
+                "message": refusal.message[:2000],
+            }
+        )
+
+    def _job(self, request: Request) -> Command | ContextJob | Connection | None:
+        job = self._contexts.job(request.id) or self._commands.job(request.id)
+        return job or self._connection(request)
+
+    def _connection(self, request: Request) -> Connection | None:
+        return None if self._ports is None else self._ports.job(request.id)
+
+    def _opened_ports(self) -> Ports:
+        # On first use: most sandboxes never have one.
+        if self._ports is None:
+            self._ports = Ports(self._loop, self._channel)
+        return self._ports
+
+    def _stdin(self, request: Request) -> None:
+        job = self._job(request)
+        if job is not None and job.feed is not None:
+            job.feed.write(request.body)
+
+    def _stdin_close(self, request: Request) -> None:
+        job = self._job(request)
+        if job is not None:
+            job.end_input()
+
+    def _resize(self, request: Request) -> None:
+        job = self._job(request)
+        rows, columns = request.integer("rows", 24, 1, 65535), request.integer("cols", 80, 1, 65535)
+        if job is not None:
+            job.resize(rows, columns)
+
+    def _credit(self, request: Request) -> None:
+        count = request.integer("bytes", low=1, high=MOST_GRANTED_BYTES)
+        job = self._commands.job(request.id) or self._connection(request)
+        if job is not None:
+            job.grant(count)
+        else:
+            self._workers.grant(request.id, count)
+
+    def _signal(self, request: Request) -> None:
+        number = request.integer("signal", low=1, high=_MOST_SIGNAL)
+        job = self._job(request)
+        if job is not None:
+            job.signal(number)
+        elif number == signal.SIGKILL:
+            self._workers.cancel(request.id)
+
+    def _interrupt(self, request: Request) -> None:
+        self._contexts.interrupt(request.text("context"))
+
+    def _end(self, request: Request) -> None:
+        def answer(remains: int) -> None:
+            self._channel.send({"ev": "reply", "id": request.id, "remains": remains})
+
+        self._families.end_job(request.integer("of"), answer)
+
+    def _thin(self, request: Request) -> None:
+        def answer(job: int, found: int, remains: int) -> None:
+            fields = {"of": job, "found": found, "remains": remains}
+            self._channel.send({"ev": "reply", "id": request.id, **fields})
+
+        self._families.thin(request.integer("least", low=1), answer)
+
+    def _shed(self, request: Request) -> None:
+        def answer(job: int, found: int) -> None:
+            self._channel.send({"ev": "reply", "id": request.id, "of": job, "found": found})
+
+        self._families.shed(request.integer("least", low=1, high=2**62), answer)
+
+    def _kin(self, _request: Request) -> tuple[Header, bytes]:
+        leaders = {**self._contexts.leaders(), **self._commands.leaders()}
+        return {"childless": self._families.childless(leaders)}, b""
+
+    def _spent(self, request: Request) -> tuple[Header, bytes]:
+        of = request.integer("of")
+        spent = self._families.spent(of)
+        job = self._contexts.job(of) or self._commands.job(of)
+        if spent is None or job is None:
+            raise Refusal("invalid", f"spent: {of} is no execution or command at work")
+        led_us = job.processor_us() if self._families.childless({of: job.pid}) else None
+        return {"mine_us": spent[0], "others_us": spent[1], "led_us": led_us}, b""
+
+    def _context_create(self, request: Request) -> None:
+        self._contexts.create(
+            request.text("context"), request.text("language", "python"), request.id
+        )
+
+    def _context_close(self, request: Request) -> None:
+        self._contexts.close(request.text("context"), request.id)
+
+    def _context_list(self, _request: Request) -> tuple[Header, bytes]:
+        return {"contexts": self._contexts.listing()}, b""
+
+    def _move(self, request: Request) -> tuple[Header, bytes] | None:
+        try:
+            return self._files.move(request)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+        source, target = self._files.resolve(request), self._files.resolve(request, "target")
+        self._workers.start(request.id, trees.relocation(source, target))
+        return None
+
+    def _remove(self, request: Request) -> tuple[Header, bytes] | None:
+        path = self._files.resolve(request)
+        if request.flag("recursive") and stat.S_ISDIR(os.lstat(path).st_mode):
+            self._workers.start(request.id, trees.removal(path))
+            return None
+        return self._files.remove(request)
+
+    def _tree_put(self, request: Request) -> None:
+        self._workers.start(request.id, trees.arrival(self._files.resolve(request)))
+
+    def _tree_get(self, request: Request) -> None:
+        self._workers.start(request.id, trees.departure(self._files.resolve(request)))
+
+    def _port_connect(self, request: Request) -> None:
+        self._opened_ports().connect(request)
+
+    def _port_list(self, request: Request) -> tuple[Header, bytes]:
+        return self._opened_ports().listing(request)
+
+    def _close(self, request: Request) -> None:
+        connection = self._connection(request)
+        if connection is not None:
+            connection.close()
+
+    def _watch(self, request: Request) -> None:
+        task = inotify.watching(self._files.resolve(request), request.flag("recursive"))
+        window_bytes = request.integer("window", low=0, high=MOST_GRANTED_BYTES)
+        self._workers.watch(request.id, task, window_bytes)
+
+    def _chunk(self, request: Request) -> None:
+        self._workers.chunk(request.id, request.body)
+
+    def _chunk_end(self, request: Request) -> None:
+        self._workers.chunk_end(request.id)
+
+    def _shutdown(self, _request: Request) -> NoReturn:
+        raise HostGone
+
+    # -- children ------------------------------------------------------------------------------
+
+    def _on_child(self, _events: int) -> None:
+        with contextlib.suppress(BlockingIOError):  # read in an earlier round
+            os.read(self._wakeup_r, 4096)
+        while (pid := processes.ended_child()) is not None:
+            # Each by itself: one that ends later may say something until then.
+            self._contexts.hear_the_dying()
+            session = processes.session_of(pid)
+            _, status, usage = os.wait4(pid, 0)
+            end = processes.exit_from(status, usage)
+            self._families.note_end(pid, session, end.rusage)
+            # None of them: an orphan that became ours. Reaping it was all there is to do.
+            for table in (self._contexts, self._commands, self._workers):
+                if table.on_exit(pid, end):
+                    break
+        self._families.look()
+
+
+def _step(request: Request, header: Header) -> str:
+    path = header.get("path")
+    return f"{request.op} {path!r}" if isinstance(path, str) else request.op
+
+
+def main(
+    channel_fd: int,
+    config: dict[str, Any],
+    run_context: Callable[[Link, dict[str, Any]], Any] | None = None,
+    begun: Begun | None = None,
+    born: Callable[[], None] = nothing,
+) -> NoReturn:
+    """Be init on `channel_fd` until the host is gone; `run_context` replaces the Python context.
+
+    `begun` is what `fast_start` did of that already; `born` is called when the contexts that are
+    there from the start have been forked.
+    """
+    code = _EXIT_BROKEN
+    try:
+        if begun is None:
+            _settle()
+        _made(run_context).run(channel_fd, config, begun, born)
+    except (HostGone, BrokenPipeError, ConnectionResetError):
+        code = _EXIT_HOST_GONE  # also in the short way of a first program, which has no channel
+    except FrameError as error:
+        _complain(f"cellwall init: channel: {error}\n")
+    except OSError as error:
+        _complain(f"cellwall init: cannot go on: {error}\n")
+    except BaseException:  # noqa: BLE001  the outermost frame of the process
+        _complain(traceback.format_exc())
+    finally:
+        _leave(code)
+
+
+def prepare() -> None:
+    """Build an init once, in a fork-server: its forks only give it descriptors and a name.
+
+    What they need not build they need not write, and every page a fork writes to is copied.
+    """
+    processes.ignore_signals()
+    os.umask(0o022)
+    os.chdir("/")
+    _prepared[:] = [_made(None)]
+
+
+def _made(run_context: Callable[[Link, dict[str, Any]], Any] | None) -> Init:
+    if run_context is not None:
+        return Init(run_context)
+    if _prepared:
+        return _prepared[0]
+    # Imported before the fork of a context, so that all of them share the pages.
+    return Init(importlib.import_module(_CONTEXT_MODULE).main)
+
+
+def _settle() -> None:
+    if _prepared:
+        processes.confine()  # the rest was done there, and we are pid 1
+    else:
+        processes.become_init()
+
+
+def _complain(text: str) -> None:
+    # Descriptor 2 of init belongs to whoever built the sandbox; caller code never has it.
+    try:
+        os.write(2, text.encode("utf-8", "backslashreplace"))
+    except OSError:
+        return
+
+
+def _leave(code: int) -> NoReturn:
+    if os.getpid() != 1:
+        # As pid 1 our end is everybody's end; elsewhere we have to see to it.
+        processes.kill_descendants()
+    os._exit(code)

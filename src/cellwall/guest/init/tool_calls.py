@@ -1,0 +1,91 @@
+"""Init's side of host tools: calls of one execution on their way to the host and back.
+
+`contexts.py` hands over a line that said `call`; from then on the line is the call, and its end is
+the call's. Nothing here knows what a tool is or reads arguments: the host checks both.
+
+Every bound is kept before the host hears of a call. The host counts again, and takes an init that
+lets more through for a hostile one.
+"""
+
+from __future__ import annotations
+
+import json
+
+from cellwall.guest.channel.channel import Channel
+from cellwall.guest.channel.frames import Header
+from cellwall.guest.channel.requests import Request
+from cellwall.guest.init.context_connections import Line
+
+_MOST_AT_ONCE = 64
+_MOST_IN_ALL = 1_000_000
+_MOST_NAME_CHARACTERS = 64
+
+
+class Calls:
+    """The calls of one execution; none may be made unless its request came with tools."""
+
+    def __init__(self, channel: Channel, execution: int, tools: Header) -> None:
+        """`tools` is that field of `execute`. Raises Refusal."""
+        asked = Request({"op": "execute", **tools}, b"")
+        self._channel = channel
+        self._execution = execution
+        self._most_at_once = asked.integer("at_once", low=1, high=_MOST_AT_ONCE)
+        self._left = asked.integer("in_all", low=1, high=_MOST_IN_ALL)
+        self._last = 0
+        self._waiting: dict[int, Line] = {}
+        self._unread: set[Line] = set()
+        """Lines with an answer that their other end does not take; they keep their places."""
+
+    def begin(self, line: Line, tool: object, body: bytes) -> None:
+        """Pass a call on, or refuse it."""
+        if not isinstance(tool, str) or not 0 < len(tool) <= _MOST_NAME_CHARACTERS:
+            refuse(line, "unknown", "this is not the name of a tool")
+        elif len(self._waiting) + len(self._unread) >= self._most_at_once:
+            refuse(line, "busy", f"{self._most_at_once} calls are under way; wait for one")
+        elif not self._left:
+            refuse(line, "limit", "this execution has made all the calls it may make")
+        else:
+            self._left -= 1
+            self._last += 1
+            number = self._last
+            self._waiting[number] = line
+            line.on_closed = lambda: self._drop(number)
+            event: Header = {"ev": "call", "id": self._execution, "call": number, "tool": tool}
+            self._channel.send(event, body)
+
+    def _drop(self, number: int) -> None:
+        """Whoever called hung up: an interrupt, or the end of its thread."""
+        line = self._waiting.pop(number)
+        if self._channel.is_full:
+            # Its arguments are still in our memory: so it has its place for as long.
+            self._unread.add(line)
+            self._channel.wait_for_room(lambda: self._unread.discard(line))
+        self._channel.send({"ev": "call_dropped", "id": self._execution, "call": number})
+
+    def answer(self, request: Request) -> None:
+        """Pass the host's answer on; the call may be over by now."""
+        line = self._waiting.pop(request.integer("call"), None)
+        if line is None:
+            return
+        self._unread.add(line)
+        line.on_closed = lambda: self._unread.discard(line)
+        line.send({"op": "answer", "ok": request.flag("ok")}, request.body)
+        line.close_once_sent()
+
+    def close(self) -> None:
+        """The execution is over: nobody will answer any more, and nobody is waited for."""
+        waiting, self._waiting = list(self._waiting.values()), {}
+        unread, self._unread = list(self._unread), set()
+        for line in waiting:
+            line.on_closed = None
+            refuse(line, "ended", "the execution is over")
+        for line in waiting + unread:
+            line.on_closed = None
+            line.close()
+
+
+def refuse(line: Line, kind: str, message: str) -> None:
+    """Answer a call that the host does not hear of."""
+    body = json.dumps({"kind": kind, "type": "", "message": message}).encode("ascii")
+    line.send({"op": "answer", "ok": False}, body)
+    line.close_once_sent()

@@ -1,0 +1,88 @@
+"""A sandbox's start for one program where nobody has warmed an interpreter up: a context at once.
+
+Called by a runtime's boot when the sandbox is wanted now. It forks the context and serves its first
+program (`first_program.py`) with a fifth of init's modules; whatever else is asked for loads the
+rest (`init.main`), in the middle of a run if need be. It decides nothing that init does not.
+
+Init stays a process of its own: the first process of a sandbox cannot be killed from inside.
+"""
+
+from __future__ import annotations
+
+import os
+
+from cellwall.guest.init import context_spawn
+from cellwall.guest.init.first_program import USUAL_CONTEXTS, Stretch, serve
+from cellwall.guest.process import processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+    from typing import Any, NoReturn
+
+    from cellwall.guest.channel.init_link import Link
+
+
+class Begun:
+    """What the rest of init needs to go on."""
+
+    def __init__(
+        self, listener: tuple[_socket.socket, str], wakeup_fd: int, stretch: Stretch
+    ) -> None:
+        """Hold what was opened."""
+        self.listener = listener
+        self.wakeup_fd = wakeup_fd
+        self.stretch = stretch
+
+
+def may_serve(config: dict[str, Any]) -> bool:
+    """Report whether this is a sandbox for one Python program."""
+    return (
+        config.get("purpose") == "program"
+        and list(config.get("contexts", ())) == USUAL_CONTEXTS
+        and (config.get("language") or "python") == "python"
+    )
+
+
+def begin(channel_fd: int, config: dict[str, Any]) -> Begun:
+    """Be init for as long as the first program is all there is. Raises OSError."""
+    os.umask(0o022)
+    processes.ignore_signals()
+    wakeup_fd = processes.await_children()
+    listener = context_spawn.listener()
+    are_named = bool(config.get("are_callers_named"))
+    parent = context_spawn.Parent(listener[1], are_named=are_named, is_hidden=False)
+    named = {**config, "context": "main", "language": "python"}
+    # A context of its own from here on: what it loads now need not be copied for it.
+    born = context_spawn.fork_context(named, dict(os.environ), parent, _become_context, os.fork)
+    stretch = Stretch(*born)
+    serve(stretch, channel_fd, wakeup_fd, listener[0].fileno(), meanwhile=_hide)
+    return Begun(listener, wakeup_fd, stretch)
+
+
+def go_on() -> None:
+    """Make up for what `begin` left out, before the rest of init is loaded."""
+    import site
+
+    site.main()
+    processes.become_init()
+
+
+def _become_context(link: Link, config: dict[str, Any]) -> NoReturn:
+    import site
+
+    site.main()  # `-S` kept the template's .pth files from running before this point
+    from cellwall.guest.context import main as context
+
+    context.main(link, config)
+
+
+def _hide() -> None:
+    """Do what `processes.set_dumpable(False)` does, without the package over the C code."""
+    # SECURITY: before anything of a caller's is here. See processes.py.
+    import _ctypes
+
+    this: Any = None  # the interpreter itself, as dlopen(3) has it
+    prctl = _ctypes.dlsym(_ctypes.dlopen(this, 0), "prctl")
+    if _ctypes.call_function(prctl, (processes.PR_SET_DUMPABLE, 0, 0, 0, 0)):
+        raise OSError("prctl(PR_SET_DUMPABLE): refused")

@@ -1,0 +1,233 @@
+"""A rehearsal of init in the fork-server: real contexts, real programs, a host that says little.
+
+Called once by `preload.py`. It is no test, and nothing of it is left but what CPython learnt.
+
+An interpreter rewrites its own code as it runs (inline caches, type caches). Done here once, that
+is shared by all forks; done there, every fork copies the pages. So the rounds must be enough for
+all of it to settle, and whatever they change of this process must be put back.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import os
+import signal
+import socket
+import threading
+from typing import TYPE_CHECKING, NoReturn
+
+from cellwall.guest.channel.channel import HostGone
+from cellwall.guest.channel.frames import (
+    MAX_EVENT_BODY_BYTES,
+    MAX_EVENT_HEADER_BYTES,
+    Decoder,
+    encode,
+)
+from cellwall.guest.channel.init_link import Link
+from cellwall.guest.context import main as context
+from cellwall.guest.context import program
+from cellwall.guest.process import exit_watch, prefault, processes
+from cellwall.guest.process import libc as native
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    from cellwall.guest.init.main import Init
+
+ROUNDS = 12
+"""CPython 3.11 specialises a function at its eighth call."""
+
+_PATIENCE_S = 30
+_leave = os._exit
+"""Also while this name stands for something else (`prefault`)."""
+_PROGRAM = b"import sys\nprint(1)\n"
+FILENAME = f"{'../' * 32}dev/null"
+"""Of a program that is rehearsed: there may be no place to write to, and nothing must stay."""
+_SIGNALS = (signal.SIGINT, *processes.DEFAULT_IN_CHILDREN)
+
+
+def rehearse(make: Callable[[], Init]) -> None:
+    """Have a throw-away init run one program in each of a dozen contexts."""
+    _rehearse_init(make, [f"rehearsal-{number}" for number in range(ROUNDS)], "session")
+
+
+def rehearse_first(make: Callable[[], Init], rounds: int = ROUNDS) -> None:
+    """Have a dozen throw-away inits run the first program of a sandbox each."""
+    for _ in range(rounds):
+        _rehearse_init(make, ["main"], "program")
+
+
+def _rehearse_init(make: Callable[[], Init], names: list[str], purpose: str) -> None:
+    config = {"home": os.getcwd(), "env": dict(os.environ), "contexts": names, "purpose": purpose}
+    with _unchanged_process(), writing_nowhere():
+        ours, theirs = socket.socketpair()
+        host = native.fork()
+        if host == 0:
+            theirs.close()
+            _be_host(ours, names)
+        ours.close()
+        with contextlib.suppress(HostGone):
+            make().run(theirs.detach(), config)
+        with contextlib.suppress(ChildProcessError):  # init reaps whatever ends
+            os.waitpid(host, 0)
+
+
+def rehearse_program(main: Callable[..., Any], rounds: int = ROUNDS) -> None:
+    """Be the context of a program in this very process, a dozen times, until it would exit.
+
+    What CPython learns of code that only forks run is lost with them, and each fork writes to that
+    code as it begins to learn. `main` is `single_program.main`.
+    """
+    with _unchanged_process(), _stand_ins(), context.StandardStreams():
+        for _ in range(rounds):
+            with contextlib.suppress(_Left):
+                _be_context(main)
+        context.forget()
+
+
+def rehearse_last(main: Callable[..., Any]) -> NoReturn:
+    """Be the context of a program in this process, which ends with it as a context's does."""
+    with _changed(_UNSAID), context.StandardStreams():
+        _be_context(main)
+    _leave(1)
+
+
+def _be_context(main: Callable[..., Any]) -> None:
+    config = {"home": os.getcwd(), "env": {}, "purpose": "program", "is_end_foreseen": True}
+    config["is_alone"] = True
+    header = {"op": "execute", "id": 1, "context": "main", "mode": "program"}
+    ours, theirs = socket.socketpair()
+    with ours:
+        ours.sendall(encode({**header, "filename": FILENAME, "display": True}, _PROGRAM))
+        main("\0", theirs.detach(), config, None)
+
+
+class _Left(ConnectionError):
+    """In the place of an exit; a context takes it for its init's end, and exits as well."""
+
+
+def _stay(_code: int) -> NoReturn:
+    raise _Left
+
+
+@contextlib.contextmanager
+def _stand_ins() -> Iterator[None]:
+    """Nobody exits, and what a process does once before it does is left out.
+
+    CPython learns how a call is made: so what is called without arguments has a stand-in like it.
+    """
+    changes: list[tuple[Any, str, Any]] = [
+        (os, "_exit", _stay),
+        (gc, "freeze", gc.isenabled),
+        (atexit, "_run_exitfuncs", gc.isenabled),
+        (threading, "_shutdown", _nothing),
+    ]
+    with _changed([*changes, *_UNSAID]):
+        yield
+
+
+def _kill_nobody(_pid: int, _number: int) -> None:
+    return
+
+
+_UNSAID: list[tuple[Any, str, Any]] = [
+    (exit_watch, "_kill", _kill_nobody),
+    (prefault, "pages", [b"", b"", bytes(16)]),  # a range without a length
+    (program, "NEW_FILE", os.O_WRONLY),
+]
+"""What a rehearsal neither tells its parent, nor copies ahead, nor leaves behind."""
+
+
+@contextlib.contextmanager
+def writing_nowhere() -> Iterator[None]:
+    """Have programs called `FILENAME` written to where nothing is."""
+    with _changed([(program, "NEW_FILE", os.O_WRONLY)]):
+        yield
+
+
+@contextlib.contextmanager
+def _changed(changes: list[tuple[Any, str, Any]]) -> Iterator[None]:
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
+    try:
+        for owner, name, stand_in in changes:
+            setattr(owner, name, stand_in)
+        yield
+    finally:
+        for owner, name, found in before:
+            setattr(owner, name, found)
+
+
+def _nothing() -> None:
+    return
+
+
+def rehearse_link() -> None:
+    """Have a link, too, say and hear what a context and its init say to each other."""
+    # Unix sockets make up an abstract name for who binds without one.
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind("")
+    listener.listen()
+    link = Link("\0" + listener.getsockname()[1:].decode("ascii"))
+    try:
+        for _ in range(ROUNDS):
+            link.send({"ev": "idle"})
+            line, _address = listener.accept()
+            with line:
+                line.sendall(encode({"op": "execute", "mode": "program"}, _PROGRAM))
+                link.receive()
+            link.close()
+    finally:
+        link.close()
+        listener.close()
+
+
+def _be_host(line: socket.socket, names: list[str]) -> NoReturn:
+    """The other end, in a process of its own: wait for `ready`, run all, hang up."""
+    try:
+        line.settimeout(_PATIENCE_S)
+        frames = _frames(line)
+        next(frames)
+        for number, name in enumerate(names, 1):
+            request = {"op": "execute", "id": number, "context": name, "display": False}
+            request.update(mode="program", filename=FILENAME, stdin="none", output_bytes=4096)
+            line.sendall(encode(request, _PROGRAM))
+        left = len(names)
+        while left:
+            left -= next(frames) in ("done", "fail")
+    finally:
+        _leave(0)
+
+
+def _frames(line: socket.socket) -> Iterator[object]:
+    decoder = Decoder(MAX_EVENT_HEADER_BYTES, MAX_EVENT_BODY_BYTES)
+    while data := line.recv(65536):
+        for header, _body in decoder.feed(data):
+            yield header["ev"]
+
+
+@contextlib.contextmanager
+def _unchanged_process() -> Iterator[None]:
+    """Put back signals and descriptors that an init takes and, being the last, never returns."""
+    before = _descriptors()
+    handlers = [(number, signal.getsignal(number)) for number in _SIGNALS]
+    wakeup_fd = signal.set_wakeup_fd(-1)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(wakeup_fd)
+        for number, handler in handlers:
+            signal.signal(number, handler)
+        # Objects first: they close what they own, and must not close a number twice.
+        gc.collect()
+        for descriptor in _descriptors() - before:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(descriptor)
+
+
+def _descriptors() -> set[int]:
+    found = os.listdir("/proc/self/fd")
+    # The listing's own descriptor is in it, and its number is the next that is given out.
+    return {int(name) for name in found if os.path.lexists(f"/proc/self/fd/{name}")}
