@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.runtimes import guest_bundle
 from cellwall.runtimes.jail import fork_servers
+from cellwall.runtimes.shared import guest_bundle
 
 Drop = Callable[..., None]
 

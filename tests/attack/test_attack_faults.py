@@ -34,8 +34,8 @@ from cellwall import (
 )
 from cellwall.linux.cgroups.hierarchies import Layout
 from cellwall.linux.cgroups.sandbox_groups import Groups
-from cellwall.runtimes import guest_bundle
 from cellwall.runtimes.jail import fork_servers
+from cellwall.runtimes.shared import guest_bundle
 
 pytestmark = pytest.mark.attack
 

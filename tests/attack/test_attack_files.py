@@ -21,7 +21,7 @@ import pytest
 from arena import Arena, fresh_peak_kib, peak_kib, unconfined
 
 from cellwall import AsyncSandbox, FileError, UsageError
-from cellwall.runtimes.answers import GuestRefused
+from cellwall.runtimes.channel.replies import GuestRefused
 
 pytestmark = pytest.mark.attack
 

@@ -27,8 +27,9 @@ from cellwall.engine.base_interpreter import base_interpreter
 from cellwall.engine.templates import TemplateStore
 from cellwall.model.errors import CellwallError, HostUnsupported
 from cellwall.model.template import BuiltTemplate, Template
-from cellwall.runtimes import gvisor, gvisor_image
-from cellwall.runtimes.guest_bundle import build_bundle
+from cellwall.runtimes.gvisor import guest_image
+from cellwall.runtimes.gvisor import runtime as gvisor
+from cellwall.runtimes.shared.guest_bundle import build_bundle
 from conftest import Require
 
 pytestmark = pytest.mark.attack
@@ -174,7 +175,7 @@ def test_gvisors_image_is_made_by_an_interpreter_outside_of_the_template(ground:
     built = _crowned(ground)
     ground.witness.write_text("")
     bundle = build_bundle(ground.state, gvisor._GUEST, gvisor._GUEST_ENTRY)
-    assert gvisor_image.build_image(ground.state, built, bundle, "/guest").start.exists()
+    assert guest_image.build_image(ground.state, built, bundle, "/guest").start.exists()
     assert ground.seen == ""
 
 

@@ -10,7 +10,7 @@ import pytest
 from arena import Arena, fresh_peak_kib, peak_kib
 
 from cellwall import AsyncSandbox, Terminal, Verdict
-from cellwall.runtimes.channel import GuestChannel
+from cellwall.runtimes.channel.channel import GuestChannel
 
 pytestmark = pytest.mark.attack
 

@@ -11,7 +11,7 @@ import pytest
 from cellwall.engine.engine import Engine
 from cellwall.engine.settings import EngineSettings
 from cellwall.model.outcome import Verdict
-from cellwall.runtimes.process_sandbox import ProcessSandbox
+from cellwall.runtimes.process.sandbox import ProcessSandbox
 from cellwall.testing.bare import BareTemplates
 from cellwall.testing.contract import RuntimeContract
 

@@ -22,7 +22,8 @@ from entries import running
 from cellwall import AsyncSandbox, Engine, EngineSettings, Execution, Verdict
 from cellwall.linux.cgroups import hierarchies
 from cellwall.model.errors import CellwallError, HostUnsupported
-from cellwall.runtimes import gvisor, gvisor_bundle, gvisor_witness
+from cellwall.runtimes.gvisor import oci_bundle, trace_listener
+from cellwall.runtimes.gvisor import runtime as gvisor
 from cellwall.testing.bare import BareTemplates
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
@@ -85,7 +86,7 @@ def test_part_that_is_killed_ends_the_sandbox_with_a_name(gvisor_arena: Arena, p
 
 
 def _binary() -> str:
-    from cellwall.runtimes import gvisor_binary
+    from cellwall.runtimes.gvisor import binary as gvisor_binary
 
     return gvisor_binary.find()
 
@@ -94,7 +95,7 @@ def test_start_that_fails_half_way_leaves_nothing(
     gvisor_arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FI-10: `runsc` runs, and what it should start inside is not there."""
-    monkeypatch.setattr(gvisor_bundle, "guest_words", lambda: ("/nowhere/python",))
+    monkeypatch.setattr(oci_bundle, "guest_words", lambda: ("/nowhere/python",))
     with (
         gvisor_arena.leaving_nothing(),
         pytest.raises(CellwallError, match="gVisor: start sandbox") as caught,
@@ -216,7 +217,7 @@ def test_sweep_leaves_alone_what_is_not_a_dead_owners(gvisor_arena: Arena, tmp_p
                 await runtime.sweep()
 
             gvisor_arena.do(sweep())
-            assert gvisor_witness.sweep(sinks) == 0
+            assert trace_listener.sweep(sinks) == 0
             assert (sinks / "other.sock").exists()
             assert foreign.is_dir()
             assert _is_alive(keeper)

@@ -26,11 +26,11 @@ from cellwall.engine.requests import Request
 from cellwall.jail.inspect import posture
 from cellwall.model.errors import CapacityError, SandboxBroken
 from cellwall.model.outcome import Verdict
-from cellwall.runtimes.channel import GuestChannel
-from cellwall.runtimes.cpus import Cpus
+from cellwall.runtimes.channel.channel import GuestChannel
 from cellwall.runtimes.jail.child import Spawned
 from cellwall.runtimes.jail.sandbox import JailSandbox
 from cellwall.runtimes.jail.single_program.channel import AloneChannel
+from cellwall.runtimes.shared.cpu_placement import Cpus
 from conftest import Require
 
 pytestmark = pytest.mark.attack

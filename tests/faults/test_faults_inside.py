@@ -19,8 +19,8 @@ from arena import LIMITS, Arena, fresh_peak_kib, peak_kib
 
 from cellwall import AsyncSandbox, Engine, EngineSettings, Execution, Verdict
 from cellwall.engine.aftermath import ENDING_S
-from cellwall.runtimes import guest_bundle
 from cellwall.runtimes.jail import fork_servers
+from cellwall.runtimes.shared import guest_bundle
 
 pytestmark = pytest.mark.attack
 _SOON_S = 2.0

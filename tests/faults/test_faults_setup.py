@@ -19,8 +19,8 @@ from arena import Traces
 from cellwall import Engine, EngineSettings, HostUnsupported
 from cellwall.jail.plan import plan
 from cellwall.jail.processes import clone_request
-from cellwall.runtimes import guest_bundle
 from cellwall.runtimes.jail import fork_servers
+from cellwall.runtimes.shared import guest_bundle
 
 pytestmark = pytest.mark.attack
 

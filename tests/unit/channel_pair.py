@@ -11,7 +11,7 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable
 
-from cellwall.runtimes.channel import GuestChannel
+from cellwall.runtimes.channel.channel import GuestChannel
 
 
 def frame(header: object, body: bytes = b"") -> bytes:

@@ -17,7 +17,7 @@ from cellwall.guest.channel.frames import encode
 from cellwall.guest.init.first_program import IDLE
 from cellwall.jail.fast import machine_code
 from cellwall.jail.inspect import host_facts
-from cellwall.runtimes.answers import REPLY, RUN, ChannelLost, GuestRefused
+from cellwall.runtimes.channel.replies import REPLY, RUN, ChannelLost, GuestRefused
 from cellwall.runtimes.jail.single_program.channel import AloneChannel, Parts
 from cellwall.runtimes.jail.single_program.lazy_loop import LateLoop
 

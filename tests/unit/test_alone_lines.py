@@ -12,7 +12,7 @@ import pytest
 
 from cellwall.guest.channel.frames import encode
 from cellwall.guest.channel.loop import READ
-from cellwall.runtimes.hearing import TURN_S
+from cellwall.runtimes.channel.loop_share import TURN_S
 from cellwall.runtimes.jail.single_program import connections as alone_lines
 from cellwall.runtimes.jail.single_program.connections import Line, Lines, Turn
 from cellwall.runtimes.jail.single_program.lazy_loop import LateLoop

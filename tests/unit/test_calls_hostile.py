@@ -15,8 +15,8 @@ from channel_pair import Pair, frame, with_pair
 from cellwall.engine.execution import Attempt, Work
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
-from cellwall.runtimes.answers import ChannelLost
 from cellwall.runtimes.base import KernelReadings
+from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.surface.tools import Tool, ToolBox
 
 _READINGS = KernelReadings(cpu_s=0, memory_bytes=0, memory_peak_bytes=0)

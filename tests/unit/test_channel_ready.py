@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from channel_pair import Pair, frame, with_pair
 
-from cellwall.runtimes.answers import ChannelLost
+from cellwall.runtimes.channel.replies import ChannelLost
 
 READY = frame({"ev": "ready", "protocol": 1, "python": "3"})
 

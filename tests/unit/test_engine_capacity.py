@@ -22,7 +22,7 @@ from cellwall.model.errors import (
     SandboxBroken,
     UsageError,
 )
-from cellwall.runtimes.answers import ChannelLost
+from cellwall.runtimes.channel.replies import ChannelLost
 
 
 @pytest.fixture

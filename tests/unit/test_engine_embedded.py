@@ -118,7 +118,7 @@ print(cellwall.run("print('again')", **CHOICE).stdout, end="")
 def test_killed_embedder_takes_its_sandboxes_along(program: Callable[[str], str]) -> None:
     code = """
 import time
-from cellwall.runtimes.process import ProcessRuntime
+from cellwall.runtimes.process.runtime import ProcessRuntime
 import asyncio
 pid = os.fork()
 if pid == 0:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cellwall.model.errors import UsageError
-from cellwall.runtimes.process_rules import PathRules
-from cellwall.runtimes.removal import remove_tree
+from cellwall.runtimes.process.rules import PathRules
+from cellwall.runtimes.shared.removal import remove_tree
 
 
 @pytest.fixture

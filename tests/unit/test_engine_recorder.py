@@ -11,7 +11,7 @@ import pytest
 
 from cellwall.engine.recorder import Recorder
 from cellwall.model.limits import Limits
-from cellwall.runtimes.frames import FrameError
+from cellwall.runtimes.channel.frames import FrameError
 
 MIB = 1024 * 1024
 _EMPTY = b"[" + b"[]," * 340_000 + b"0]"

@@ -12,14 +12,14 @@ import pytest
 
 from cellwall.model.errors import HostUnsupported
 from cellwall.model.template import BuiltTemplate, Template
-from cellwall.runtimes import gvisor_image
-from cellwall.runtimes.guest_bundle import build_bundle
+from cellwall.runtimes.gvisor import guest_image
+from cellwall.runtimes.shared.guest_bundle import build_bundle
 
 _GUEST = (
     "cellwall.guest",
-    "cellwall.runtimes.gvisor_boot",
-    "cellwall.runtimes.gvisor_modules",
-    "cellwall.runtimes.gvisor_snapshot",
+    "cellwall.runtimes.gvisor.boot",
+    "cellwall.runtimes.gvisor.module_finder",
+    "cellwall.runtimes.gvisor.snapshot",
 )
 _PROBE = """
 import marshal, sys
@@ -50,13 +50,13 @@ def built(preload: tuple[str, ...] = (), python: str = sys.executable) -> BuiltT
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> gvisor_image.Image:
+def image(tmp_path_factory: pytest.TempPathFactory) -> guest_image.Image:
     state = tmp_path_factory.mktemp("state")
-    bundle = build_bundle(state, _GUEST, "cellwall.runtimes.gvisor_boot:main")
-    return gvisor_image.build_image(state, built(("csv",)), bundle, str(bundle))
+    bundle = build_bundle(state, _GUEST, "cellwall.runtimes.gvisor.boot:main")
+    return guest_image.build_image(state, built(("csv",)), bundle, str(bundle))
 
 
-def test_modules_come_from_memory_and_know_their_files(image: gvisor_image.Image) -> None:
+def test_modules_come_from_memory_and_know_their_files(image: guest_image.Image) -> None:
     """The rest is where the start says; here it is told so, in a sandbox it is a path inside."""
     probe = _PROBE.replace("exec(code)", f"exec(code); REST = {str(image.rest)!r}")
     done = subprocess.run(
@@ -75,18 +75,18 @@ def test_modules_come_from_memory_and_know_their_files(image: gvisor_image.Image
     assert found["source"]
 
 
-def test_image_is_written_once(image: gvisor_image.Image) -> None:
+def test_image_is_written_once(image: guest_image.Image) -> None:
     before = image.start.stat().st_mtime_ns
     bundle = next(image.start.parent.glob("*.pyz"))
     state = image.start.parent.parent
-    assert gvisor_image.build_image(state, built(("csv",)), bundle, str(bundle)) == image
+    assert guest_image.build_image(state, built(("csv",)), bundle, str(bundle)) == image
     assert image.start.stat().st_mtime_ns == before
 
 
-def test_other_preload_is_another_image(image: gvisor_image.Image) -> None:
+def test_other_preload_is_another_image(image: guest_image.Image) -> None:
     bundle = next(image.start.parent.glob("*.pyz"))
     state = image.start.parent.parent
-    other = gvisor_image.build_image(state, built(("heapq",)), bundle, str(bundle))
+    other = guest_image.build_image(state, built(("heapq",)), bundle, str(bundle))
     assert other.start != image.start
 
 
@@ -101,7 +101,7 @@ def test_changed_standard_library_is_another_image(tmp_path: Path) -> None:
     bundle, names = tmp_path / "bundle.pyz", set[str]()
 
     def name() -> str:
-        return gvisor_image._name(built(python=str(interpreter)), bundle)
+        return guest_image._name(built(python=str(interpreter)), bundle)
 
     for change in (
         lambda: source.write_text("two"),
@@ -122,6 +122,6 @@ def test_changed_standard_library_is_another_image(tmp_path: Path) -> None:
 
 
 def test_interpreter_that_fails_is_named(tmp_path: Path) -> None:
-    bundle = build_bundle(tmp_path, _GUEST, "cellwall.runtimes.gvisor_boot:main")
+    bundle = build_bundle(tmp_path, _GUEST, "cellwall.runtimes.gvisor.boot:main")
     with pytest.raises(HostUnsupported, match="image of template t"):
-        gvisor_image.build_image(tmp_path, built(python="/bin/false"), bundle, str(bundle))
+        guest_image.build_image(tmp_path, built(python="/bin/false"), bundle, str(bundle))

@@ -11,9 +11,12 @@ import pytest
 from cellwall.jail.plan import plan, steps
 from cellwall.model.errors import HostUnsupported
 from cellwall.model.limits import Limits
-from cellwall.runtimes import gvisor_binary, gvisor_bundle, gvisor_root, gvisor_sandbox
-from cellwall.runtimes.gvisor_binary import Binary
-from cellwall.runtimes.gvisor_witness import refusal
+from cellwall.runtimes.gvisor import binary as gvisor_binary
+from cellwall.runtimes.gvisor import oci_bundle
+from cellwall.runtimes.gvisor import root as gvisor_root
+from cellwall.runtimes.gvisor import sandbox as gvisor_sandbox
+from cellwall.runtimes.gvisor.binary import Binary
+from cellwall.runtimes.gvisor.trace_listener import refusal
 
 REFUSED = bytes.fromhex("08001700000000001202100b18382091808009")
 FORKED = bytes.fromhex("08001700000000001202080218382091808009")
@@ -49,7 +52,7 @@ def test_garbage_is_read_without_harm(message: bytes) -> None:
 
 
 def test_configuration_denies_by_default() -> None:
-    made = gvisor_bundle.configuration(ROOT, Limits(), ("/bin/true",), PLACE)
+    made = oci_bundle.configuration(ROOT, Limits(), ("/bin/true",), PLACE)
     process = made["process"]
     assert process["user"] == {"uid": 1000, "gid": 1000}
     assert process["noNewPrivileges"] is True
@@ -63,16 +66,16 @@ def test_configuration_denies_by_default() -> None:
 
 
 def test_all_that_can_be_written_is_one_area_of_the_limits_size() -> None:
-    area = gvisor_bundle.area(ROOT, Limits(disk_mb=7, inodes=900))
-    assert {"size=7m", f"nr_inodes={900 + gvisor_bundle.OWN_INODES}"} <= set(
+    area = oci_bundle.area(ROOT, Limits(disk_mb=7, inodes=900))
+    assert {"size=7m", f"nr_inodes={900 + oci_bundle.OWN_INODES}"} <= set(
         area["options"].split(",")
     )
-    assert len(ROOT.directories) + len(ROOT.links) < gvisor_bundle.OWN_INODES / 2
+    assert len(ROOT.directories) + len(ROOT.links) < oci_bundle.OWN_INODES / 2
 
 
 def test_rlimits_are_the_limits() -> None:
     limits = Limits(processes=7, file_mb=3, open_files=99)
-    made = gvisor_bundle.configuration(ROOT, limits, ("/bin/true",), PLACE)
+    made = oci_bundle.configuration(ROOT, limits, ("/bin/true",), PLACE)
     found = {r["type"]: (r["soft"], r["hard"]) for r in made["process"]["rlimits"]}
     assert found["RLIMIT_NPROC"] == (8, 8)
     assert found["RLIMIT_FSIZE"] == (3 << 20, 3 << 20)
@@ -87,14 +90,14 @@ def test_the_hosts_limits_leave_gvisor_room_and_no_more() -> None:
 
 def test_flags_a_version_does_not_know_are_left_out() -> None:
     known = frozenset({"root", "platform", "network", "ignore-cgroups"})
-    flags = gvisor_bundle.flags(known, "ptrace", "/place")
+    flags = oci_bundle.flags(known, "ptrace", "/place")
     assert flags == [
         "--root=/place/state",
         "--platform=ptrace",
         "--network=none",
         "--ignore-cgroups=true",
     ]
-    assert "--directfs=false" in gvisor_bundle.flags(known | {"directfs"}, "ptrace", "/place")
+    assert "--directfs=false" in oci_bundle.flags(known | {"directfs"}, "ptrace", "/place")
 
 
 @pytest.mark.parametrize(

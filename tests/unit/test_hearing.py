@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cellwall.runtimes import hearing
-from cellwall.runtimes.hearing import BURST_S, SHARE, TURN_S, Hearing
+from cellwall.runtimes.channel import loop_share
+from cellwall.runtimes.channel.loop_share import BURST_S, SHARE, TURN_S, Hearing
 
 MANY = 1_000_000
 
@@ -106,7 +106,7 @@ def test_last_words_after_the_end_count_for_nobody() -> None:
 
 
 def test_lines_are_taken_down_as_frames_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hearing, "_LINE_S", 0.00005)
+    monkeypatch.setattr(loop_share, "_LINE_S", 0.00005)
     account = Hearing()
     assert not account.spend_lines(1.0, 100)
     assert account.spend_lines(1.001, 1000) > 0

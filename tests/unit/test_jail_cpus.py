@@ -7,7 +7,7 @@ import os
 import pytest
 
 from cellwall.jail.inspect import posture
-from cellwall.runtimes.cpus import Cpus
+from cellwall.runtimes.shared.cpu_placement import Cpus
 
 
 @pytest.fixture

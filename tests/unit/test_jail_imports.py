@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.runtimes.guest_bundle import build_bundle
 from cellwall.runtimes.jail import fork_servers
+from cellwall.runtimes.shared.guest_bundle import build_bundle
 
 FORBIDDEN = {
     "asyncio",

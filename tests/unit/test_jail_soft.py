@@ -14,8 +14,8 @@ from itertools import pairwise
 import pytest
 
 from cellwall.jail.inspect import posture, usage_sums
-from cellwall.runtimes import process_boot
-from cellwall.runtimes.process_sandbox import _process_use
+from cellwall.runtimes.process import boot as process_boot
+from cellwall.runtimes.process.sandbox import _process_use
 
 MIB = 1 << 20
 _HOLD = 40

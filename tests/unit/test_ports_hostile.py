@@ -12,8 +12,8 @@ from channel_pair import Pair, frame, with_pair
 from cellwall.engine.ports import MOST_CONNECTIONS, Connection, Ports
 from cellwall.engine.tasks import Tasks
 from cellwall.model.errors import CapacityError, PortError, SandboxBroken, UsageError
-from cellwall.runtimes.answers import ChannelLost
-from cellwall.runtimes.streams import WINDOW_BYTES
+from cellwall.runtimes.channel.replies import ChannelLost
+from cellwall.runtimes.channel.streams import WINDOW_BYTES
 
 PORT = 8000
 CLOSED = {"ev": "closed", "id": 1, "reset": False}

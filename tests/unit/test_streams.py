@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from channel_pair import Pair, frame, with_pair
 
-from cellwall.runtimes.answers import ChannelLost
-from cellwall.runtimes.streams import WINDOW_BYTES, ByteStream
+from cellwall.runtimes.channel.replies import ChannelLost
+from cellwall.runtimes.channel.streams import WINDOW_BYTES, ByteStream
 
 EXPECTED = frozenset({"stdout", "credit", "done"})
 

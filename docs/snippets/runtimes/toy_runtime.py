@@ -6,7 +6,7 @@ from pathlib import Path
 from cellwall.model.errors import HostUnsupported
 from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.runtimes.base import Finding, RuntimeSandbox, SandboxSpec
-from cellwall.runtimes.process import ProcessRuntime
+from cellwall.runtimes.process.runtime import ProcessRuntime
 
 
 class ToySandbox:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.engine import Engine
-from cellwall.runtimes import channel
+from cellwall.runtimes.channel import channel
 from cellwall.surface.sandbox import SyncSandbox
 from cellwall.surface.threads import LoopThread, Put, at_exit
 

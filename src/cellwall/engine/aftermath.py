@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.verdicts import Cause
 from cellwall.model.outcome import Verdict
-from cellwall.runtimes.answers import REPLY, ChannelLost, GuestRefused, Reply, Single
+from cellwall.runtimes.channel.replies import REPLY, ChannelLost, GuestRefused, Reply, Single
 
 if TYPE_CHECKING:
     from cellwall.engine.live import Live

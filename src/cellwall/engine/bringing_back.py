@@ -18,8 +18,8 @@ from cellwall.engine.verdicts import DISPLAYS_MB, ONE_DISPLAY_MB
 from cellwall.model.errors import UsageError
 from cellwall.model.files import FileEntry
 from cellwall.model.outcome import LOST
-from cellwall.runtimes.answers import ChannelLost, GuestRefused
-from cellwall.runtimes.frames import FrameError
+from cellwall.runtimes.channel.frames import FrameError
+from cellwall.runtimes.channel.replies import ChannelLost, GuestRefused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,7 +26,7 @@ from cellwall.engine.requests import (
 from cellwall.model.errors import NotFound, UsageError
 from cellwall.model.execution import CommandResult
 from cellwall.model.unicode import utf8
-from cellwall.runtimes.answers import GuestRefused
+from cellwall.runtimes.channel.replies import GuestRefused
 from cellwall.surface.callbacks import OnEvent, OnText, by_stream
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from cellwall.languages.language import BUILD
 from cellwall.languages.tools import Installed, detect
 from cellwall.model.execution import Compilation, Execution
 from cellwall.model.outcome import Outcome, Verdict
-from cellwall.runtimes.answers import GuestRefused
-from cellwall.runtimes.frames import FrameError
+from cellwall.runtimes.channel.frames import FrameError
+from cellwall.runtimes.channel.replies import GuestRefused
 
 if TYPE_CHECKING:
     from cellwall.engine.execution import Attempt

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Literal
 from cellwall.languages import registry
 from cellwall.model.context import ContextName, check_name
 from cellwall.model.errors import Conflict, NotFound, SandboxBroken, UsageError
-from cellwall.runtimes.answers import REPLY, GuestRefused, Reply, Single
-from cellwall.runtimes.frames import FrameError
+from cellwall.runtimes.channel.frames import FrameError
+from cellwall.runtimes.channel.replies import REPLY, GuestRefused, Reply, Single
 
 if TYPE_CHECKING:
     from cellwall.engine.live import Live

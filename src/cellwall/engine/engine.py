@@ -34,7 +34,6 @@ from cellwall.engine.templates import TemplateStore, state_dir
 from cellwall.model.errors import CellwallError, Conflict
 from cellwall.model.execution import Compilation, Execution
 from cellwall.model.ids import new_id
-from cellwall.runtimes.answers import GuestRefused
 from cellwall.runtimes.base import (
     RuntimeGone,
     RuntimeStatistics,
@@ -42,6 +41,7 @@ from cellwall.runtimes.base import (
     SweepReport,
     runs_alone,
 )
+from cellwall.runtimes.channel.replies import GuestRefused
 from cellwall.surface.tools import Tools, box_of
 
 if TYPE_CHECKING:

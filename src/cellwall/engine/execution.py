@@ -26,7 +26,7 @@ from cellwall.model.errors import SandboxBroken
 from cellwall.model.execution import Execution
 from cellwall.model.ids import new_id
 from cellwall.model.outcome import Outcome, Usage
-from cellwall.runtimes.answers import ChannelLost
+from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.surface import callbacks
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from cellwall.engine.capacity import Files
 from cellwall.engine.room import is_out_of_processes
 from cellwall.model.errors import CapacityError, CellwallError, SandboxBroken
 from cellwall.model.shortage import shortage
-from cellwall.runtimes.answers import ChannelLost
+from cellwall.runtimes.channel.replies import ChannelLost
 
 _STEP = "start a sandbox"
 _GONE = (ChannelLost, SandboxBroken, FileNotFoundError, ProcessLookupError)

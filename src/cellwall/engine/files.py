@@ -17,8 +17,8 @@ from cellwall.engine import transfers
 from cellwall.engine.requests import FILE_CAP_BYTES, check_path
 from cellwall.model.errors import FileError, SandboxBroken
 from cellwall.model.files import FileEntry, Listing
-from cellwall.runtimes.answers import GuestRefused, Reply
-from cellwall.runtimes.frames import FrameError
+from cellwall.runtimes.channel.frames import FrameError
+from cellwall.runtimes.channel.replies import GuestRefused, Reply
 from cellwall.surface import local_files
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from cellwall.engine.verdicts import Cause
 from cellwall.model.errors import SandboxUnavailable
-from cellwall.runtimes.answers import ChannelLost
+from cellwall.runtimes.channel.replies import ChannelLost
 
 if TYPE_CHECKING:
     from cellwall.engine.recorder import Recorder
     from cellwall.model.outcome import Isolation
     from cellwall.runtimes.base import KernelReadings, RuntimeSandbox, SandboxSpec
-    from cellwall.runtimes.channel import GuestChannel
+    from cellwall.runtimes.channel.channel import GuestChannel
 
 
 class Live:

@@ -23,8 +23,8 @@ from cellwall.languages.language import BUILD, CALLER
 from cellwall.languages.tools import is_installed
 from cellwall.model.errors import HostUnsupported
 from cellwall.model.outcome import Outcome, Verdict
-from cellwall.runtimes.answers import ChannelLost, GuestRefused
-from cellwall.runtimes.channel import MOST_HELD_BYTES
+from cellwall.runtimes.channel.channel import MOST_HELD_BYTES
+from cellwall.runtimes.channel.replies import ChannelLost, GuestRefused
 
 if TYPE_CHECKING:
     from cellwall.engine.execution import BeforeCode, OnEvent

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import CapacityError, PortError, SandboxBroken, UsageError
 from cellwall.model.files import ListeningPort
-from cellwall.runtimes.answers import CONNECTION, ChannelLost, GuestRefused
-from cellwall.runtimes.streams import WINDOW_BYTES, ByteStream
+from cellwall.runtimes.channel.replies import CONNECTION, ChannelLost, GuestRefused
+from cellwall.runtimes.channel.streams import WINDOW_BYTES, ByteStream
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from cellwall.engine.verdicts import Cause
 from cellwall.model.execution import Event, EventKind, ExecutionError
 from cellwall.model.outcome import Outcome, Truncated
-from cellwall.runtimes.answers import RUN, ChannelLost, GuestRefused
-from cellwall.runtimes.frames import FrameError, strict_json
+from cellwall.runtimes.channel.frames import FrameError, strict_json
+from cellwall.runtimes.channel.replies import RUN, ChannelLost, GuestRefused
 from cellwall.surface.callbacks import OnEvent
 
 if TYPE_CHECKING:

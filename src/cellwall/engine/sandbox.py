@@ -26,7 +26,7 @@ from cellwall.languages import registry
 from cellwall.model.errors import CellwallError, Conflict, UsageError
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 from cellwall.model.outcome import Isolation, Outcome, Verdict
-from cellwall.runtimes.answers import GuestRefused
+from cellwall.runtimes.channel.replies import GuestRefused
 from cellwall.surface.callbacks import OnEvent, OnText, by_stream
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cellwall.runtimes.answers import REPLY, ChannelLost, Reply, Single
+from cellwall.runtimes.channel.replies import REPLY, ChannelLost, Reply, Single
 
 if TYPE_CHECKING:
     from cellwall.engine.live import Live

@@ -17,8 +17,8 @@ from cellwall.engine.execution import Attempt, Work
 from cellwall.engine.recorder import Recorder
 from cellwall.model.errors import UsageError
 from cellwall.model.unicode import utf8
-from cellwall.runtimes.answers import TERMINAL, ChannelLost
-from cellwall.runtimes.streams import WINDOW_BYTES, ByteStream
+from cellwall.runtimes.channel.replies import TERMINAL, ChannelLost
+from cellwall.runtimes.channel.streams import WINDOW_BYTES, ByteStream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,15 +17,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.tasks import Tasks
-from cellwall.runtimes.answers import ChannelLost
-from cellwall.runtimes.frames import FrameError
+from cellwall.runtimes.channel.frames import FrameError
+from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.surface.tool_calls import Answer, refusal
 from cellwall.surface.tools import Incoming
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cellwall.runtimes.channel import GuestChannel
+    from cellwall.runtimes.channel.channel import GuestChannel
     from cellwall.surface.tools import Offer
 
 _GRACE_S = 1.0

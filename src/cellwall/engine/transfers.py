@@ -13,7 +13,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cellwall.runtimes.answers import GuestRefused
+from cellwall.runtimes.channel.replies import GuestRefused
 
 if TYPE_CHECKING:
     from cellwall.engine.live import Live

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from cellwall.engine.files import file_error
 from cellwall.model.errors import CapacityError, SandboxBroken
 from cellwall.model.files import CHANGE_KINDS, Change
-from cellwall.runtimes.answers import WATCH, ChannelLost, GuestRefused
-from cellwall.runtimes.frames import FrameError, strict_json
-from cellwall.runtimes.streams import WINDOW_BYTES, ByteStream
+from cellwall.runtimes.channel.frames import FrameError, strict_json
+from cellwall.runtimes.channel.replies import WATCH, ChannelLost, GuestRefused
+from cellwall.runtimes.channel.streams import WINDOW_BYTES, ByteStream
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -1,8 +1,8 @@
 """The contract every isolation technology fulfils.
 
 Shaped by what `engine` asks for, not by what a technology offers. Not the guest protocol (that is
-`runtimes.channel`). The invariant: a `RuntimeSandbox` exists only after its posture was read back
-and compared; there is no way to get one that is weaker than its spec.
+`runtimes.channel.channel`). The invariant: a `RuntimeSandbox` exists only after its posture was
+read back and compared; there is no way to get one that is weaker than its spec.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation, IsolationLevel
     from cellwall.model.template import BuiltTemplate
-    from cellwall.runtimes.channel import GuestChannel
+    from cellwall.runtimes.channel.channel import GuestChannel
 
 Grade = Literal["PASS", "CAUTION", "FAIL"]
 Start = Literal["fork", "exec"]

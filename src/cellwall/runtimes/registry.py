@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 FACTORIES: dict[str, str] = {
     "jail": "cellwall.runtimes.jail.runtime:JailRuntime",
-    "process": "cellwall.runtimes.process:ProcessRuntime",
-    "gvisor": "cellwall.runtimes.gvisor:GvisorRuntime",
+    "process": "cellwall.runtimes.process.runtime:ProcessRuntime",
+    "gvisor": "cellwall.runtimes.gvisor.runtime:GvisorRuntime",
     "docker": "cellwall.runtimes.docker.runtime:DockerRuntime",
     "docker+runsc": "cellwall.runtimes.docker.runtime:DockerRunscRuntime",
 }

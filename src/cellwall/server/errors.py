@@ -24,7 +24,7 @@ from cellwall.model.errors import (
     SandboxUnavailable,
     UsageError,
 )
-from cellwall.runtimes.answers import ChannelLost
+from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.store.errors import StoreFull
 from cellwall.wire.answer import error_envelope
 

@@ -17,14 +17,15 @@ from cellwall.apps.bench.latency import against
 from cellwall.jail.inspect import host_facts
 from cellwall.jail.plan import plan
 from cellwall.model.limits import Limits
-from cellwall.runtimes import gvisor_bundle, gvisor_root
+from cellwall.runtimes.gvisor import oci_bundle
+from cellwall.runtimes.gvisor import root as gvisor_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cellwall.apps.bench.figures import Figure
     from cellwall.engine.engine import Engine
-    from cellwall.runtimes.gvisor import GvisorRuntime
+    from cellwall.runtimes.gvisor.runtime import GvisorRuntime
 
 CHOICE: dict[str, Any] = {"runtime": "gvisor", "isolation": "kernel", "template": "python"}
 
@@ -42,12 +43,12 @@ async def _plain(engine: Engine, folder: Path) -> Callable[[], float]:
     chosen = await runtime.choose()
     template = plan.Root("/usr", (), bare.FLOOR[0])
     root = gvisor_root.make_root(folder / "roots", host_facts.collect(), template)
-    made = gvisor_bundle.configuration(root, Limits(), bare.FLOOR, str(folder))
+    made = oci_bundle.configuration(root, Limits(), bare.FLOOR, str(folder))
     # The root as it lies on the disk: a work area is what our keeper adds.
     made["root"] = {"path": root.path, "readonly": True}
     made["mounts"] = [m for m in made["mounts"] if not m["source"].startswith(str(folder / "area"))]
     (folder / "config.json").write_text(json.dumps(made), encoding="utf-8")
-    flags = gvisor_bundle.flags(chosen.binary.flags, chosen.platform, str(folder))
+    flags = oci_bundle.flags(chosen.binary.flags, chosen.platform, str(folder))
     words = [chosen.binary.path, *flags, "run", f"--bundle={folder}"]
     numbers = itertools.count()
     return lambda: bare.once([*words, f"plain{next(numbers)}"])

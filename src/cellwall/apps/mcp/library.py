@@ -69,7 +69,7 @@ class Embedded:
     async def content(self, sandbox: AnySandbox, path: str, most_bytes: int) -> bytes:
         """Return a file's bytes."""
         from cellwall.engine.files import file_error, read_file
-        from cellwall.runtimes.answers import GuestRefused
+        from cellwall.runtimes.channel.replies import GuestRefused
 
         live = cast("EngineSandbox", sandbox).live
         live.check_alive()

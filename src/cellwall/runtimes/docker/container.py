@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from cellwall.jail.plan.plan import GUEST_PATH, INSIDE_UID
 from cellwall.runtimes.docker.inside import TOP_NAMES
 from cellwall.runtimes.docker.seccomp_profile import profile
-from cellwall.runtimes.environment import INTERPRETER
-from cellwall.runtimes.shedding import ROOM_MB
+from cellwall.runtimes.shared.environment import INTERPRETER
+from cellwall.runtimes.shared.shedding import ROOM_MB
 
 if TYPE_CHECKING:
     from cellwall.model.limits import Limits

@@ -24,7 +24,7 @@ from cellwall.languages.registry import LANGUAGES
 from cellwall.languages.tools import find_tool, is_installed
 from cellwall.model.errors import HostUnsupported
 from cellwall.runtimes.docker import base_files, ids, inside, layers
-from cellwall.runtimes.guest_bundle import build_bundle
+from cellwall.runtimes.shared.guest_bundle import build_bundle
 
 if TYPE_CHECKING:
     from cellwall.model.template import BuiltTemplate

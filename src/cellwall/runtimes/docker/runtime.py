@@ -29,7 +29,6 @@ from cellwall.model.errors import CellwallError, HostUnsupported, NotFound, Sand
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.model.template import BuiltTemplate
-from cellwall.runtimes.answers import ChannelLost
 from cellwall.runtimes.base import (
     Finding,
     RuntimeStatistics,
@@ -37,14 +36,15 @@ from cellwall.runtimes.base import (
     SweepReport,
     refuse_soft,
 )
-from cellwall.runtimes.channel import GuestChannel
+from cellwall.runtimes.channel.channel import GuestChannel
+from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.runtimes.docker import container, ids, posture
 from cellwall.runtimes.docker.attached import AttachedSocket
 from cellwall.runtimes.docker.daemon import Daemon, Refused, broken
 from cellwall.runtimes.docker.images import Images
 from cellwall.runtimes.docker.inside import document
 from cellwall.runtimes.docker.sandbox import DockerSandbox, Made, note_limits
-from cellwall.runtimes.environment import inside_environment
+from cellwall.runtimes.shared.environment import inside_environment
 
 T = TypeVar("T")
 _READY_TIMEOUT_S = 60.0

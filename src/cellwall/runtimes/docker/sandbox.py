@@ -22,13 +22,13 @@ from cellwall.linux.cgroups.sandbox_groups import Groups
 from cellwall.model.errors import CellwallError, SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation
-from cellwall.runtimes import work_area
 from cellwall.runtimes.base import KernelReadings, SandboxSpec
-from cellwall.runtimes.channel import GuestChannel
+from cellwall.runtimes.channel.channel import GuestChannel
 from cellwall.runtimes.docker import posture
 from cellwall.runtimes.docker.container import OWN_PROCESSES, PERIOD_US
 from cellwall.runtimes.docker.daemon import Daemon
-from cellwall.runtimes.shedding import MemoryWatch
+from cellwall.runtimes.shared import work_area
+from cellwall.runtimes.shared.shedding import MemoryWatch
 
 _END_S = 10.0
 

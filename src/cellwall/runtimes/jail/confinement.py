@@ -21,7 +21,7 @@ from cellwall.jail.plan.steps import Lockdown
 from cellwall.linux.cgroups import sandbox_groups
 from cellwall.model.errors import SandboxBroken
 from cellwall.runtimes.base import SandboxSpec
-from cellwall.runtimes.channel import GuestChannel
+from cellwall.runtimes.channel.channel import GuestChannel
 from cellwall.runtimes.jail.child import Spawned, hear, hear_alone
 from cellwall.runtimes.jail.fork_servers import Entry
 from cellwall.runtimes.jail.single_program.channel import AloneChannel, Parts

@@ -22,11 +22,11 @@ from cellwall.linux import uid_ranges as uids
 from cellwall.linux.cgroups import hierarchies
 from cellwall.model.errors import CellwallError, SandboxBroken
 from cellwall.model.template import BuiltTemplate
-from cellwall.runtimes.environment import INTERPRETER, inside_environment
-from cellwall.runtimes.guest_bundle import build_bundle
 from cellwall.runtimes.jail import fork_server
 from cellwall.runtimes.jail.launch import Settings
 from cellwall.runtimes.jail.worker import Worker
+from cellwall.runtimes.shared.environment import INTERPRETER, inside_environment
+from cellwall.runtimes.shared.guest_bundle import build_bundle
 
 _BUNDLE = (
     "cellwall.guest",

@@ -1,6 +1,6 @@
 """The embedded jail as a runtime: cgroups, fork-servers, posture, sandboxes.
 
-The adapter between `engine`'s contract and `runtime`. The invariant: `start` returns a sandbox only
+The adapter between `engine`'s contract and the jail. The invariant: `start` returns a sandbox only
 after the kernel's report of init and of every context equals the plan's expectation, and anything
 half made is destroyed before an error leaves it.
 """
@@ -28,10 +28,8 @@ from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.model.shortage import shortage
 from cellwall.model.template import BuiltTemplate
-from cellwall.runtimes.answers import ChannelLost
 from cellwall.runtimes.base import Finding, RuntimeStatistics, SandboxSpec, SweepReport
-from cellwall.runtimes.cpus import Cpus
-from cellwall.runtimes.environment import inside_environment
+from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.runtimes.jail.cgroup_keeper import GroupKeeper
 from cellwall.runtimes.jail.child import Spawned
 from cellwall.runtimes.jail.confinement import Born, Confinement
@@ -39,6 +37,8 @@ from cellwall.runtimes.jail.fork_servers import Entry, ForkServers
 from cellwall.runtimes.jail.memory_watchdog import Watchdog
 from cellwall.runtimes.jail.sandbox import JailSandbox, Made
 from cellwall.runtimes.jail.worker import Worker
+from cellwall.runtimes.shared.cpu_placement import Cpus
+from cellwall.runtimes.shared.environment import inside_environment
 
 T = TypeVar("T")
 _TRIES = 4

@@ -21,12 +21,12 @@ from cellwall.linux.cgroups import sandbox_groups
 from cellwall.model.errors import SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation
-from cellwall.runtimes import work_area
 from cellwall.runtimes.base import KernelReadings, SandboxSpec
-from cellwall.runtimes.channel import GuestChannel
-from cellwall.runtimes.cpus import Cpus
+from cellwall.runtimes.channel.channel import GuestChannel
 from cellwall.runtimes.jail.child import Spawned
 from cellwall.runtimes.jail.fork_servers import Entry
+from cellwall.runtimes.shared import work_area
+from cellwall.runtimes.shared.cpu_placement import Cpus
 
 
 class Owner(Protocol):

@@ -21,9 +21,9 @@ from cellwall.guest.process import exit_watch
 from cellwall.guest.process.processes import Exit
 from cellwall.jail.fast import machine_code
 from cellwall.jail.inspect import host_facts
-from cellwall.runtimes.answers import ChannelLost
-from cellwall.runtimes.channel import GuestChannel
-from cellwall.runtimes.frames import FrameError
+from cellwall.runtimes.channel.channel import GuestChannel
+from cellwall.runtimes.channel.frames import FrameError
+from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.runtimes.jail.single_program.connections import Lines
 from cellwall.runtimes.jail.single_program.lazy_loop import LateLoop
 from cellwall.runtimes.jail.single_program.output_pump import Output

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from cellwall.guest.channel.frames import LENGTHS, MAX_EVENT_BODY_BYTES, parse_header
 from cellwall.guest.channel.frames import FrameError as GuestFrameError
 from cellwall.guest.channel.loop import READ
-from cellwall.runtimes.hearing import TURN_S, Hearing, timed
+from cellwall.runtimes.channel.loop_share import TURN_S, Hearing, timed
 
 if TYPE_CHECKING:
     from cellwall.runtimes.jail.single_program.lazy_loop import LateLoop

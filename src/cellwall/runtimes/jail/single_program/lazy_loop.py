@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from cellwall.guest.channel.loop import READ
-from cellwall.runtimes.hearing import Hearing
+from cellwall.runtimes.channel.loop_share import Hearing
 
 _FIRST_S = 0.003
 """Until somebody looks at what a program prints; its end is heard at once."""

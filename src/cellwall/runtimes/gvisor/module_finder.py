@@ -1,6 +1,6 @@
 """Gives out modules from memory: the first code of a gVisor sandbox, and what is imported later.
 
-`gvisor_snapshot` puts the modules' code in place of the constants below and writes the whole down
+`snapshot` puts the modules' code in place of the constants below and writes the whole down
 as one file, which the interpreter runs; imported as a module, which only the snapshot does, this
 holds none. Standard library only, Python 3.8 and later, and nothing that would have to be imported
 from a file. A module has the path, the source and the resources it would have had from there.
@@ -113,6 +113,6 @@ if __name__ == "__main__":
     sys.path.append(BUNDLE)
     # Before all others: the same modules, only sooner.
     sys.meta_path.insert(0, Finder())
-    from cellwall.runtimes.gvisor_boot import main
+    from cellwall.runtimes.gvisor.boot import main
 
     main()

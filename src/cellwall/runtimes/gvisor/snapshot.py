@@ -1,4 +1,4 @@
-"""Writes down the code of the guest and of what it imports; see `gvisor_image`.
+"""Writes down the code of the guest and of what it imports; see `guest_image`.
 
 Runs in a template's interpreter on the host, out of the guest bundle, under -I and -S: standard
 library only, Python 3.8 and later. Nothing of a caller's, and nothing that a template installed,
@@ -15,7 +15,7 @@ import _imp
 import marshal
 import sys
 
-from cellwall.runtimes import gvisor_modules
+from cellwall.runtimes.gvisor import module_finder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Entry = tuple[str, str, CodeType | None]
 
 _FIRST = (
-    *("sitecustomize", "resource", "cellwall.runtimes.gvisor_boot"),
+    *("sitecustomize", "resource", "cellwall.runtimes.gvisor.boot"),
     *("cellwall.guest.warm.fast_start", "cellwall.guest.context.main"),
 )
 """What every start needs, and the end of every program."""
@@ -44,10 +44,10 @@ def main(arguments: Sequence[str]) -> None:
     first = _entries(_FIRST, known, bundle, inside)
     rest = _entries((*_REST, *preload), {*known, *first}, bundle, inside)
     values = {
-        gvisor_modules.BUNDLE: inside,
-        gvisor_modules.REST: place,
-        gvisor_modules.FIRST: first,
-        gvisor_modules.LATER: " ".join(rest),
+        module_finder.BUNDLE: inside,
+        module_finder.REST: place,
+        module_finder.FIRST: first,
+        module_finder.LATER: " ".join(rest),
     }
     start = marshal.dumps(_start(values))
     later = marshal.dumps(
@@ -74,12 +74,12 @@ def _entries(names: Iterable[str], known: set[str], bundle: str, inside: str) ->
 def _entry(name: str, bundle: str, inside: str) -> Entry | None:
     """Path, kind and code of a module; None for one that lies in the interpreter itself."""
     spec: Any = getattr(sys.modules[name], "__spec__", None)
-    if spec is None or not spec.has_location or name == gvisor_modules.__name__:
+    if spec is None or not spec.has_location or name == module_finder.__name__:
         return None
     path = str(spec.origin)
     if path.endswith(tuple(_imp.extension_suffixes())):
-        return path, gvisor_modules.EXTENSION, None
-    kind = gvisor_modules.PACKAGE if spec.loader.is_package(name) else gvisor_modules.MODULE
+        return path, module_finder.EXTENSION, None
+    kind = module_finder.PACKAGE if spec.loader.is_package(name) else module_finder.MODULE
     code = spec.loader.get_code(name)
     if path.startswith(bundle + "/"):
         path = inside + path[len(bundle) :]
@@ -87,8 +87,8 @@ def _entry(name: str, bundle: str, inside: str) -> Entry | None:
 
 
 def _start(values: Mapping[Any, object]) -> CodeType:
-    """The code of `gvisor_modules` with `values` in place of what stands for them."""
-    spec: Any = gvisor_modules.__spec__
+    """The code of `module_finder` with `values` in place of what stands for them."""
+    spec: Any = module_finder.__spec__
     code: CodeType = spec.loader.get_code(spec.name)
     filled = [
         values.get(constant, constant) if isinstance(constant, str) else constant

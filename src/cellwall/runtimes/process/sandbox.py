@@ -1,6 +1,6 @@
 """One live sandbox of the `process` runtime, and the watchdog over its process tree.
 
-Made by `process`, used by the engine through `runtimes.base`. What the kernel does not hold here
+Made by `runtime`, used by the engine through `runtimes.base`. What the kernel does not hold here
 (memory of a tree, processes, disk) the watchdog sums and, above the limit, kills for. The
 invariant: counters only rise, and a breach is recorded before the kill, so that the verdict finds
 its evidence.
@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import UsageError
 from cellwall.model.outcome import Isolation, IsolationLevel
-from cellwall.runtimes.answers import Listener
 from cellwall.runtimes.base import KernelReadings, SandboxSpec
-from cellwall.runtimes.channel import GuestChannel
-from cellwall.runtimes.process_boot import descendants, end_tree
-from cellwall.runtimes.process_rules import PathRules
-from cellwall.runtimes.removal import remove_tree
-from cellwall.runtimes.shedding import Shedding
+from cellwall.runtimes.channel.channel import GuestChannel
+from cellwall.runtimes.channel.replies import Listener
+from cellwall.runtimes.process.boot import descendants, end_tree
+from cellwall.runtimes.process.rules import PathRules
+from cellwall.runtimes.shared.removal import remove_tree
+from cellwall.runtimes.shared.shedding import Shedding
 
 if TYPE_CHECKING:
     from cellwall.model.limits import Limits

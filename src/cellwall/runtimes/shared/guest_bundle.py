@@ -19,7 +19,7 @@ from pathlib import Path
 
 from cellwall.model.errors import HostUnsupported
 
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _PACKAGE_MARK = b'"""Part of a guest bundle."""\n'
 

@@ -2,8 +2,8 @@
 
 From the jail's root plan, so that there is one list of what a sandbox may see. Small files are
 written here, large trees of the host stay where they are, and both are named as read-only mounts
-below a root that each sandbox has for itself (`gvisor_area`). Not the OCI configuration
-(`gvisor_bundle`). The invariant: what is here is complete before it has its name, which is the
+below a root that each sandbox has for itself (`work_area`). Not the OCI configuration
+(`oci_bundle`). The invariant: what is here is complete before it has its name, which is the
 digest of all that is in it, and nobody writes to it afterwards.
 """
 
@@ -21,8 +21,8 @@ from typing import get_args
 from cellwall.jail.plan import plan, steps
 from cellwall.linux import host_copies
 from cellwall.model.errors import HostUnsupported
-from cellwall.runtimes.gvisor_image import REST_PATH, START_PATH, Image
-from cellwall.runtimes.removal import remove_tree
+from cellwall.runtimes.gvisor.guest_image import REST_PATH, START_PATH, Image
+from cellwall.runtimes.shared.removal import remove_tree
 
 HOME = plan.HOME
 _LINKS = {"/var/tmp": "../tmp"}  # noqa: S108 - paths inside
@@ -56,7 +56,7 @@ def make_root(
 ) -> Root:
     """Return the root of a template below `folder`, built if it is not there. Blocks.
 
-    `image` is what its interpreter starts from, see `gvisor_image`.
+    `image` is what its interpreter starts from, see `guest_image`.
 
     HostUnsupported if the state directory takes no more.
     """

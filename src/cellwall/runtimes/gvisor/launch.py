@@ -1,7 +1,7 @@
 """What a gVisor sandbox starts as on the host: a keeper, and `runsc` as the first of its own pids.
 
 Runs in the host's interpreter out of a bundle, before any byte of a caller is read. It decides
-nothing: which program, which cgroups and which OCI bundle come from `gvisor`, once there is a
+nothing: which program, which cgroups and which OCI bundle come from `runtime`, once there is a
 sandbox to be started; until then everything that is the same for all of them is done. The keeper
 waits for the end of its leash or of `runsc`, kills, and ends last. The invariant: everything that
 `runsc` starts lives in one pid namespace, in the sandbox's cgroups and in a mount namespace whose
@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from cellwall.linux.syscalls import mounts, process
 from cellwall.linux.syscalls.libc import do_all
-from cellwall.runtimes import gvisor_area
+from cellwall.runtimes.gvisor import work_area as gvisor_area
 
 _NAMESPACES = process.CLONE_NEWPID | process.CLONE_NEWNS | process.CLONE_NEWNET
 _STATE_OPTIONS = "size=16m,nr_inodes=4096,mode=700"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cellwall.model.nesting import MOST_LEVELS, is_nested
-from cellwall.runtimes.hearing import LARGE_BYTES, timed
+from cellwall.runtimes.channel.loop_share import LARGE_BYTES, timed
 
 _MOST_IN_HEADER = 8192
 """Values that a header may hold. Ours hold some dozen; a list of contexts, or a message with a path
@@ -39,7 +39,7 @@ _decode_json = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_fi
 def strict_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
     """Decode hostile JSON: UTF-8, finite numbers, bounded depth, no lone surrogates.
 
-    The processor time that it takes counts for the turn in which it is decoded (`hearing`).
+    The processor time that it takes counts for the turn in which it is decoded (`loop_share`).
     """
     return timed(_strict_json, data)
 

@@ -1,6 +1,6 @@
 """One live gVisor sandbox as the engine sees it: limits from outside, counters, the end.
 
-Made by `gvisor` and by nobody else, after its posture was verified. The invariant: what it had on
+Made by `runtime` and by nobody else, after its posture was verified. The invariant: what it had on
 the host is a process tree and cgroup directories; both are gone when `aclose` returns, or are
 named in the count of what could not be removed.
 """
@@ -16,16 +16,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cellwall.linux.cgroups import sandbox_groups
-from cellwall.runtimes import work_area
 from cellwall.runtimes.base import KernelReadings, Purpose, SandboxSpec
-from cellwall.runtimes.gvisor_keeper import Keeper
-from cellwall.runtimes.gvisor_witness import Witness
-from cellwall.runtimes.shedding import ROOM_MB, MemoryWatch
+from cellwall.runtimes.gvisor.keeper import Keeper
+from cellwall.runtimes.gvisor.trace_listener import Witness
+from cellwall.runtimes.shared import work_area
+from cellwall.runtimes.shared.shedding import ROOM_MB, MemoryWatch
 
 if TYPE_CHECKING:
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation
-    from cellwall.runtimes.channel import GuestChannel
+    from cellwall.runtimes.channel.channel import GuestChannel
 
 OWN_MEMORY_MB = 48
 """For gVisor itself: its kernel, its file server and `runsc`, before a program has run."""

@@ -1,4 +1,4 @@
-"""The host's handle on one running `runsc`: start, kill, the end. See `gvisor_launch`.
+"""The host's handle on one running `runsc`: start, kill, the end. See `launch`.
 
 Not a sandbox: nothing here knows limits or the guest. One keeper is made ahead of who needs it
 (`Keepers`): an interpreter and its namespaces take a fifth of a cold start. The invariant: once
@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from cellwall.model.errors import HostUnsupported
-from cellwall.runtimes.guest_bundle import build_bundle
+from cellwall.runtimes.shared.guest_bundle import build_bundle
 
 _BUNDLE = (
     "cellwall.linux.syscalls",
-    "cellwall.runtimes.gvisor_area",
-    "cellwall.runtimes.gvisor_launch",
+    "cellwall.runtimes.gvisor.work_area",
+    "cellwall.runtimes.gvisor.launch",
 )
-_ENTRY = "cellwall.runtimes.gvisor_launch:main"
+_ENTRY = "cellwall.runtimes.gvisor.launch:main"
 _SAID_BYTES = 4096
 _PAUSE_S = 0.05
 """Between a start and the keeper for the next: the program that was waited for goes first."""

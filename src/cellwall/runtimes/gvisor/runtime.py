@@ -26,16 +26,6 @@ from cellwall.linux.cgroups import hierarchies, leftovers
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
-from cellwall.runtimes import (
-    gvisor_area,
-    gvisor_binary,
-    gvisor_bundle,
-    gvisor_image,
-    gvisor_posture,
-    gvisor_root,
-    gvisor_witness,
-)
-from cellwall.runtimes.answers import ChannelLost
 from cellwall.runtimes.base import (
     Finding,
     RuntimeGone,
@@ -44,15 +34,21 @@ from cellwall.runtimes.base import (
     SweepReport,
     refuse_soft,
 )
-from cellwall.runtimes.channel import GuestChannel
-from cellwall.runtimes.cpus import Cpus
-from cellwall.runtimes.environment import inside_environment
-from cellwall.runtimes.guest_bundle import build_bundle
-from cellwall.runtimes.gvisor_binary import Binary
-from cellwall.runtimes.gvisor_keeper import Keeper, Keepers, launcher
-from cellwall.runtimes.gvisor_sandbox import GvisorSandbox, Made, end, held
-from cellwall.runtimes.gvisor_witness import Witness
+from cellwall.runtimes.channel.channel import GuestChannel
+from cellwall.runtimes.channel.replies import ChannelLost
+from cellwall.runtimes.gvisor import binary as gvisor_binary
+from cellwall.runtimes.gvisor import guest_image, oci_bundle, trace_listener
+from cellwall.runtimes.gvisor import posture as gvisor_posture
+from cellwall.runtimes.gvisor import root as gvisor_root
+from cellwall.runtimes.gvisor import work_area as gvisor_area
+from cellwall.runtimes.gvisor.binary import Binary
+from cellwall.runtimes.gvisor.keeper import Keeper, Keepers, launcher
+from cellwall.runtimes.gvisor.sandbox import GvisorSandbox, Made, end, held
+from cellwall.runtimes.gvisor.trace_listener import Witness
 from cellwall.runtimes.jail.cgroup_keeper import GroupKeeper
+from cellwall.runtimes.shared.cpu_placement import Cpus
+from cellwall.runtimes.shared.environment import inside_environment
+from cellwall.runtimes.shared.guest_bundle import build_bundle
 
 if TYPE_CHECKING:
     from cellwall.linux.cgroups import sandbox_groups
@@ -60,11 +56,11 @@ if TYPE_CHECKING:
 
 _GUEST = (
     "cellwall.guest",
-    "cellwall.runtimes.gvisor_boot",
-    "cellwall.runtimes.gvisor_modules",
-    "cellwall.runtimes.gvisor_snapshot",
+    "cellwall.runtimes.gvisor.boot",
+    "cellwall.runtimes.gvisor.module_finder",
+    "cellwall.runtimes.gvisor.snapshot",
 )
-_GUEST_ENTRY = "cellwall.runtimes.gvisor_boot:main"
+_GUEST_ENTRY = "cellwall.runtimes.gvisor.boot:main"
 _READY_S = 60.0
 _TRY_S = 15.0
 _ROOT_KEPT_S = 60.0
@@ -208,9 +204,9 @@ class GvisorRuntime:
         root = await asyncio.to_thread(
             gvisor_root.make_root, self._folder / "roots", self._facts, template
         )
-        oci = gvisor_bundle.configuration(root, limits, ("/usr/bin/true",), self._place)
+        oci = oci_bundle.configuration(root, limits, ("/usr/bin/true",), self._place)
         groups = await self._groups.make(_at_start(limits))
-        area = gvisor_bundle.area(root, limits)
+        area = oci_bundle.area(root, limits)
         order = self._order(Chosen(binary, platform), oci, area, groups)
         keeper = self._keepers.take()
         try:
@@ -233,11 +229,11 @@ class GvisorRuntime:
         cpus: frozenset[int] = frozenset(),
     ) -> dict[str, Any]:
         """What a keeper is told."""
-        flags = gvisor_bundle.flags(chosen.binary.flags, chosen.platform, self._place)
+        flags = oci_bundle.flags(chosen.binary.flags, chosen.platform, self._place)
         files = {"config.json": json.dumps(oci)}
         if witness is not None:
             files["witness.json"] = json.dumps(witness.configuration())
-            flags.append(f"--{gvisor_witness.FLAG}={self._place}/bundle/witness.json")
+            flags.append(f"--{trace_listener.FLAG}={self._place}/bundle/witness.json")
         return {
             "program": chosen.binary.path,
             "words": [chosen.binary.path, *flags, "run", f"--bundle={self._place}/bundle", "cell"],
@@ -265,7 +261,7 @@ class GvisorRuntime:
 
     def _make_root(self, template: BuiltTemplate) -> gvisor_root.Root:
         bundle = build_bundle(self._state_dir, _GUEST, _GUEST_ENTRY)
-        image = gvisor_image.build_image(self._state_dir, template, bundle, plan.GUEST_PATH)
+        image = guest_image.build_image(self._state_dir, template, bundle, plan.GUEST_PATH)
         wanted = plan.Root(template.path, template.base_mounts, str(bundle))
         return gvisor_root.make_root(self._folder / "roots", self._facts, wanted, image)
 
@@ -291,15 +287,15 @@ class GvisorRuntime:
     async def _start(self, spec: SandboxSpec) -> GvisorSandbox:
         chosen = await self.choose()
         root = await self._root(spec.template)
-        words = gvisor_bundle.guest_words()
-        oci = gvisor_bundle.configuration(root, spec.limits, words, self._place)
-        area = gvisor_bundle.area(root, spec.limits)
+        words = oci_bundle.guest_words()
+        oci = oci_bundle.configuration(root, spec.limits, words, self._place)
+        area = oci_bundle.area(root, spec.limits)
         groups = await self._groups.make(_at_start(spec.limits))
         born = _Born(groups)
         try:
-            if gvisor_witness.FLAG in chosen.binary.flags:
+            if trace_listener.FLAG in chosen.binary.flags:
                 born = born._replace(witness=Witness(self._sinks))
-            born = born._replace(cpus=self.cpus.take(gvisor_bundle.cpu_count(spec.limits)))
+            born = born._replace(cpus=self.cpus.take(oci_bundle.cpu_count(spec.limits)))
             order = self._order(chosen, oci, area, groups, born.witness, born.cpus)
             born = born._replace(digest=_digest(chosen, order))
             keeper = self._keepers.take()
@@ -367,7 +363,7 @@ class GvisorRuntime:
         """Remove cgroups, what still runs in them, and sockets of engines that are gone."""
         judge = owner_label.is_dead_in_this_boot
         removed, kept = await asyncio.to_thread(leftovers.sweep, self.layout, judge)
-        sockets = await asyncio.to_thread(gvisor_witness.sweep, self._sinks)
+        sockets = await asyncio.to_thread(trace_listener.sweep, self._sinks)
         counts = {"cgroups": removed, "sockets": sockets}
         return SweepReport({name: n for name, n in counts.items() if n}, tuple(kept))
 
@@ -401,7 +397,7 @@ def _find() -> Binary:
 def _digest(chosen: Chosen, order: dict[str, Any]) -> str:
     """What a sandbox was asked to be; the same for all of one template and one set of limits."""
     words = [word for word in order["words"] if not word.startswith("--root=")]
-    return gvisor_bundle.digest(
+    return oci_bundle.digest(
         order["files"]["config.json"], order["area"], words, chosen.binary.version
     )
 
@@ -416,7 +412,7 @@ def _guest_config(spec: SandboxSpec) -> dict[str, Any]:
     environment = {**inside_environment(spec.template, spec.limits.cpus), **spec.env}
     return {
         "warm": spec.start == "fork",
-        "placeholder": gvisor_bundle.PLACEHOLDER,
+        "placeholder": oci_bundle.PLACEHOLDER,
         "is_awaited": spec.is_awaited,
         "preload": list(spec.template.template.preload),
         "preload_environment": _PRELOAD_ENVIRONMENT,

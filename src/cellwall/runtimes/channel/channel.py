@@ -20,7 +20,9 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from cellwall.runtimes.answers import (
+from cellwall.runtimes.channel.frames import FrameError, check_frame, parse_header, strict_json
+from cellwall.runtimes.channel.loop_share import LARGE_BYTES, TURN_S, Hearing
+from cellwall.runtimes.channel.replies import (
     FINAL,
     REPLY,
     REPLY_WITH_CHUNKS,
@@ -29,9 +31,7 @@ from cellwall.runtimes.answers import (
     Reply,
     Single,
 )
-from cellwall.runtimes.backlog import Backlog
-from cellwall.runtimes.frames import FrameError, check_frame, parse_header, strict_json
-from cellwall.runtimes.hearing import LARGE_BYTES, TURN_S, Hearing
+from cellwall.runtimes.channel.send_buffer import Backlog
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

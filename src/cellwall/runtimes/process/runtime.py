@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.model.ids import new_id
 from cellwall.model.outcome import IsolationLevel
-from cellwall.runtimes.answers import ChannelLost
 from cellwall.runtimes.base import (
     Finding,
     RuntimeSandbox,
@@ -30,21 +29,22 @@ from cellwall.runtimes.base import (
     SandboxSpec,
     SweepReport,
 )
-from cellwall.runtimes.guest_bundle import build_bundle
-from cellwall.runtimes.process_rules import PathRules
-from cellwall.runtimes.process_sandbox import (
+from cellwall.runtimes.channel.replies import ChannelLost
+from cellwall.runtimes.process.rules import PathRules
+from cellwall.runtimes.process.sandbox import (
     GuardedChannel,
     ProcessSandbox,
     check_cpus,
     rlimits,
 )
-from cellwall.runtimes.removal import remove_tree
+from cellwall.runtimes.shared.guest_bundle import build_bundle
+from cellwall.runtimes.shared.removal import remove_tree
 
 if TYPE_CHECKING:
     from cellwall.model.template import BuiltTemplate
 
-_BUNDLE = ("cellwall.guest", "cellwall.runtimes.process_boot")
-_ENTRY = "cellwall.runtimes.process_boot:main"
+_BUNDLE = ("cellwall.guest", "cellwall.runtimes.process.boot")
+_ENTRY = "cellwall.runtimes.process.boot:main"
 _READY_S = 30.0
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from cellwall.runtimes.frames import FrameError
+from cellwall.runtimes.channel.frames import FrameError
 
 if TYPE_CHECKING:
-    from cellwall.runtimes.channel import GuestChannel
+    from cellwall.runtimes.channel.channel import GuestChannel
 
 WINDOW_BYTES = 256 * 1024
 """Most bytes of one stream that may wait here for their reader."""

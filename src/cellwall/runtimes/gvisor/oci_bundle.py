@@ -1,6 +1,6 @@
 """What one gVisor sandbox is, as the OCI configuration and the flags `runsc` gets: pure data.
 
-Not the root directory (`gvisor_root`) and not the running of anything. The invariant: deny by
+Not the root directory (`root`) and not the running of anything. The invariant: deny by
 default. User 1000 without a capability, no new privileges, every tree of the host's read-only,
 one work area with a size, no network but a loopback of its own.
 """
@@ -13,10 +13,10 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from cellwall.jail.plan import plan
-from cellwall.runtimes import gvisor_area
-from cellwall.runtimes.environment import INTERPRETER
-from cellwall.runtimes.gvisor_image import RUN
-from cellwall.runtimes.gvisor_root import Root
+from cellwall.runtimes.gvisor import work_area as gvisor_area
+from cellwall.runtimes.gvisor.guest_image import RUN
+from cellwall.runtimes.gvisor.root import Root
+from cellwall.runtimes.shared.environment import INTERPRETER
 
 if TYPE_CHECKING:
     from cellwall.model.limits import Limits
@@ -131,7 +131,7 @@ def _filter() -> dict[str, Any]:
 
 
 def area(root: Root, limits: Limits) -> dict[str, Any]:
-    """Return what the keeper makes of the work area, see `gvisor_area`."""
+    """Return what the keeper makes of the work area, see `work_area`."""
     inodes = limits.inodes + OWN_INODES
     return {
         "options": f"size={limits.disk_mb}m,nr_inodes={inodes},mode=755",

@@ -12,11 +12,11 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cellwall.runtimes.answers import REPLY, ChannelLost, Reply, Single
+from cellwall.runtimes.channel.replies import REPLY, ChannelLost, Reply, Single
 
 if TYPE_CHECKING:
     from cellwall.linux.cgroups.sandbox_groups import Groups
-    from cellwall.runtimes.channel import GuestChannel
+    from cellwall.runtimes.channel.channel import GuestChannel
 
 _MIB = 1 << 20
 ROOM_MB = 128

@@ -3,7 +3,7 @@
 Opening a file costs a gVisor sandbox a question to its file server, and an import asks for several:
 the guest's modules and the standard library's under them took a third of a cold start. So the
 interpreter that the template stands on, which knows nothing of the template's packages, imports
-them once on this host and writes down their code (`gvisor_snapshot`); inside, `gvisor_modules`
+them once on this host and writes down their code (`snapshot`); inside, `module_finder`
 gives it out. Not a cache of what callers import. The invariant: a file is whole before anybody can
 see it, and the name says which guest, interpreter, standard library and preload made it.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cellwall.model.errors import HostUnsupported
-from cellwall.runtimes.gvisor_snapshot import LENGTH_BYTES
+from cellwall.runtimes.gvisor.snapshot import LENGTH_BYTES
 
 if TYPE_CHECKING:
     from cellwall.model.template import BuiltTemplate
@@ -35,7 +35,7 @@ _WRITE_S = 60.0
 _NEVER_IMPORTED = frozenset({"__pycache__", "dist-packages", "site-packages", "test"})
 _WRITE = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from cellwall.runtimes.gvisor_snapshot import main; main(sys.argv[1:])"
+    "from cellwall.runtimes.gvisor.snapshot import main; main(sys.argv[1:])"
 )
 
 

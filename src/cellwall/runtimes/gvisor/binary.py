@@ -22,7 +22,7 @@ from pathlib import Path
 
 from cellwall.model.errors import HostUnsupported
 from cellwall.runtimes.base import Finding
-from cellwall.runtimes.gvisor_bundle import REQUIRED_FLAGS
+from cellwall.runtimes.gvisor.oci_bundle import REQUIRED_FLAGS
 
 INSTALL = "run: apt-get install runsc (Debian), or name the binary with CELLWALL_RUNSC"
 PLATFORMS = ("systrap", "ptrace")

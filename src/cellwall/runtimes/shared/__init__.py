@@ -1,0 +1,1 @@
+"""What more than one runtime needs; runs in the engine process."""
