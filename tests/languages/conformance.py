@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cellwall.languages.language import Language
+from cellwall.languages.entries.language import Language
 from cellwall.languages.tools import SEARCH_PATH
 from cellwall.model.outcome import Verdict
 

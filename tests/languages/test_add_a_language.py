@@ -10,7 +10,7 @@ import pytest
 
 from cellwall.engine.engine import Engine
 from cellwall.languages import registry
-from cellwall.languages.language import Language
+from cellwall.languages.entries.language import Language
 from cellwall.model.outcome import Verdict
 
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-language.md"

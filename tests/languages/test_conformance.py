@@ -17,7 +17,7 @@ from cellwall.embedded import Runner
 from cellwall.engine.engine import Engine
 from cellwall.engine.settings import EngineSettings
 from cellwall.engine.templates import TemplateStore, state_dir
-from cellwall.languages.language import Language
+from cellwall.languages.entries.language import Language
 from cellwall.languages.registry import LANGUAGES
 from cellwall.languages.tools import is_installed
 from cellwall.model.errors import HostUnsupported

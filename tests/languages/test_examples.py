@@ -11,7 +11,7 @@ from servers import ALICE, Server
 from typer.testing import CliRunner
 
 from cellwall.apps.cli.main import app
-from cellwall.languages.language import Language
+from cellwall.languages.entries.language import Language
 from cellwall.languages.registry import LANGUAGES, by_extension
 from cellwall.languages.tools import is_installed
 from conftest import Require

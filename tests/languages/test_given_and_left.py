@@ -8,7 +8,7 @@ import pytest
 
 from cellwall.embedded import run
 from cellwall.languages import registry
-from cellwall.languages.language import Language
+from cellwall.languages.entries.language import Language
 from cellwall.languages.tools import is_installed
 from conftest import Require
 

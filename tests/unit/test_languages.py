@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cellwall.languages import callers, mistakes, registry
-from cellwall.languages.language import Language
+from cellwall.languages.entries.language import Language
 from cellwall.languages.tools import find_tool
 from cellwall.model.errors import NotFound
 

@@ -24,7 +24,7 @@ from cellwall.model.outcome import Verdict
 if TYPE_CHECKING:
     from cellwall.engine.live import Live
     from cellwall.engine.stages import Stages
-    from cellwall.languages.language import Language
+    from cellwall.languages.entries.language import Language
     from cellwall.model.execution import Execution
     from cellwall.model.limits import Limits
 

@@ -19,7 +19,7 @@ from cellwall.engine.compile_cache import CompileCache, Product, key_of
 from cellwall.engine.execution import finish
 from cellwall.engine.oneshot import begin, compile_stage, explain, missing
 from cellwall.languages import mistakes
-from cellwall.languages.language import BUILD
+from cellwall.languages.entries.language import BUILD
 from cellwall.languages.tools import Installed, detect
 from cellwall.model.execution import Compilation, Execution
 from cellwall.model.outcome import Outcome, Verdict
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from cellwall.engine.live import Live
     from cellwall.engine.requests import Plan
     from cellwall.engine.stages import Stages
-    from cellwall.languages.language import Language
+    from cellwall.languages.entries.language import Language
 
 _PRODUCT_CAP_BYTES = 64 * 1024 * 1024
 _OWN_END = frozenset({Verdict.NONZERO_EXIT, Verdict.SIGNALLED, Verdict.EXCEPTION})

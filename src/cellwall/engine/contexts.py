@@ -23,7 +23,7 @@ from cellwall.runtimes.channel.replies import REPLY, GuestRefused, Reply, Single
 
 if TYPE_CHECKING:
     from cellwall.engine.live import Live
-    from cellwall.languages.language import Language
+    from cellwall.languages.entries.language import Language
 
 MAIN = "main"
 """Stands for the default context of the language that is asked for, without one of Python."""

@@ -19,7 +19,7 @@ from cellwall.engine.execution import Attempt, NotBegun, Work
 from cellwall.engine.files import file_error
 from cellwall.engine.verdicts import Cause
 from cellwall.languages import callers, mistakes
-from cellwall.languages.language import BUILD, CALLER
+from cellwall.languages.entries.language import BUILD, CALLER
 from cellwall.languages.tools import is_installed
 from cellwall.model.errors import HostUnsupported
 from cellwall.model.outcome import Outcome, Verdict
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cellwall.engine.execution import BeforeCode, OnEvent
     from cellwall.engine.live import Live
     from cellwall.engine.requests import Plan
-    from cellwall.languages.language import Language
+    from cellwall.languages.entries.language import Language
 
 ARGUMENTS = f"{CALLER}/arguments.json"
 UNREAD = "arguments were given, but the program has no function main to give them to"

@@ -23,7 +23,7 @@ from cellwall.model.unicode import utf8
 from cellwall.surface.tools import Offer, Tools, box_of
 
 if TYPE_CHECKING:
-    from cellwall.languages.language import Language
+    from cellwall.languages.entries.language import Language
     from cellwall.runtimes.base import Start
 
 SOURCE_CAP_BYTES = 16 * 1024 * 1024

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cellwall.engine.live import Live
     from cellwall.engine.ports import Ports
     from cellwall.engine.tasks import Tasks
-    from cellwall.languages.language import Language
+    from cellwall.languages.entries.language import Language
     from cellwall.model.execution import CommandResult, Event, Execution
     from cellwall.model.limits import Limits
     from cellwall.surface.tools import Offer, Tools

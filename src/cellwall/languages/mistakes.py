@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from cellwall.model.execution import ExecutionError
 
 if TYPE_CHECKING:
-    from cellwall.languages.language import Language
+    from cellwall.languages.entries.language import Language
 
 _LOOK_CHARACTERS = 16 * 1024
 _VALUE_CHARACTERS = 2000

@@ -6,7 +6,7 @@ belongs to one language; a clash is an error at import, not a matter of order.
 
 from __future__ import annotations
 
-from cellwall.languages import (
+from cellwall.languages.entries import (
     awk,
     bash,
     c,
@@ -34,7 +34,7 @@ from cellwall.languages import (
     tcl,
     typescript,
 )
-from cellwall.languages.language import Language
+from cellwall.languages.entries.language import Language
 from cellwall.languages.tools import Installed, detect
 from cellwall.model.errors import NotFound, UsageError
 

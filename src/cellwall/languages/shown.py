@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cellwall.languages.language import Language
+    from cellwall.languages.entries.language import Language
     from cellwall.languages.tools import Installed
 
 

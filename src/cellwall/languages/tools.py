@@ -12,7 +12,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from cellwall.languages.language import Language
+from cellwall.languages.entries.language import Language
 
 SEARCH_PATH = ("/usr/local/bin", "/usr/bin", "/bin")
 """Where programs of a sandbox find tools; directories every jail binds from the host."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from cellwall.engine.engine import Engine
     from cellwall.engine.sandbox import AsyncSandbox
-    from cellwall.languages.language import Language
+    from cellwall.languages.entries.language import Language
     from cellwall.model.execution import Event, Execution
 
 T = TypeVar("T")

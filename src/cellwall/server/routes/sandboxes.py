@@ -27,7 +27,7 @@ from cellwall.server.streams import MEDIA, chosen
 if TYPE_CHECKING:
     from cellwall.engine.execution import BeforeCode, OnEvent, OnStart
     from cellwall.engine.sandbox import AsyncSandbox
-    from cellwall.languages.language import Language
+    from cellwall.languages.entries.language import Language
     from cellwall.model.execution import Execution
     from cellwall.model.limits import Limits
     from cellwall.server.call import Call

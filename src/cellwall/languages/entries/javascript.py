@@ -1,6 +1,6 @@
 """JavaScript by Node.js: sessions, and programs in a node that waits for them."""
 
-from cellwall.languages.language import Language, Sample
+from cellwall.languages.entries.language import Language, Sample
 
 ERROR = r"^(?:Uncaught )?(?P<name>[A-Z][A-Za-z0-9_]{0,60}): (?P<value>.*)$"
 

@@ -1,6 +1,6 @@
 """PHP's command line, without a memory limit of its own: the sandbox has one."""
 
-from cellwall.languages.language import Language, Sample
+from cellwall.languages.entries.language import Language, Sample
 
 _PHP = ("php", "-d", "memory_limit=-1", "-d", "display_errors=stderr", "-d", "log_errors=0")
 

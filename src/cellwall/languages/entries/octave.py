@@ -1,6 +1,6 @@
 """Octave's command line."""
 
-from cellwall.languages.language import Language, Sample
+from cellwall.languages.entries.language import Language, Sample
 
 LANGUAGE = Language(
     name="octave",

@@ -1,6 +1,6 @@
 """Perl. What `die` says has no type of its own."""
 
-from cellwall.languages.language import Language, Sample
+from cellwall.languages.entries.language import Language, Sample
 
 LANGUAGE = Language(
     name="perl",

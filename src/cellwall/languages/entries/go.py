@@ -4,7 +4,7 @@ CGO_ENABLED stays as the compiler's distributor has it: the compiled standard li
 with it was made so, and of another each program would compile half of `net/http` anew.
 """
 
-from cellwall.languages.language import Language, Sample
+from cellwall.languages.entries.language import Language, Sample
 
 LANGUAGE = Language(
     name="go",

@@ -1,6 +1,6 @@
 """AWK by gawk: the program reads stdin and the files it is given as arguments."""
 
-from cellwall.languages.language import Language, Sample
+from cellwall.languages.entries.language import Language, Sample
 
 LANGUAGE = Language(
     name="awk",

@@ -1,7 +1,7 @@
 """C++ by g++."""
 
-from cellwall.languages.c import OPTIONS
-from cellwall.languages.language import Language, Sample
+from cellwall.languages.entries.c import OPTIONS
+from cellwall.languages.entries.language import Language, Sample
 
 LANGUAGE = Language(
     name="cpp",

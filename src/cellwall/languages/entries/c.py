@@ -1,6 +1,6 @@
 """C by gcc. A C program has no uncaught errors: the kernel's signal is all there is to tell."""
 
-from cellwall.languages.language import Language, Sample
+from cellwall.languages.entries.language import Language, Sample
 
 OPTIONS = (
     r"-O[0123sg]?",

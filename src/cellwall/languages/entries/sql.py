@@ -1,6 +1,6 @@
 """SQL by DuckDB: in the context's own process, over files of the sandbox and data frames."""
 
-from cellwall.languages.language import Language, Sample
+from cellwall.languages.entries.language import Language, Sample
 
 LANGUAGE = Language(
     name="sql",

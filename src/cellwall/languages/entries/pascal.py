@@ -1,6 +1,6 @@
 """Pascal by Free Pascal."""
 
-from cellwall.languages.language import Language, Sample
+from cellwall.languages.entries.language import Language, Sample
 
 LANGUAGE = Language(
     name="pascal",

@@ -1,6 +1,6 @@
 """Haskell by GHC; modules beside the program are found by their names."""
 
-from cellwall.languages.language import Language, Sample
+from cellwall.languages.entries.language import Language, Sample
 
 LANGUAGE = Language(
     name="haskell",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from cellwall.languages.language import Language
+from cellwall.languages.entries.language import Language
 
 _NAME = re.compile(r"jupyter:([A-Za-z0-9._-]{1,64})")
 

@@ -1,6 +1,6 @@
 """Bash: scripts only, each in a process of its own."""
 
-from cellwall.languages.language import Language, Sample
+from cellwall.languages.entries.language import Language, Sample
 
 LANGUAGE = Language(
     name="bash",

@@ -1,6 +1,6 @@
 """Python: warm contexts by the template's interpreter; `run` is the cold way."""
 
-from cellwall.languages.language import Language, Sample
+from cellwall.languages.entries.language import Language, Sample
 
 LANGUAGE = Language(
     name="python",

@@ -1,6 +1,6 @@
 """Fortran by gfortran."""
 
-from cellwall.languages.language import Language, Sample
+from cellwall.languages.entries.language import Language, Sample
 
 LANGUAGE = Language(
     name="fortran",

@@ -1,6 +1,6 @@
 """Rust by rustc; `mod name;` finds files beside the program, there are no crates."""
 
-from cellwall.languages.language import Language, Sample
+from cellwall.languages.entries.language import Language, Sample
 
 LANGUAGE = Language(
     name="rust",

@@ -1,6 +1,6 @@
 """SWI-Prolog: the file is loaded, its `:- initialization(main).` runs, then it halts."""
 
-from cellwall.languages.language import Language, Sample
+from cellwall.languages.entries.language import Language, Sample
 
 LANGUAGE = Language(
     name="prolog",

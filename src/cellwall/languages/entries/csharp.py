@@ -1,6 +1,6 @@
 """C# by Mono."""
 
-from cellwall.languages.language import Language, Sample
+from cellwall.languages.entries.language import Language, Sample
 
 LANGUAGE = Language(
     name="csharp",

@@ -1,6 +1,6 @@
 """OCaml's native compiler; further files are compiled in the order they are given."""
 
-from cellwall.languages.language import Language, Sample
+from cellwall.languages.entries.language import Language, Sample
 
 LANGUAGE = Language(
     name="ocaml",

@@ -4,8 +4,8 @@ A script first, with `require`, `module` and `__dirname`, as most programs are; 
 awaits at its top level can only be a module, and is made into one, which a script then imports.
 """
 
-from cellwall.languages.javascript import ERROR
-from cellwall.languages.language import Language, Sample
+from cellwall.languages.entries.javascript import ERROR
+from cellwall.languages.entries.language import Language, Sample
 
 _BANNER = (
     'import { createRequire as __make } from "node:module"; '

@@ -1,0 +1,1 @@
+"""One declarative module for each language; nothing here runs anything."""
