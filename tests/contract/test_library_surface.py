@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from servers import Server
 
     from cellwall.model.execution import Event
-    from cellwall.surface.sandbox import SyncSandbox
+    from cellwall.surface.sync.sandbox import SyncSandbox
 
 _NUMBERS: dict[type[OSError], int] = {
     FileNotFoundError: errno.ENOENT,

@@ -19,8 +19,8 @@ from cellwall.model.errors import Conflict
 from cellwall.server.remote_tools import RemoteTools
 from cellwall.server.settings import ServerSettings
 from cellwall.server.tool_schemas import ToolsBody
-from cellwall.surface.tool_calls import Answer
-from cellwall.surface.tools import Incoming
+from cellwall.surface.tools.calls import Answer
+from cellwall.surface.tools.tools import Incoming
 
 STREAM = {"Accept": "application/x-ndjson"}
 DOUBLE = {"functions": {"double": {"head": "(number: int) -> int", "doc": "Twice."}}}

@@ -17,7 +17,7 @@ from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.runtimes.base import KernelReadings
 from cellwall.runtimes.channel.replies import ChannelLost
-from cellwall.surface.tools import Tool, ToolBox
+from cellwall.surface.tools.tools import Tool, ToolBox
 
 _READINGS = KernelReadings(cpu_s=0, memory_bytes=0, memory_peak_bytes=0)
 

@@ -13,7 +13,7 @@ from cellwall.server.bodies import Bodies
 from cellwall.server.call import Call
 from cellwall.server.guards import Guard
 from cellwall.server.settings import ServerSettings
-from cellwall.surface.tasks import Tasks
+from cellwall.surface.shared.tasks import Tasks
 
 _BODY = b"x" * 1000
 

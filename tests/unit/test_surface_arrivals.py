@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellwall.model.errors import CellwallError, Conflict, FileError
-from cellwall.surface import arrivals
-from cellwall.surface.arrivals import Arrival
+from cellwall.surface.trees import tar_unpack
+from cellwall.surface.trees.tar_unpack import Arrival
 
 
 def tar(*members: tuple[str, bytes, bytes], format_: int = tarfile.PAX_FORMAT) -> bytes:
@@ -109,7 +109,7 @@ def test_too_many_bytes_are_refused_before_they_are_written(tmp_path: Path) -> N
 
 def test_too_many_entries_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever they are: empty directories take inodes of the caller's, too."""
-    monkeypatch.setattr(arrivals, "_MOST_ENTRIES", 3)
+    monkeypatch.setattr(tar_unpack, "_MOST_ENTRIES", 3)
     entries = [(str(n), DIRECTORY, b"") for n in range(4)]
     assert arrive(tmp_path / "control", tar(*entries[:3])) == 0
     with pytest.raises(FileError, match="more than 3 entries"):

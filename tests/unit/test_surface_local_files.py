@@ -16,8 +16,8 @@ import forked
 import pytest
 
 from cellwall.model.errors import UsageError
-from cellwall.surface import local_files
-from cellwall.surface.local_files import Progress
+from cellwall.surface.trees import local_files
+from cellwall.surface.trees.local_files import Progress
 
 _NOBODY = 65_534
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from cellwall.model.errors import Conflict, UsageError
-from cellwall.surface.threads import LoopThread, Put
+from cellwall.surface.sync.loop_thread import LoopThread, Put
 
 
 class Subject:

@@ -17,8 +17,8 @@ import pytest
 from pydantic import AfterValidator, BaseModel, Field
 
 from cellwall.model.errors import UsageError
-from cellwall.surface.tool_calls import Answer
-from cellwall.surface.tools import Incoming, Tool, ToolBox, ToolError, box_of, check_name
+from cellwall.surface.tools.calls import Answer
+from cellwall.surface.tools.tools import Incoming, Tool, ToolBox, ToolError, box_of, check_name
 
 
 class Place(BaseModel):
@@ -320,8 +320,8 @@ def test_function_that_cancels_itself_is_answered() -> None:
 def test_threads_are_kept_and_never_block_the_end() -> None:
     code = (
         "import asyncio, threading\n"
-        "from cellwall.surface.tool_calls import Desk\n"
-        "from cellwall.surface.tools import Incoming, Tool, ToolBox\n"
+        "from cellwall.surface.tools.calls import Desk\n"
+        "from cellwall.surface.tools.tools import Incoming, Tool, ToolBox\n"
         "async def main():\n"
         "    names = set()\n"
         "    def name(): names.add(threading.get_ident())\n"

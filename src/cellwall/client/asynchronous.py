@@ -15,7 +15,7 @@ from cellwall.client.sandbox import AsyncSandbox, Opening
 from cellwall.client.submitted import AsyncSubmitted
 from cellwall.client.transport import Ask, Transport, segment
 from cellwall.model.ids import new_id
-from cellwall.surface.tools import box_of
+from cellwall.surface.tools.tools import box_of
 from cellwall.wire import asking
 from cellwall.wire.reading import execution_of
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from cellwall.client.transport import Json
     from cellwall.model.execution import Execution
     from cellwall.model.limits import Limits
-    from cellwall.surface.callbacks import OnEvent
-    from cellwall.surface.tools import Tools
+    from cellwall.surface.shared.callbacks import OnEvent
+    from cellwall.surface.tools.tools import Tools
 
 _PAGE = 1000
 

@@ -24,8 +24,8 @@ from cellwall.wire.reading import error_of, event_of
 
 if TYPE_CHECKING:
     from cellwall.model.execution import Event
-    from cellwall.surface.callbacks import OnEvent
-    from cellwall.surface.tools import Offer
+    from cellwall.surface.shared.callbacks import OnEvent
+    from cellwall.surface.tools.tools import Offer
 
 _CANCEL_S = 2.0
 """Waited for the server's word that it was cancelled; the rest is done in the background."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from cellwall.client.asynchronous import AsyncClient
 from cellwall.client.sandbox import AsyncSandbox
 from cellwall.client.submitted import Submitted
-from cellwall.surface.sandbox import SyncSandbox
-from cellwall.surface.threads import LoopThread, Put, at_exit
+from cellwall.surface.sync.loop_thread import LoopThread, Put, at_exit
+from cellwall.surface.sync.sandbox import SyncSandbox
 
 if TYPE_CHECKING:
     import builtins
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cellwall.client.transport import Json
     from cellwall.model.execution import Execution
     from cellwall.model.limits import Limits
-    from cellwall.surface.callbacks import OnEvent
+    from cellwall.surface.shared.callbacks import OnEvent
 
     Thread = LoopThread[AsyncClient]
 

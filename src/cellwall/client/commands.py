@@ -18,7 +18,7 @@ from cellwall.client.transport import Ask, segment
 from cellwall.model.errors import Conflict, SandboxUnavailable, UsageError
 from cellwall.model.ids import new_id
 from cellwall.model.unicode import utf8
-from cellwall.surface.callbacks import OnEvent, OnText, by_stream
+from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
 from cellwall.wire import asking
 from cellwall.wire.reading import command_result_of, error_of
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Literal, overload
 from cellwall.client.transport import Ask
 from cellwall.model.errors import FileError, UsageError
 from cellwall.model.files import FileEntry, Listing
-from cellwall.surface import local_files
+from cellwall.surface.trees import local_files
 
 if TYPE_CHECKING:
     from cellwall.client.live import Live
     from cellwall.client.watches import Watch
-    from cellwall.surface.callbacks import OnProgress
+    from cellwall.surface.shared.callbacks import OnProgress
 
 READ_CAP_BYTES = 256 * 1024 * 1024
 """Most bytes of one `read`; they end up in our memory. Use `download` for more."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from cellwall.client.live import Live
-    from cellwall.surface.forwards import Forward
+    from cellwall.surface.shared.forwards import Forward
 
 MOST_CONNECTIONS = 128
 _CONNECT_S = 10.0
@@ -237,7 +237,7 @@ class Ports:
 
         Every process of this machine can connect to it. 0: the kernel picks a free one.
         """
-        from cellwall.surface.forwards import Forward
+        from cellwall.surface.shared.forwards import Forward
 
         check_port(port, lowest=1)
         check_port(local_port, lowest=0)

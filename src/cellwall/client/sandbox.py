@@ -20,8 +20,8 @@ from cellwall.client.transport import Ask
 from cellwall.model.errors import CellwallError, NotFound, SandboxUnavailable
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 from cellwall.model.outcome import Verdict
-from cellwall.surface.callbacks import OnEvent, OnText, by_stream
-from cellwall.surface.tools import box_of
+from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
+from cellwall.surface.tools.tools import box_of
 from cellwall.wire import asking
 from cellwall.wire.reading import execution_of
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from cellwall.model.execution import CommandResult, Event, Execution
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation
-    from cellwall.surface.tools import Offer, Tools
+    from cellwall.surface.tools.tools import Offer, Tools
 
 
 class AsyncSandbox:
@@ -221,7 +221,7 @@ class AsyncSandbox:
         self, result: Execution | CommandResult, budget_chars: int = DEFAULT_BUDGET_CHARS
     ) -> str:
         """Say to a language model what ran in here; what is left out stays in a file inside."""
-        from cellwall.surface.kept_output import for_model
+        from cellwall.surface.shared.kept_output import for_model
 
         return await for_model(self, result, budget_chars)
 

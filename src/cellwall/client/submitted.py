@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from cellwall.client.attempts import events_of, follow
 from cellwall.client.transport import Ask, Json, Transport, segment
-from cellwall.surface.threads import Ended
+from cellwall.surface.sync.loop_thread import Ended
 from cellwall.wire.reading import execution_of
 
 if TYPE_CHECKING:
     from cellwall.client.asynchronous import AsyncClient
     from cellwall.model.execution import Event, Execution
-    from cellwall.surface.threads import LoopThread, Put
+    from cellwall.surface.sync.loop_thread import LoopThread, Put
 
 _WAIT_S = 50
 """Of one request that waits for the end; the server holds none for longer than 60 s."""

@@ -1,8 +1,8 @@
 """Answers the calls of one execution on a server to tools of ours.
 
 Beside `attempts`, which starts it when the execution is known and ends it. What a call means is
-`surface.tool_calls`; this carries it. The invariant: when `serve` has returned or was cancelled, no
-function of the caller's is awaited for this execution; a lost connection runs no call twice.
+`surface.tools.calls`; this carries it. The invariant: when `serve` has returned or was cancelled,
+no function of the caller's is awaited for this execution; a lost connection runs no call twice.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import httpx
 from cellwall.client.streaming import objects
 from cellwall.client.transport import NDJSON, Ask, Json, Transport
 from cellwall.model.errors import CellwallError, Conflict, NotFound
-from cellwall.surface.tasks import Tasks
-from cellwall.surface.tool_calls import refusal
-from cellwall.surface.tools import Incoming
+from cellwall.surface.shared.tasks import Tasks
+from cellwall.surface.tools.calls import refusal
+from cellwall.surface.tools.tools import Incoming
 
 if TYPE_CHECKING:
-    from cellwall.surface.tool_calls import Answer
-    from cellwall.surface.tools import Offer
+    from cellwall.surface.tools.calls import Answer
+    from cellwall.surface.tools.tools import Offer
 
 _GRACE_S = 1.0
 """For cancelled functions to clean up."""

@@ -18,7 +18,7 @@ import httpx
 
 from cellwall.client.retry import Budget, unreachable
 from cellwall.model.errors import CellwallError, NotFound, ServerUnreachable, UsageError
-from cellwall.surface.tasks import Tasks
+from cellwall.surface.shared.tasks import Tasks
 from cellwall.wire.asking import encoded
 from cellwall.wire.reading import error_of
 

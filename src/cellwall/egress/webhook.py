@@ -29,7 +29,7 @@ from cellwall.egress.addresses import AddressPolicy
 from cellwall.egress.posting import Denied, Poster, Resolve, SystemResolver, Unanswered
 from cellwall.egress.target import Target, target_of
 from cellwall.model.errors import UsageError
-from cellwall.surface.tasks import Tasks
+from cellwall.surface.shared.tasks import Tasks
 
 _MOST_BYTES = 1024 * 1024
 _AGAIN = frozenset({408, 425, 429})

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.engine import Engine
 from cellwall.runtimes.channel import channel
-from cellwall.surface.sandbox import SyncSandbox
-from cellwall.surface.threads import LoopThread, Put, at_exit
+from cellwall.surface.sync.loop_thread import LoopThread, Put, at_exit
+from cellwall.surface.sync.sandbox import SyncSandbox
 
 if TYPE_CHECKING:
     from cellwall.model.execution import Execution
     from cellwall.model.limits import Limits
-    from cellwall.surface.callbacks import OnEvent
+    from cellwall.surface.shared.callbacks import OnEvent
 
 
 class Runner(LoopThread[Engine]):

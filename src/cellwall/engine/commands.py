@@ -27,7 +27,7 @@ from cellwall.model.errors import NotFound, UsageError
 from cellwall.model.execution import CommandResult
 from cellwall.model.unicode import utf8
 from cellwall.runtimes.channel.replies import GuestRefused
-from cellwall.surface.callbacks import OnEvent, OnText, by_stream
+from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
 
 if TYPE_CHECKING:
     from cellwall.engine.live import Live

@@ -42,7 +42,7 @@ from cellwall.runtimes.base import (
     runs_alone,
 )
 from cellwall.runtimes.channel.replies import GuestRefused
-from cellwall.surface.tools import Tools, box_of
+from cellwall.surface.tools.tools import Tools, box_of
 
 if TYPE_CHECKING:
     from cellwall.engine.live import Live

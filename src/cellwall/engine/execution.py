@@ -27,13 +27,13 @@ from cellwall.model.execution import Execution
 from cellwall.model.ids import new_id
 from cellwall.model.outcome import Outcome, Usage
 from cellwall.runtimes.channel.replies import ChannelLost
-from cellwall.surface import callbacks
+from cellwall.surface.shared import callbacks
 
 if TYPE_CHECKING:
     from cellwall.engine.live import Live
     from cellwall.model.limits import Limits
     from cellwall.runtimes.base import KernelReadings
-    from cellwall.surface.tools import Offer
+    from cellwall.surface.tools.tools import Offer
 
 _GRACE_S = 1.0
 """Between asking a program in a living sandbox to stop and killing its processes."""

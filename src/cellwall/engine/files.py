@@ -19,13 +19,13 @@ from cellwall.model.errors import FileError, SandboxBroken
 from cellwall.model.files import FileEntry, Listing
 from cellwall.runtimes.channel.frames import FrameError
 from cellwall.runtimes.channel.replies import GuestRefused, Reply
-from cellwall.surface import local_files
+from cellwall.surface.trees import local_files
 
 if TYPE_CHECKING:
     from cellwall.engine.live import Live
     from cellwall.engine.transfers import Piece
     from cellwall.engine.watches import Watch
-    from cellwall.surface.callbacks import OnProgress
+    from cellwall.surface.shared.callbacks import OnProgress
 
 _STEP_BYTES = 1024 * 1024
 _REASONS = frozenset(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from cellwall.engine.live import Live
     from cellwall.engine.tasks import Tasks
-    from cellwall.surface.forwards import Forward
+    from cellwall.surface.shared.forwards import Forward
 
 MOST_CONNECTIONS = 128
 """At once and per sandbox; init has the same bound."""
@@ -249,7 +249,7 @@ class Ports:
 
         Every process of this machine can connect to it. 0: the kernel picks a free one.
         """
-        from cellwall.surface.forwards import Forward
+        from cellwall.surface.shared.forwards import Forward
 
         check_port(port, lowest=1)
         check_port(local_port, lowest=0)

@@ -18,7 +18,7 @@ from cellwall.model.execution import Event, EventKind, ExecutionError
 from cellwall.model.outcome import Outcome, Truncated
 from cellwall.runtimes.channel.frames import FrameError, strict_json
 from cellwall.runtimes.channel.replies import RUN, ChannelLost, GuestRefused
-from cellwall.surface.callbacks import OnEvent
+from cellwall.surface.shared.callbacks import OnEvent
 
 if TYPE_CHECKING:
     from cellwall.engine.tools import Calls

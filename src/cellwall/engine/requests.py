@@ -20,7 +20,7 @@ from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
 from cellwall.model.nesting import MOST_ARGUMENT_LEVELS, is_nested
 from cellwall.model.unicode import utf8
-from cellwall.surface.tools import Offer, Tools, box_of
+from cellwall.surface.tools.tools import Offer, Tools, box_of
 
 if TYPE_CHECKING:
     from cellwall.languages.entries.language import Language

@@ -27,7 +27,7 @@ from cellwall.model.errors import CellwallError, Conflict, UsageError
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 from cellwall.model.outcome import Isolation, Outcome, Verdict
 from cellwall.runtimes.channel.replies import GuestRefused
-from cellwall.surface.callbacks import OnEvent, OnText, by_stream
+from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from cellwall.languages.entries.language import Language
     from cellwall.model.execution import CommandResult, Event, Execution
     from cellwall.model.limits import Limits
-    from cellwall.surface.tools import Offer, Tools
+    from cellwall.surface.tools.tools import Offer, Tools
 
 Status = Literal["running", "stopped"]
 _STREAM_HIGH = 256
@@ -333,7 +333,7 @@ class AsyncSandbox:
         self, result: Execution | CommandResult, budget_chars: int = DEFAULT_BUDGET_CHARS
     ) -> str:
         """Say to a language model what ran in here; what is left out stays in a file inside."""
-        from cellwall.surface.kept_output import for_model
+        from cellwall.surface.shared.kept_output import for_model
 
         return await for_model(self, result, budget_chars)
 

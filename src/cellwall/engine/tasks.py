@@ -1,7 +1,7 @@
-"""Where the engine's packages find the supervised task group; it lives in `surface.tasks`."""
+"""Where the engine's packages find the supervised task group; it lives in `shared.tasks`."""
 
 from __future__ import annotations
 
-from cellwall.surface.tasks import Tasks
+from cellwall.surface.shared.tasks import Tasks
 
 __all__ = ["Tasks"]

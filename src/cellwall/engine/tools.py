@@ -1,6 +1,6 @@
 """Calls of one execution to its caller's tools: frames in, answers out.
 
-Used by `execution`. What a call means is `surface.tool_calls`; this carries it over the channel
+Used by `execution`. What a call means is `surface.tools.calls`; this carries it over the channel
 and keeps the bounds again that init has kept, because an init may lie. The invariant: after `end`
 no function of the caller's is awaited for this execution, and nothing more goes inside.
 """
@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 from cellwall.engine.tasks import Tasks
 from cellwall.runtimes.channel.frames import FrameError
 from cellwall.runtimes.channel.replies import ChannelLost
-from cellwall.surface.tool_calls import Answer, refusal
-from cellwall.surface.tools import Incoming
+from cellwall.surface.tools.calls import Answer, refusal
+from cellwall.surface.tools.tools import Incoming
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cellwall.runtimes.channel.channel import GuestChannel
-    from cellwall.surface.tools import Offer
+    from cellwall.surface.tools.tools import Offer
 
 _GRACE_S = 1.0
 """For cancelled functions to clean up, before the answer goes without them."""

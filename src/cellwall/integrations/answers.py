@@ -9,7 +9,7 @@ from cellwall.model.for_model import error_for_model
 
 if TYPE_CHECKING:
     from cellwall import CellwallError, Execution
-    from cellwall.surface.sandbox import SyncSandbox
+    from cellwall.surface.sync.sandbox import SyncSandbox
 
 _NEW = (
     "[note: the sandbox of the earlier calls has ended; this ran in a new one, "

@@ -25,7 +25,7 @@ except ModuleNotFoundError as error:
     raise missing("autogen", error) from None
 
 if TYPE_CHECKING:
-    from cellwall.surface.sandbox import SyncSandbox
+    from cellwall.surface.sync.sandbox import SyncSandbox
 
 _ALIASES = {"": "python", "py": "python", "python3": "python", "ipython": "python"}
 _ALIASES |= {"sh": "bash", "shell": "bash", "js": "javascript", "node": "javascript"}

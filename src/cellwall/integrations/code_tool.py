@@ -19,7 +19,7 @@ from cellwall.integrations.keeper import Files, Keeper
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 
 if TYPE_CHECKING:
-    from cellwall.surface.sandbox import SyncSandbox
+    from cellwall.surface.sync.sandbox import SyncSandbox
 
 _NEXT = "call again: the next call gets a new sandbox, without the variables and files from before"
 

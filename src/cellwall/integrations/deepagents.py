@@ -34,7 +34,7 @@ except ModuleNotFoundError as error:
     raise missing("deepagents", error) from None
 
 if TYPE_CHECKING:
-    from cellwall.surface.sandbox import SyncSandbox
+    from cellwall.surface.sync.sandbox import SyncSandbox
 
 ARTIFACTS = "/home/user/.deepagents"
 _ENDED = (

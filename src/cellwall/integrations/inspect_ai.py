@@ -31,7 +31,7 @@ except ModuleNotFoundError as error:
     raise missing("inspect", error) from None
 
 if TYPE_CHECKING:
-    from cellwall.surface.faces import AnySandbox
+    from cellwall.surface.sync.protocols import AnySandbox
 
 _USERS = frozenset({"user", "1000"})
 

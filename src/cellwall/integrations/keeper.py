@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import cellwall
 
 if TYPE_CHECKING:
-    from cellwall.surface.sandbox import SyncSandbox
+    from cellwall.surface.sync.sandbox import SyncSandbox
 
 Files = Mapping[str, str | bytes]
 

@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
 
 if TYPE_CHECKING:
     from cellwall.integrations.answers import Answer
-    from cellwall.surface.sandbox import SyncSandbox
+    from cellwall.surface.sync.sandbox import SyncSandbox
 
 Content = str | list[dict[str, Any]]
 

@@ -22,7 +22,7 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from cellwall.integrations.answers import Answer
     from cellwall.integrations.calls import Definition
-    from cellwall.surface.sandbox import SyncSandbox
+    from cellwall.surface.sync.sandbox import SyncSandbox
 
 
 class CodeTool(Closing, AsyncBaseTool):

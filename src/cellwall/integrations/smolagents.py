@@ -26,7 +26,7 @@ except ModuleNotFoundError as error:
     raise missing("smolagents", error) from None
 
 if TYPE_CHECKING:
-    from cellwall.surface.sandbox import SyncSandbox
+    from cellwall.surface.sync.sandbox import SyncSandbox
 
 _CARRIED = frozenset({"string", "boolean", "integer", "number", "array", "object", "any", "null"})
 """Types of smolagents' that JSON has."""

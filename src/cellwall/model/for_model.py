@@ -47,7 +47,7 @@ def execution_for_model(
     """Return what a model needs to know of `execution` in at most `budget_chars` characters.
 
     `kept_in` names the file inside that holds all of `stdout`, `stderr` or `shown`, where one does
-    (`surface.kept_output`). `UsageError` for a budget below `LEAST_BUDGET_CHARS`.
+    (`surface.shared.kept_output`). `UsageError` for a budget below `LEAST_BUDGET_CHARS`.
     """
     end = _end(execution.outcome, execution.limits, execution.error)
     return _fitted(_sections(execution), end, check_budget(budget_chars), kept_in or {})

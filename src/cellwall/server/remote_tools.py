@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import Conflict, NotFound, UsageError
 from cellwall.server.errors import HttpError
-from cellwall.surface.tool_calls import Answer, above, arguments_of, refusal
-from cellwall.surface.tools import Offer, check_name
+from cellwall.surface.tools.calls import Answer, above, arguments_of, refusal
+from cellwall.surface.tools.tools import Offer, check_name
 
 if TYPE_CHECKING:
     from cellwall.server.settings import ServerSettings
     from cellwall.server.tool_schemas import ToolsBody
-    from cellwall.surface.tools import Answering, Incoming
+    from cellwall.surface.tools.tools import Answering, Incoming
 
 _MOST_WAITING_BYTES = 16 * 1024 * 1024
 """Of arguments, and of results, that one execution may keep in memory."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from cellwall.server.closed import Closed, Name
-from cellwall.surface.tools import (
+from cellwall.surface.tools.tools import (
     MOST_AT_ONCE,
     MOST_BYTES,
     MOST_CALLS,

@@ -24,7 +24,7 @@ from cellwall.store.crowd import Crowd, Waiting, tell
 from cellwall.store.database import Database
 from cellwall.store.errors import StoreBroken
 from cellwall.store.failures import answer_to, busy, kind_of
-from cellwall.surface.tasks import Tasks
+from cellwall.surface.shared.tasks import Tasks
 
 _BATCH_CHANGES = 512
 _BATCH_BYTES = 8 * 1024 * 1024

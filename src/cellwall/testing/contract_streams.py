@@ -20,8 +20,8 @@ import pytest
 from cellwall.embedded import Sandbox
 from cellwall.model.errors import FileError, PortError
 from cellwall.model.outcome import Verdict
-from cellwall.surface.ports import SyncConnection
-from cellwall.surface.terminals import SyncTerminal
+from cellwall.surface.sync.ports import SyncConnection
+from cellwall.surface.sync.terminals import SyncTerminal
 
 _PATIENCE_S = 10.0
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cellwall.model.outcome import Verdict
-from cellwall.surface.tools import Tool, ToolBox, ToolError
+from cellwall.surface.tools.tools import Tool, ToolBox, ToolError
 
 if TYPE_CHECKING:
     from cellwall.embedded import Sandbox

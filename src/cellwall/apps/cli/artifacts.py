@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cellwall.model.errors import FileError, UsageError
-from cellwall.surface.arrivals import Arrival
+from cellwall.surface.trees.tar_unpack import Arrival
 
 
 def place_of(folder: str | None, into: Path | None) -> Path | None:

@@ -21,7 +21,7 @@ from cellwall.model.errors import UsageError
 
 if TYPE_CHECKING:
     from cellwall.client.blocking import Client
-    from cellwall.surface.callbacks import OnProgress
+    from cellwall.surface.shared.callbacks import OnProgress
 
 _THERE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,63}):(.*)", re.DOTALL)
 

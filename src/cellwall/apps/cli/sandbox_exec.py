@@ -26,7 +26,7 @@ from cellwall.model.errors import CellwallError
 if TYPE_CHECKING:
     from cellwall.client.blocking import RemoteSandbox
     from cellwall.model.execution import CommandResult
-    from cellwall.surface.commands import SyncCommand
+    from cellwall.surface.sync.commands import SyncCommand
 
 _STEP_BYTES = 64 * 1024
 

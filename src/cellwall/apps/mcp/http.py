@@ -30,7 +30,7 @@ from cellwall.client.address import Address
 from cellwall.client.asynchronous import AsyncClient
 from cellwall.model.errors import NotFound
 from cellwall.server.errors import HttpError
-from cellwall.surface.tasks import Tasks
+from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

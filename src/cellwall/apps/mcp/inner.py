@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 
     from cellwall.client.address import Address
-    from cellwall.surface.tasks import Tasks
+    from cellwall.surface.shared.tasks import Tasks
 
     Message = MutableMapping[str, Any]
     Receive = Callable[[], Awaitable[Message]]

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from cellwall.engine.engine import Engine
     from cellwall.engine.sandbox import AsyncSandbox as EngineSandbox
     from cellwall.model.execution import Execution
-    from cellwall.surface.callbacks import OnEvent
-    from cellwall.surface.faces import AnySandbox
+    from cellwall.surface.shared.callbacks import OnEvent
+    from cellwall.surface.sync.protocols import AnySandbox
 
 
 class Library(Protocol):

@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from cellwall.model.excerpts import plain
-from cellwall.surface.tasks import Tasks
+from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
     from cellwall.model.execution import Event
-    from cellwall.surface.callbacks import OnEvent
+    from cellwall.surface.shared.callbacks import OnEvent
 
 EVERY_S = 1.0
 _MOST_LINE = 120

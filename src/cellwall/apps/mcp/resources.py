@@ -14,7 +14,7 @@ from cellwall.model.excerpts import plain
 
 if TYPE_CHECKING:
     from cellwall.apps.mcp.session import Session
-    from cellwall.surface.faces import AnySandbox
+    from cellwall.surface.sync.protocols import AnySandbox
 
 _MOST_LISTED = 200
 _DEPTH = 3

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from cellwall.model.errors import CellwallError, Conflict, NotFound, UsageError
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
-from cellwall.surface.tasks import Tasks
+from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cellwall.apps.mcp.catalog import Catalog
     from cellwall.apps.mcp.direct import Spoken
     from cellwall.apps.mcp.library import Library
-    from cellwall.surface.faces import AnySandbox
+    from cellwall.surface.sync.protocols import AnySandbox
 
 _log = logging.getLogger("cellwall.mcp")
 _T = TypeVar("_T")

@@ -20,7 +20,7 @@ from cellwall.apps.mcp.catalog import Catalog
 from cellwall.apps.mcp.library import Embedded
 from cellwall.apps.mcp.session import Session
 from cellwall.model.errors import CellwallError
-from cellwall.surface.tasks import Tasks
+from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
     from cellwall.engine.engine import Engine

@@ -32,7 +32,7 @@ from cellwall.apps.mcp.progress import Report, reported
 from cellwall.engine.contexts import MAIN
 from cellwall.model.errors import FileError, NotFound, UsageError
 from cellwall.model.excerpts import cut_middle, plain
-from cellwall.surface.kept_output import keep
+from cellwall.surface.shared.kept_output import keep
 
 if TYPE_CHECKING:
     from cellwall.apps.mcp.session import Session

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cellwall.model.limits import Limits
-from cellwall.surface.tasks import Tasks
+from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
     from cellwall.apps.mcp.calls import Calls

@@ -11,8 +11,8 @@ from cellwall.server.endpoint import Answer, Endpoint, body_of, execution
 from cellwall.server.execution_record import ExecutionRecord
 from cellwall.server.streams import MEDIA, chosen, send_items
 from cellwall.server.tool_schemas import ToolAnswer
-from cellwall.surface import tool_calls
-from cellwall.surface.tools import MOST_BYTES
+from cellwall.surface.tools import calls as tool_calls
+from cellwall.surface.tools.tools import MOST_BYTES
 
 if TYPE_CHECKING:
     from cellwall.server.call import Call

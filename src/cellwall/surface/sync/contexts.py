@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cellwall.surface.part import Part
+from cellwall.surface.sync.part import Part
 
 if TYPE_CHECKING:
     from cellwall.model.context import ContextName

@@ -5,17 +5,17 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
-from cellwall.surface.callbacks import OnEvent, OnText, by_stream
-from cellwall.surface.faces import AnyTerminal
-from cellwall.surface.part import Part
+from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
+from cellwall.surface.sync.part import Part
+from cellwall.surface.sync.protocols import AnyTerminal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cellwall.model.execution import CommandResult
-    from cellwall.surface.faces import AnyCommand, AnySandbox
-    from cellwall.surface.terminals import SyncTerminal
-    from cellwall.surface.threads import LoopThread
+    from cellwall.surface.sync.loop_thread import LoopThread
+    from cellwall.surface.sync.protocols import AnyCommand, AnySandbox
+    from cellwall.surface.sync.terminals import SyncTerminal
 
 
 class SyncCommand(Part):
@@ -120,7 +120,7 @@ class SyncCommands(Part):
     def _wrap(self, command: AnyCommand) -> SyncCommand:
         if not isinstance(command, AnyTerminal):
             return SyncCommand(self._thread, self._inner, command)
-        from cellwall.surface.terminals import SyncTerminal
+        from cellwall.surface.sync.terminals import SyncTerminal
 
         return SyncTerminal(self._thread, self._inner, command)
 

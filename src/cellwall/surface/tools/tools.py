@@ -1,7 +1,7 @@
 """Host tools: what a caller offers to the code inside, and within which bounds.
 
 Made by callers (`Tool`, `ToolBox`), used by whoever runs their code: the engine, or the SDK. Not
-the schema (`tool_schema`), not what the inside sees (`tool_stubs`), not a call (`tool_calls`).
+the schema (`schema`), not what the inside sees (`stubs`), not a call (`calls`).
 The invariant: everything a caller can get wrong about a tool is an error here, before any code
 that could call it runs.
 """
@@ -18,11 +18,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cellwall.model.errors import UsageError
-from cellwall.surface.tool_schema import Check, check_of
-from cellwall.surface.tool_stubs import head_of
+from cellwall.surface.tools.schema import Check, check_of
+from cellwall.surface.tools.stubs import head_of
 
 if TYPE_CHECKING:
-    from cellwall.surface.tool_calls import Answer
+    from cellwall.surface.tools.calls import Answer
 
 MOST_BYTES = 1024 * 1024
 """A frame out of a sandbox carries no more (design/0002)."""
@@ -211,7 +211,7 @@ class ToolBox(Offer):
 
     def desk(self) -> Answering:
         """Return what answers the calls of one execution; on the loop that it serves."""
-        from cellwall.surface.tool_calls import Desk
+        from cellwall.surface.tools.calls import Desk
 
         return Desk(self)
 

@@ -17,7 +17,7 @@ from cellwall.model.errors import CapacityError, CellwallError, PortError, Sandb
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from cellwall.surface.tasks import Tasks
+    from cellwall.surface.shared.tasks import Tasks
 
 HOST = "127.0.0.1"
 _STEP_BYTES = 64 * 1024

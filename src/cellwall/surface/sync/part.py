@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from cellwall.surface.faces import AnySandbox
-    from cellwall.surface.threads import LoopThread
+    from cellwall.surface.sync.loop_thread import LoopThread
+    from cellwall.surface.sync.protocols import AnySandbox
 
 T = TypeVar("T")
 

@@ -12,11 +12,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
-from cellwall.surface.callbacks import OnEvent, OnText, by_stream
-from cellwall.surface.commands import SyncCommands
-from cellwall.surface.contexts import SyncContexts
-from cellwall.surface.files import SyncFiles
-from cellwall.surface.threads import Ended
+from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
+from cellwall.surface.sync.commands import SyncCommands
+from cellwall.surface.sync.contexts import SyncContexts
+from cellwall.surface.sync.files import SyncFiles
+from cellwall.surface.sync.loop_thread import Ended
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from cellwall.model.execution import CommandResult, Event, Execution
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation
-    from cellwall.surface.faces import AnySandbox
-    from cellwall.surface.ports import SyncPorts
-    from cellwall.surface.threads import LoopThread
+    from cellwall.surface.sync.loop_thread import LoopThread
+    from cellwall.surface.sync.ports import SyncPorts
+    from cellwall.surface.sync.protocols import AnySandbox
 
 
 class SyncSandbox:
@@ -43,7 +43,7 @@ class SyncSandbox:
     @cached_property
     def ports(self) -> SyncPorts:
         """Connections to servers inside."""
-        from cellwall.surface.ports import SyncPorts
+        from cellwall.surface.sync.ports import SyncPorts
 
         return SyncPorts(self._thread, self._inner)
 

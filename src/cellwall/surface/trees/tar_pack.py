@@ -1,6 +1,6 @@
 """The caller's own directory as a tar stream, on its way into a sandbox.
 
-The other direction, where the stream is hostile, is `arrivals`. The invariant: of a file of any
+The other direction, where the stream is hostile, is `tar_unpack`. The invariant: of a file of any
 size no more than one piece is in memory, what is sent is as long as its header says, and nothing
 is left out because it could not be read.
 """

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from cellwall.surface import tool_threads
-from cellwall.surface.tool_schema import InvalidArguments, check_depth
-from cellwall.surface.tools import Incoming, Known, ToolBox, ToolCall, ToolError
+from cellwall.surface.tools import threads as tool_threads
+from cellwall.surface.tools.schema import InvalidArguments, check_depth
+from cellwall.surface.tools.tools import Incoming, Known, ToolBox, ToolCall, ToolError
 
 Decision = Literal[
     "ok", "invalid", "unknown", "denied", "raised", "timeout", "too_large", "gone", "cancelled"

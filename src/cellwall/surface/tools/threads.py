@@ -1,6 +1,6 @@
 """Threads for functions that are not `async`: daemons, kept warm, as many as there is work.
 
-Used by `tool_calls`, which bounds them (`ToolBox.seats`). Not an executor of the standard library:
+Used by `calls`, which bounds them (`ToolBox.seats`). Not an executor of the standard library:
 the interpreter waits for the threads of those at its end, and a function that hangs would keep it.
 """
 

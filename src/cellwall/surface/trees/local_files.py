@@ -16,9 +16,9 @@ from pathlib import Path
 
 from cellwall.model.errors import CellwallError, UsageError
 from cellwall.model.unicode import utf8
-from cellwall.surface.arrivals import Arrival
-from cellwall.surface.callbacks import OnProgress
-from cellwall.surface.departures import tar_steps
+from cellwall.surface.shared.callbacks import OnProgress
+from cellwall.surface.trees.tar_pack import tar_steps
+from cellwall.surface.trees.tar_unpack import Arrival
 
 _PIECE_BYTES = 1024 * 1024
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from cellwall.model.files import Change, FileEntry, ListeningPort, Listing
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation
-    from cellwall.surface.callbacks import OnProgress
-    from cellwall.surface.forwards import Connection, Forward
+    from cellwall.surface.shared.callbacks import OnProgress
+    from cellwall.surface.shared.forwards import Connection, Forward
 
 T = TypeVar("T")
 Calling = Callable[..., Coroutine[Any, Any, T]]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cellwall.model.execution import CommandResult, Execution
-    from cellwall.surface.faces import AnySandbox
+    from cellwall.surface.sync.protocols import AnySandbox
 
 DIRECTORY = "/home/user/.cellwall/output"
 _KEPT = ("stdout", "stderr", "shown")

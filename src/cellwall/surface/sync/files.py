@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, overload
 
-from cellwall.surface.part import Part
+from cellwall.surface.sync.part import Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from cellwall.model.files import FileEntry
-    from cellwall.surface.callbacks import OnProgress
-    from cellwall.surface.faces import AnyWatch
-    from cellwall.surface.threads import Put
-    from cellwall.surface.watches import SyncWatch
+    from cellwall.surface.shared.callbacks import OnProgress
+    from cellwall.surface.sync.loop_thread import Put
+    from cellwall.surface.sync.protocols import AnyWatch
+    from cellwall.surface.sync.watches import SyncWatch
 
 
 class SyncFiles(Part):
@@ -129,7 +129,7 @@ class SyncFiles(Part):
 
     def watch(self, path: str = ".", *, recursive: bool = True) -> SyncWatch:
         """Return an iterator over the changes in a directory from now on; close it."""
-        from cellwall.surface.watches import SyncWatch
+        from cellwall.surface.sync.watches import SyncWatch
 
         return SyncWatch(
             self._thread, self._inner, self._do(lambda: self._watching(path, recursive))

@@ -9,16 +9,16 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from cellwall.surface.part import Part
+from cellwall.surface.sync.part import Part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
     from cellwall.model.files import ListeningPort
-    from cellwall.surface.faces import AnySandbox
-    from cellwall.surface.forwards import Connection, Forward
-    from cellwall.surface.threads import LoopThread
+    from cellwall.surface.shared.forwards import Connection, Forward
+    from cellwall.surface.sync.loop_thread import LoopThread
+    from cellwall.surface.sync.protocols import AnySandbox
 
 
 class SyncConnection(Part):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cellwall.surface.part import Part
+from cellwall.surface.sync.part import Part
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from cellwall.model.files import Change
-    from cellwall.surface.faces import AnySandbox, AnyWatch
-    from cellwall.surface.threads import LoopThread
+    from cellwall.surface.sync.loop_thread import LoopThread
+    from cellwall.surface.sync.protocols import AnySandbox, AnyWatch
 
 
 class SyncWatch(Part):

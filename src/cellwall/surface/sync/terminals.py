@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cellwall.surface.commands import SyncCommand
+from cellwall.surface.sync.commands import SyncCommand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cellwall.surface.faces import AnySandbox, AnyTerminal
-    from cellwall.surface.threads import LoopThread
+    from cellwall.surface.sync.loop_thread import LoopThread
+    from cellwall.surface.sync.protocols import AnySandbox, AnyTerminal
 
 
 class SyncTerminal(SyncCommand):

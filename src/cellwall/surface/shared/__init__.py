@@ -1,0 +1,1 @@
+"""What library and SDK both need apart from their faces: tasks, callbacks, forwarded ports."""
