@@ -18,7 +18,7 @@ from stores import ended, execution, opened
 
 from cellwall.linux.syscalls import mounts
 from cellwall.model.errors import CellwallError
-from cellwall.store.changes import Accept, Change, Started
+from cellwall.store.records.changes import Accept, Change, Started
 from cellwall.store.store import Store
 
 _BYTES = 2 * 1024 * 1024

@@ -15,8 +15,9 @@ from typing import Any
 
 from stores import chained, ended, execution
 
-from cellwall.store import journal, sqlite_file
-from cellwall.store.changes import Accept, AppendAudit, Started
+from cellwall.store.journal import file as journal
+from cellwall.store.records.changes import Accept, AppendAudit, Started
+from cellwall.store.sqlite import file as sqlite_file
 from cellwall.store.store import Store
 
 

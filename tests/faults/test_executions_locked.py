@@ -28,8 +28,8 @@ from cellwall.server.kept import Kept
 from cellwall.server.ledger import Ledger
 from cellwall.server.orders import Order
 from cellwall.server.settings import ServerSettings
-from cellwall.store.errors import StoreBusy
-from cellwall.store.rows import ExecutionRow
+from cellwall.store.records.errors import StoreBusy
+from cellwall.store.records.rows import ExecutionRow
 from cellwall.store.store import Store
 
 WAIT_S = 0.3

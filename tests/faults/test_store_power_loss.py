@@ -15,9 +15,10 @@ from power_loss import Call, Disk, record
 from power_loss_writer import BLOCKS, LOG_PAGES, sealed
 from stores import opened
 
-from cellwall.store import journal, sqlite_file
-from cellwall.store.errors import StoreBroken
-from cellwall.store.rows import AuditRow
+from cellwall.store.journal import file as journal
+from cellwall.store.records.errors import StoreBroken
+from cellwall.store.records.rows import AuditRow
+from cellwall.store.sqlite import file as sqlite_file
 from cellwall.store.store import Store
 from conftest import Require
 

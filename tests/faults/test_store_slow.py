@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from stores import ended, execution, opened
 
-from cellwall.store import journal
-from cellwall.store.changes import Accept, Change, Started
-from cellwall.store.errors import StoreBusy
-from cellwall.store.rows import AuditRow
+from cellwall.store.journal import file as journal
+from cellwall.store.records.changes import Accept, Change, Started
+from cellwall.store.records.errors import StoreBusy
+from cellwall.store.records.rows import AuditRow
 from cellwall.store.store import Store
 
 WAIT_S = 0.6
@@ -100,7 +100,7 @@ def test_lock_that_ends_in_time_is_not_noticed(url: str) -> None:
 def test_opening_a_locked_database_waits_then_says_so(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cellwall.store import sqlite_file
+    from cellwall.store.sqlite import file as sqlite_file
 
     asyncio.run(_make(url))
     fast = tuple(p.replace("timeout=10000", "timeout=100") for p in sqlite_file._PRAGMAS)

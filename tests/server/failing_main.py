@@ -28,7 +28,7 @@ from typing import Any
 from cellwall.apps.cli.main import main
 from cellwall.engine import engine, oneshot
 from cellwall.engine.execution import Attempt
-from cellwall.store.errors import StoreFull
+from cellwall.store.records.errors import StoreFull
 from cellwall.store.store import Store
 
 _NONCE = re.compile(rb"nonce = '(\w+)'")

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from cellwall.store.changes import AppendAudit, Ended
-from cellwall.store.rows import (
+from cellwall.store.records.changes import AppendAudit, Ended
+from cellwall.store.records.rows import (
     AuditRow,
     EventChunk,
     ExecutionRow,

@@ -18,7 +18,7 @@ from cellwall.server.audit_check import (
     exported,
     imported,
 )
-from cellwall.store.rows import AuditRow
+from cellwall.store.records.rows import AuditRow
 
 HOSTILE = 'x\n{"seq":9}\x7f\x1b[2J\u202e\ud800 "é'
 

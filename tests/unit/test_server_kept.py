@@ -11,8 +11,8 @@ from cellwall.engine.quotas import Quotas, Tenants
 from cellwall.model.errors import QuotaExceeded, UsageError
 from cellwall.server import kept as module
 from cellwall.server.kept import FREE_BYTES, Kept
-from cellwall.store.errors import StoreFull
-from cellwall.store.rows import KeptRow
+from cellwall.store.records.errors import StoreFull
+from cellwall.store.records.rows import KeptRow
 
 MIB = 1 << 20
 RETENTION_S = 600.0

@@ -24,7 +24,7 @@ from stores import (
 )
 
 from cellwall.model.errors import UsageError
-from cellwall.store.changes import (
+from cellwall.store.records.changes import (
     Accept,
     AppendAudit,
     AppendEvents,
@@ -37,8 +37,8 @@ from cellwall.store.changes import (
     RevokeKey,
     Started,
 )
-from cellwall.store.errors import StoreBroken, StoreConflict
-from cellwall.store.rows import AuditRow, EventChunk, KeptRow, Leftover
+from cellwall.store.records.errors import StoreBroken, StoreConflict
+from cellwall.store.records.rows import AuditRow, EventChunk, KeptRow, Leftover
 from cellwall.store.store import Store
 
 

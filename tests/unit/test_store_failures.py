@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from cellwall.model.errors import CellwallError, UsageError
-from cellwall.store.errors import StoreBroken, StoreBusy, StoreConflict, StoreFull
-from cellwall.store.failures import Kind, answer_to, kind_of
+from cellwall.store.records.driver_errors import Kind, answer_to, kind_of
+from cellwall.store.records.errors import StoreBroken, StoreBusy, StoreConflict, StoreFull
 
 
 class Refused(Exception):

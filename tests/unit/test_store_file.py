@@ -21,12 +21,12 @@ from alembic.script import ScriptDirectory
 from stores import chained, end_leftover, execution, opened, with_store
 
 import cellwall.store.migrations
-from cellwall.store import schema
-from cellwall.store.changes import Accept
-from cellwall.store.errors import StoreBroken, StoreBusy
-from cellwall.store.guard import locked
-from cellwall.store.migration import upgrade
-from cellwall.store.sqlite_file import engine_of
+from cellwall.store.records import schema
+from cellwall.store.records.changes import Accept
+from cellwall.store.records.errors import StoreBroken, StoreBusy
+from cellwall.store.records.migration import upgrade
+from cellwall.store.sqlite.file import engine_of
+from cellwall.store.sqlite.loss_guard import locked
 from cellwall.store.store import Store
 
 ROWS = 300
@@ -199,7 +199,7 @@ def test_last_one_to_close_says_so_whoever_it_is(tmp_path: Path) -> None:
 def test_opening_waits_for_another_opener_only_so_long(
     closed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cellwall.store.guard._LOCK_S", 0.1)
+    monkeypatch.setattr("cellwall.store.sqlite.loss_guard._LOCK_S", 0.1)
     with locked(closed / "cellwall.db"), pytest.raises(StoreBusy, match="another process"):
         count(closed)
 

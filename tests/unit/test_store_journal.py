@@ -21,9 +21,13 @@ from typing import Any
 import pytest
 from stores import chunk, ended, execution, replay, sandbox
 
-from cellwall.store import ahead, crowd, journal, writer
+from cellwall.store import writer
 from cellwall.store.backup import restore, save
-from cellwall.store.changes import (
+from cellwall.store.journal import file as journal
+from cellwall.store.journal import group_commit
+from cellwall.store.journal import pending as ahead
+from cellwall.store.journal.file import BLOCK_BYTES, Journal
+from cellwall.store.records.changes import (
     Accept,
     AppendAudit,
     Change,
@@ -34,9 +38,8 @@ from cellwall.store.changes import (
     PutSandbox,
     Started,
 )
-from cellwall.store.errors import StoreBroken, StoreBusy
-from cellwall.store.journal import BLOCK_BYTES, Journal
-from cellwall.store.rows import AuditRow
+from cellwall.store.records.errors import StoreBroken, StoreBusy
+from cellwall.store.records.rows import AuditRow
 from cellwall.store.store import Store
 
 KEY = bytes(range(journal.KEY_BYTES))
@@ -411,7 +414,7 @@ def test_ends_go_with_the_next_write_while_many_run(
     sandbox_id: str | None,
     together: bool,
 ) -> None:
-    monkeypatch.setattr(crowd, "_END_WAITS_S", 3600.0)
+    monkeypatch.setattr(group_commit, "_END_WAITS_S", 3600.0)
 
     async def run() -> None:
         folder = tmp_path / "live"
@@ -453,7 +456,7 @@ def test_end_with_nothing_to_go_with_waits_a_moment(
 def test_no_record_of_many_ends_is_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crowd, "_END_WAITS_S", 3600.0)
+    monkeypatch.setattr(group_commit, "_END_WAITS_S", 3600.0)
 
     async def run() -> None:
         async with crowded(tmp_path / "live", monkeypatch, running_now=12) as (store, records):
@@ -465,7 +468,7 @@ def test_no_record_of_many_ends_is_too_large(
             await asyncio.wait_for(store.write(running(13), audit("accept 13")), 10)
             await asyncio.gather(*ends)
             assert len(records) == 3  # two ends each, and the last with the start
-            await asyncio.wait_for(store.write(*end_of(6, size=crowd._RECORD_BYTES)), 10)
+            await asyncio.wait_for(store.write(*end_of(6, size=group_commit._RECORD_BYTES)), 10)
             assert len(records) == 3  # too large for any: the database has it
             shutil.copytree(tmp_path / "live", tmp_path / "after")
         again = await served(tmp_path / "after")
@@ -568,7 +571,7 @@ def test_record_that_fails_on_its_way_goes_to_the_database_first(
 def test_what_goes_into_the_database_goes_behind_the_ends_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crowd, "_END_WAITS_S", 3600.0)
+    monkeypatch.setattr(group_commit, "_END_WAITS_S", 3600.0)
 
     async def run() -> None:
         async with crowded(tmp_path, monkeypatch) as (store, records):

@@ -12,9 +12,9 @@ from postgres_server import Postgres, programs, running
 from sqlalchemy import make_url
 from stores import chained, execution, opened
 
-from cellwall.store.changes import Accept
-from cellwall.store.errors import StoreBroken, StoreBusy, StoreConflict
-from cellwall.store.postgres import PostgresDatabase
+from cellwall.store.postgres.database import PostgresDatabase
+from cellwall.store.records.changes import Accept
+from cellwall.store.records.errors import StoreBroken, StoreBusy, StoreConflict
 from cellwall.store.store import Store
 
 

@@ -17,10 +17,10 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from stores import chained, execution, with_store
 
 import cellwall.store.migrations
-from cellwall.store import migration, schema
-from cellwall.store.changes import Accept
-from cellwall.store.errors import StoreBroken
-from cellwall.store.sqlite_file import engine_of
+from cellwall.store.records import migration, schema
+from cellwall.store.records.changes import Accept
+from cellwall.store.records.errors import StoreBroken
+from cellwall.store.sqlite.file import engine_of
 from cellwall.store.store import Store
 
 _NEXT = """

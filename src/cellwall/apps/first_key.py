@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from cellwall.model.errors import UsageError
 from cellwall.server.keys import KeyRecord, digest_of, new_key
 from cellwall.server.stored_keys import accepted, create, record_of, revoke
-from cellwall.store.changes import PutKey
-from cellwall.store.errors import StoreConflict
-from cellwall.store.rows import KeyRow
+from cellwall.store.records.changes import PutKey
+from cellwall.store.records.errors import StoreConflict
+from cellwall.store.records.rows import KeyRow
 
 if TYPE_CHECKING:
     from cellwall.server.keys import KeyRing

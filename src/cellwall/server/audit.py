@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from cellwall.server.sandboxes import SandboxRecord
     from cellwall.server.settings import ServerSettings
     from cellwall.server.watching import Watch
-    from cellwall.store.changes import AppendAudit
+    from cellwall.store.records.changes import AppendAudit
     from cellwall.store.store import Store
 
 _log = logger("cellwall.audit")

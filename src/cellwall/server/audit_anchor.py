@@ -23,7 +23,7 @@ from cellwall.server.times import rfc3339
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cellwall.store.rows import AuditRow
+    from cellwall.store.records.rows import AuditRow
     from cellwall.store.store import Store
 
 _log = logger("cellwall.audit")

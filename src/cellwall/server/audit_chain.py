@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from cellwall.server.times import rfc3339
-from cellwall.store.changes import AppendAudit
-from cellwall.store.rows import AuditRow
+from cellwall.store.records.changes import AppendAudit
+from cellwall.store.records.rows import AuditRow
 
 VERSION = "cellwall-audit-1"
 START = bytes(32)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from cellwall.server.audit_chain import START, Malformed, Read, read
 from cellwall.server.audit_retention import Cut, cut_of
-from cellwall.store.rows import AuditRow
+from cellwall.store.records.rows import AuditRow
 
 _MOST_FAULTS = 1000
 

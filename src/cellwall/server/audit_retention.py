@@ -16,7 +16,7 @@ from cellwall.server.audit_chain import Malformed, compact, read
 from cellwall.server.times import rfc3339
 
 if TYPE_CHECKING:
-    from cellwall.store.rows import AuditRow
+    from cellwall.store.records.rows import AuditRow
     from cellwall.store.store import Store
 
 EXPORTED = "audit_exported"

@@ -25,7 +25,7 @@ from cellwall.model.errors import (
     UsageError,
 )
 from cellwall.runtimes.channel.replies import ChannelLost
-from cellwall.store.errors import StoreFull
+from cellwall.store.records.errors import StoreFull
 from cellwall.wire.answer import error_envelope
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cellwall.model.execution import Event, Execution
     from cellwall.server.idempotency import Use
     from cellwall.server.remote_tools import RemoteTools
-    from cellwall.store.rows import ExecutionRow
+    from cellwall.store.records.rows import ExecutionRow
 
 INTERRUPTED = "interrupted"
 _BUNDLE_BYTES = 512

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from cellwall.server.ledger import Ledger
     from cellwall.server.orders import Order
     from cellwall.server.settings import ServerSettings
-    from cellwall.store.rows import ExecutionRow
+    from cellwall.store.records.rows import ExecutionRow
 
     OnEnded = Callable[[str, Mapping[str, Any], Callable[[], Mapping[str, Any]]], None]
     """Called with the owner, what was asked, and what gives the answer."""

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from cellwall.model.errors import UsageError
 from cellwall.server.errors import HttpError
 from cellwall.server.times import steady
-from cellwall.store.changes import KeepReplay
-from cellwall.store.rows import ReplayRow
+from cellwall.store.records.changes import KeepReplay
+from cellwall.store.records.rows import ReplayRow
 
 if TYPE_CHECKING:
     from cellwall.server.call import Call

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 from cellwall.model.errors import QuotaExceeded, UsageError
 from cellwall.server.times import steady
-from cellwall.store.errors import StoreFull
+from cellwall.store.records.errors import StoreFull
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
     from cellwall.engine.quotas import Tenants, Use
-    from cellwall.store.rows import KeptRow
+    from cellwall.store.records.rows import KeptRow
 
 FREE_BYTES = 4096
 """Of each thing that is kept; what a small program leaves is bounded by how fast they run."""

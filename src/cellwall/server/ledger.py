@@ -20,9 +20,9 @@ from cellwall.model.execution import Event
 from cellwall.server.lines import Line
 from cellwall.server.overflow import Overflow, chunk_of
 from cellwall.server.times import steady
-from cellwall.store.changes import Accept, Change, DropReplay, Ended, Started, size_of
-from cellwall.store.errors import StoreConflict, StoreFull
-from cellwall.store.rows import ExecutionRow
+from cellwall.store.records.changes import Accept, Change, DropReplay, Ended, Started, size_of
+from cellwall.store.records.errors import StoreConflict, StoreFull
+from cellwall.store.records.rows import ExecutionRow
 from cellwall.wire.answer import event_line, one_line
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cellwall.server.execution_record import ExecutionRecord
     from cellwall.server.kept import Kept
     from cellwall.server.orders import Order
-    from cellwall.store.rows import EventChunk
+    from cellwall.store.records.rows import EventChunk
     from cellwall.store.store import Store
 
 _T = TypeVar("_T")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.egress.webhook import Webhooks
 from cellwall.model.errors import UsageError
-from cellwall.store.changes import PutFact
+from cellwall.store.records.changes import PutFact
 
 if TYPE_CHECKING:
     from cellwall.server.rules import Alert

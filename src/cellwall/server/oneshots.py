@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cellwall.engine.levels import Floor
     from cellwall.model.execution import Execution
     from cellwall.server.settings import ServerSettings
-    from cellwall.store.rows import ExecutionRow
+    from cellwall.store.records.rows import ExecutionRow
 
 _LARGE_BYTES = 1024 * 1024
 

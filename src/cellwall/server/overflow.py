@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from cellwall.model.errors import CellwallError
 from cellwall.server.lines import Line
-from cellwall.store.changes import AppendEvents
-from cellwall.store.rows import EventChunk
+from cellwall.store.records.changes import AppendEvents
+from cellwall.store.records.rows import EventChunk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cellwall.server.orders import Order
     from cellwall.server.tracing import Phase
     from cellwall.server.watching import Watch
-    from cellwall.store.changes import Change
+    from cellwall.store.records.changes import Change
 
 
 _REFUSED_HERE = frozenset({"unknown", "too_large", "invalid"})

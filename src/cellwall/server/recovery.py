@@ -19,12 +19,12 @@ from cellwall.server.lines import Line
 from cellwall.server.overflow import chunk_of
 from cellwall.server.recording import end_entry
 from cellwall.server.times import steady
-from cellwall.store.changes import Change, Ended
+from cellwall.store.records.changes import Change, Ended
 from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
     from cellwall.server.state import State
-    from cellwall.store.rows import ExecutionRow, Leftover
+    from cellwall.store.records.rows import ExecutionRow, Leftover
     from cellwall.store.store import Store
 
 _log = logging.getLogger("cellwall.server")

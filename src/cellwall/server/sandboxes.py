@@ -21,8 +21,8 @@ from cellwall.server.ended_commands import EndedCommands
 from cellwall.server.logs import escaped
 from cellwall.server.times import rfc3339, steady
 from cellwall.server.tracked import Tracked
-from cellwall.store.changes import EndSandbox, PutSandbox
-from cellwall.store.rows import SandboxRow
+from cellwall.store.records.changes import EndSandbox, PutSandbox
+from cellwall.store.records.rows import SandboxRow
 
 if TYPE_CHECKING:
     from cellwall.engine.commands import Command
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from cellwall.server.kept import Kept
     from cellwall.server.schemas import Window
     from cellwall.server.settings import ServerSettings
-    from cellwall.store.changes import Change
+    from cellwall.store.records.changes import Change
     from cellwall.store.store import Store
 
 _RESTART = "its server ended"
@@ -133,7 +133,9 @@ class SandboxRecord:
     @classmethod
     def restored(cls, row: SandboxRow) -> SandboxRecord:
         """Return the record of one that a server before this one had."""
-        from cellwall.store.recovery import SANDBOX_BECAUSE  # brings SQL, which takes a second
+        from cellwall.store.records.recovery import (
+            SANDBOX_BECAUSE,  # brings SQL, which takes a second
+        )
 
         because = row.ended_because or ""
         because = _RESTART if because == SANDBOX_BECAUSE else because

@@ -19,8 +19,8 @@ from cellwall.server.keys import KeyRecord, digest_of, new_key
 from cellwall.server.origin import ORIGIN
 from cellwall.server.redaction import Redactor
 from cellwall.server.times import rfc3339
-from cellwall.store.changes import AppendAudit, PutKey, RevokeKey
-from cellwall.store.rows import KeyRow
+from cellwall.store.records.changes import AppendAudit, PutKey, RevokeKey
+from cellwall.store.records.rows import KeyRow
 
 if TYPE_CHECKING:
     from cellwall.server.keys import KeyRing

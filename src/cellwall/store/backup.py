@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cellwall.model.errors import NotFound, UsageError
-from cellwall.store.errors import StoreBroken
-from cellwall.store.guard import journal_of, locked
-from cellwall.store.journal import is_held
+from cellwall.store.journal.file import is_held
+from cellwall.store.records.errors import StoreBroken
+from cellwall.store.sqlite.loss_guard import journal_of, locked
 
 _PAGES = 1000
 """Copied at once; writers get their turn in between."""

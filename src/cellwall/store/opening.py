@@ -12,8 +12,8 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from cellwall.model.errors import UsageError
-from cellwall.store.database import Database
-from cellwall.store.sqlite import SqliteDatabase
+from cellwall.store.records.database import Database
+from cellwall.store.sqlite.database import SqliteDatabase
 
 
 async def open_database(url: str, *, sole: bool) -> Database:
@@ -42,6 +42,6 @@ async def _open_postgres(url: URL, sole: bool) -> Database:
             "open the store: PostgreSQL needs a driver that is not installed",
             remedy="run: pip install 'cellwall[postgres]'",
         )
-    from cellwall.store.postgres import PostgresDatabase
+    from cellwall.store.postgres.database import PostgresDatabase
 
     return await PostgresDatabase.open(url, sole=sole)

@@ -1,7 +1,7 @@
 """The store: what everybody else calls.
 
-Not SQL (`apply`, `queries`) and not a database (`sqlite`, `postgres`). The invariant: when `write`
-returns, its changes survive the loss of power.
+Not SQL (`write_statements`, `queries`) and not a database (`database`, `database`). The invariant:
+when `write` returns, its changes survive the loss of power.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from cellwall.store import queries, recovery, retention
-from cellwall.store.ahead import Ahead
-from cellwall.store.apply import KEYS_VERSION
-from cellwall.store.changes import Change
-from cellwall.store.database import Database, T, Work
-from cellwall.store.errors import StoreBroken
-from cellwall.store.failures import answer_to
-from cellwall.store.journal_form import Seal
-from cellwall.store.migration import SERVER_ID
+from cellwall.store.journal.codec import Seal
+from cellwall.store.journal.pending import Ahead
+from cellwall.store.journal.replay import catch_up, close_ahead, open_ahead
 from cellwall.store.opening import open_database
-from cellwall.store.replay import catch_up, close_ahead, open_ahead
-from cellwall.store.rows import (
+from cellwall.store.records import queries, recovery, retention
+from cellwall.store.records.changes import Change
+from cellwall.store.records.database import Database, T, Work
+from cellwall.store.records.driver_errors import answer_to
+from cellwall.store.records.errors import StoreBroken
+from cellwall.store.records.migration import SERVER_ID
+from cellwall.store.records.rows import (
     AuditRow,
     EventChunk,
     ExecutionRow,
@@ -33,6 +32,7 @@ from cellwall.store.rows import (
     ReplayRow,
     SandboxRow,
 )
+from cellwall.store.records.write_statements import KEYS_VERSION
 from cellwall.store.writer import Writer
 
 REPLAY_S = 86_400.0

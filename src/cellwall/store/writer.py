@@ -1,14 +1,14 @@
 """Group commit: what waits to be written goes into one transaction, and one fsync serves all.
 
-Not the SQL (`apply`) and not the threads (`sqlite`). One task per store. The invariant: a write
-that is told of an error has left nothing in the database, and one that fails does not take its
-neighbours along: they are tried again apart from it. A write that is under way is waited for,
-however slow the disk is; only waiting for a turn has a bound.
+Not the SQL (`write_statements`) and not the threads (`database`). One task per store. The
+invariant: a write that is told of an error has left nothing in the database, and one that fails
+does not take its neighbours along: they are tried again apart from it. A write that is under way is
+waited for, however slow the disk is; only waiting for a turn has a bound.
 
-Where there is a journal (`ahead`), what it takes is durable at once and goes into the database
+Where there is a journal (`pending`), what it takes is durable at once and goes into the database
 with the next transaction, or a moment later. It takes nothing while others wait for theirs, so
 that changes keep the order in which they were given. While many executions run it takes several
-writes at once, on a thread (`crowd`).
+writes at once, on a thread (`group_commit`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cellwall.store.ahead import Ahead
-from cellwall.store.changes import Change
-from cellwall.store.crowd import Crowd, Waiting, tell
-from cellwall.store.database import Database
-from cellwall.store.errors import StoreBroken
-from cellwall.store.failures import answer_to, busy, kind_of
+from cellwall.store.journal.group_commit import Crowd, Waiting, tell
+from cellwall.store.journal.pending import Ahead
+from cellwall.store.records.changes import Change
+from cellwall.store.records.database import Database
+from cellwall.store.records.driver_errors import answer_to, busy, kind_of
+from cellwall.store.records.errors import StoreBroken
 from cellwall.surface.shared.tasks import Tasks
 
 _BATCH_CHANGES = 512

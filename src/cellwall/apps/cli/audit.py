@@ -22,7 +22,7 @@ from cellwall.model.errors import Conflict, NotFound, UsageError
 
 if TYPE_CHECKING:
     from cellwall.server.audit_check import Anchor, Report
-    from cellwall.store.rows import AuditRow
+    from cellwall.store.records.rows import AuditRow
     from cellwall.store.store import Store
 
 _PAGE = 1000
@@ -238,7 +238,7 @@ async def _rotate(given: str | None, folder: Path, last: AuditRow | None) -> tup
     """
     from cellwall.apps.store_place import open_store
     from cellwall.server.audit_retention import EXPORTED
-    from cellwall.store.changes import PutFact
+    from cellwall.store.records.changes import PutFact
 
     store = await open_store(_url(given))
     try:

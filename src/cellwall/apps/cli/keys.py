@@ -23,7 +23,7 @@ from cellwall.apps.cli.terminal import complain
 from cellwall.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from cellwall.store.rows import KeyRow
+    from cellwall.store.records.rows import KeyRow
     from cellwall.store.store import Store
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cellwall.server.call import Call
     from cellwall.server.keys import KeyRecord
     from cellwall.server.stored_keys import StoredKeys
-    from cellwall.store.rows import KeyRow
+    from cellwall.store.records.rows import KeyRow
     from cellwall.store.store import Store
 
 

@@ -1,4 +1,4 @@
-"""What Alembic runs before the versions: it takes the connection that `store.migration` gives.
+"""What Alembic runs before the versions: it takes the connection that `records.migration` gives.
 
 Only ever run by Alembic; importing it does nothing useful.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from cellwall.store.schema import tables
+from cellwall.store.records.schema import tables
 
 connection = context.config.attributes["connection"]
 context.configure(connection=connection, target_metadata=tables, transactional_ddl=True)

@@ -13,7 +13,7 @@ from typing import Literal
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from cellwall.model.errors import CellwallError
-from cellwall.store.errors import StoreBroken, StoreBusy, StoreConflict, StoreFull
+from cellwall.store.records.errors import StoreBroken, StoreBusy, StoreConflict, StoreFull
 
 Kind = Literal["busy", "lost", "full", "broken", "change"]
 

@@ -1,6 +1,6 @@
 """A SQLite file from its path to a checked, migrated, durable database.
 
-Not the transactions (`sqlite`). Called on a thread, with the guard locked. The invariant: a new
+Not the transactions (`database`). Called on a thread, with the guard locked. The invariant: a new
 database appears under its name only when it is whole, and one that is damaged is refused.
 """
 
@@ -18,14 +18,14 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
-from cellwall.store.apply import apply
-from cellwall.store.changes import PutFact
-from cellwall.store.errors import StoreBroken
-from cellwall.store.failures import answer_to, claimed
-from cellwall.store.guard import Guard, locked, sync_folder
-from cellwall.store.migration import migrate
-from cellwall.store.queries import fact
-from cellwall.store.statements import Mediated
+from cellwall.store.records.changes import PutFact
+from cellwall.store.records.driver_errors import answer_to, claimed
+from cellwall.store.records.errors import StoreBroken
+from cellwall.store.records.migration import migrate
+from cellwall.store.records.queries import fact
+from cellwall.store.records.statements import Mediated
+from cellwall.store.records.write_statements import apply
+from cellwall.store.sqlite.loss_guard import Guard, locked, sync_folder
 
 LOCK_WAIT_MS = 250
 """One attempt; the writer tries again until a write's own bound is over."""

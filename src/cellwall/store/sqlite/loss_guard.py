@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cellwall.store.errors import StoreBroken, StoreBusy
+from cellwall.store.records.errors import StoreBroken, StoreBusy
 
 Mark = Literal["", "closed", "closing", "open"]
 _MARKS: tuple[Mark, ...] = ("closed", "closing", "open")

@@ -1,6 +1,7 @@
 """What can be done to the store: small values, handed to `Store.write`.
 
-Not how (`apply`). The changes of one `write` become durable together or not at all, in order.
+Not how (`write_statements`). The changes of one `write` become durable together or not at all, in
+order.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cellwall.store.rows import (
+from cellwall.store.records.rows import (
     AuditRow,
     EventChunk,
     ExecutionRow,

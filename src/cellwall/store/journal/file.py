@@ -1,8 +1,8 @@
 """A small file in front of SQLite: one write and one sync make a record durable.
 
-Not what records mean (`ahead`) and not when they go into the database (`writer`). The file has its
-blocks from the beginning, so that a sync waits for nothing but the data; records go round in it,
-each on blocks of its own, so that a write that is torn harms no other. The invariants: `append`
+Not what records mean (`pending`) and not when they go into the database (`writer`). The file has
+its blocks from the beginning, so that a sync waits for nothing but the data; records go round in
+it, each on blocks of its own, so that a write that is torn harms no other. The invariants: `append`
 returns after the record survives a loss of power; `read` gives what was appended behind a number
 without a hole, or raises. A record is sealed with a key that only the database has: what programs
 print lies in here too, and must never pass for one.
@@ -21,8 +21,8 @@ from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
-from cellwall.store.errors import StoreBroken
-from cellwall.store.guard import sync_folder
+from cellwall.store.records.errors import StoreBroken
+from cellwall.store.sqlite.loss_guard import sync_folder
 
 BLOCK_BYTES = 4096
 """Of a file system; also no less than any disk writes at once."""

@@ -1,8 +1,8 @@
 """Handing a statement to the database: through SQLAlchemy, or to SQLite's driver itself.
 
-The statements are the same (`apply`). SQLAlchemy takes 0.2-0.4 ms of processor time for each, most
-of what a small commit costs; SQLite's own driver takes 0.03 ms. So what is written for every
-execution goes there directly, with the text and the types that SQLAlchemy compiled once.
+The statements are the same (`write_statements`). SQLAlchemy takes 0.2-0.4 ms of processor time for
+each, most of what a small commit costs; SQLite's own driver takes 0.03 ms. So what is written for
+every execution goes there directly, with the text and the types that SQLAlchemy compiled once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Sender(Protocol):
 
     @property
     def dialect(self) -> str:
-        """`sqlite` or `postgresql`."""
+        """`database` or `postgresql`."""
 
     def send(self, statement: Executable, values: Sequence[Values], *, counted: bool) -> int:
         """Run it with each of the values; return how many rows changed, if that is `counted`."""
@@ -97,7 +97,7 @@ class _Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """To SQLite's driver. Errors are the driver's own: `failures` knows both kinds."""
+    """To SQLite's driver. Errors are the driver's own: `driver_errors` knows both kinds."""
 
     connection: sqlite3.Connection
 

@@ -1,6 +1,6 @@
 """Changes as the bytes of a journal's record, and back.
 
-Not the file (`journal`). Only what every execution writes: nothing in here can be refused by the
+Not the file (`file`). Only what every execution writes: nothing in here can be refused by the
 rows that are there. The invariant: `decoded(encoded(changes))` makes the same rows as `changes`.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
-from cellwall.store.changes import (
+from cellwall.store.records.changes import (
     Accept,
     AppendAudit,
     Change,
@@ -22,7 +22,7 @@ from cellwall.store.changes import (
     KeepReplay,
     PutSandbox,
 )
-from cellwall.store.rows import AuditRow, EventChunk, ExecutionRow, ReplayRow, SandboxRow
+from cellwall.store.records.rows import AuditRow, EventChunk, ExecutionRow, ReplayRow, SandboxRow
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _OF_EXECUTION = attrgetter(*(field.name for field in fields(ExecutionRow)))

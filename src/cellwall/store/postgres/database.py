@@ -15,13 +15,13 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from cellwall.model.errors import CellwallError
-from cellwall.store.apply import apply
-from cellwall.store.changes import Change
-from cellwall.store.database import T, Work
-from cellwall.store.errors import StoreBroken
-from cellwall.store.failures import claimed, kind_of
-from cellwall.store.migration import migrate
-from cellwall.store.statements import Mediated
+from cellwall.store.records.changes import Change
+from cellwall.store.records.database import T, Work
+from cellwall.store.records.driver_errors import claimed, kind_of
+from cellwall.store.records.errors import StoreBroken
+from cellwall.store.records.migration import migrate
+from cellwall.store.records.statements import Mediated
+from cellwall.store.records.write_statements import apply
 
 _READERS = 4
 _CONNECT_S = 5.0

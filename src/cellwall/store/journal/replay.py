@@ -15,13 +15,13 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from cellwall.store import queries
-from cellwall.store.ahead import APPLIED, Ahead
-from cellwall.store.changes import Change, PutFact
-from cellwall.store.database import Database
-from cellwall.store.errors import StoreBusy
-from cellwall.store.journal import KEY_BYTES, Journal
-from cellwall.store.journal_form import Seal, decoded
+from cellwall.store.journal.codec import Seal, decoded
+from cellwall.store.journal.file import KEY_BYTES, Journal
+from cellwall.store.journal.pending import APPLIED, Ahead
+from cellwall.store.records import queries
+from cellwall.store.records.changes import Change, PutFact
+from cellwall.store.records.database import Database
+from cellwall.store.records.errors import StoreBusy
 
 _KEY = "journal_key"
 _MARK = "journal_mark"

@@ -1,6 +1,6 @@
 """While many executions run: their writes go to the journal together, and the loop does not wait.
 
-Not what a record is (`ahead`) and not the database's turn (`writer`, which asks here first). One
+Not what a record is (`pending`) and not the database's turn (`writer`, which asks here first). One
 record is on its way at a time, on a thread; whoever comes meanwhile goes with the next. A start
 waits for nothing else; an end waits a moment, so that it goes with somebody's start. With few, a
 thread costs more than the sync does: then the loop writes (`Ahead.take`). The invariant: what was
@@ -18,10 +18,10 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import NamedTuple
 
-from cellwall.store.ahead import Ahead
-from cellwall.store.changes import Accept, Change, Ended, size_of
-from cellwall.store.journal import Place
-from cellwall.store.journal_form import encoded, joined
+from cellwall.store.journal.codec import encoded, joined
+from cellwall.store.journal.file import Place
+from cellwall.store.journal.pending import Ahead
+from cellwall.store.records.changes import Accept, Change, Ended, size_of
 
 _MANY = 6
 """So many run at once that a sync less is worth more than a few milliseconds of one of them."""

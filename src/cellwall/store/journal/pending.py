@@ -1,6 +1,6 @@
 """What the journal has and the database does not have yet.
 
-Not the file (`journal`), not its records (`journal_form`), not when it goes into the database
+Not the file (`file`), not its records (`codec`), not when it goes into the database
 (`writer`). The invariants: what was taken is durable and is handed on in the order in which it
 was taken; nothing is taken that the rows in the database could refuse, because nobody would be
 there any more to be told.
@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from cellwall.store.changes import Accept, Change, Ended, PutFact
-from cellwall.store.journal import Journal, Place
-from cellwall.store.journal_form import encoded
+from cellwall.store.journal.codec import encoded
+from cellwall.store.journal.file import Journal, Place
+from cellwall.store.records.changes import Accept, Change, Ended, PutFact
 
 APPLIED = "journal_applied"
 """The fact that says up to which record the database has everything."""

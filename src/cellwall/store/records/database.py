@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from sqlalchemy import Connection
 
-from cellwall.store.changes import Change
+from cellwall.store.records.changes import Change
 
 T = TypeVar("T")
 Work = Callable[[Connection], T]
@@ -30,7 +30,7 @@ class Database(Protocol):
         """Run `work` in a transaction of its own, commit it, return what it returned.
 
         One at a time. Waits for another process's lock at most a short while, then raises what
-        `failures.kind_of` calls busy.
+        `driver_errors.kind_of` calls busy.
         """
 
     async def apply(self, changes: Sequence[Change]) -> None:

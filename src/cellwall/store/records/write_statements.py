@@ -1,6 +1,6 @@
 """From changes to SQL: the statements of many writes, gathered into few round trips.
 
-Not when (`writer`) and not where (`sqlite`, `postgres`). Everything runs in a transaction that
+Not when (`writer`) and not where (`database`, `database`). Everything runs in a transaction that
 the caller has begun. The invariant: what happens to one row happens in the order of the changes;
 changes to different rows may trade places, so that like ones are sent together.
 """
@@ -16,11 +16,11 @@ from typing import Any
 from sqlalchemy import Executable, Table, bindparam, delete, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from cellwall.store import changes as change
-from cellwall.store import schema
-from cellwall.store.errors import StoreConflict
-from cellwall.store.rows import EventChunk
-from cellwall.store.statements import Sender
+from cellwall.store.records import changes as change
+from cellwall.store.records import schema
+from cellwall.store.records.errors import StoreConflict
+from cellwall.store.records.rows import EventChunk
+from cellwall.store.records.statements import Sender
 
 _Values = dict[str, Any]
 _COMPRESSION = 1

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from sqlalchemy import Connection, inspect, text
 
-from cellwall.store import schema
-from cellwall.store.errors import StoreBroken
+from cellwall.store.records import schema
+from cellwall.store.records.errors import StoreBroken
 
 SERVER_ID = "server_id"
 _VERSIONS = Path(__file__).parent / "migrations"

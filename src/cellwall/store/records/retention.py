@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, Executable, bindparam, delete, func, select
 
-from cellwall.store import schema
+from cellwall.store.records import schema
 
 STEP = 200
 """Rows of a table that go in one transaction; some milliseconds at the reference machine."""

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from sqlalchemy import BigInteger, Connection, Row, Select, bindparam, cast, func, select
 
-from cellwall.store import schema
-from cellwall.store.rows import (
+from cellwall.store.records import schema
+from cellwall.store.records.rows import (
     AuditRow,
     EventChunk,
     ExecutionRow,

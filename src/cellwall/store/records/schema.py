@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeDecorator
 
-from cellwall.store.rows import Json
+from cellwall.store.records.rows import Json
 
 VERSION = "v0001"
 """The Alembic revision that `tables` show."""

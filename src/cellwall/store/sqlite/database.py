@@ -18,13 +18,13 @@ from typing import cast
 
 from sqlalchemy import Connection, Engine
 
-from cellwall.store.apply import apply
-from cellwall.store.changes import Change
-from cellwall.store.database import T, Work
-from cellwall.store.errors import StoreBusy
-from cellwall.store.guard import journal_of, locked
-from cellwall.store.sqlite_file import claim_of, engine_of, prepare
-from cellwall.store.statements import Direct
+from cellwall.store.records.changes import Change
+from cellwall.store.records.database import T, Work
+from cellwall.store.records.errors import StoreBusy
+from cellwall.store.records.statements import Direct
+from cellwall.store.records.write_statements import apply
+from cellwall.store.sqlite.file import claim_of, engine_of, prepare
+from cellwall.store.sqlite.loss_guard import journal_of, locked
 
 
 class _Lane:
@@ -89,7 +89,7 @@ class SqliteDatabase:
 
     @classmethod
     async def open(cls, path: Path, *, sole: bool = False) -> SqliteDatabase:
-        """Open it, make it if there is none; raises what `sqlite_file.prepare` raises.
+        """Open it, make it if there is none; raises what `file.prepare` raises.
 
         `StoreConflict` if another has it as `sole`.
         """

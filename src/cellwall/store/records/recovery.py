@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 
 from sqlalchemy import ColumnElement, Connection, bindparam, func, select, update
 
-from cellwall.store import queries, schema
-from cellwall.store.apply import apply
-from cellwall.store.changes import Change
-from cellwall.store.rows import Because, Leftover, Recovery
-from cellwall.store.statements import Mediated
+from cellwall.store.records import queries, schema
+from cellwall.store.records.changes import Change
+from cellwall.store.records.rows import Because, Leftover, Recovery
+from cellwall.store.records.statements import Mediated
+from cellwall.store.records.write_statements import apply
 
 SANDBOX_BECAUSE = "server_restart"
 """What ended the sandboxes that were alive."""
