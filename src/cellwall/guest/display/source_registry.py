@@ -74,5 +74,6 @@ def print_to_stderr(text: str) -> None:
 
 
 # Not __file__: inside a zipapp, or after a relocated compileall, code objects say otherwise.
-hidden = [os.path.dirname(remember.__code__.co_filename) + os.sep]
-"""Prefixes of file names."""
+_GUEST = os.path.dirname(os.path.dirname(remember.__code__.co_filename))
+hidden = [_GUEST + os.sep]
+"""Prefixes of file names: the whole guest's at first."""
