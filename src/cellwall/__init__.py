@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cellwall.client import aconnect, connect
     from cellwall.embedded import Sandbox, arun, run
-    from cellwall.engine.commands import Command
     from cellwall.engine.engine import Engine
-    from cellwall.engine.ports import Connection
+    from cellwall.engine.parts.commands import Command
+    from cellwall.engine.parts.ports import Connection
+    from cellwall.engine.parts.terminals import Terminal
+    from cellwall.engine.policy.settings import EngineSettings
     from cellwall.engine.sandbox import AsyncSandbox
-    from cellwall.engine.settings import EngineSettings
-    from cellwall.engine.terminals import Terminal
     from cellwall.model.errors import (
         AccessDenied,
         CapacityError,
@@ -47,12 +47,12 @@ __version__ = "0.1.0"
 _HOMES = {
     "cellwall.client": ("aconnect", "connect"),
     "cellwall.embedded": ("Sandbox", "arun", "run"),
-    "cellwall.engine.commands": ("Command",),
+    "cellwall.engine.parts.commands": ("Command",),
     "cellwall.engine.engine": ("Engine",),
-    "cellwall.engine.ports": ("Connection",),
+    "cellwall.engine.parts.ports": ("Connection",),
     "cellwall.engine.sandbox": ("AsyncSandbox",),
-    "cellwall.engine.settings": ("EngineSettings",),
-    "cellwall.engine.terminals": ("Terminal",),
+    "cellwall.engine.policy.settings": ("EngineSettings",),
+    "cellwall.engine.parts.terminals": ("Terminal",),
     "cellwall.model.errors": (
         "AccessDenied",
         "CapacityError",

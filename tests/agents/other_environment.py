@@ -16,7 +16,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from cellwall.engine.package_index import uv_variables
+from cellwall.engine.templates.package_index import uv_variables
 from conftest import require_capability
 
 ROOT = Path(__file__).parents[2]

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cellwall import AsyncSandbox, Engine, EngineSettings, Execution, Verdict
-from cellwall.engine.templates import state_dir
+from cellwall.engine.templates.store import state_dir
 
 T = TypeVar("T")
 LIMITS: dict[str, Any] = {"processes": 30, "memory_mb": 128}

@@ -21,7 +21,7 @@ from arena import LIMITS, Arena, Traces, fresh_peak_kib, peak_kib
 from mutations import Drop, dropping
 
 from cellwall import Engine, EngineSettings, Execution, HostUnsupported, SandboxBroken, Verdict
-from cellwall.engine.live import Live
+from cellwall.engine.attempts.claimed_sandbox import Live
 from cellwall.jail.inspect import posture
 from cellwall.jail.plan import plan
 from cellwall.jail.processes import clone_request

@@ -21,7 +21,7 @@ import pytest
 from arena import Arena, descendants
 
 from cellwall import AsyncSandbox, Execution, Verdict
-from cellwall.engine.templates import state_dir
+from cellwall.engine.templates.store import state_dir
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 

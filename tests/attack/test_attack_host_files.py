@@ -16,7 +16,7 @@ import controls
 import pytest
 from arena import Arena, compiled
 
-from cellwall.engine.templates import state_dir
+from cellwall.engine.templates.store import state_dir
 from cellwall.jail.inspect import host_facts
 from cellwall.jail.plan import plan
 from conftest import require_command

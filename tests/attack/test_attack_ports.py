@@ -11,7 +11,7 @@ import pytest
 from arena import Arena, fresh_peak_kib, peak_kib
 
 from cellwall import AsyncSandbox, CapacityError, PortError
-from cellwall.engine.ports import MOST_CONNECTIONS
+from cellwall.engine.parts.ports import MOST_CONNECTIONS
 
 pytestmark = pytest.mark.attack
 

@@ -20,7 +20,7 @@ import pytest
 from mutations import Drop, dropping
 
 from cellwall import Engine, EngineSettings
-from cellwall.engine.templates import state_dir
+from cellwall.engine.templates.store import state_dir
 from cellwall.jail.inspect import overlay_depth, posture
 from cellwall.jail.plan.plan import TEMPLATE_ROOT
 from conftest import Require

@@ -19,7 +19,7 @@ import pytest
 from arena import Arena
 
 from cellwall import Engine, EngineSettings
-from cellwall.engine.templates import TemplateStore, state_dir
+from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.jail.inspect import overlay_depth
 from cellwall.jail.plan.plan import TEMPLATE_ROOT
 from cellwall.linux import seccomp

@@ -22,9 +22,9 @@ import hostile_wheels
 import pytest
 
 from cellwall import Engine, EngineSettings, Execution
-from cellwall.engine import template_build
-from cellwall.engine.base_interpreter import base_interpreter
-from cellwall.engine.templates import TemplateStore
+from cellwall.engine.templates import build as template_build
+from cellwall.engine.templates.base_interpreter import base_interpreter
+from cellwall.engine.templates.store import TemplateStore
 from cellwall.model.errors import CellwallError, HostUnsupported
 from cellwall.model.template import BuiltTemplate, Template
 from cellwall.runtimes.gvisor import guest_image

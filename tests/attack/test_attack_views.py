@@ -13,7 +13,7 @@ import controls
 import pytest
 from arena import Arena
 
-from cellwall.engine.templates import state_dir
+from cellwall.engine.templates.store import state_dir
 
 pytestmark = pytest.mark.attack
 GOLDEN = Path(__file__).parent / "golden"

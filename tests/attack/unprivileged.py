@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 import cellwall
-from cellwall.engine.template_build import find_uv
+from cellwall.engine.templates.build import find_uv
 from conftest import require_capability
 
 SOURCES = str(Path(cellwall.__file__).parents[1])

@@ -14,7 +14,7 @@ from spoken import JAVASCRIPT, SPOKEN, TEXT, Spoken
 
 from cellwall.embedded import Runner, Sandbox
 from cellwall.engine.engine import Engine
-from cellwall.engine.templates import state_dir
+from cellwall.engine.templates.store import state_dir
 from cellwall.languages import registry
 from cellwall.languages.tools import is_installed
 from cellwall.model.errors import Conflict, UsageError

@@ -12,8 +12,8 @@ from spoken import BASH, JAVASCRIPT, TEXT, Spoken
 
 from cellwall.embedded import Runner, Sandbox
 from cellwall.engine.engine import Engine
-from cellwall.engine.settings import EngineSettings
-from cellwall.engine.templates import state_dir
+from cellwall.engine.policy.settings import EngineSettings
+from cellwall.engine.templates.store import state_dir
 from cellwall.model.errors import HostUnsupported
 from cellwall.model.outcome import Verdict
 from conftest import Require

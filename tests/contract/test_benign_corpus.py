@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import cellwall
-from cellwall.engine.templates import TemplateStore, state_dir
+from cellwall.engine.templates.store import TemplateStore, state_dir
 
 _LIMITS = {"processes": 64, "memory_mb": 1024, "cpus": 2}
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cellwall.engine.engine import Engine
-from cellwall.engine.settings import EngineSettings
+from cellwall.engine.policy.settings import EngineSettings
 from cellwall.model.outcome import Verdict
 from cellwall.runtimes.process.sandbox import ProcessSandbox
 from cellwall.testing.bare import BareTemplates

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cellwall import AsyncSandbox, arun
-from cellwall.engine.execution import Handle
+from cellwall.engine.attempts.attempt import Handle
 from cellwall.languages import registry
 from cellwall.languages.tools import is_installed
 from cellwall.model.errors import NotFound, UsageError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cellwall.engine.engine import Engine
-from cellwall.engine.settings import EngineSettings
+from cellwall.engine.policy.settings import EngineSettings
 from cellwall.runtimes import registry
 from cellwall.testing.bare import BareTemplates
 

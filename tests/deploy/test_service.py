@@ -22,7 +22,7 @@ import pytest
 import walls
 from unprivileged import SOURCES, OrdinaryUser
 
-from cellwall.engine.template_build import find_uv
+from cellwall.engine.templates.build import find_uv
 from conftest import require_capability
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]

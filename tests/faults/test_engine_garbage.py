@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from arena import Arena
 
-from cellwall.engine.deadlines import Deadlines
-from cellwall.engine.execution import Attempt
-from cellwall.engine.recorder import Recorder
+from cellwall.engine.attempts.attempt import Attempt
+from cellwall.engine.attempts.deadlines import Deadlines
+from cellwall.engine.attempts.recorder import Recorder
 from cellwall.engine.sandbox import AsyncSandbox
 from cellwall.model.errors import CellwallError, NotFound
 

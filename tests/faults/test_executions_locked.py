@@ -14,10 +14,10 @@ import pytest
 from stores import opened
 from test_store_slow import locked, unsealed
 
-from cellwall.engine.admission import Cost, Machine, Overcommit
-from cellwall.engine.execution import BeforeCode, OnEvent, OnStart
-from cellwall.engine.queue import FairQueue
-from cellwall.engine.quotas import Tenants
+from cellwall.engine.attempts.attempt import BeforeCode, OnEvent, OnStart
+from cellwall.engine.scheduling.admission import Cost, Machine, Overcommit
+from cellwall.engine.scheduling.fair_queue import FairQueue
+from cellwall.engine.scheduling.quotas import Tenants
 from cellwall.engine.tasks import Tasks
 from cellwall.model.execution import Execution
 from cellwall.model.limits import Limits

@@ -19,7 +19,7 @@ import pytest
 from docker_daemon import BROKEN, Daemon
 
 from cellwall.engine.engine import Engine
-from cellwall.engine.settings import EngineSettings
+from cellwall.engine.policy.settings import EngineSettings
 from cellwall.linux import owner_label
 from cellwall.model.errors import HostUnsupported, SandboxBroken, UsageError
 from cellwall.model.limits import Limits
@@ -167,7 +167,7 @@ _ENGINE = """
 import asyncio, sys
 from pathlib import Path
 from cellwall.engine.engine import Engine
-from cellwall.engine.settings import EngineSettings
+from cellwall.engine.policy.settings import EngineSettings
 from cellwall.testing.bare import BareTemplates
 
 async def main():

@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 from arena import Arena
 
-from cellwall.engine import engine, oneshot
-from cellwall.engine.execution import Attempt, BeforeCode, OnEvent, Work
-from cellwall.engine.live import Live
-from cellwall.engine.requests import Request
+from cellwall.engine import engine
+from cellwall.engine.attempts.attempt import Attempt, BeforeCode, OnEvent, Work
+from cellwall.engine.attempts.claimed_sandbox import Live
+from cellwall.engine.programs import oneshot
+from cellwall.engine.programs.requests import Request
 from cellwall.jail.inspect import posture
 from cellwall.model.errors import CapacityError, SandboxBroken
 from cellwall.model.outcome import Verdict

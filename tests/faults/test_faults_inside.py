@@ -18,7 +18,7 @@ import pytest
 from arena import LIMITS, Arena, fresh_peak_kib, peak_kib
 
 from cellwall import AsyncSandbox, Engine, EngineSettings, Execution, Verdict
-from cellwall.engine.aftermath import ENDING_S
+from cellwall.engine.attempts.aftermath import ENDING_S
 from cellwall.runtimes.jail import fork_servers
 from cellwall.runtimes.shared import guest_bundle
 

@@ -15,8 +15,8 @@ from conformance import BROKEN, CASES, ENDS, Witness, does, options, program, ru
 
 from cellwall.embedded import Runner
 from cellwall.engine.engine import Engine
-from cellwall.engine.settings import EngineSettings
-from cellwall.engine.templates import TemplateStore, state_dir
+from cellwall.engine.policy.settings import EngineSettings
+from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.languages.entries.language import Language
 from cellwall.languages.registry import LANGUAGES
 from cellwall.languages.tools import is_installed

@@ -10,8 +10,8 @@ import pytest
 
 from cellwall.embedded import Runner, Sandbox
 from cellwall.engine.engine import Engine
-from cellwall.engine.settings import EngineSettings
-from cellwall.engine.templates import TemplateStore, state_dir
+from cellwall.engine.policy.settings import EngineSettings
+from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.languages.registry import LANGUAGES
 from cellwall.languages.tools import is_installed
 from cellwall.model.errors import UsageError

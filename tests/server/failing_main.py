@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from cellwall.apps.cli.main import main
-from cellwall.engine import engine, oneshot
-from cellwall.engine.execution import Attempt
+from cellwall.engine import engine
+from cellwall.engine.attempts.attempt import Attempt
+from cellwall.engine.programs import oneshot
 from cellwall.store.records.errors import StoreFull
 from cellwall.store.store import Store
 

@@ -26,7 +26,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, ImageContent, TextContent
 from servers import ALICE, Server
 
-from cellwall.engine.templates import state_dir
+from cellwall.engine.templates.store import state_dir
 
 COMMAND = str(Path(sys.executable).with_name("cellwall"))
 Scenario = Callable[[Client], Awaitable[None]]

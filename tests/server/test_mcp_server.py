@@ -17,7 +17,7 @@ from cellwall.apps.mcp.catalog import Catalog
 from cellwall.apps.mcp.library import OnServer
 from cellwall.apps.mcp.session import Session
 from cellwall.client import aconnect
-from cellwall.engine.templates import state_dir
+from cellwall.engine.templates.store import state_dir
 from cellwall.model.errors import UsageError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import pytest
 from crashes import died, house, program, selected
 from servers import configuration, start
 
-from cellwall.engine.templates import state_dir
+from cellwall.engine.templates.store import state_dir
 
 _NAMED = "import os; open('/tmp/x', 'w'); print('ran')"
 _LONG = "import time; time.sleep(60)"

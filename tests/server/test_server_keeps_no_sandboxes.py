@@ -16,9 +16,9 @@ from servers import ADMIN, new_sandbox
 
 _OF_A_SANDBOX = (
     "cellwall.engine.sandbox.AsyncSandbox",
-    "cellwall.engine.execution.Attempt",
-    "cellwall.engine.execution.Recorder",
-    "cellwall.engine.commands.Command",
+    "cellwall.engine.attempts.attempt.Attempt",
+    "cellwall.engine.attempts.attempt.Recorder",
+    "cellwall.engine.parts.commands.Command",
 )
 _RECORDS = (
     "cellwall.server.execution_record.ExecutionRecord",
@@ -94,7 +94,7 @@ def test_living_session_holds_no_ended_command(counting: Counted) -> None:
         f"/sandboxes/{box}/commands", json={"command": "sleep 60", "background": True}
     )
     after = _quiet_objects(counting)
-    name = "cellwall.engine.commands.Command"
+    name = "cellwall.engine.parts.commands.Command"
     assert after[name] - before[name] == 1, "the one that runs, and none of those that ended"
     shown = client.get(f"/sandboxes/{box}/commands/{ids[0]}").json()
     assert shown["stdout"] == "x\n"

@@ -18,9 +18,9 @@ from pathlib import Path
 import forked
 import pytest
 
-from cellwall.engine import bytecode, bytecode_worker
-from cellwall.engine.base_interpreter import BaseInterpreter, base_interpreter
-from cellwall.engine.bytecode_worker import HEADER, READY
+from cellwall.engine.templates import bytecode, bytecode_worker
+from cellwall.engine.templates.base_interpreter import BaseInterpreter, base_interpreter
+from cellwall.engine.templates.bytecode_worker import HEADER, READY
 from cellwall.model.errors import HostUnsupported
 from cellwall.model.template import Template
 from conftest import Require

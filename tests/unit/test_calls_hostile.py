@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from channel_pair import Pair, frame, with_pair
 
-from cellwall.engine.execution import Attempt, Work
+from cellwall.engine.attempts.attempt import Attempt, Work
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.runtimes.base import KernelReadings

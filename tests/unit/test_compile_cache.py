@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.engine.compile_cache import CompileCache, Product, key_of
+from cellwall.engine.programs.compile_cache import CompileCache, Product, key_of
 
 PRODUCT = Product((("program", b"\x7fELF" * 1000), ("a/b.class", b"")), "out\n", "a warning ü\n")
 KEY = key_of({"source": "x"})

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.engine import capacity
-from cellwall.engine.admission import UNBOUNDED, Cost, Machine, Overcommit
-from cellwall.engine.capacity import Files
-from cellwall.engine.exhaustion import Failure, instead_of
-from cellwall.engine.room import Room, is_out_of_processes
+from cellwall.engine.scheduling import capacity
+from cellwall.engine.scheduling.admission import UNBOUNDED, Cost, Machine, Overcommit
+from cellwall.engine.scheduling.capacity import Files
+from cellwall.engine.scheduling.exhaustion import Failure, instead_of
+from cellwall.engine.scheduling.host_headroom import Room, is_out_of_processes
 from cellwall.model.errors import (
     CapacityError,
     CellwallError,

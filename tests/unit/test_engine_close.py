@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cellwall.engine.engine import Engine
-from cellwall.engine.settings import EngineSettings
+from cellwall.engine.policy.settings import EngineSettings
 from cellwall.model.errors import CellwallError, Conflict
 from cellwall.model.execution import Execution
 from cellwall.model.outcome import Verdict

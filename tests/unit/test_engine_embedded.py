@@ -15,7 +15,7 @@ PRELUDE = """
 import os, sys, pathlib
 from cellwall import embedded
 from cellwall.engine.engine import Engine
-from cellwall.engine.settings import EngineSettings
+from cellwall.engine.policy.settings import EngineSettings
 from cellwall.testing.bare import BareTemplates
 import cellwall
 base = pathlib.Path(sys.argv[1])

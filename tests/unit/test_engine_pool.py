@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from cellwall.engine.live import Live
-from cellwall.engine.pool import Pool, StartGate
-from cellwall.engine.settings import EngineSettings
+from cellwall.engine.attempts.claimed_sandbox import Live
+from cellwall.engine.policy.settings import EngineSettings
+from cellwall.engine.scheduling.pool import Pool, StartGate
 from cellwall.model.errors import HostUnsupported, SandboxBroken
 from cellwall.model.ids import new_id
 from cellwall.model.limits import Limits

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from cellwall.engine.admission import NOTHING, Cost, Machine, Overcommit
-from cellwall.engine.queue import FairQueue, Place, Waiting
-from cellwall.engine.quotas import Quotas, Tenants
+from cellwall.engine.scheduling.admission import NOTHING, Cost, Machine, Overcommit
+from cellwall.engine.scheduling.fair_queue import FairQueue, Place, Waiting
+from cellwall.engine.scheduling.quotas import Quotas, Tenants
 from cellwall.model.errors import CapacityError, QuotaExceeded, UsageError
 
 COST = Cost(512, 100, 256, 1.0)

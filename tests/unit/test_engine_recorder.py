@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cellwall.engine.recorder import Recorder
+from cellwall.engine.attempts.recorder import Recorder
 from cellwall.model.limits import Limits
 from cellwall.runtimes.channel.frames import FrameError
 

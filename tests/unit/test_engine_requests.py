@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cellwall.engine.requests import Request, check_path, plan
+from cellwall.engine.programs.requests import Request, check_path, plan
 from cellwall.model.errors import CellwallError, NotFound, UsageError
 from cellwall.model.limits import Limits
 

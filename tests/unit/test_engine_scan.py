@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellwall.engine.scan import scan
+from cellwall.engine.programs.scan import scan
 
 
 def rules(source: str, language: str = "python") -> set[tuple[str, int]]:

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import pytest
 
-from cellwall.engine import selection
-from cellwall.engine.levels import Asked, Floor, Trust, demand
-from cellwall.engine.selection import Runtimes
-from cellwall.engine.settings import EngineSettings
+from cellwall.engine.policy import selection
+from cellwall.engine.policy.levels import Asked, Floor, Trust, demand
+from cellwall.engine.policy.selection import Runtimes
+from cellwall.engine.policy.settings import EngineSettings
 from cellwall.model.errors import HostUnsupported, UsageError
 from cellwall.model.outcome import IsolationLevel
 from cellwall.runtimes import registry

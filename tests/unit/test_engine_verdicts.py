@@ -7,9 +7,9 @@ import dataclasses
 
 import pytest
 
-from cellwall.engine import verdicts
-from cellwall.engine.recorder import Recorder
-from cellwall.engine.verdicts import Cause, Evidence, classify
+from cellwall.engine.attempts import verdicts
+from cellwall.engine.attempts.recorder import Recorder
+from cellwall.engine.attempts.verdicts import Cause, Evidence, classify
 from cellwall.guest.channel import outbox
 from cellwall.guest.display import display
 from cellwall.model.limits import Limits

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from channel_pair import Pair, frame, with_pair
 
-from cellwall.engine.ports import MOST_CONNECTIONS, Connection, Ports
+from cellwall.engine.parts.ports import MOST_CONNECTIONS, Connection, Ports
 from cellwall.engine.tasks import Tasks
 from cellwall.model.errors import CapacityError, PortError, SandboxBroken, UsageError
 from cellwall.runtimes.channel.replies import ChannelLost

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cellwall.engine import capacity
+from cellwall.engine.scheduling import capacity
 from cellwall.model.errors import CapacityError
 from cellwall.server.bodies import Bodies, Held, most_bytes
 from cellwall.server.settings import ServerSettings

@@ -12,7 +12,7 @@ from cellwall.server import inner_socket
 from cellwall.server.inner_socket import InnerSocket
 
 if TYPE_CHECKING:
-    from cellwall.engine.ports import Connection
+    from cellwall.engine.parts.ports import Connection
     from cellwall.server.call import Call
 
 

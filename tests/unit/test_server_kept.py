@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cellwall.engine.admission import Cost
-from cellwall.engine.quotas import Quotas, Tenants
+from cellwall.engine.scheduling.admission import Cost
+from cellwall.engine.scheduling.quotas import Quotas, Tenants
 from cellwall.model.errors import QuotaExceeded, UsageError
 from cellwall.server import kept as module
 from cellwall.server.kept import FREE_BYTES, Kept

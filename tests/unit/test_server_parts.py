@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellwall.apps.settings_loader import load
-from cellwall.engine.quotas import Quotas, Tenants
+from cellwall.engine.scheduling.quotas import Quotas, Tenants
 from cellwall.model import errors as model_errors
 from cellwall.model.errors import CapacityError, CellwallError, NotFound, UsageError
 from cellwall.model.limits import Limits

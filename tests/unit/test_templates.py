@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from cellwall.engine import template_definitions
-from cellwall.engine.base_interpreter import base_interpreter
-from cellwall.engine.package_index import uv_variables
-from cellwall.engine.templates import TemplateStore, _digest, state_dir
+from cellwall.engine.templates import definitions as template_definitions
+from cellwall.engine.templates.base_interpreter import base_interpreter
+from cellwall.engine.templates.package_index import uv_variables
+from cellwall.engine.templates.store import TemplateStore, _digest, state_dir
 from cellwall.model.errors import HostUnsupported, NotFound, UsageError
 from cellwall.model.template import Template
 

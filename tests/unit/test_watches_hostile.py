@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from channel_pair import Pair, frame, with_pair
 
-from cellwall.engine.watches import _STEP_BYTES, MOST_WATCHES, Watch
+from cellwall.engine.parts.watches import _STEP_BYTES, MOST_WATCHES, Watch
 from cellwall.model.errors import CapacityError, FileError, SandboxBroken
 from cellwall.model.files import Change
 from cellwall.runtimes.channel.streams import WINDOW_BYTES

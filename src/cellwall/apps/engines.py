@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def state() -> Path:
     """Return this user's state directory."""
-    from cellwall.engine.templates import state_dir
+    from cellwall.engine.templates.store import state_dir
 
     return state_dir()
 
@@ -28,7 +28,7 @@ def state() -> Path:
 def make_engine(pool: int = 0) -> Engine:
     """Return an engine that parks up to `pool` sandboxes; 0 is right for a single run."""
     from cellwall.engine.engine import Engine
-    from cellwall.engine.settings import EngineSettings
+    from cellwall.engine.policy.settings import EngineSettings
 
     settings = replace(EngineSettings.from_environment(), pool_min=pool, pool_max=pool)
     return Engine(state(), settings)

@@ -33,7 +33,7 @@ from cellwall.apps.metrics_listener import check_metrics_exposure, listening
 from cellwall.apps.state_lock import locked
 from cellwall.apps.store_place import open_store, store_disk, store_url
 from cellwall.engine.engine import Engine
-from cellwall.engine.templates import TemplateStore, state_dir
+from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.linux.cgroups.delegation import step_aside
 from cellwall.model.errors import UsageError
 from cellwall.server.app import create_app

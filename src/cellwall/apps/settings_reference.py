@@ -16,7 +16,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, get_args, get_origin, get_type_hints
 
-from cellwall.engine.settings import EngineSettings
+from cellwall.engine.policy.settings import EngineSettings
 from cellwall.server.keys import KeyRecord
 from cellwall.server.settings import ServerSettings
 

@@ -16,21 +16,28 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from cellwall.engine import bringing_back
-from cellwall.engine.compile_cache import CompileCache
-from cellwall.engine.compiling import Compiled, Compiler, Job, Place
-from cellwall.engine.execution import BeforeCode, NotBegun, OnEvent, OnStart, finish
-from cellwall.engine.exhaustion import instead_of
-from cellwall.engine.levels import NO_FLOOR, Asked, Floor
-from cellwall.engine.oneshot import Stage, begin, explain, may_be_alone, run_stage
-from cellwall.engine.pool import Pool, PoolStatistics
-from cellwall.engine.requests import Plan, Request, check_env, check_limits, check_start, plan
+from cellwall.engine.attempts.attempt import BeforeCode, NotBegun, OnEvent, OnStart, finish
+from cellwall.engine.attempts.stages import Stages, report
+from cellwall.engine.policy.levels import NO_FLOOR, Asked, Floor
+from cellwall.engine.policy.selection import Runtimes
+from cellwall.engine.policy.settings import EngineSettings
+from cellwall.engine.programs import collect as bringing_back
+from cellwall.engine.programs.compile_cache import CompileCache
+from cellwall.engine.programs.compile_stage import Compiled, Compiler, Job, Place
+from cellwall.engine.programs.oneshot import Stage, begin, explain, may_be_alone, run_stage
+from cellwall.engine.programs.requests import (
+    Plan,
+    Request,
+    check_env,
+    check_limits,
+    check_start,
+    plan,
+)
 from cellwall.engine.sandbox import AsyncSandbox
-from cellwall.engine.selection import Runtimes
-from cellwall.engine.settings import EngineSettings
-from cellwall.engine.stages import Stages, report
+from cellwall.engine.scheduling.exhaustion import instead_of
+from cellwall.engine.scheduling.pool import Pool, PoolStatistics
 from cellwall.engine.tasks import Tasks
-from cellwall.engine.templates import TemplateStore, state_dir
+from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.model.errors import CellwallError, Conflict
 from cellwall.model.execution import Compilation, Execution
 from cellwall.model.ids import new_id
@@ -45,7 +52,7 @@ from cellwall.runtimes.channel.replies import GuestRefused
 from cellwall.surface.tools.tools import Tools, box_of
 
 if TYPE_CHECKING:
-    from cellwall.engine.live import Live
+    from cellwall.engine.attempts.claimed_sandbox import Live
     from cellwall.model.limits import Limits
     from cellwall.model.template import BuiltTemplate, Template
     from cellwall.runtimes.base import Finding, Runtime

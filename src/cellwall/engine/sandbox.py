@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from cellwall.engine.beside import Beside
-from cellwall.engine.commands import Commands
-from cellwall.engine.contexts import Contexts, called, inside
-from cellwall.engine.execution import Attempt, OnStart, Work, finish
-from cellwall.engine.files import Files, file_error
-from cellwall.engine.requests import check_source, check_stdin, check_tools, may_call
-from cellwall.engine.stages import Stages
+from cellwall.engine.attempts.attempt import Attempt, OnStart, Work, finish
+from cellwall.engine.attempts.stages import Stages
+from cellwall.engine.parts.commands import Commands
+from cellwall.engine.parts.contexts import Contexts, called, inside
+from cellwall.engine.parts.files import Files, file_error
+from cellwall.engine.programs.requests import check_source, check_stdin, check_tools, may_call
+from cellwall.engine.programs.session_program import Beside
 from cellwall.languages import registry
 from cellwall.model.errors import CellwallError, Conflict, UsageError
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
@@ -32,8 +32,8 @@ from cellwall.surface.shared.callbacks import OnEvent, OnText, by_stream
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from cellwall.engine.live import Live
-    from cellwall.engine.ports import Ports
+    from cellwall.engine.attempts.claimed_sandbox import Live
+    from cellwall.engine.parts.ports import Ports
     from cellwall.engine.tasks import Tasks
     from cellwall.languages.entries.language import Language
     from cellwall.model.execution import CommandResult, Event, Execution
@@ -138,7 +138,7 @@ class AsyncSandbox:
     @cached_property
     def ports(self) -> Ports:
         """Connections to servers inside."""
-        from cellwall.engine.ports import Ports
+        from cellwall.engine.parts.ports import Ports
 
         return Ports(self.live, self._tasks)
 
@@ -162,8 +162,8 @@ class AsyncSandbox:
         """Run a cell in a context, or a program of a language that keeps no state beside it.
 
         Each language has a default context of its own; a named one decides the language.
-        `output_kb` is kept of each stream instead of the sandbox's own limit; `tools` are those
-        of this run instead of the sandbox's own, none of them if it is empty.
+        `output_kb` is kept of each stream instead of the sandbox's own limit; `tool_calls` are
+        those of this run instead of the sandbox's own, none of them if it is empty.
         """
         self.live.check_alive()
         source, data = check_source(code), check_stdin(stdin)

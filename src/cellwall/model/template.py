@@ -1,8 +1,9 @@
 """Templates: what is installed and preloaded, and where a built one lies.
 
-Values only: reading definitions, building and finding belong to `engine.templates`; runtimes get
-a `BuiltTemplate`. Whatever changes what a program inside sees is a field that `identity` covers;
-a field left out of it would let two different templates share one digest and one fork-server.
+Values only: reading definitions, building and finding belong to `engine.templates.store`; runtimes
+get a `BuiltTemplate`. Whatever changes what a program inside sees is a field that `identity`
+covers; a field left out of it would let two different templates share one digest and one
+fork-server.
 """
 
 from __future__ import annotations

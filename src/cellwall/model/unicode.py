@@ -1,6 +1,6 @@
 """Text of the caller's as bytes. A str may hold halves of surrogate pairs, which no bytes are.
 
-Not files' names inside, whose rules are `engine.requests` and `client.files`.
+Not files' names inside, whose rules are `engine.programs.requests` and `client.files`.
 """
 
 from __future__ import annotations

@@ -12,14 +12,14 @@ from dataclasses import fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from cellwall.engine.requests import Request
+from cellwall.engine.programs.requests import Request
 from cellwall.languages import registry
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
 from cellwall.server.schemas import CommandBody, ExecuteBody, SandboxBody
 
 if TYPE_CHECKING:
-    from cellwall.engine.levels import Floor
+    from cellwall.engine.policy.levels import Floor
     from cellwall.server.schemas import CellBody
 
 _BLANK_LOOK = 64

@@ -1,9 +1,10 @@
 """How many bytes of request bodies are held together, of all callers and of each tenant.
 
-Not how large one may be (`call`, `endpoint`) and not what the host has left (`engine.room`). What
-is counted is what callers sent; as text and in what a sandbox is sent the server has it twice or
-three times more. The invariants: a body is counted from its first byte until nothing holds it, also
-when what it began outlives its connection; and no tenant can have more than half.
+Not how large one may be (`call`, `endpoint`) and not what the host has left
+(`engine.scheduling.host_headroom`). What is counted is what callers sent; as text and in what a
+sandbox is sent the server has it twice or three times more. The invariants: a body is counted from
+its first byte until nothing holds it, also when what it began outlives its connection; and no
+tenant can have more than half.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from cellwall.engine import capacity
+from cellwall.engine.scheduling import capacity
 from cellwall.model.errors import CapacityError
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from cellwall.wire.answer import one_line
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from cellwall.engine.quotas import Use
+    from cellwall.engine.scheduling.quotas import Use
     from cellwall.server.execution_record import ExecutionRecord, KeptExecution
     from cellwall.server.keys import Principal
     from cellwall.server.settings import ServerSettings

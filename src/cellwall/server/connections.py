@@ -14,7 +14,7 @@ import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cellwall.engine.quotas import Tenants
+    from cellwall.engine.scheduling.quotas import Tenants
     from cellwall.server.call import Call
     from cellwall.server.keys import KeyRing
 

@@ -16,7 +16,7 @@ from cellwall.server.errors import HttpError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from cellwall.engine.files import Files
+    from cellwall.engine.parts.files import Files
     from cellwall.server.call import Call
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")

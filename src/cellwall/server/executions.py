@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cellwall.engine.admission import Cost
+from cellwall.engine.scheduling.admission import Cost
 from cellwall.model.ids import new_id
 from cellwall.server.errors import stopping
 from cellwall.server.execution_record import ExecutionRecord, KeptExecution
@@ -28,8 +28,8 @@ from cellwall.server.turns import Queued, Turn
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from cellwall.engine.execution import BeforeCode
-    from cellwall.engine.queue import FairQueue, Place
+    from cellwall.engine.attempts.attempt import BeforeCode
+    from cellwall.engine.scheduling.fair_queue import FairQueue, Place
     from cellwall.engine.tasks import Tasks
     from cellwall.server.ledger import Ledger
     from cellwall.server.orders import Order

@@ -18,7 +18,7 @@ from cellwall.server.forwarding import Headers, from_inside
 from cellwall.server.presence import unless_gone
 
 if TYPE_CHECKING:
-    from cellwall.engine.ports import Connection
+    from cellwall.engine.parts.ports import Connection
     from cellwall.server.call import Call
 
 _STEP_BYTES = 64 * 1024

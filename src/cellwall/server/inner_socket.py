@@ -26,7 +26,7 @@ from cellwall.server.sockets import Socket
 if TYPE_CHECKING:
     from websockets.typing import Subprotocol
 
-    from cellwall.engine.ports import Connection
+    from cellwall.engine.parts.ports import Connection
     from cellwall.server.call import Call
     from cellwall.server.forwarding import Headers
 

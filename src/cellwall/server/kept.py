@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from cellwall.engine.quotas import Tenants, Use
+    from cellwall.engine.scheduling.quotas import Tenants, Use
     from cellwall.store.records.rows import KeptRow
 
 FREE_BYTES = 4096

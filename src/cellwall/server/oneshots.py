@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from cellwall.engine.admission import Cost
-from cellwall.engine.requests import compile_defaults, plan, usual_limits
+from cellwall.engine.programs.requests import compile_defaults, plan, usual_limits
+from cellwall.engine.scheduling.admission import Cost
 from cellwall.languages import registry
 from cellwall.server import asked
 from cellwall.server.bodies import HELD_TIMES
@@ -22,9 +22,9 @@ from cellwall.server.schemas import ExecuteBody
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cellwall.engine.attempts.attempt import BeforeCode, OnEvent, OnStart
     from cellwall.engine.engine import Engine
-    from cellwall.engine.execution import BeforeCode, OnEvent, OnStart
-    from cellwall.engine.levels import Floor
+    from cellwall.engine.policy.levels import Floor
     from cellwall.model.execution import Execution
     from cellwall.server.settings import ServerSettings
     from cellwall.store.records.rows import ExecutionRow

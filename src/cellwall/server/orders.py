@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cellwall.engine.admission import Cost
-    from cellwall.engine.execution import BeforeCode, OnEvent, OnStart
+    from cellwall.engine.attempts.attempt import BeforeCode, OnEvent, OnStart
+    from cellwall.engine.scheduling.admission import Cost
     from cellwall.model.execution import Execution
     from cellwall.server.idempotency import Use
     from cellwall.server.remote_tools import RemoteTools

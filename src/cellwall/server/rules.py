@@ -1,8 +1,8 @@
 """Says when somebody's runs are unusual: too many of one kind of event within a window of time.
 
-Not a quota (`engine.queue`) and not a refusal: nothing is stopped by it. Told of events by
-`watching`; what it flags becomes a log record, an audit record and a metric there. The invariant:
-memory is bounded by the number of rules and of those it remembers, whoever sends what.
+Not a quota (`engine.scheduling.fair_queue`) and not a refusal: nothing is stopped by it. Told of
+events by `watching`; what it flags becomes a log record, an audit record and a metric there. The
+invariant: memory is bounded by the number of rules and of those it remembers, whoever sends what.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from cellwall.store.records.changes import EndSandbox, PutSandbox
 from cellwall.store.records.rows import SandboxRow
 
 if TYPE_CHECKING:
-    from cellwall.engine.commands import Command
+    from cellwall.engine.parts.commands import Command
     from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.engine.tasks import Tasks
     from cellwall.model.execution import CommandResult

@@ -1,7 +1,7 @@
 """The optional look at a source before it runs, as a request wants it.
 
-Not the looking (`engine.scan`) and no boundary: nothing is refused unless the caller asked for
-that. The invariant: `off` costs nothing and changes nothing.
+Not the looking (`engine.programs.scan`) and no boundary: nothing is refused unless the caller asked
+for that. The invariant: `off` costs nothing and changes nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def look(source: str, language: str, wanted: Scan) -> dict[str, Any] | None:
     """Return what an answer says under `scan`; with `block`, findings are a 422."""
     if wanted == "off":
         return None
-    from cellwall.engine.scan import scan
+    from cellwall.engine.programs.scan import scan
 
     findings = [asdict(finding) for finding in scan(source, language)]
     if findings and wanted == "block":

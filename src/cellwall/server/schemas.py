@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from cellwall.engine.requests import SOURCE_CAP_BYTES, STDIN_CAP_BYTES
+from cellwall.engine.programs.requests import SOURCE_CAP_BYTES, STDIN_CAP_BYTES
 from cellwall.server.closed import Closed, Name
 from cellwall.server.tool_schemas import ToolsBody
 

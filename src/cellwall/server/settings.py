@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from cellwall.engine.quotas import Quotas
+from cellwall.engine.scheduling.quotas import Quotas
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
 from cellwall.server.passed_headers import is_never_passed

@@ -16,11 +16,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cellwall.engine import capacity
-from cellwall.engine.admission import IDLE, NOTHING, Cost, Machine, Overcommit
-from cellwall.engine.queue import FairQueue
-from cellwall.engine.quotas import DEFAULT_TIER, Quotas, Tenants
-from cellwall.engine.room import Room
+from cellwall.engine.scheduling import capacity
+from cellwall.engine.scheduling.admission import IDLE, NOTHING, Cost, Machine, Overcommit
+from cellwall.engine.scheduling.fair_queue import FairQueue
+from cellwall.engine.scheduling.host_headroom import Room
+from cellwall.engine.scheduling.quotas import DEFAULT_TIER, Quotas, Tenants
 from cellwall.engine.tasks import Tasks
 from cellwall.model.errors import CapacityError
 from cellwall.server.audit import Audit

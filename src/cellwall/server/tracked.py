@@ -21,7 +21,7 @@ from cellwall.server.spool import Spool
 from cellwall.server.times import steady
 
 if TYPE_CHECKING:
-    from cellwall.engine.execution import Handle
+    from cellwall.engine.attempts.attempt import Handle
 
 
 class Tracked:

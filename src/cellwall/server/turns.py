@@ -1,7 +1,7 @@
 """Waiting for a place: with somebody who waits for the answer, or in the background.
 
-Not the order of turns (`engine.queue`). The invariant: a place that was given is given back
-exactly once, also when whoever waited has left just then.
+Not the order of turns (`engine.scheduling.fair_queue`). The invariant: a place that was given is
+given back exactly once, also when whoever waited has left just then.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cellwall.engine.queue import Place, Waiting
+    from cellwall.engine.scheduling.fair_queue import Place, Waiting
     from cellwall.server.execution_record import ExecutionRecord
 
     OnTurn = Callable[["Queued", Place], None]

@@ -17,7 +17,7 @@ from cellwall.server.errors import HttpError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from cellwall.engine.files import Files
+    from cellwall.engine.parts.files import Files
     from cellwall.server.call import Call
 
 _MOST_PARTS = 100

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from cellwall.engine.settings import every_runtime
+from cellwall.engine.policy.settings import every_runtime
 from cellwall.languages.registry import LANGUAGES
 from cellwall.model.outcome import Verdict
 from cellwall.server.audited import ACTIONS, EXEMPT, READS

@@ -22,9 +22,9 @@ from typing import Any, ClassVar
 import pytest
 
 from cellwall.embedded import Runner, Sandbox
+from cellwall.engine.attempts.attempt import OnEvent
 from cellwall.engine.engine import Engine
-from cellwall.engine.execution import OnEvent
-from cellwall.engine.settings import EngineSettings
+from cellwall.engine.policy.settings import EngineSettings
 from cellwall.model.errors import FileError, SandboxUnavailable
 from cellwall.model.execution import Event, Execution
 from cellwall.model.outcome import Verdict

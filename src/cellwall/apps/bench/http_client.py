@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cellwall.apps.bench.latency import BenchError
-from cellwall.engine.templates import state_dir
+from cellwall.engine.templates.store import state_dir
 
 _START_S = 60.0
 

@@ -113,7 +113,7 @@ def export(
 
 def _url(given: str | None) -> str:
     """Return the store's address; `NotFound` if there is no file where it says."""
-    from cellwall.engine.templates import state_dir
+    from cellwall.engine.templates.store import state_dir
 
     url = given or f"sqlite:///{state_dir().absolute() / 'server' / 'cellwall.db'}"
     path = url.removeprefix("sqlite:///")

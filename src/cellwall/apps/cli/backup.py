@@ -56,7 +56,7 @@ def restore(
     since: it is not run again, and its state becomes `interrupted`.
     """
     from cellwall.apps.state_lock import locked
-    from cellwall.engine.templates import state_dir
+    from cellwall.engine.templates.store import state_dir
     from cellwall.store.backup import restore as take_back
 
     store = _store(config)
@@ -79,7 +79,7 @@ def _store(config: Path | None, environ: Mapping[str, str] | None = None) -> Pat
     check_server()
     from cellwall.apps.settings_loader import load
     from cellwall.apps.store_place import store_url
-    from cellwall.engine.templates import state_dir
+    from cellwall.engine.templates.store import state_dir
 
     url = store_url(load(config, {}, environ).server, state_dir())
     prefix = "sqlite:///"

@@ -42,7 +42,7 @@ def doctor(
 
 async def _probe() -> Mapping[str, list[Finding]]:
     from cellwall.apps import versions
-    from cellwall.engine.templates import state_dir
+    from cellwall.engine.templates.store import state_dir
     from cellwall.model.errors import CellwallError
     from cellwall.runtimes import registry
     from cellwall.runtimes.base import Finding

@@ -38,7 +38,7 @@ def explain(
 ) -> None:
     """Print, step by step, what a sandbox is made of and what it gives up."""
     from cellwall.apps.cli.templates import built
-    from cellwall.engine.templates import state_dir
+    from cellwall.engine.templates.store import state_dir
     from cellwall.jail.inspect import host_facts
     from cellwall.jail.plan import plan
 

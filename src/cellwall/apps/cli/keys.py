@@ -120,7 +120,7 @@ def _with_store(url: str | None, config: Path | None, work: Callable[[Store], Aw
     check_server()
     from cellwall.apps.settings_loader import load
     from cellwall.apps.store_place import open_store, store_url
-    from cellwall.engine.templates import state_dir
+    from cellwall.engine.templates.store import state_dir
 
     settings = load(config, {"store": url}).server
     where = store_url(settings, state_dir())

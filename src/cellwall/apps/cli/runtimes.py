@@ -1,7 +1,7 @@
 """`cellwall runtimes`: which isolation technologies there are, and what those lack that are not.
 
-Not the choice (`engine.selection`). Called by `main`. Invariant: what is said is what the runtime's
-own probe found on this host now, and with `--measure` what real starts took.
+Not the choice (`engine.policy.selection`). Called by `main`. Invariant: what is said is what the
+runtime's own probe found on this host now, and with `--measure` what real starts took.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from cellwall.engine.offers import Offer
+    from cellwall.engine.policy.offers import Offer
 
 _STARTS = 5
 _TEMPLATE = "python"
@@ -47,7 +47,7 @@ def runtimes(
 
 async def _ask(*, measure: bool) -> list[Offer]:
     from cellwall.apps.engines import open_engine
-    from cellwall.engine.offers import measured, offers
+    from cellwall.engine.policy.offers import measured, offers
 
     async with open_engine() as engine:
         found = await offers(engine)

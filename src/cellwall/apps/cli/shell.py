@@ -79,7 +79,7 @@ def shell(
 
 
 def _spoken(name: str) -> Language:
-    from cellwall.engine.contexts import speaking
+    from cellwall.engine.parts.contexts import speaking
     from cellwall.languages.registry import find
 
     language = find(name)

@@ -1,6 +1,6 @@
 """`cellwall templates`: list, build and remove what sandboxes are made from.
 
-Not the store (`engine.templates`). Called by `main`; `built` also by the commands that need a
+Not the store (`engine.templates.store`). Called by `main`; `built` also by the commands that need a
 template. Invariant: progress goes to stderr, so that a first `cellwall run` stays a filter.
 """
 
@@ -17,7 +17,7 @@ from cellwall.apps.cli.terminal import complain
 from cellwall.model.outcome import OUR_FAILURE
 
 if TYPE_CHECKING:
-    from cellwall.engine.templates import TemplateStore
+    from cellwall.engine.templates.store import TemplateStore
     from cellwall.model.template import BuiltTemplate, Template
 
 _TRIAL_S = 60.0
@@ -31,7 +31,7 @@ app = typer.Typer(
 
 def store() -> TemplateStore:
     """Return the store of this user's state directory."""
-    from cellwall.engine.templates import TemplateStore, state_dir
+    from cellwall.engine.templates.store import TemplateStore, state_dir
 
     return TemplateStore(state_dir())
 
@@ -150,7 +150,7 @@ async def _starts(name: str, runtime: str) -> bool:
 
 async def _image(made: BuiltTemplate) -> str:
     """Have the template's image in the Docker daemon; return its id."""
-    from cellwall.engine.templates import state_dir
+    from cellwall.engine.templates.store import state_dir
     from cellwall.runtimes.docker.daemon import Daemon
     from cellwall.runtimes.docker.images import Images
 
@@ -174,7 +174,7 @@ def remove(names: Annotated[list[str], typer.Argument(metavar="NAME...")]) -> No
 
 async def _remove_images(name: str) -> int:
     """Where there is a Docker daemon; there may never have been one."""
-    from cellwall.engine.templates import state_dir
+    from cellwall.engine.templates.store import state_dir
     from cellwall.runtimes.docker.images import Images
 
     if not (state_dir() / "docker").is_dir():

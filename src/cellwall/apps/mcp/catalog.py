@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cellwall.apps.mcp.arguments import BY_TOOL
 from cellwall.apps.mcp.schemas import OUTPUTS
-from cellwall.engine.templates import TemplateStore
+from cellwall.engine.templates.store import TemplateStore
 from cellwall.languages.registry import LANGUAGES
 from cellwall.languages.tools import is_installed
 from cellwall.model.errors import UsageError

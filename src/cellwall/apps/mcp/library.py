@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from cellwall.engine.requests import check_path
+from cellwall.engine.programs.requests import check_path
 from cellwall.model.errors import FileError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Embedded:
 
     async def content(self, sandbox: AnySandbox, path: str, most_bytes: int) -> bytes:
         """Return a file's bytes."""
-        from cellwall.engine.files import file_error, read_file
+        from cellwall.engine.parts.files import file_error, read_file
         from cellwall.runtimes.channel.replies import GuestRefused
 
         live = cast("EngineSandbox", sandbox).live

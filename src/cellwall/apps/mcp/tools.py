@@ -29,7 +29,7 @@ from mcp_types import (
 from cellwall.apps.mcp import answers, arguments
 from cellwall.apps.mcp.addresses import address, media_type, place
 from cellwall.apps.mcp.progress import Report, reported
-from cellwall.engine.contexts import MAIN
+from cellwall.engine.parts.contexts import MAIN
 from cellwall.model.errors import FileError, NotFound, UsageError
 from cellwall.model.excerpts import cut_middle, plain
 from cellwall.surface.shared.kept_output import keep

@@ -33,7 +33,7 @@ from cellwall.server.schemas import (
 from cellwall.server.streams import MEDIA, chosen, resume_from, send_spool
 
 if TYPE_CHECKING:
-    from cellwall.engine.commands import Command
+    from cellwall.engine.parts.commands import Command
     from cellwall.server.call import Call
     from cellwall.server.sandboxes import SandboxRecord
     from cellwall.server.state import State

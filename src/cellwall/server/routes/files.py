@@ -23,7 +23,7 @@ from cellwall.server.streams import MEDIA, chosen, send_items
 from cellwall.server.uploads import receive_form
 
 if TYPE_CHECKING:
-    from cellwall.engine.files import Files
+    from cellwall.engine.parts.files import Files
     from cellwall.server.call import Call
 
 _TAR = "application/x-tar"

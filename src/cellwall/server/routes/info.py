@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import cellwall
-from cellwall.engine.offers import offers
-from cellwall.engine.templates import TemplateStore
+from cellwall.engine.policy.offers import offers
+from cellwall.engine.templates.store import TemplateStore
 from cellwall.languages.registry import LANGUAGES
 from cellwall.languages.shown import shown
 from cellwall.languages.tools import detect

@@ -23,7 +23,7 @@ from cellwall.server.schemas import PortSignBody
 from cellwall.server.times import rfc3339
 
 if TYPE_CHECKING:
-    from cellwall.engine.ports import Connection
+    from cellwall.engine.parts.ports import Connection
     from cellwall.server.call import Call
     from cellwall.server.sandboxes import SandboxRecord
 

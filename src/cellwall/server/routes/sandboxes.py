@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from cellwall.engine.admission import Cost
-from cellwall.engine.contexts import MAIN
-from cellwall.engine.requests import check_tools, may_call
+from cellwall.engine.parts.contexts import MAIN
+from cellwall.engine.programs.requests import check_tools, may_call
+from cellwall.engine.scheduling.admission import Cost
 from cellwall.languages import registry
 from cellwall.model.errors import UsageError
 from cellwall.server import answers, asked
@@ -25,7 +25,7 @@ from cellwall.server.schemas import CellBody, ListQuery, SandboxBody, SandboxCha
 from cellwall.server.streams import MEDIA, chosen
 
 if TYPE_CHECKING:
-    from cellwall.engine.execution import BeforeCode, OnEvent, OnStart
+    from cellwall.engine.attempts.attempt import BeforeCode, OnEvent, OnStart
     from cellwall.engine.sandbox import AsyncSandbox
     from cellwall.languages.entries.language import Language
     from cellwall.model.execution import Execution

@@ -15,7 +15,7 @@ from cellwall.server.schemas import SignBody
 from cellwall.server.times import rfc3339
 
 if TYPE_CHECKING:
-    from cellwall.engine.files import Files
+    from cellwall.engine.parts.files import Files
     from cellwall.server.call import Call
 
 _METHODS = {"read": "GET", "write": "PUT"}

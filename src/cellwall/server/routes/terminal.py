@@ -21,7 +21,7 @@ from cellwall.server.schemas import TerminalQuery, Window
 from cellwall.server.sockets import BAD_MESSAGE, Socket, wanted_subprotocol
 
 if TYPE_CHECKING:
-    from cellwall.engine.terminals import Terminal
+    from cellwall.engine.parts.terminals import Terminal
     from cellwall.server.call import Call
 
 _SHELL = ["/bin/bash", "-l"]

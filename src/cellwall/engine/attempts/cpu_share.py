@@ -1,0 +1,103 @@
+"""What one execution used of the CPU time of a sandbox in which others run, too.
+
+Used by `deadlines`. The kernel counts for the whole sandbox; the guest says what belongs to others
+by the kernel's word on each of their processes, and that is taken off. The invariant: time that no
+other execution can be shown to have used counts; where the guest does not answer, all of it counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cellwall.runtimes.channel.replies import REPLY, ChannelLost, Reply, Single
+
+if TYPE_CHECKING:
+    from cellwall.engine.attempts.claimed_sandbox import Live
+
+_PATIENCE_S = 1.0
+
+
+class _Look(NamedTuple):
+    """What the guest said, in seconds."""
+
+    mine_s: float
+    """CPU time of the execution's family, since the family began."""
+    others_s: float
+    """CPU time of all other families."""
+    led_s: float | None
+    """CPU time of the family's first process for this execution, if it never had a child."""
+
+
+class Share:
+    """The part of one execution or command, which the guest knows by the number of its request."""
+
+    __slots__ = ("_base", "_is_unanswered", "_latest", "_live", "_number", "known_s")
+
+    def __init__(self, live: Live, number: int) -> None:
+        """Nothing is known of others yet."""
+        self._live = live
+        self._number = number
+        self._base: _Look | None = None
+        self._latest: _Look | None = None
+        self._is_unanswered = False
+        self.known_s = 0.0
+        """Its part when it was looked at last."""
+
+    def of(self, total_s: float) -> float:
+        """Its part of what the sandbox used since it began, by the latest answer."""
+        if self._is_unanswered:
+            self.known_s = total_s
+        elif self._base is not None and self._latest is not None:
+            self.known_s = self._part(total_s, self._base, self._latest)
+        else:
+            return total_s  # it was not asked yet
+        return self.known_s
+
+    def _part(self, total_s: float, base: _Look, latest: _Look) -> float:
+        others_s = max(0.0, latest.others_s - base.others_s)
+        mine_s = max(0.0, latest.mine_s - base.mine_s)
+        # A kernel of the sandbox's own (gVisor) counts waiting for a CPU as well: the sum of all
+        # is more than the host's, and only the proportion is true.
+        proportion = mine_s / (mine_s + others_s) if others_s else 1.0
+        part_s = max(total_s - others_s, total_s * proportion)
+        if latest.led_s is not None and len(self._live.running) > 1:
+            # It never had a child, so that nothing of what it used can be missing.
+            part_s = min(part_s, latest.led_s)
+        return part_s
+
+    def ask(self, then: Callable[[], None]) -> None:
+        """Have the guest say what others used; `then` is called when it did, or did not in time."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Reply] = loop.create_future()
+        late = loop.call_later(_PATIENCE_S, answer.cancel)
+        answer.add_done_callback(partial(self._note, late, then))
+        try:
+            self._live.channel.open("spent", Single(answer, None), REPLY, {"of": self._number})
+        except ChannelLost:
+            answer.cancel()
+
+    def _note(
+        self, late: asyncio.TimerHandle, then: Callable[[], None], answer: asyncio.Future[Reply]
+    ) -> None:
+        late.cancel()
+        look = None
+        if not answer.cancelled() and answer.exception() is None:
+            look = _read(answer.result().header)
+        self._is_unanswered = look is None
+        if look is not None:
+            if self._latest is not None:  # what ended and was not waited for is not taken back
+                look = look._replace(others_s=max(look.others_s, self._latest.others_s))
+            self._latest = look
+            self._base = self._base or look
+        then()
+
+
+def _read(header: Mapping[str, Any]) -> _Look | None:
+    mine_us, others_us, led_us = (header.get(name) for name in ("mine_us", "others_us", "led_us"))
+    if type(mine_us) is not int or type(others_us) is not int or min(mine_us, others_us) < 0:
+        return None
+    led_s = led_us / 1e6 if type(led_us) is int and led_us >= 0 else None
+    return _Look(mine_us / 1e6, others_us / 1e6, led_s)

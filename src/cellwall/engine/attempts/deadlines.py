@@ -1,0 +1,99 @@
+"""The two clocks of one execution: wall time and the CPU time of its processes.
+
+Not the stopping itself: it calls back once, with the cause. The wall clock is a timer. CPU time
+is read from the kernel, and never more often than it could have run out: with a share of `cpus`,
+`remaining / cpus` seconds must pass before the budget can be gone. Where others run in the same
+sandbox, `cpu_share` says what part of it is this execution's; the whole is looked at first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cellwall.engine.attempts.verdicts import Cause
+from cellwall.model.limits import Limits
+
+if TYPE_CHECKING:
+    from cellwall.engine.attempts.cpu_share import Share
+
+_FLOOR_S = 0.02
+"""Shortest pause between two readings; also the most CPU time one core can overrun by."""
+_FIRST_LOOK_S = 0.1
+"""Before the first look at others: what ends sooner asks for none."""
+_SHARE_FLOOR_S = 0.05
+"""Shortest pause between two looks at others, which cost the guest more than a reading."""
+
+
+class Deadlines:
+    """Watches one execution from the moment its code was handed over."""
+
+    __slots__ = (
+        *("_base_s", "_cpu", "_is_based", "_limits", "_loop", "_on_breach", "_read_cpu_s"),
+        *("_share", "_wall"),
+    )
+
+    def __init__(
+        self,
+        limits: Limits,
+        read_cpu_s: Callable[[], float],
+        base_s: float,
+        on_breach: Callable[[Cause], None],
+        share: Share | None = None,
+    ) -> None:
+        """`base_s` is what `read_cpu_s` gave before the code ran. The clocks start now."""
+        self._loop = asyncio.get_running_loop()
+        self._limits = limits
+        self._read_cpu_s = read_cpu_s
+        self._base_s = base_s
+        self._on_breach = on_breach
+        self._share = share
+        self._is_based = share is None
+        """Whether others were looked at, so that the next look has something to compare with."""
+        self._wall = self._loop.call_later(limits.wall_s, self._breach, Cause.WALL)
+        # Where the wall clock is sure to ring first there is no need for the other one.
+        self._cpu: asyncio.TimerHandle | None = None
+        pause_s = limits.cpu_s / limits.cpus
+        if pause_s < limits.wall_s:
+            if share is not None:
+                pause_s = min(_FIRST_LOOK_S, pause_s)
+            self._cpu = self._loop.call_later(max(_FLOOR_S, pause_s), self._check)
+
+    def _next(self, remaining_s: float, floor_s: float = _FLOOR_S) -> None:
+        pause = max(floor_s, remaining_s / self._limits.cpus)
+        self._cpu = self._loop.call_later(pause, self._check)
+
+    def _spent_s(self) -> float:
+        total_s = self._read_cpu_s() - self._base_s
+        return total_s if self._share is None else self._share.of(total_s)
+
+    def _check(self) -> None:
+        remaining_s = self._limits.cpu_s - self._spent_s()
+        if self._share is not None and (remaining_s <= 0 or not self._is_based):
+            self._is_based, self._cpu = True, None
+            self._share.ask(self._judge)
+        elif remaining_s <= 0:
+            self._breach(Cause.CPU)
+        else:
+            self._next(remaining_s)
+
+    def _judge(self) -> None:
+        """Others have been looked at now, or cannot be."""
+        if self._wall.cancelled():
+            return  # it has ended meanwhile
+        remaining_s = self._limits.cpu_s - self._spent_s()
+        if remaining_s <= 0:
+            self._breach(Cause.CPU)
+        else:
+            self._next(remaining_s, _SHARE_FLOOR_S)
+
+    def _breach(self, cause: Cause) -> None:
+        self.stop()
+        self._on_breach(cause)
+
+    def stop(self) -> None:
+        """Stop both clocks; idempotent."""
+        self._wall.cancel()
+        if self._cpu is not None:
+            self._cpu.cancel()

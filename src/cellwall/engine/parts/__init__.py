@@ -1,0 +1,1 @@
+"""The parts of a living sandbox: files, commands, terminals, ports, watches, contexts."""

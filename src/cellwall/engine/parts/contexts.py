@@ -1,0 +1,262 @@
+"""Contexts of a sandbox: stateful interpreters, each doing one thing at a time.
+
+Used by `sandbox`. Executions of one context queue in the order they came; contexts run beside
+each other. The invariant: a context that ended is never mistaken for the one that was asked for:
+the next execution starts a new one and says so, and what waited for one that was closed does not
+run in another of its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from cellwall.languages import registry
+from cellwall.model.context import ContextName, check_name
+from cellwall.model.errors import Conflict, NotFound, SandboxBroken, UsageError
+from cellwall.runtimes.channel.frames import FrameError
+from cellwall.runtimes.channel.replies import REPLY, GuestRefused, Reply, Single
+
+if TYPE_CHECKING:
+    from cellwall.engine.attempts.claimed_sandbox import Live
+    from cellwall.languages.entries.language import Language
+
+MAIN = "main"
+"""Stands for the default context of the language that is asked for, without one of Python."""
+DEFAULT = "python"
+"""The context that is there from the start: like every default one it is called as its language."""
+
+
+def called(name: str) -> str:
+    """Return the name of a context that a caller asks for by `name`, or by `main`."""
+    return DEFAULT if name == MAIN else name
+
+
+def inside(name: str) -> str:
+    """Return what the guest calls a context: `main` is what it has from the start, everywhere."""
+    return MAIN if name == DEFAULT else name
+
+
+@dataclass(slots=True, eq=False)
+class _Context:
+    """What we know of one."""
+
+    language: Language
+    state: Literal["unborn", "alive", "ended"] = "unborn"
+    """`unborn` until its first start; that of a language's default one is with its first cell."""
+    birth: object = field(default_factory=object)
+    """Another one with each start."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """The queue of its cells."""
+    starting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by whoever starts it: cells and restarts may want that at the same time."""
+
+
+class Contexts:
+    """The contexts of one sandbox."""
+
+    def __init__(self, live: Live) -> None:
+        """Those named in the sandbox's spec exist already."""
+        self._live = live
+        python = registry.find("python")
+        self._known = {called(name): _Context(python, "alive") for name in live.spec.contexts}
+        self._leaving: dict[str, asyncio.Future[Reply]] = {}
+        """Names that the guest may still use: done when it has ended what had them."""
+
+    def language(self, name: str) -> Language | None:
+        """Return what a context speaks; None if there is none of that name."""
+        context = self._known.get(called(name))
+        return None if context is None else context.language
+
+    @contextlib.asynccontextmanager
+    async def turn(
+        self, name: str, language: Language | None
+    ) -> AsyncIterator[tuple[str, Language]]:
+        """Wait for the turn of a cell of `language` sent to `name`; its context, what that speaks.
+
+        `main` stands for the language's default context, which is called as the language is and,
+        other than Python's, starts with its first cell. `Conflict` if the context speaks
+        something else; `NotFound` if there is none of that name, or it was closed meanwhile.
+        """
+        while True:
+            chosen = self._chosen(name, language)
+            context = self._find(chosen)
+            async with context.turn:
+                if self._known.get(chosen) is context:
+                    yield chosen, context.language
+                    return
+            if chosen == called(name):
+                self._check_still(chosen, context)
+
+    def _chosen(self, name: str, language: Language | None) -> str:
+        if language is not None and name == MAIN and language.context != "python":
+            name = language.name
+            if name not in self._known:
+                self._known[name] = _Context(language)
+        name = called(name)
+        spoken = self.language(name)
+        if language is not None and spoken is not None and spoken.name != language.name:
+            raise Conflict(
+                f"context {name!r}: it runs {spoken.name}, not {language.name}",
+                remedy=f"leave the context out, or create one with language={language.name!r}",
+            )
+        return name
+
+    def check(self, name: str) -> None:
+        """Raise `NotFound` if there is none of that name."""
+        self._find(name)
+
+    def _find(self, name: str) -> _Context:
+        context = self._known.get(called(name))
+        if context is None:
+            raise NotFound(
+                f"context {name!r}: there is none in sandbox {self._live.spec.sandbox_id}",
+                remedy=f"create it; there are: {', '.join(self._known) or 'none'}",
+            )
+        return context
+
+    def _check_still(self, name: str, context: _Context) -> None:
+        if self._known.get(name) is not context:
+            raise NotFound(f"context {name!r}: it was closed meanwhile", remedy="create it again")
+
+    def birth(self, name: str) -> object:
+        """Return what stands for the process that runs its cells now."""
+        return self._find(name).birth
+
+    def mark_ended(self, name: str, birth: object) -> None:
+        """Remember that a context's process has ended, unless another runs already."""
+        context = self._known.get(called(name))
+        if context is not None and context.birth is birth:
+            context.state = "ended"
+
+    async def ensure(self, name: str) -> bool:
+        """Start a new context in place of one that has ended; report whether that was needed."""
+        context = self._find(name)
+        async with context.starting:
+            self._check_still(name, context)
+            if context.state == "alive":
+                return False
+            is_first = context.state == "unborn"
+            try:
+                await self._start(name, context)
+            except BaseException:
+                if is_first:  # any name of a kernel may be asked for, and none of them stay
+                    self._forget(name, context)
+                raise
+        return not is_first
+
+    async def create(self, name: str, language: str = "python") -> ContextName:
+        """Start another context, of any language that keeps state between cells; its name."""
+        spoken = registry.find(language)
+        if spoken.context is None:
+            raise UsageError(
+                f"context {name!r}: {spoken.name} keeps no state between cells",
+                remedy=f"run it without a context; these do: {', '.join(speaking())}",
+            )
+        name = spoken.name if name == MAIN else check_name(name)
+        if name in self._known:
+            raise Conflict(f"context {name!r}: it exists", remedy="use it, or restart it")
+        self._known[name] = _Context(spoken)
+        await self.ensure(name)
+        return ContextName(name, spoken.name)
+
+    async def list(self) -> list[ContextName]:
+        """Return the names of the contexts that are alive; each knows its `language`."""
+        self._live.check_alive()
+        with self._live.speaking():
+            reply = await self._live.channel.request("context_list")
+        try:
+            body, header = reply.body, reply.header
+            entries = self._live.channel.take_apart(body) if body else header.get("contexts")
+            if not isinstance(entries, list):
+                raise FrameError("not a list")
+        except FrameError as error:
+            raise SandboxBroken(f"context_list: {error}", remedy="close the sandbox") from None
+        names = [e.get("name") if isinstance(e, dict) else e for e in entries]
+        names = [called(name) for name in names if isinstance(name, str)]
+        known = [name for name in names if name in self._known]
+        return [ContextName(name, self._known[name].language.name) for name in known]
+
+    async def close(self, name: str) -> None:
+        """End a context; what runs in it is killed, what waits for it is refused."""
+        context, name = self._find(name), called(name)
+        self._forget(name, context)
+        if context.state == "alive" or context.starting.locked():
+            await self._left(name)
+
+    def _forget(self, name: str, context: _Context) -> None:
+        if self._known.get(name) is context:
+            del self._known[name]
+
+    async def restart(self, name: str = MAIN) -> None:
+        """End a context and start it afresh; what waits for it runs then."""
+        context, name = self._find(name), called(name)
+        if context.state == "alive":
+            context.state = "ended"
+            await self._left(name)
+        await self.ensure(name)
+
+    # -- the guest's side ------------------------------------------------------------------
+
+    async def _start(self, name: str, context: _Context) -> None:
+        if name in self._leaving:
+            await asyncio.wait([self._leaving[name]])
+            self._check_still(name, context)
+        self._live.check_alive()
+        self._live.touch()
+        language = context.language
+        try:
+            with self._live.speaking():
+                await self._live.channel.request(
+                    "context_create", context=inside(name), language=language.context
+                )
+        except GuestRefused as refusal:
+            if refusal.reason in {"not_found", "unsupported"}:
+                raise UsageError(
+                    f"context {name!r}: start {language.name}: {refusal}",
+                    remedy=f"install it: {language.install}",
+                ) from None
+            raise _conflict("context_create", name, refusal) from None
+        except asyncio.CancelledError:
+            self._leave(name)  # the guest goes on with what it was asked for
+            raise
+        context.state, context.birth = "alive", object()
+
+    async def _left(self, name: str) -> None:
+        """End what has that name, and return when it has gone; cancelled, it goes all the same."""
+        self._live.check_alive()
+        self._live.touch()
+        self._leave(name)
+        try:
+            with self._live.speaking():
+                await asyncio.shield(self._leaving[name])
+        except GuestRefused as refusal:
+            if refusal.reason != "no_context":  # it ended by itself a moment ago
+                raise _conflict("context_close", name, refusal) from None
+
+    def _leave(self, name: str) -> None:
+        channel = self._live.channel
+        if not channel.is_open:
+            return
+        gone: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        channel.open("context_close", Single(gone, None), REPLY, {"context": inside(name)})
+        self._leaving[name] = gone
+        gone.add_done_callback(partial(self._note_gone, name))
+
+    def _note_gone(self, name: str, gone: asyncio.Future[Reply]) -> None:
+        gone.exception()  # nobody may be waiting; that is not worth a log line
+        if self._leaving.get(name) is gone:
+            del self._leaving[name]
+
+
+def _conflict(op: str, name: str, refusal: GuestRefused) -> Conflict:
+    return Conflict(f"{op} {name!r}: {refusal}", remedy="look at contexts.list()")
+
+
+def speaking() -> list[str]:
+    """Return the languages that keep state between cells."""
+    return [each.name for each in registry.LANGUAGES.values() if each.context is not None]

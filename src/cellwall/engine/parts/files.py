@@ -1,0 +1,335 @@
+"""Files of a sandbox, from outside.
+
+Everything goes through the guest, under the sandbox's own confinement: no path of the inside is
+ever opened by the host (`security` calls that the most common way out). What comes back from
+`download_dir` is a tar stream written by hostile code; `arrivals` takes it apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, overload
+
+from cellwall.engine.parts import transfers
+from cellwall.engine.programs.requests import FILE_CAP_BYTES, check_path
+from cellwall.model.errors import FileError, SandboxBroken
+from cellwall.model.files import FileEntry, Listing
+from cellwall.runtimes.channel.frames import FrameError
+from cellwall.runtimes.channel.replies import GuestRefused, Reply
+from cellwall.surface.trees import local_files
+
+if TYPE_CHECKING:
+    from cellwall.engine.attempts.claimed_sandbox import Live
+    from cellwall.engine.parts.transfers import Piece
+    from cellwall.engine.parts.watches import Watch
+    from cellwall.surface.shared.callbacks import OnProgress
+
+_STEP_BYTES = 1024 * 1024
+_REASONS = frozenset(
+    {
+        "not_found",
+        "exists",
+        "permission",
+        "is_directory",
+        "not_directory",
+        "invalid",
+        "too_large",
+        "no_space",
+    }
+)
+READ_CAP_BYTES = 256 * 1024 * 1024
+"""Most bytes of one `read`; they end up in our memory. Use `stream` for more."""
+
+
+def file_error(refusal: GuestRefused, step: str) -> FileError | SandboxBroken:
+    """Translate the guest's `fail` of a file operation."""
+    if refusal.reason in _REASONS:
+        return FileError(f"{step}: {refusal}", reason=refusal.reason)
+    return SandboxBroken(
+        f"{step}: the guest failed with {refusal.reason}: {refusal}",
+        remedy="please file a bug",
+    )
+
+
+async def read_file(live: Live, path: str, most_bytes: int) -> bytes:
+    """Read a file out of a sandbox in steps; `GuestRefused` above `most_bytes`."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        reply = await live.channel.request("file_read", path=path, offset=size, length=_STEP_BYTES)
+        parts.append(reply.body)
+        size += len(reply.body)
+        if size > most_bytes:
+            raise GuestRefused("too_large", f"{path}: it has more than {most_bytes} bytes")
+        # An empty answer ends it too: a guest that never says `eof` must not keep us here.
+        if reply.header.get("eof") or not reply.body:
+            return b"".join(parts)
+
+
+class Files:
+    """File operations of one sandbox. Relative paths start at the working directory."""
+
+    def __init__(self, live: Live) -> None:
+        """Belongs to one `AsyncSandbox`."""
+        self._live = live
+        self._watches: set[Watch] = set()
+
+    async def _ask(self, op: str, path: str, body: bytes = b"", **fields: object) -> Reply:
+        self._live.check_alive()
+        self._live.touch()
+        with self._translated(f"{op} {path!r}"):
+            return await self._live.channel.request(op, body, path=check_path(path), **fields)
+
+    @overload
+    async def read(self, path: str, *, text: Literal[True] = True) -> str: ...
+    @overload
+    async def read(self, path: str, *, text: Literal[False]) -> bytes: ...
+    async def read(self, path: str, *, text: bool = True) -> str | bytes:
+        """Return a file's content, decoded as UTF-8 (bad bytes replaced) or as bytes."""
+        data = await self.read_bytes(path)
+        return data.decode("utf-8", "replace") if text else data
+
+    async def read_bytes(self, path: str) -> bytes:
+        """Return a file's content."""
+        self._live.check_alive()
+        self._live.touch()
+        with self._translated(f"file_read {path!r}"):
+            return await read_file(self._live, check_path(path), READ_CAP_BYTES)
+
+    async def write(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
+        """Write a whole file, parents included; atomic up to 32 MiB. Return its size."""
+        data = local_files.check_content(content)
+        for start in range(0, max(1, len(data)), FILE_CAP_BYTES):
+            await self._ask(
+                "file_write",
+                path,
+                data[start : start + FILE_CAP_BYTES],
+                append=start > 0,
+                parents=True,
+                mode=mode,
+            )
+            with self._live.speaking():
+                await self._live.channel.wait_writable()
+        return len(data)
+
+    async def append(self, path: str, content: str | bytes) -> None:
+        """Append to a file, making it if need be."""
+        data = local_files.check_content(content)
+        for start in range(0, max(1, len(data)), FILE_CAP_BYTES):
+            step = data[start : start + FILE_CAP_BYTES]
+            await self._ask("file_write", path, step, append=True, parents=True, mode=None)
+
+    async def stat(self, path: str) -> FileEntry:
+        """Describe one file; links are described, not followed."""
+        reply = await self._ask("file_stat", path)
+        with self._translated(f"file_stat {path!r}"):
+            return _entry(self._live.channel.take_apart(reply.body) if reply.body else reply.header)
+
+    async def exists(self, path: str) -> bool:
+        """Report whether there is something of that name."""
+        try:
+            await self.stat(path)
+        except FileError as error:
+            if error.reason in ("not_found", "not_directory"):
+                return False
+            raise
+        return True
+
+    async def list(self, path: str = ".", *, depth: int = 1, limit: int = 1000) -> list[FileEntry]:
+        """List a directory, `depth` levels down, at most `limit` entries."""
+        return (await self.listing(path, depth=depth, limit=limit)).entries
+
+    async def listing(self, path: str = ".", *, depth: int = 1, limit: int = 1000) -> Listing:
+        """Do what `list` does, and say whether there were more entries."""
+        reply = await self._ask("file_list", path, depth=depth, limit=limit)
+        with self._translated(f"file_list {path!r}"):
+            found = self._live.channel.take_apart(reply.body, entries)
+        return Listing(found, bool(reply.header.get("truncated")))
+
+    async def mkdir(self, path: str, *, parents: bool = True) -> None:
+        """Make a directory."""
+        await self._ask("file_mkdir", path, parents=parents)
+
+    async def move(self, path: str, target: str) -> None:
+        """Rename or move."""
+        await self._ask("file_move", path, target=check_path(target))
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file, an empty directory or, if `recursive`, a whole tree."""
+        await self._ask("file_remove", path, recursive=recursive)
+
+    # -- streams ---------------------------------------------------------------------------
+
+    async def read_piece(self, path: str, offset: int = 0, length: int = 1024 * 1024) -> Piece:
+        """Return up to `length` bytes (at most 1 MiB) from `offset`."""
+        self._live.check_alive()
+        self._live.touch()
+        with self._translated(f"file_read {path!r}"):
+            return await transfers.read_piece(self._live, check_path(path), offset, length)
+
+    async def read_stream(
+        self, path: str, offset: int, length: int, inode: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """Yield exactly `length` bytes from `offset` of one file (that of `inode`), or raise."""
+        self._live.check_alive()
+        with self._translated(f"file_read {path!r}"):
+            name = check_path(path)
+            async for data in transfers.read_stream(self._live, name, offset, length, inode):
+                self._live.touch()
+                yield data
+
+    async def write_stream(
+        self, path: str, pieces: AsyncIterable[bytes], *, mode: int | None = None
+    ) -> int:
+        """Write a file of any size, parents included; it appears at once. Return its size."""
+        self._live.check_alive()
+        with self._translated(f"file_write {path!r}"):
+            name = check_path(path)
+            return await transfers.write_stream(self._live, name, self._noted(pieces), mode)
+
+    async def append_stream(self, path: str, pieces: AsyncIterable[bytes]) -> int:
+        """Append to a file, making it if need be; return the number of bytes."""
+        self._live.check_alive()
+        with self._translated(f"file_write {path!r}"):
+            name = check_path(path)
+            return await transfers.append_stream(self._live, name, self._noted(pieces))
+
+    async def put_tree(self, path: str, pieces: AsyncIterable[bytes]) -> tuple[int, int]:
+        """Unpack a tar stream below `path`; return the numbers of files and bytes."""
+        self._live.check_alive()
+        with self._translated(f"tree_put {path!r}"):
+            name = check_path(path)
+            return await transfers.put_tree(self._live, name, self._noted(pieces))
+
+    async def _noted(self, pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+        """Pass them on: who sends is not idle, however small the pieces are."""
+        async for piece in pieces:
+            self._live.touch()
+            yield piece
+
+    def watch(self, path: str = ".", *, recursive: bool = True) -> Watch:
+        """Return the changes in a directory as they come: `async for change in …`.
+
+        `async with` it to have it watch before the block begins.
+        """
+        from cellwall.engine.parts.watches import Watch
+
+        return Watch(self._live, check_path(path), recursive, self._watches)
+
+    # -- trees -----------------------------------------------------------------------------
+
+    async def upload(
+        self,
+        local: str | Path,
+        remote: str,
+        *,
+        mode: int | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> int:
+        """Copy a file of the caller's into the sandbox; return its size."""
+        path = Path(local)
+        size = await local_files.check_file(path, "upload")
+        progress = local_files.Progress(on_progress, size)
+        pieces = local_files.file_pieces(path, size, progress)
+        return await self.write_stream(remote, pieces, mode=mode)
+
+    async def download(
+        self, remote: str, local: str | Path, *, on_progress: OnProgress | None = None
+    ) -> int:
+        """Copy a file out of the sandbox to `local`, which is replaced; return its size."""
+        first = await self.read_piece(remote, 0, 1)
+        progress = local_files.Progress(on_progress, first.size)
+        pieces = self.read_stream(remote, 0, first.size, first.inode)
+        return await local_files.save(Path(local), pieces, progress)
+
+    async def upload_dir(
+        self, local: str | Path, remote: str = ".", *, on_progress: OnProgress | None = None
+    ) -> int:
+        """Copy a directory of the caller's into the sandbox; return the number of bytes sent."""
+        root, progress = Path(local), local_files.Progress(on_progress)
+        await local_files.check_directory(root, "upload_dir")
+        await self.put_tree(remote, local_files.tree_pieces(root, progress))
+        return progress.bytes
+
+    async def download_dir(
+        self,
+        remote: str,
+        local: str | Path,
+        *,
+        most_bytes: int = 1 << 30,
+        on_progress: OnProgress | None = None,
+    ) -> int:
+        """Copy a directory out of the sandbox into `local`, which is made; return its file count.
+
+        Only regular files and directories arrive; links and special files are left out.
+        """
+        progress = local_files.Progress(on_progress)
+        async with contextlib.aclosing(self.stream_dir(remote)) as pieces:
+            return await local_files.unpack(Path(local), pieces, most_bytes, progress)
+
+    async def stream_dir(self, remote: str) -> AsyncGenerator[bytes, None]:
+        """Yield a directory as a tar stream. Hostile bytes: do not extract them carelessly.
+
+        Left early it has to be closed (`contextlib.aclosing`): until then nothing else is heard.
+        """
+        self._live.check_alive()
+        self._live.touch()
+        channel = self._live.channel
+        steps: asyncio.Queue[bytes] = asyncio.Queue()
+        pauses = 0
+
+        def on_chunk(data: bytes) -> None:
+            nonlocal pauses
+            if not data:
+                return  # what ends it is the reply; see below
+            steps.put_nowait(data)
+            pauses += 1
+            channel.pause()  # one step at a time: a slow reader stops the guest, not the host
+
+        number, reply = channel.open_transfer("tree_get", {"path": check_path(remote)}, on_chunk)
+        reply.add_done_callback(lambda _: steps.put_nowait(b""))
+        try:
+            while step := await steps.get():
+                yield step
+                self._live.touch()
+                pauses -= 1
+                channel.resume()
+            with self._translated(f"tree_get {remote!r}"):
+                await reply
+        finally:
+            channel.forget(number)
+            for _ in range(pauses):  # also that of the step at which our reader left
+                channel.resume()
+            channel.send({"op": "signal", "id": number, "signal": 9})
+
+    # -- errors ----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _translated(self, step: str) -> Iterator[None]:
+        """Say what failed in the words of `model.errors`; a caller's own errors pass."""
+        try:
+            with self._live.speaking():
+                yield
+        except GuestRefused as refusal:
+            raise file_error(refusal, step) from None
+        except FrameError as error:
+            raise SandboxBroken(
+                f"{step}: bad answer: {error}", remedy="close the sandbox"
+            ) from None
+
+
+def entries(value: object) -> list[FileEntry]:
+    """Return what a listing of the guest's says. Raises `FrameError`."""
+    if not isinstance(value, list):
+        raise FrameError("file_list: not a list")
+    return [_entry(entry) for entry in value]
+
+
+def _entry(value: object) -> FileEntry:
+    try:
+        return FileEntry.parse(value)
+    except ValueError as error:
+        raise FrameError(str(error)) from None

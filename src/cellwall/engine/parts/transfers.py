@@ -1,0 +1,149 @@
+"""Bytes of any amount into and out of a sandbox, a piece at a time.
+
+Used by `files`; not for whole small files, which it reads and writes itself. Everything goes
+through the guest. The invariant: whatever the other side does, no more than one piece is in our
+memory, and a file that is being uploaded appears under its name only when it is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import AsyncIterable, AsyncIterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cellwall.runtimes.channel.replies import GuestRefused
+
+if TYPE_CHECKING:
+    from cellwall.engine.attempts.claimed_sandbox import Live
+
+PIECE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One piece of a file, and what the guest said of the file at that moment."""
+
+    data: bytes
+    size: int
+    """Bytes of the whole file; 0 also for files of /proc that are not empty."""
+    is_end: bool
+    inode: int | None = None
+    """Which file it was; another one may take its name between two pieces."""
+
+
+async def read_piece(live: Live, path: str, offset: int, length: int = PIECE_BYTES) -> Piece:
+    """Read up to `length` bytes from `offset`."""
+    length = min(length, PIECE_BYTES)
+    reply = await live.channel.request("file_read", path=path, offset=offset, length=length)
+    size, inode = reply.header.get("size"), reply.header.get("inode")
+    return Piece(
+        # A guest that sends more than was asked for gets no more said than that.
+        reply.body[:length],
+        size if type(size) is int and size >= 0 else 0,
+        bool(reply.header.get("eof")) or not reply.body,
+        inode if type(inode) is int else None,
+    )
+
+
+async def read_stream(
+    live: Live, path: str, offset: int, length: int, inode: int | None = None
+) -> AsyncIterator[bytes]:
+    """Yield exactly `length` bytes from `offset` of one file, the one of `inode` if given.
+
+    `GuestRefused` if it has fewer by then, or another file has taken its name.
+    """
+    end = offset + length
+    while offset < end:
+        piece = await read_piece(live, path, offset, end - offset)
+        if not piece.data:
+            raise GuestRefused("invalid", f"{path}: it became shorter while it was read")
+        if inode not in {None, piece.inode}:
+            raise GuestRefused("invalid", f"{path}: it was replaced while it was read")
+        inode = piece.inode
+        offset += len(piece.data)
+        yield piece.data
+
+
+async def write_stream(
+    live: Live, path: str, pieces: AsyncIterable[bytes], mode: int | None = None
+) -> int:
+    """Write a file from `pieces`, parents included; return its size.
+
+    What does not fit one piece is gathered under a random name beside the target and renamed at
+    the end, so that a reader never sees a mix of two uploads.
+    """
+    joined = rejoined(pieces)
+    first = await anext(joined, b"")
+    if len(first) < PIECE_BYTES:
+        await _write(live, path, first, append=False, mode=mode)
+        return len(first)
+    folder, slash, _ = path.rpartition("/")
+    draft = f"{folder}{slash}.cellwall-upload-{secrets.token_hex(8)}"
+    size = 0
+    try:
+        await _write(live, draft, first, append=False, mode=mode)
+        size = len(first)
+        async for piece in joined:
+            await _write(live, draft, piece, append=True, mode=None)
+            size += len(piece)
+        await live.channel.request("file_move", path=draft, target=path)
+    except BaseException:
+        if live.is_alive:
+            # Not awaited: we may be here because the caller went away.
+            live.channel.tell("file_remove", path=draft, recursive=False)
+        raise
+    return size
+
+
+async def append_stream(live: Live, path: str, pieces: AsyncIterable[bytes]) -> int:
+    """Append `pieces` to a file, which is made if need be; return how many bytes that were."""
+    size = 0
+    async for piece in rejoined(pieces):
+        await _write(live, path, piece, append=True, mode=None)
+        size += len(piece)
+    return size
+
+
+async def _write(live: Live, path: str, data: bytes, *, append: bool, mode: int | None) -> None:
+    await live.channel.request(
+        "file_write", data, path=path, append=append, parents=True, mode=mode
+    )
+    live.touch()
+
+
+async def put_tree(live: Live, path: str, pieces: AsyncIterable[bytes]) -> tuple[int, int]:
+    """Unpack a tar stream below `path`, inside; return the numbers of files and bytes."""
+    channel = live.channel
+    number, reply = channel.open_transfer("tree_put", {"path": path})
+    try:
+        async for piece in rejoined(pieces):
+            if reply.done():
+                break
+            channel.send({"op": "chunk", "id": number}, piece)
+            await channel.wait_writable()
+            live.touch()
+        channel.send({"op": "chunk_end", "id": number})
+        header = (await reply).header
+    except BaseException:
+        channel.send({"op": "signal", "id": number, "signal": 9})
+        with contextlib.suppress(BaseException):
+            reply.exception()  # nobody else will look at it
+        raise
+    finally:
+        channel.forget(number)
+    files, size = header.get("files"), header.get("bytes")
+    return files if type(files) is int else 0, size if type(size) is int else 0
+
+
+async def rejoined(pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    """Yield the same bytes in pieces of `PIECE_BYTES`, the last one shorter."""
+    held = bytearray()
+    async for piece in pieces:
+        held += piece
+        while len(held) >= PIECE_BYTES:
+            yield bytes(held[:PIECE_BYTES])
+            del held[:PIECE_BYTES]
+    if held:
+        yield bytes(held)

@@ -1,0 +1,183 @@
+"""Watching a directory of a sandbox from outside.
+
+Made by `Files.watch`. What comes is hostile text, line by line; it is taken apart only as fast as
+the caller reads, so a program that changes a million files costs us one window. Who reads too
+slowly gets an `overflow` instead of what the inside's kernel had no room to note.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from cellwall.engine.parts.files import file_error
+from cellwall.model.errors import CapacityError, SandboxBroken
+from cellwall.model.files import CHANGE_KINDS, Change
+from cellwall.runtimes.channel.frames import FrameError, strict_json
+from cellwall.runtimes.channel.replies import WATCH, ChannelLost, GuestRefused
+from cellwall.runtimes.channel.streams import WINDOW_BYTES, ByteStream
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from cellwall.engine.attempts.claimed_sandbox import Live
+
+MOST_WATCHES = 8
+"""At once and per sandbox, those that are being closed included; init has the same bound."""
+_LINE_CAP_BYTES = 64 * 1024
+_STEP_BYTES = 4 * 1024
+"""Taken apart without letting others have the loop: some fifty lines."""
+_STARTED = "watching"
+
+
+class Watch:
+    """Changes as they come: `async with files.watch("src") as watch`, then `async for`.
+
+    Entered, it watches when the block begins; without, it begins with the first `anext`. It ends
+    when it is closed, when the directory is gone, and when the sandbox ends.
+    """
+
+    def __init__(self, live: Live, path: str, recursive: bool, opened: set[Watch]) -> None:
+        """Made by `Files.watch`; it counts among `opened` from its start to its end."""
+        self.path = path
+        self._live = live
+        self._recursive = recursive
+        self._opened = opened
+        self._stream = ByteStream(live.channel)
+        self._hearing = live.channel.hearing
+        self._starting: asyncio.Lock = asyncio.Lock()
+        self._is_started = False
+        self._is_over = False
+        self._rest = b""
+        self._lines: deque[bytes] = deque()
+
+    # -- frames ----------------------------------------------------------------------------
+
+    def on_frame(self, kind: str, header: dict[str, Any], body: bytes) -> None:
+        """Take one frame; more than was granted is a `FrameError`."""
+        if kind == "data":
+            self._stream.feed(body)
+        elif kind == "fail":
+            refusal = GuestRefused(str(header["code"])[:40], str(header["message"])[:2000])
+            self._end(refusal)
+        else:
+            self._end(None)
+
+    def on_lost(self, error: ChannelLost) -> None:
+        """The sandbox is gone, and so is what was watched."""
+        self._end(None)
+
+    def _end(self, error: Exception | None) -> None:
+        self._is_over = True
+        self._stream.end(error)
+        self._opened.discard(self)
+
+    # -- for the owner ---------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Return once everything that happens from now on is seen; idempotent.
+
+        Raises FileError, CapacityError, SandboxUnavailable.
+        """
+        async with self._starting:
+            if self._is_started:
+                return
+            self._live.check_alive()
+            self._live.touch()
+            if len(self._opened) >= MOST_WATCHES:
+                raise _too_many(self.path)
+            self._is_started = True
+            self._opened.add(self)
+            fields = {"path": self.path, "recursive": self._recursive, "window": WINDOW_BYTES}
+            self._stream.number = self._live.channel.open("watch", self, WATCH, fields)
+            try:
+                first = await self._next_line()
+            except asyncio.CancelledError:
+                await self.aclose()
+                raise
+            if first is None:
+                self._live.check_alive()
+            elif first.get("change") != _STARTED:
+                raise self._broken()
+
+    def __aiter__(self) -> Watch:
+        """Yield changes."""
+        return self
+
+    async def __anext__(self) -> Change:
+        """Return the next change. Raises SandboxBroken when what came is none."""
+        await self.start()
+        line = await self._next_line()
+        if line is None:
+            raise StopAsyncIteration
+        return self._change(line)
+
+    async def aclose(self) -> None:
+        """Watch no more; whoever waits for a change learns it. Idempotent."""
+        self._stream.discard()
+        self._lines.clear()
+        if not self._is_started:
+            self._is_started = self._is_over = True
+        elif not self._is_over:
+            header = {"op": "signal", "id": self._stream.number, "signal": 9}
+            self._live.channel.send(header)
+
+    async def __aenter__(self) -> Watch:
+        """Begin to watch."""
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        await self.aclose()
+
+    # -- lines -----------------------------------------------------------------------------
+
+    async def _next_line(self) -> dict[str, Any] | None:
+        while not self._lines:
+            if len(self._rest) > _LINE_CAP_BYTES:
+                raise self._broken()
+            try:
+                data = await self._stream.read(_STEP_BYTES)
+            except GuestRefused as refusal:
+                raise _watch_error(refusal, self.path) from None
+            if not data:
+                return None
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            self._lines.extend(lines)
+            await asyncio.sleep(self._hearing.spend_lines(time.perf_counter(), len(lines)))
+        try:
+            line = strict_json(self._lines.popleft())
+        except FrameError:
+            line = None
+        if not isinstance(line, dict):
+            raise self._broken()
+        return line
+
+    def _change(self, line: dict[str, Any]) -> Change:
+        kind, path, target = line.get("change"), line.get("path"), line.get("to")
+        known = CHANGE_KINDS.get(kind) if isinstance(kind, str) else None
+        if known is None or not isinstance(path, str) or not isinstance(target, (str, type(None))):
+            raise self._broken()
+        return Change(known, path, target, line.get("directory") is True)
+
+    def _broken(self) -> SandboxBroken:
+        return SandboxBroken(f"watch {self.path!r}: bad answer", remedy="close the sandbox")
+
+
+def _too_many(path: str) -> CapacityError:
+    message = f"watch {path!r}: {MOST_WATCHES} watches of this sandbox are open"
+    return CapacityError(message, retry_after_s=1, remedy="close one")
+
+
+def _watch_error(refusal: GuestRefused, path: str) -> Exception:
+    if refusal.reason == "busy":
+        return CapacityError(f"watch {path!r}: {refusal}", retry_after_s=1)
+    return file_error(refusal, f"watch {path!r}")

@@ -1,0 +1,141 @@
+"""Which runtime serves a request: the fastest available one that meets the asked level.
+
+Not a registry (that is `runtimes.registry`). The invariant, and the reason for this file: never a
+weaker one. When nothing meets the level the answer is an error that says what is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cellwall.engine.policy import levels
+from cellwall.engine.policy.levels import Asked
+from cellwall.model.errors import HostUnsupported, UsageError
+from cellwall.runtimes import registry
+from cellwall.runtimes.base import KeepsReady
+
+if TYPE_CHECKING:
+    from cellwall.engine.policy.levels import Demand
+    from cellwall.engine.policy.settings import EngineSettings
+    from cellwall.runtimes.base import Finding, Runtime
+
+_FAULTS_KEPT_S = 10.0
+"""A runtime that was found wanting is asked again after this: daemons come back."""
+
+
+class Runtimes:
+    """The runtimes of one engine, made on first use, probed once."""
+
+    def __init__(self, state_dir: Path, settings: EngineSettings) -> None:
+        """Make nothing yet."""
+        self._state_dir = state_dir
+        self._settings = settings
+        self._made: dict[str, Runtime] = {}
+        self._faults: dict[str, tuple[float, list[Finding]]] = {}
+        self._taken_out = 0
+        self._chosen: dict[Asked, Runtime] = {}
+        self._probing = asyncio.Lock()
+
+    @property
+    def made(self) -> dict[str, Runtime]:
+        """Every runtime made so far, by name."""
+        return self._made
+
+    async def choose(self, asked: Asked) -> Runtime:
+        """Return the runtime that `asked` names, or the fastest one that meets it."""
+        chosen = self._chosen.get(asked)
+        if chosen is None:
+            wanted = self.demand(asked)
+            async with self._probing:  # one probe per runtime, however many wait
+                chosen = await self._find(wanted)
+            self._chosen[asked] = chosen
+        return chosen
+
+    def demand(self, asked: Asked) -> Demand:
+        """Return what `asked` demands; `UsageError` if it can be met on no host."""
+        wanted = levels.demand(asked, self._settings)
+        if wanted.runtime is None:
+            return wanted
+        runtime = self.get(wanted.runtime)
+        given = runtime.level.label
+        if runtime.level < wanted.least:
+            raise UsageError(
+                f"runtime {wanted.runtime!r} gives isolation {given!r}, "
+                f"{wanted.least.label!r} is the least {wanted.whose}",
+                remedy="name one that gives it (`cellwall runtimes`), or none",
+            )
+        if runtime.level < wanted.level:
+            raise UsageError(
+                f"runtime {wanted.runtime!r} gives isolation {given!r}, "
+                f"{wanted.level.label!r} was asked for, or is the default here",
+                remedy=f"say isolation={given!r} if that is meant",
+            )
+        return wanted
+
+    async def _find(self, wanted: Demand) -> Runtime:
+        level = wanted.level
+        names = wanted.runtimes if wanted.runtime is None else (wanted.runtime,)
+        candidates = [r for n in names if (r := self.get(n)).level >= level]
+        missing: list[str] = []
+        for runtime in candidates:
+            faults = await self._probe(runtime)
+            if not faults:
+                return runtime
+            missing += [f"{runtime.name}: {f.feature}: {f.detail} ({f.remedy})" for f in faults]
+        raise HostUnsupported(
+            f"isolation {level.label}",
+            f"isolation {level.label!r}: no runtime of this host offers it: "
+            + ("; ".join(missing) or "none is installed for this level"),
+            remedy="run `cellwall doctor`",
+        )
+
+    def allowed(self) -> list[str]:
+        """The runtimes that may serve requests here, fastest first."""
+        return list(levels.demand(Asked(), self._settings).runtimes)
+
+    def take_out(self, runtime: Runtime) -> None:
+        """Choose it for nobody until a new probe has found nothing wrong with it."""
+        self._taken_out += 1
+        self._faults.pop(runtime.name, None)
+        for key in [key for key, chosen in self._chosen.items() if chosen is runtime]:
+            del self._chosen[key]
+
+    @property
+    def taken_out(self) -> int:
+        """How often a runtime broke while it was in use."""
+        return self._taken_out
+
+    def get(self, name: str) -> Runtime:
+        """Return the runtime called `name`, probed or not; the operator's word is kept."""
+        if name == "process" and not self._settings.allow_process:
+            raise UsageError(
+                "runtime 'process' isolates nothing and is switched off",
+                remedy="for trusted code the operator may set CELLWALL_ALLOW_PROCESS=1",
+            )
+        if name in registry.FACTORIES and name not in self._settings.runtimes:
+            raise UsageError(
+                f"runtime {name!r} is not allowed here",
+                remedy=f"allowed runtimes: {', '.join(self.allowed())} (CELLWALL_RUNTIMES)",
+            )
+        if name not in self._made:
+            made = self._made[name] = registry.create(name, self._state_dir)
+            if isinstance(made, KeepsReady):
+                made.idle_s = self._settings.pool_idle_s
+        return self._made[name]
+
+    async def _probe(self, runtime: Runtime) -> list[Finding]:
+        asked_at, faults = self._faults.get(runtime.name, (-_FAULTS_KEPT_S, []))
+        now = time.monotonic()
+        if runtime.name not in self._faults or (faults and now - asked_at > _FAULTS_KEPT_S):
+            faults = [f for f in await runtime.probe() if f.grade == "FAIL"]
+            self._faults[runtime.name] = (now, faults)
+        return faults
+
+    async def aclose(self) -> None:
+        """Close every runtime that was made."""
+        self._chosen.clear()
+        for runtime in self._made.values():
+            await runtime.aclose()

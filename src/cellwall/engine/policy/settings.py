@@ -1,0 +1,114 @@
+"""What the operator decides: defaults, bounds of the pool, whether `process` may be used.
+
+Read once, when an engine is made; callers cannot change it through requests.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from cellwall.engine.policy.levels import TRUST_WORDS, Trust, trust_table
+from cellwall.model.errors import UsageError
+from cellwall.model.limits import Limits
+from cellwall.model.outcome import IsolationLevel
+from cellwall.runtimes.registry import FACTORIES
+
+
+def every_runtime() -> tuple[str, ...]:
+    """Every runtime that is registered, fastest first."""
+    return tuple(FACTORIES)
+
+
+def check_runtimes(names: Sequence[str], where: str) -> None:
+    """Raise `UsageError` on the name of a runtime that nobody knows, or on no name at all."""
+    unknown = sorted(set(names) - set(every_runtime()))
+    if unknown or not names:
+        raise UsageError(
+            f"{where}: runtimes: {unknown[0]!r} is not known"
+            if unknown
+            else f"{where}: runtimes: none is allowed",
+            remedy=f"known runtimes: {', '.join(every_runtime())}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Settings of one engine."""
+
+    runtimes: tuple[str, ...] = field(default_factory=every_runtime)
+    """Which runtimes may serve requests, by name; none of the others is ever asked. `process`
+    needs `allow_process`, too."""
+
+    least_isolation: str = "process"
+    """Level below which nothing is served: a request that names a lower one is refused, one that
+    names none gets this one. `process`, `namespace`, `kernel` or `vm`."""
+    default_isolation: str = "namespace"
+    """Level of a request that names none, unless `least_isolation` or its tier's is higher."""
+    trust: Mapping[str, Trust] = field(default_factory=trust_table)
+    """What `trust=untrusted`, `semi` and `trusted` stand for."""
+    allow_process: bool = False
+    """Whether the `process` runtime, which isolates nothing, may serve requests."""
+    pool_min: int = 2
+    """Parked sandboxes kept per template that is in use. 0 together with `pool_max=0`: no pool."""
+    pool_max: int = 16
+    """Most parked sandboxes per template; between the two, recent concurrency decides."""
+    pool_idle_s: float = 600.0
+    """Seconds without a claim after which a template's parked sandboxes are given up, and without a
+    start after which what a runtime has ready for the next one is."""
+    limits: Limits = field(default_factory=Limits)
+    """Limits of a request that names none; parked sandboxes are started with these."""
+    collect_bytes: int = 64 * 1024 * 1024
+    """Most bytes brought back by `collect` in one execution; they end up in our memory."""
+    compile_cache_mb: int = 1024
+    """Most MiB of what compilers made that are kept on disk, of all tenants; 0 keeps nothing."""
+    compile_cache_days: float = 30.0
+    """Days after its last use that something compiled is kept."""
+    ready_s: float = 30.0
+    """Seconds a sandbox may take to start before that counts as our fault."""
+
+    def __post_init__(self) -> None:
+        """Raise `UsageError` on a name of a runtime, level or trust that nobody knows."""
+        IsolationLevel.called(self.least_isolation)
+        IsolationLevel.called(self.default_isolation)
+        check_runtimes(self.runtimes, "settings")
+        if set(self.trust) != set(TRUST_WORDS):
+            odd = sorted(set(self.trust) ^ set(TRUST_WORDS))
+            raise UsageError(
+                f"settings: trust: {odd[0]!r} is not one of its words, or is missing",
+                remedy=f"its words: {', '.join(TRUST_WORDS)}",
+            )
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> EngineSettings:
+        """Read the variables there are.
+
+        `CELLWALL_RUNTIMES`, `CELLWALL_LEAST_ISOLATION`, `CELLWALL_DEFAULT_ISOLATION`,
+        `CELLWALL_TRUST` (`untrusted=kernel,trusted=process`), `CELLWALL_ALLOW_PROCESS` and
+        `CELLWALL_POOL_SIZE`.
+        """
+        source = os.environ if environ is None else environ
+        names = source.get("CELLWALL_RUNTIMES", ",".join(every_runtime()))
+        found = cls(
+            tuple(name.strip() for name in names.split(",") if name.strip()),
+            source.get("CELLWALL_LEAST_ISOLATION", "process"),
+            source.get("CELLWALL_DEFAULT_ISOLATION", "namespace"),
+            {**trust_table(), **_trust(source.get("CELLWALL_TRUST", ""))},
+            allow_process=source.get("CELLWALL_ALLOW_PROCESS") == "1",
+        )
+        size = source.get("CELLWALL_POOL_SIZE")
+        if size is None:
+            return found
+        if not size.isdecimal() or int(size) > 1000:
+            raise UsageError(
+                f"settings: CELLWALL_POOL_SIZE={size!r} is not a size",
+                remedy="give a whole number from 0 to 1000; 0 switches the pool off",
+            )
+        return replace(found, pool_min=min(2, int(size)), pool_max=int(size))
+
+
+def _trust(text: str) -> dict[str, Trust]:
+    """Read `WORD=LEVEL,WORD=LEVEL`."""
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    return {word.strip(): Trust(level.strip()) for word, _, level in pairs}

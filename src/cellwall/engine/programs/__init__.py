@@ -1,0 +1,1 @@
+"""A whole program from request to answer: checked, compiled, run, its files collected."""

@@ -1,0 +1,272 @@
+"""One program in a fresh sandbox: what is asked of the guest, and whether it has begun.
+
+Called by `engine`, which claims the sandbox and destroys it. The invariant: `NotBegun` says that
+nothing of the caller's has run, so that it may be tried in another sandbox; once a guest that was
+ready has been given code and did not refuse it, its end is an outcome, whatever it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cellwall.engine.attempts.attempt import Attempt, NotBegun, Work
+from cellwall.engine.attempts.verdicts import Cause
+from cellwall.engine.parts.files import file_error
+from cellwall.engine.programs import collect as bringing_back
+from cellwall.languages import callers, mistakes
+from cellwall.languages.entries.language import BUILD, CALLER
+from cellwall.languages.tools import is_installed
+from cellwall.model.errors import HostUnsupported
+from cellwall.model.outcome import Outcome, Verdict
+from cellwall.runtimes.channel.channel import MOST_HELD_BYTES
+from cellwall.runtimes.channel.replies import ChannelLost, GuestRefused
+
+if TYPE_CHECKING:
+    from cellwall.engine.attempts.attempt import BeforeCode, OnEvent
+    from cellwall.engine.attempts.claimed_sandbox import Live
+    from cellwall.engine.programs.requests import Plan
+    from cellwall.languages.entries.language import Language
+
+ARGUMENTS = f"{CALLER}/arguments.json"
+UNREAD = "arguments were given, but the program has no function main to give them to"
+RESULT = f"{CALLER}/result.json"
+_EXECUTABLE = 0o755
+_NOT_HANDED = frozenset({"no_context", "busy"})
+"""Of a fresh sandbox's guest that could not give a program to its context: nothing has run."""
+_TEXT_RESULTS = frozenset({"bash"})
+"""Languages whose values are text: what they return is JSON if it reads as that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What goes into one sandbox: first the files, then the work."""
+
+    files: tuple[tuple[str, bytes, int | None], ...]
+    """Path, content, mode."""
+    directories: tuple[str, ...]
+    work: Work
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is one small request and nothing before, beside or after it."""
+        work = self.work
+        return (
+            work.op == "execute"
+            and work.stdin is None
+            and work.tools is None
+            and not self.files
+            and not self.directories
+            and len(work.body) <= MOST_HELD_BYTES // 2
+            # What JSON makes of a character is twelve bytes at most.
+            and len(repr(work.fields)) <= MOST_HELD_BYTES // 2 // 12
+        )
+
+
+async def begin(
+    live: Live, stage: Stage, on_event: OnEvent | None, before_code: BeforeCode | None
+) -> Attempt:
+    """Write its files and hand the program over. Raises `NotBegun`, `GuestRefused`.
+
+    `before_code` is awaited before the first of them. Where the guest can hold a program, it gets
+    everything ready meanwhile.
+    """
+    try:
+        if before_code is not None and _may_be_held(live, stage):
+            return await _begin_held(live, stage.work, on_event, before_code)
+        if before_code is not None:
+            await before_code()
+        await _write_files(live, stage)
+        return Attempt(live, stage.work, on_event)
+    except ChannelLost as error:
+        raise NotBegun(error.message) from error
+
+
+def _may_be_held(live: Live, stage: Stage) -> bool:
+    return live.channel.may_hold and stage.is_plain
+
+
+def may_be_alone(plan: Plan, stage: Stage) -> bool:
+    """Whether a sandbox is asked for this program, which init knows itself, and nothing else."""
+    return (
+        plan.is_warm
+        and plan.language.context == "python"
+        and not plan.collect
+        and plan.artifacts is None
+        and stage.is_plain
+    )
+
+
+async def _begin_held(
+    live: Live, work: Work, on_event: OnEvent | None, before_code: BeforeCode
+) -> Attempt:
+    attempt = Attempt(live, work, on_event, is_held=True)
+    try:
+        await before_code()
+        live.channel.poll()
+        if attempt.recorder.cause in (Cause.LOST, Cause.HOSTILE):
+            raise NotBegun(attempt.recorder.detail)
+    except BaseException:
+        attempt.give_up()
+        raise
+    if not attempt.recorder.is_ended:  # it may have been refused, or its owner has gone
+        attempt.go()
+    return attempt
+
+
+async def _write_files(live: Live, stage: Stage) -> None:
+    for path in stage.directories:
+        await live.channel.request("file_mkdir", path=path, parents=True)
+    for path, data, mode in stage.files:
+        await live.channel.request(
+            "file_write", data, path=path, append=False, parents=True, mode=mode
+        )
+
+
+def run_stage(plan: Plan, product: Sequence[tuple[str, bytes]] = ()) -> Stage:
+    """Return the stage that runs the program; `product` is what the compiler made of it."""
+    stdin = "none" if plan.stdin is None else "stream"
+    files = [(path, data, None) for path, data in plan.files]
+    after = partial(_after_run, plan)
+    if plan.is_warm:
+        fields: dict[str, Any] = {
+            "context": "main",
+            "mode": "program",
+            "filename": plan.file_name,
+            "arguments": plan.arguments,
+            "argv": plan.args,
+            "stdin": stdin,
+            "output_bytes": plan.limits.output_bytes,
+            "display": True,
+        }
+        if plan.tools is not None:
+            fields["tools"] = plan.tools.manifest
+        work = Work(
+            "execute", fields, plan.limits, plan.source, plan.stdin, after=after, tools=plan.tools
+        )
+        return Stage(tuple(files), (), work)
+    language, env = plan.language, dict(plan.language.env)
+    written: list[tuple[str, bytes, int | None]] = [*files]
+    if language.compile:
+        written += [(f"{BUILD}/{name}", data, _EXECUTABLE) for name, data in product]
+    else:
+        written.append((plan.file_name, plan.source, None))
+    if plan.arguments is not None:
+        written += _call_files(language, plan.arguments)
+        env |= {"CELLWALL_ARGUMENTS": ARGUMENTS, "CELLWALL_RESULT": RESULT}
+    fields = {
+        "argv": language.command(
+            plan.file_name,
+            plan.args,
+            memory_mb=plan.limits.memory_mb,
+            is_call=plan.arguments is not None,
+        ),
+        "env": env,
+        "stdin": stdin,
+        "pty": None,
+        "output_bytes": plan.limits.output_bytes,
+    }
+    work = Work("start", fields, plan.limits, b"", plan.stdin, after=after)
+    return Stage(tuple(written), (), work)
+
+
+def compile_stage(plan: Plan) -> Stage:
+    """Return the stage that compiles: sources, no input, nothing of the caller's environment."""
+    language, limits = plan.language, plan.compile_limits
+    argv = language.compile_command(
+        plan.file_name,
+        [path for path, _ in plan.files],
+        plan.compile_options,
+        memory_mb=limits.memory_mb,
+    )
+    fields = {
+        "argv": argv,
+        "env": dict(language.env),
+        "stdin": "none",
+        "pty": None,
+        "output_bytes": limits.output_bytes,
+    }
+    files = tuple((path, data, None) for path, data in (*plan.files, (plan.file_name, plan.source)))
+    return Stage(files, (BUILD,), Work("start", fields, limits))
+
+
+def _call_files(language: Language, arguments: object) -> list[tuple[str, bytes, int | None]]:
+    found: list[tuple[str, bytes, int | None]] = [
+        (ARGUMENTS, json.dumps(arguments).encode(), None),
+    ]
+    if language.caller:
+        found.append((f"{CALLER}/{language.caller}", callers.text(language.caller), None))
+    return found
+
+
+async def _after_run(plan: Plan, attempt: Attempt, outcome: Outcome) -> Outcome:
+    """Say what the language tells of an error, take a call's value, show what was drawn."""
+    recorder, language = attempt.recorder, plan.language
+    if plan.arguments is not None and not plan.is_warm and outcome.verdict is Verdict.OK:
+        value, refused = await bringing_back.result(
+            attempt.live, RESULT, may_be_text=language.name in _TEXT_RESULTS
+        )
+        recorder.returned(value, refused)
+    if language.pictures and not plan.is_warm:
+        drawn, notes = await bringing_back.pictures(attempt.live, language.pictures)
+        for each in drawn:
+            recorder.drew(each)
+        outcome = replace(outcome, notes=outcome.notes + notes)
+    if plan.arguments and not _reads_arguments(plan):
+        outcome = replace(outcome, notes=(*outcome.notes, UNREAD))
+    return await described(language, plan.file_name, attempt, outcome)
+
+
+def _reads_arguments(plan: Plan) -> bool:
+    """Whether the source has the word for any of the ways in which they reach a program."""
+    names = "|".join(map(re.escape, plan.arguments or ())) if plan.language.name == "bash" else ""
+    ways = f"main|arguments|CELLWALL_ARGUMENTS{names and f'|{names}'}"
+    return re.search(rf"\b(?:{ways})\b".encode(), plan.source) is not None
+
+
+async def described(
+    language: Language, file_name: str, attempt: Attempt, outcome: Outcome
+) -> Outcome:
+    """Add what the language says of an uncaught error; a signal stays the kernel's word."""
+    recorder = attempt.recorder
+    if recorder.error is not None:
+        line = mistakes.line_of(language, file_name, recorder.error.traceback)
+        recorder.error = replace(recorder.error, line=line)
+        return outcome
+    if not _may_be_uncaught(language, outcome):
+        return outcome
+    error = mistakes.uncaught(language, file_name, recorder.stderr.text)
+    if error is None:
+        return outcome
+    recorder.raised(error)
+    if outcome.verdict is Verdict.SIGNALLED:
+        return outcome
+    return replace(outcome, verdict=Verdict.EXCEPTION)
+
+
+def _may_be_uncaught(language: Language, outcome: Outcome) -> bool:
+    """Report whether the kernel's word on its end is that of an uncaught error's."""
+    if outcome.verdict is Verdict.NONZERO_EXIT:
+        return not language.error_status or outcome.exit_code in language.error_status
+    return outcome.verdict is Verdict.SIGNALLED
+
+
+def explain(refusal: GuestRefused, work: Plan) -> Exception:
+    """Return what a refusal of the guest means to the caller; `NotBegun` if nothing has run."""
+    if refusal.reason in _NOT_HANDED and work.is_warm:
+        return NotBegun(f"it could not be handed over: {refusal}")
+    if refusal.reason == "not_found" and work.language.context != "python":
+        return missing(work.language, str(refusal))
+    return file_error(refusal, "run")
+
+
+def missing(language: Language, why: str) -> HostUnsupported:
+    """Return the refusal of a language whose tools a sandbox does not show."""
+    remedy = f"install it: {language.install}" if language.run else language.install
+    if language.run and is_installed(language):
+        remedy = f"add {language.name!r} to the languages of the template"
+    return HostUnsupported(language.name, f"run {language.name}: {why}", remedy=remedy)

@@ -1,0 +1,310 @@
+"""How much each tenant may have, and how much it has.
+
+Not the machine's own bounds (`admission`) and not the order (`fair_queue`). Pure and on one event
+loop. The invariant: a refusal names the quota, its number and the remedy, and costs nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from cellwall.engine.policy.levels import NO_FLOOR, Floor
+from cellwall.engine.policy.settings import check_runtimes
+from cellwall.engine.scheduling.admission import NOTHING, Cost
+from cellwall.model.errors import QuotaExceeded, UsageError
+from cellwall.model.outcome import IsolationLevel
+
+DEFAULT_TIER = "default"
+_WORDS = frozenset({"least_isolation", "runtimes"})
+"""Quotas that are no numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """What a tenant of one tier may have. None: only the server's own bounds count."""
+
+    running: int | None = None
+    """One-shots that hold a sandbox at once; more of them wait."""
+    queued: int | None = 10_000
+    """One-shots that wait."""
+    creates_per_min: int | None = None
+    """Sandboxes created in a minute; so many may also come at once."""
+    sandboxes: int | None = 1500
+    """Live sandboxes; less than the server's own bound, so that one tenant does not take all."""
+    memory_mb: int | None = None
+    """MiB: sum of the memory limits of sandboxes and running one-shots."""
+    cpus: float | None = None
+    """Sum of their CPU limits."""
+    file_mb: int | None = None
+    """MiB: sum of their work areas (`disk_mb`)."""
+    output_mb: int | None = None
+    """MiB of output kept for a tenant's executions in ten minutes."""
+    stored_mb: int | None = 1024
+    """MiB of the store's disk: bodies of one-shots that wait, and what is kept of answers, events
+    and collected files of what has ended, beyond 4 KiB each."""
+    connections: int | None = None
+    """Requests, streams, terminals and connections to ports under way at once; an eighth of
+    `most_connections` where it is left out."""
+    least_isolation: str | None = None
+    """Level below which nothing of its is served: a request that names a lower one is refused, one
+    that names none gets this one."""
+    runtimes: tuple[str, ...] | None = None
+    """Which of the server's runtimes may serve it, by name."""
+
+    def __post_init__(self) -> None:
+        """Raise `UsageError` on a number not above zero, or an unknown level or runtime."""
+        if self.least_isolation is not None:
+            IsolationLevel.called(self.least_isolation)
+        if self.runtimes is not None:
+            check_runtimes(self.runtimes, "quotas")
+        for each in fields(self):
+            if each.name in _WORDS:
+                continue
+            value = getattr(self, each.name)
+            kinds = (int, float) if each.name == "cpus" else (int,)
+            is_number = isinstance(value, kinds) and not isinstance(value, bool)
+            if value is not None and not (is_number and value > 0):
+                raise UsageError(
+                    f"quotas: {each.name} = {value!r} is not a number above 0",
+                    remedy="give one, or leave it out for no bound of its own",
+                )
+
+
+_OUTPUT_WINDOW_S = 600.0
+
+
+class _Bucket:
+    """So much at once, refilled evenly; may go below zero where use is known only afterwards."""
+
+    __slots__ = ("_at", "_left", "_most", "_per_s")
+
+    def __init__(self, most: float, per_s: float, now: float) -> None:
+        self._most = self._left = most
+        self._per_s = per_s
+        self._at = now
+
+    def left(self, now: float) -> float:
+        self._left = min(self._most, self._left + (now - self._at) * self._per_s)
+        self._at = now
+        return self._left
+
+    def spend(self, amount: float, now: float) -> None:
+        self._left = self.left(now) - amount
+
+    def wait_s(self, amount: float, now: float) -> float:
+        """Return the seconds until `amount` is there; 0 if it is."""
+        return max(0.0, (amount - self.left(now)) / self._per_s)
+
+
+@dataclass(slots=True)
+class Use:
+    """What one tenant has now."""
+
+    tenant: str
+    quotas: Quotas
+    running: int = 0
+    queued: int = 0
+    sandboxes: int = 0
+    connections: int = 0
+    waiting_bytes: int = 0
+    """Of the store: bodies of what waits."""
+    kept_bytes: int = 0
+    """Of the store: what is left of what ended."""
+    held: Cost = NOTHING
+    """Sum of the limits of what runs and lives."""
+    creates: _Bucket | None = field(default=None, repr=False)
+    output: _Bucket | None = field(default=None, repr=False)
+
+    @property
+    def stored_bytes(self) -> int:
+        """What of the store's disk it has."""
+        return self.waiting_bytes + self.kept_bytes
+
+    @property
+    def stored_mb(self) -> float:
+        """The same in MiB, for people."""
+        return round(self.stored_bytes / (1 << 20), 2)
+
+    def lacks(self, cost: Cost) -> str | None:
+        """Return the name of the quota that has no room for `cost`, or None."""
+        quotas = self.quotas
+        together = self.held + cost
+        for name, most, value in (
+            ("memory_mb", quotas.memory_mb, together.memory_mb),
+            ("cpus", quotas.cpus, together.cpus),
+            ("file_mb", quotas.file_mb, together.disk_mb),
+        ):
+            if most is not None and value > most:
+                return name
+        return None
+
+    def may_run(self, cost: Cost) -> bool:
+        """Report whether one more one-shot of `cost` may hold a sandbox, and leave what it does.
+
+        Bodies that wait do not count for that: they only become fewer when something runs.
+        """
+        running, stored = self.quotas.running, self.quotas.stored_mb
+        if stored is not None and self.kept_bytes > stored << 20:
+            return False
+        return (running is None or self.running < running) and self.lacks(cost) is None
+
+    def check_ever(self, cost: Cost) -> None:
+        """Raise `UsageError` if the quotas could not hold `cost` even with nothing else held."""
+        name = Use(self.tenant, self.quotas).lacks(cost)
+        if name is not None:
+            most = getattr(self.quotas, name)
+            asked = cost.disk_mb if name == "file_mb" else getattr(cost, name)
+            limit = "disk_mb" if name == "file_mb" else name
+            raise UsageError(
+                f"quota {name}: {asked:g} can never fit, it is {most:g} for this tenant",
+                remedy=f"ask for less limits.{limit}, or ask the operator for a larger tier",
+            )
+
+    def within(self, cost: Cost) -> Cost:
+        """Return `cost`, cut to what the quotas could ever hold."""
+        quotas = self.quotas
+        return Cost(
+            cost.memory_mb if quotas.memory_mb is None else min(cost.memory_mb, quotas.memory_mb),
+            cost.processes,
+            cost.disk_mb if quotas.file_mb is None else min(cost.disk_mb, quotas.file_mb),
+            cost.cpus if quotas.cpus is None else min(cost.cpus, quotas.cpus),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the current use, by the names of the quotas."""
+        return {
+            "running": self.running,
+            "queued": self.queued,
+            "sandboxes": self.sandboxes,
+            "memory_mb": self.held.memory_mb,
+            "cpus": self.held.cpus,
+            "file_mb": self.held.disk_mb,
+            "stored_mb": self.stored_mb,
+            "connections": self.connections,
+        }
+
+
+class Tenants:
+    """The tiers, which tenant is of which, and what each has now."""
+
+    def __init__(
+        self,
+        tiers: Mapping[str, Quotas] | None = None,
+        tenants: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`tenants` name their tier; all others are of the tier `default`. `clock` in seconds."""
+        self._tiers = {DEFAULT_TIER: Quotas(), **(tiers or {})}
+        self._tenants = dict(tenants or {})
+        self._clock = clock
+        self._uses: dict[str, Use] = {}
+
+    def tier(self, tenant: str) -> str:
+        """Return the name of a tenant's tier."""
+        return self._tenants.get(tenant, DEFAULT_TIER)
+
+    def floor(self, tenant: str) -> Floor:
+        """Return what isolation a tenant's requests must have."""
+        quotas = self._tiers[self.tier(tenant)]
+        least, names = quotas.least_isolation, quotas.runtimes
+        if least is None and names is None:
+            return NO_FLOOR
+        return Floor(least or NO_FLOOR.least_isolation, names, f"for tier {self.tier(tenant)!r}")
+
+    def use(self, tenant: str) -> Use:
+        """Return what a tenant has; the same object every time."""
+        found = self._uses.get(tenant)
+        if found is None:
+            quotas = self._tiers[self.tier(tenant)]
+            found = self._uses[tenant] = Use(tenant, quotas)
+            now = self._clock()
+            if quotas.creates_per_min is not None:
+                most = quotas.creates_per_min
+                found.creates = _Bucket(most, most / 60, now)
+            if quotas.output_mb is not None:
+                size = float(quotas.output_mb << 20)
+                found.output = _Bucket(size, size / _OUTPUT_WINDOW_S, now)
+        return found
+
+    def check_output(self, tenant: str) -> None:
+        """Raise `QuotaExceeded` if the tenant's output of late is above its quota."""
+        bucket = self.use(tenant).output
+        wait_s = 0.0 if bucket is None else bucket.wait_s(1, self._clock())
+        if wait_s > 0:
+            raise QuotaExceeded(
+                "output_mb",
+                f"quota output_mb: more than {self.use(tenant).quotas.output_mb} MiB of output "
+                "came of late",
+                retry_after_s=wait_s,
+                remedy="wait, print less, or ask the operator for a larger tier",
+            )
+
+    def spend_output(self, tenant: str, size: int) -> None:
+        """Count `size` bytes of output that an execution left."""
+        bucket = self.use(tenant).output
+        if bucket is not None:
+            bucket.spend(size, self._clock())
+
+    def check_create(self, tenant: str, cost: Cost) -> None:
+        """Raise unless the tenant may create a sandbox of `cost` now."""
+        use = self.use(tenant)
+        use.check_ever(cost)
+        most = use.quotas.sandboxes
+        if most is not None and use.sandboxes >= most:
+            raise exceeded("sandboxes", use.sandboxes, most, "delete one")
+        name = use.lacks(cost)
+        if name is not None:
+            have = use.as_json()[name]
+            raise exceeded(name, have, getattr(use.quotas, name), "delete a sandbox")
+        wait_s = 0.0 if use.creates is None else use.creates.wait_s(1, self._clock())
+        if wait_s > 0:
+            per_min = use.quotas.creates_per_min
+            raise QuotaExceeded(
+                "creates_per_min",
+                f"quota creates_per_min: {per_min} sandboxes a minute, and they were made",
+                retry_after_s=wait_s,
+                remedy="wait, keep sandboxes longer, or ask the operator for a larger tier",
+            )
+
+    def spend_create(self, tenant: str) -> None:
+        """Count a sandbox that is going to be created."""
+        creates = self.use(tenant).creates
+        if creates is not None:
+            creates.spend(1, self._clock())
+
+    def check_connection(self, tenant: str) -> Use:
+        """Return the tenant's use; `QuotaExceeded` unless one more call of it may be under way."""
+        use = self.use(tenant)
+        most = use.quotas.connections
+        if most is not None and use.connections >= most:
+            raise exceeded(
+                "connections", use.connections, most, "end a stream or let a call end", wait_s=1
+            )
+        return use
+
+    def quotas_json(self, tenant: str) -> dict[str, Any]:
+        """Return the tenant's tier, its quotas and its use."""
+        use = self.use(tenant)
+        return {
+            "tenant": tenant,
+            "tier": self.tier(tenant),
+            "quotas": asdict(use.quotas),
+            "use": use.as_json(),
+        }
+
+    def all_json(self) -> list[dict[str, Any]]:
+        """Return the same of every tenant seen since the start, for the operator."""
+        return [self.quotas_json(tenant) for tenant in sorted(self._uses)]
+
+
+def exceeded(name: str, have: float, most: float, remedy: str, wait_s: float = 5) -> QuotaExceeded:
+    """Return the refusal of a quota that is used up until something ends."""
+    return QuotaExceeded(
+        name,
+        f"quota {name}: {have:g} of {most:g} are in use",
+        retry_after_s=wait_s,
+        remedy=f"{remedy}, or ask the operator for a larger tier",
+    )

@@ -1,0 +1,1 @@
+"""Templates: defined, built, found, and never run outside a sandbox."""

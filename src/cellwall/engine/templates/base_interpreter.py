@@ -1,0 +1,107 @@
+"""The host's interpreter a template stands on, and what of the host it needs mounted.
+
+Not the template's environment. Called by `store` before every look-up, so the usual case must
+not start a process: `/usr/bin/python3` is most often the interpreter we run on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from cellwall.model.errors import HostUnsupported
+from cellwall.model.template import Template
+
+_SYSTEM_PYTHON = "/usr/bin/python3"
+
+_QUESTION = """
+import json, sys
+print(json.dumps([sys.version_info[:3], sys.implementation.cache_tag, sys.base_prefix]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class BaseInterpreter:
+    """One Python installation of the host."""
+
+    executable: str
+    """Real path, free of links."""
+    version: tuple[int, ...]
+    cache_tag: str
+    """What bytecode and extension modules are bound to, such as `cpython-311`."""
+    mounts: tuple[str, ...]
+    """Trees outside `/usr` it needs: its own prefix, or none."""
+
+    def identity(self) -> dict[str, object]:
+        """Return what a built template is bound to.
+
+        The patch level is not part of it: a security update of the distribution keeps the
+        binary interface, and must not make every template vanish.
+        """
+        return {
+            "executable": self.executable,
+            "cache_tag": self.cache_tag,
+            "minor": list(self.version[:2]),
+            "machine": platform.machine(),
+        }
+
+
+def base_interpreter(template: Template) -> BaseInterpreter:
+    """Return the first interpreter of this host that satisfies the template."""
+    tried = []
+    for executable in _candidates():
+        found = _describe(executable)
+        if found is not None and template.accepts_python(found.version):
+            return found
+        tried.append(f"{executable} ({'.'.join(map(str, found.version)) if found else 'broken'})")
+    raise HostUnsupported(
+        "python",
+        f"template {template.name}: no interpreter {template.python} among {', '.join(tried)}",
+        remedy=f"install Python {template.python} from the distribution",
+    )
+
+
+def _candidates() -> list[str]:
+    """The distribution's interpreters first: all they need lies below /usr, as in every jail."""
+    numbered = sorted(
+        (p for p in Path("/usr/bin").glob("python3.*") if p.name[8:].isdigit()),
+        key=lambda p: -int(p.name[8:]),
+    )
+    own = getattr(sys, "_base_executable", None) or sys.executable
+    paths = [Path(_SYSTEM_PYTHON), *numbered, Path(own)]
+    real = [os.path.realpath(path) for path in paths if os.access(path, os.X_OK)]
+    return list(dict.fromkeys(real))
+
+
+@lru_cache(maxsize=32)
+def _describe(executable: str) -> BaseInterpreter | None:
+    own = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+    if executable == own:
+        tag = sys.implementation.cache_tag or ""
+        return _interpreter(executable, sys.version_info[:3], tag, sys.base_prefix)
+    try:
+        answer = subprocess.run(
+            [executable, "-I", "-S", "-c", _QUESTION],
+            capture_output=True,
+            check=True,
+            timeout=20,
+            env={},
+        )
+        version, cache_tag, prefix = json.loads(answer.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    return _interpreter(executable, version, cache_tag, prefix)
+
+
+def _interpreter(
+    executable: str, version: tuple[int, ...], cache_tag: str, prefix: str
+) -> BaseInterpreter:
+    trees = {os.path.realpath(prefix), prefix}
+    mounts = tuple(sorted(t for t in trees if t != "/usr" and not t.startswith("/usr/")))
+    return BaseInterpreter(executable, tuple(version), cache_tag, mounts)
