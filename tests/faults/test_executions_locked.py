@@ -22,12 +22,12 @@ from cellwall.engine.tasks import Tasks
 from cellwall.model.execution import Execution
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel, Outcome, Verdict
-from cellwall.server.executions import Executions
-from cellwall.server.idempotency import Replays, Use
-from cellwall.server.kept import Kept
-from cellwall.server.ledger import Ledger
-from cellwall.server.orders import Order
-from cellwall.server.settings import ServerSettings
+from cellwall.server.core.settings import ServerSettings
+from cellwall.server.executions.disk_quota import Kept
+from cellwall.server.executions.idempotency import Replays, Use
+from cellwall.server.executions.ledger import Ledger
+from cellwall.server.executions.order import Order
+from cellwall.server.executions.registry import Executions
 from cellwall.store.records.errors import StoreBusy
 from cellwall.store.records.rows import ExecutionRow
 from cellwall.store.store import Store

@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 
 from cellwall.engine.templates.store import state_dir
-from cellwall.server.keys import digest_of
+from cellwall.server.auth.keys import digest_of
 
 ALICE = "alice-key-0123456789abcdef0123456789abcdef"
 BOB = "bob-key-0123456789abcdef0123456789abcdef01"

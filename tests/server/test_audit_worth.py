@@ -17,11 +17,11 @@ from audit_stores import Kept, cellwall
 from crashes import wait_until
 from servers import ADMIN, Server, configuration, new_sandbox, start
 
-from cellwall.server.audit import Audit, server_entry
-from cellwall.server.audit_chain import sealed
-from cellwall.server.redaction import Redactor
-from cellwall.server.settings import ServerSettings
-from cellwall.server.watching import Watch
+from cellwall.server.audit.chain import sealed
+from cellwall.server.audit.writer import Audit, server_entry
+from cellwall.server.core.settings import ServerSettings
+from cellwall.server.observability.observer import Watch
+from cellwall.server.observability.redaction import Redactor
 from cellwall.store.store import Store
 
 pytestmark = pytest.mark.timeout(180)  # servers and commands, each of which starts an interpreter

@@ -19,8 +19,8 @@ from servers import ADMIN, ALICE, BOB, Server, configuration, new_sandbox, runni
 import cellwall as sdk
 from cellwall import ToolError
 from cellwall.server.app import ENDPOINTS
-from cellwall.server.audited import ACTIONS, EXEMPT, READS
-from cellwall.server.keys import digest_of
+from cellwall.server.auth.keys import digest_of
+from cellwall.server.http.audited_actions import ACTIONS, EXEMPT, READS
 
 PLANTED = "planted-secret-0f1e2d3c4b5a"
 RAW = """
@@ -231,7 +231,7 @@ def test_the_audit_is_the_operators_alone(audited: Server) -> None:
 
 
 def test_anchors_go_to_the_system_log(tmp_path: Path) -> None:
-    from cellwall.server.audit_check import anchors_in
+    from cellwall.server.audit.check import anchors_in
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
         log.bind(str(tmp_path / "log"))

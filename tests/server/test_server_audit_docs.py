@@ -14,7 +14,7 @@ import httpx
 import pytest
 from servers import ADMIN, Server, start
 
-from cellwall.server.keys import digest_of
+from cellwall.server.auth.keys import digest_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "audit-and-metrics.md").read_text(encoding="utf-8")
 pytestmark = pytest.mark.needs("curl")

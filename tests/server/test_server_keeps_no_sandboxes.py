@@ -21,9 +21,9 @@ _OF_A_SANDBOX = (
     "cellwall.engine.parts.commands.Command",
 )
 _RECORDS = (
-    "cellwall.server.execution_record.ExecutionRecord",
-    "cellwall.server.sandboxes.SandboxRecord",
-    "cellwall.server.sandboxes.CommandRecord",
+    "cellwall.server.executions.record.ExecutionRecord",
+    "cellwall.server.executions.sandboxes.SandboxRecord",
+    "cellwall.server.executions.sandboxes.CommandRecord",
 )
 _EACH = 5
 

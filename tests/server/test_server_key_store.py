@@ -25,7 +25,7 @@ from websockets.sync.client import connect
 from cellwall.apps.cli.keys import life
 from cellwall.apps.cli.main import app
 from cellwall.model.errors import CellwallError, UsageError
-from cellwall.server.keys import digest_of
+from cellwall.server.auth.keys import digest_of
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from servers import Server, lines_of, new_sandbox
 
-from cellwall.server.logs import escaped
+from cellwall.server.observability.logs import escaped
 
 MIB = 1024 * 1024
 STREAM = {"Accept": "application/x-ndjson"}

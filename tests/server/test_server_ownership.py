@@ -15,7 +15,7 @@ import pytest
 from servers import ADMIN, ALICE, BOB, MANAGER, Server, error_of, new_sandbox
 
 from cellwall.server.app import ENDPOINTS
-from cellwall.server.endpoint import Endpoint
+from cellwall.server.http.endpoint import Endpoint
 
 _NAMED = re.compile(r"\{(\w+)(?::\w+)?\}")
 OWNED = {"sandbox_id", "execution_id", "command_id"}

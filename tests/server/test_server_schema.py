@@ -17,10 +17,11 @@ from schemathesis.specs.openapi.checks import (
 )
 from servers import Server, new_sandbox
 
-from cellwall.server import answers, answers_about
 from cellwall.server.app import ENDPOINTS
-from cellwall.server.openapi import document
+from cellwall.server.http.openapi import document
 from cellwall.server.routes.pages import _page
+from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas import responses_about as answers_about
 
 
 @schemathesis.serializer("application/x-tar")

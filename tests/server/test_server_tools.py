@@ -16,9 +16,9 @@ import cellwall
 from cellwall import Event, Tool, ToolBox, ToolError, Verdict
 from cellwall.client.blocking import Client
 from cellwall.model.errors import Conflict
-from cellwall.server.remote_tools import RemoteTools
-from cellwall.server.settings import ServerSettings
-from cellwall.server.tool_schemas import ToolsBody
+from cellwall.server.core.settings import ServerSettings
+from cellwall.server.executions.remote_tools import RemoteTools
+from cellwall.server.schemas.tools import ToolsBody
 from cellwall.surface.tools.calls import Answer
 from cellwall.surface.tools.tools import Incoming
 

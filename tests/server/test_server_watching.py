@@ -15,7 +15,7 @@ import httpx
 import pytest
 from servers import ALICE, Server, configuration, new_sandbox, running, start
 
-from cellwall.server.keys import digest_of
+from cellwall.server.auth.keys import digest_of
 
 TOKEN = "scrape-token-0123456789abcdef0123456789"
 

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
 from counting_main import serve
 
 from cellwall.linux.syscalls import mounts
-from cellwall.server.tracked import Tracked
+from cellwall.server.executions.job import Tracked
 
 _OBJECTS, _BYTES = 100, 512 * 1024
 _kept: list[object] = []

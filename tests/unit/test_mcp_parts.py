@@ -28,7 +28,7 @@ from cellwall.model.errors import Conflict, UsageError
 from cellwall.model.execution import Event, Execution, ExecutionError
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel, Outcome, Verdict
-from cellwall.server.keys import Principal
+from cellwall.server.auth.keys import Principal
 from cellwall.surface.shared.tasks import Tasks
 
 HERE = Available(("python", "bash"), {"python": "plain", "data": "with pandas"})

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cellwall.server.audit_chain import START, Entry, Malformed, digest_of, read, sealed
-from cellwall.server.audit_check import (
+from cellwall.server.audit.chain import START, Entry, Malformed, digest_of, read, sealed
+from cellwall.server.audit.check import (
     Anchor,
     anchor_line,
     anchors_in,

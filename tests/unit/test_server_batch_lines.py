@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellwall.model.errors import CapacityError
-from cellwall.server import batch_lines
-from cellwall.server.batch_lines import Item, Lines
-from cellwall.server.bodies import Bodies, Held
-from cellwall.server.errors import HttpError
-from cellwall.server.schemas import ExecuteBody
-from cellwall.server.settings import ServerSettings
+from cellwall.server.core.body_budget import Bodies, Held
+from cellwall.server.core.errors import HttpError
+from cellwall.server.core.settings import ServerSettings
+from cellwall.server.http import batch_lines
+from cellwall.server.http.batch_lines import Item, Lines
+from cellwall.server.schemas.requests import ExecuteBody
 
 
 class _Batch:

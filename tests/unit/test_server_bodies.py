@@ -8,8 +8,8 @@ import pytest
 
 from cellwall.engine.scheduling import capacity
 from cellwall.model.errors import CapacityError
-from cellwall.server.bodies import Bodies, Held, most_bytes
-from cellwall.server.settings import ServerSettings
+from cellwall.server.core.body_budget import Bodies, Held, most_bytes
+from cellwall.server.core.settings import ServerSettings
 
 _MIB = 1024 * 1024
 

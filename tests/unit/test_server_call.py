@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from cellwall.server.bodies import Bodies
-from cellwall.server.call import Call
-from cellwall.server.guards import Guard
-from cellwall.server.settings import ServerSettings
+from cellwall.server.core.body_budget import Bodies
+from cellwall.server.core.request import Call
+from cellwall.server.core.settings import ServerSettings
+from cellwall.server.http.guards import Guard
 from cellwall.surface.shared.tasks import Tasks
 
 _BODY = b"x" * 1000

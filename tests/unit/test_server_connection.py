@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from cellwall.server.protocol import Gathering
+from cellwall.server.http.uvicorn_protocol import Gathering
 
 
 class Wire:

@@ -10,11 +10,11 @@ import pytest
 
 from cellwall.model.execution import CommandResult
 from cellwall.model.outcome import Isolation, IsolationLevel, Outcome, Verdict
-from cellwall.server.ended_commands import EndedCommands
-from cellwall.server.sandboxes import CommandRecord
+from cellwall.server.executions.ended_commands import EndedCommands
+from cellwall.server.executions.sandboxes import CommandRecord
 
 if TYPE_CHECKING:
-    from cellwall.server.sandboxes import SandboxRecord
+    from cellwall.server.executions.sandboxes import SandboxRecord
 
 _OUTCOME = Outcome(Verdict.OK, Isolation("jail", IsolationLevel.NAMESPACE, "d" * 64))
 KIB = 1024

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from cellwall.model.errors import CapacityError, NotFound, SandboxBroken, UsageError
-from cellwall.server.errors import HttpError
-from cellwall.server.failures import let_go, tell
-from cellwall.server.tracked import Tracked
+from cellwall.server.core.error_log import let_go, tell
+from cellwall.server.core.errors import HttpError
+from cellwall.server.executions.job import Tracked
 
 
 def _raised(error: Exception, cause: Exception | None = None) -> Exception:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from cellwall.model.errors import UsageError
-from cellwall.server import passed_headers
-from cellwall.server.forwarding import from_inside, port_token, query_for_inside, to_inside
-from cellwall.server.settings import ServerSettings
+from cellwall.server.core.settings import ServerSettings
+from cellwall.server.port_proxy import passed_headers
+from cellwall.server.port_proxy.headers import from_inside, port_token, query_for_inside, to_inside
 
 PREFIX = "/sandboxes/abc/ports/80"
 OURS = {b"host", b"content-security-policy", b"x-content-type-options"}

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from cellwall.model.errors import PortError
-from cellwall.server import inner_socket
-from cellwall.server.inner_socket import InnerSocket
+from cellwall.server.port_proxy import websocket as inner_socket
+from cellwall.server.port_proxy.websocket import InnerSocket
 
 if TYPE_CHECKING:
     from cellwall.engine.parts.ports import Connection
-    from cellwall.server.call import Call
+    from cellwall.server.core.request import Call
 
 
 class Silent:

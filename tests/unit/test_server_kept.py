@@ -9,8 +9,8 @@ import pytest
 from cellwall.engine.scheduling.admission import Cost
 from cellwall.engine.scheduling.quotas import Quotas, Tenants
 from cellwall.model.errors import QuotaExceeded, UsageError
-from cellwall.server import kept as module
-from cellwall.server.kept import FREE_BYTES, Kept
+from cellwall.server.executions import disk_quota as module
+from cellwall.server.executions.disk_quota import FREE_BYTES, Kept
 from cellwall.store.records.errors import StoreFull
 from cellwall.store.records.rows import KeptRow
 

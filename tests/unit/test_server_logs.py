@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from cellwall.server import logs
-from cellwall.server.log_sink import Sink
-from cellwall.server.origin import ORIGIN, Origin
-from cellwall.server.redaction import REDACTED, Redactor
+from cellwall.server.core.request_context import ORIGIN, Origin
+from cellwall.server.observability import logs
+from cellwall.server.observability.log_sink import Sink
+from cellwall.server.observability.redaction import REDACTED, Redactor
 
 EVIL = (
     'x\n{"level":"error","event":"FORGED"}\r\x1b[2J\x1b]52;c;Zm9v\x07\x7f\x9b31m\u202eevil\u2066 é'

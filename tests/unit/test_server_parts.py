@@ -16,16 +16,17 @@ from cellwall.engine.scheduling.quotas import Quotas, Tenants
 from cellwall.model import errors as model_errors
 from cellwall.model.errors import CapacityError, CellwallError, NotFound, UsageError
 from cellwall.model.limits import Limits
-from cellwall.server import answers, asked
-from cellwall.server.downloads import _span, attachment
-from cellwall.server.endpoint import parsed
-from cellwall.server.errors import HttpError, envelope, headers_of, status_of
-from cellwall.server.guards import allowed_hosts, read_headers
-from cellwall.server.keys import Failures, Principal
-from cellwall.server.paths import check_name
-from cellwall.server.schemas import ExecuteBody, SandboxBody
-from cellwall.server.settings import ServerSettings
-from cellwall.server.tokens import Tokens
+from cellwall.server.auth.keys import Failures, Principal
+from cellwall.server.auth.tokens import Tokens
+from cellwall.server.core.errors import HttpError, envelope, headers_of, status_of
+from cellwall.server.core.settings import ServerSettings
+from cellwall.server.http.endpoint import parsed
+from cellwall.server.http.guards import allowed_hosts, read_headers
+from cellwall.server.schemas import decode as asked
+from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas.paths import check_name
+from cellwall.server.schemas.requests import ExecuteBody, SandboxBody
+from cellwall.server.streaming.downloads import _span, attachment
 
 KEY = b"k" * 32
 

@@ -9,10 +9,10 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from cellwall.server.labels import Labels
-from cellwall.server.redaction import REDACTED, Redactor
-from cellwall.server.settings import ServerSettings
-from cellwall.server.vocabulary import words_of
+from cellwall.server.core.settings import ServerSettings
+from cellwall.server.observability.labels import Labels
+from cellwall.server.observability.redaction import REDACTED, Redactor
+from cellwall.server.observability.vocabulary import words_of
 
 SECRET = 's3cr3t/+ "ü" value=1'
 RAW = SECRET.encode()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from cellwall.model.outcome import Verdict
-from cellwall.server.rules import Alert, Rule, Rules
+from cellwall.server.observability.alert_rules import Alert, Rule, Rules
 
 
 @dataclass

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellwall.model.execution import Event, ExecutionError
-from cellwall.server.spool import HIGH_BYTES, Reader, Spool
+from cellwall.server.streaming.spool import HIGH_BYTES, Reader, Spool
 
 
 def fill(spool: Spool, count: int, size: int = 10) -> None:

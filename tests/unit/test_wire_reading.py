@@ -14,8 +14,8 @@ from cellwall.model.execution import CommandResult, Event, Execution, ExecutionE
 from cellwall.model.files import Change
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel, Outcome, Truncated, Usage, Verdict
-from cellwall.server.errors import envelope, headers_of, status_of
-from cellwall.server.schemas import CommandBody, ExecuteBody
+from cellwall.server.core.errors import envelope, headers_of, status_of
+from cellwall.server.schemas.requests import CommandBody, ExecuteBody
 from cellwall.wire import asking
 from cellwall.wire.answer import answer, event_line, one_line
 from cellwall.wire.reading import (

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cellwall.model.errors import UsageError
-from cellwall.server.keys import KeyRecord, digest_of, new_key
-from cellwall.server.stored_keys import accepted, create, record_of, revoke
+from cellwall.server.auth.keys import KeyRecord, digest_of, new_key
+from cellwall.server.auth.stored_keys import accepted, create, record_of, revoke
 from cellwall.store.records.changes import PutKey
 from cellwall.store.records.errors import StoreConflict
 from cellwall.store.records.rows import KeyRow
 
 if TYPE_CHECKING:
-    from cellwall.server.keys import KeyRing
+    from cellwall.server.auth.keys import KeyRing
     from cellwall.store.store import Store
 
 NAME = "first start"

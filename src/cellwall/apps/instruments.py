@@ -1,7 +1,7 @@
 """Connects what the operator wants to see of a server with the parts that know it.
 
-Called by `apps.serve`. Not the instruments themselves (`server.metrics`, `server.tracing`,
-`server.audit`).
+Called by `apps.serve`. Not the instruments themselves (`server.observability.metrics`,
+`server.observability.tracing`, `server.audit.writer`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from cellwall.model.errors import HostUnsupported
 
 if TYPE_CHECKING:
     from cellwall.apps.settings_loader import Loaded
-    from cellwall.server.logs import Log
+    from cellwall.server.observability.logs import Log
+    from cellwall.server.observability.tracing import Tracing
     from cellwall.server.state import State
-    from cellwall.server.tracing import Tracing
 
 
 def connect(state: State, log: Log | None) -> None:
@@ -28,7 +28,11 @@ def connect(state: State, log: Log | None) -> None:
         watch.tracing = _tracing(settings.otel_endpoint)
     if watch.metrics is None:
         return
-    from cellwall.server.readings import engine_readings, log_readings, server_readings
+    from cellwall.server.observability.readings import (
+        engine_readings,
+        log_readings,
+        server_readings,
+    )
 
     watch.metrics.readings += [engine_readings(state.engine.statistics), server_readings(state)]
     if log is not None:
@@ -39,7 +43,7 @@ def connect(state: State, log: Log | None) -> None:
 
 def _tracing(endpoint: str) -> Tracing:
     try:
-        from cellwall.server import tracing
+        from cellwall.server.observability import tracing
     except ModuleNotFoundError as error:
         raise HostUnsupported(
             "otel",

@@ -1,7 +1,7 @@
 """The metrics' own socket, on an address of its own, beside the server's.
 
-Not the page (`server.metrics_page`). Called by `apps.serve`. The invariant: it is there only while
-the server is, and off this machine only with a token.
+Not the page (`server.http.metrics_page`). Called by `apps.serve`. The invariant: it is there only
+while the server is, and off this machine only with a token.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from cellwall.model.errors import UsageError
-from cellwall.server.guards import names_of
-from cellwall.server.logs import logger
-from cellwall.server.metrics_page import MetricsPage
-from cellwall.server.protocol import Connection
-from cellwall.server.settings import LOOPBACK
+from cellwall.server.core.settings import LOOPBACK
+from cellwall.server.http.guards import names_of
+from cellwall.server.http.metrics_page import MetricsPage
+from cellwall.server.http.uvicorn_protocol import Connection
+from cellwall.server.observability.logs import logger
 
 if TYPE_CHECKING:
-    from cellwall.server.settings import ServerSettings
+    from cellwall.server.core.settings import ServerSettings
     from cellwall.server.state import State
 
 _CONNECTIONS = 16

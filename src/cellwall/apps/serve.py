@@ -37,17 +37,17 @@ from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.linux.cgroups.delegation import step_aside
 from cellwall.model.errors import UsageError
 from cellwall.server.app import create_app
-from cellwall.server.keys import KeyRing
-from cellwall.server.protocol import Connection, SocketConnection
+from cellwall.server.auth.keys import KeyRing
+from cellwall.server.http.uvicorn_protocol import Connection, SocketConnection
 from cellwall.server.state import State
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from cellwall.apps.settings_loader import Loaded
-    from cellwall.server.guards import Guard
-    from cellwall.server.logs import Log
-    from cellwall.server.settings import ServerSettings
+    from cellwall.server.core.settings import ServerSettings
+    from cellwall.server.http.guards import Guard
+    from cellwall.server.observability.logs import Log
     from cellwall.store.store import Store
 
 _MESSAGE_BYTES = 1024 * 1024

@@ -1,7 +1,8 @@
 """Reads the server's settings: a TOML file, then `CELLWALL_*`, then flags; the later one wins.
 
-The only place that reads them. Not what they mean (`server.settings`, `engine.policy.settings`).
-The invariant: an unknown name is an error, never silently ignored, and no key is ever echoed.
+The only place that reads them. Not what they mean (`server.core.settings`,
+`engine.policy.settings`). The invariant: an unknown name is an error, never silently ignored, and
+no key is ever echoed.
 
     [server]  fields of ServerSettings      [most]  ceilings of limits
     [engine]  fields of EngineSettings      [limits]  limits of a request that names none
@@ -24,8 +25,8 @@ from cellwall.engine.policy.levels import Trust
 from cellwall.engine.policy.settings import EngineSettings
 from cellwall.engine.scheduling.quotas import DEFAULT_TIER, Quotas
 from cellwall.model.errors import UsageError
-from cellwall.server.keys import KeyRecord, check_key, digest_of
-from cellwall.server.settings import ServerSettings
+from cellwall.server.auth.keys import KeyRecord, check_key, digest_of
+from cellwall.server.core.settings import ServerSettings
 
 SECTIONS = frozenset({"server", "engine", "limits", "most", "keys", "tiers", "tenants", "trust"})
 _NOT_ENGINE = frozenset({"limits", "trust"})

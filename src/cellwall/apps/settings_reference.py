@@ -17,8 +17,8 @@ from itertools import pairwise
 from typing import Any, get_args, get_origin, get_type_hints
 
 from cellwall.engine.policy.settings import EngineSettings
-from cellwall.server.keys import KeyRecord
-from cellwall.server.settings import ServerSettings
+from cellwall.server.auth.keys import KeyRecord
+from cellwall.server.core.settings import ServerSettings
 
 _UNITS = {
     "_s": "seconds",

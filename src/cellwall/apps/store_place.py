@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cellwall.server.settings import ServerSettings
+    from cellwall.server.core.settings import ServerSettings
     from cellwall.store.store import Store
 
 
 async def open_store(url: str, *, sole: bool = False) -> Store:
     """Open the store at `url`, as the server (`sole`) or beside one; raises as `Store.open`."""
-    from cellwall.server.audit_chain import sealed_again
+    from cellwall.server.audit.chain import sealed_again
     from cellwall.store.store import Store  # brings SQL, which takes a second
 
     return await Store.open(url, sole=sole, seal=sealed_again)

@@ -162,7 +162,7 @@ class AsyncSandbox:
         """Run a cell in a context, or a program of a language that keeps no state beside it.
 
         Each language has a default context of its own; a named one decides the language.
-        `output_kb` is kept of each stream instead of the sandbox's own limit; `tool_calls` are
+        `output_kb` is kept of each stream instead of the sandbox's own limit; `tools` are
         those of this run instead of the sandbox's own, none of them if it is empty.
         """
         self.live.check_alive()

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from starlette.routing import compile_path
 
-from cellwall.server.endpoint import Endpoint, serve
-from cellwall.server.errors import HttpError
-from cellwall.server.guards import Guard
+from cellwall.server.core.errors import HttpError
+from cellwall.server.http.endpoint import Endpoint, serve
+from cellwall.server.http.guards import Guard
 from cellwall.server.routes import (
     audit,
     batch,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import re
     from typing import Any
 
-    from cellwall.server.call import Call
+    from cellwall.server.core.request import Call
     from cellwall.server.state import State
 
 ENDPOINTS: tuple[Endpoint, ...] = (

@@ -23,31 +23,31 @@ from cellwall.engine.scheduling.host_headroom import Room
 from cellwall.engine.scheduling.quotas import DEFAULT_TIER, Quotas, Tenants
 from cellwall.engine.tasks import Tasks
 from cellwall.model.errors import CapacityError
-from cellwall.server.audit import Audit
-from cellwall.server.bodies import Bodies, most_bytes
-from cellwall.server.connections import Connections
-from cellwall.server.executions import Executions
-from cellwall.server.idempotency import Replays
-from cellwall.server.kept import Kept
-from cellwall.server.keys import Failures, KeyRing
-from cellwall.server.ledger import Ledger
-from cellwall.server.notices import Notices
-from cellwall.server.oneshots import revived
-from cellwall.server.recording import Recording
-from cellwall.server.recovery import recover
-from cellwall.server.redaction import Redactor
-from cellwall.server.sandboxes import Sandboxes
-from cellwall.server.stored_keys import StoredKeys
-from cellwall.server.times import steady
-from cellwall.server.tokens import Tokens
-from cellwall.server.vocabulary import words_of
-from cellwall.server.watching import Watch
+from cellwall.server.audit.writer import Audit
+from cellwall.server.auth.keys import Failures, KeyRing
+from cellwall.server.auth.stored_keys import StoredKeys
+from cellwall.server.auth.tokens import Tokens
+from cellwall.server.core.body_budget import Bodies, most_bytes
+from cellwall.server.core.times import steady
+from cellwall.server.executions.disk_quota import Kept
+from cellwall.server.executions.idempotency import Replays
+from cellwall.server.executions.ledger import Ledger
+from cellwall.server.executions.observer import Recording
+from cellwall.server.executions.oneshots import revived
+from cellwall.server.executions.recovery import recover
+from cellwall.server.executions.registry import Executions
+from cellwall.server.executions.sandboxes import Sandboxes
+from cellwall.server.executions.webhooks import Notices
+from cellwall.server.http.connections import Connections
+from cellwall.server.observability.observer import Watch
+from cellwall.server.observability.redaction import Redactor
+from cellwall.server.observability.vocabulary import words_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from cellwall.engine.engine import Engine
-    from cellwall.server.settings import ServerSettings
+    from cellwall.server.core.settings import ServerSettings
     from cellwall.store.store import Store
 
 _EXPIRE_EVERY_S = 15.0

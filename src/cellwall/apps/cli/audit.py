@@ -1,7 +1,7 @@
 """`cellwall audit`: check the chain of audit records, look at it, take it elsewhere.
 
 Works on the store, whether a server runs on it or not, and on exported files alone. Not the check
-itself (`server.audit_check`). Called by `main`. Invariants: nothing here changes a record; `verify`
+itself (`server.audit.check`). Called by `main`. Invariants: nothing here changes a record; `verify`
 ends with 0 only if all it looked at is whole.
 """
 
@@ -21,7 +21,7 @@ from cellwall.apps.cli.terminal import visible
 from cellwall.model.errors import Conflict, NotFound, UsageError
 
 if TYPE_CHECKING:
-    from cellwall.server.audit_check import Anchor, Report
+    from cellwall.server.audit.check import Anchor, Report
     from cellwall.store.records.rows import AuditRow
     from cellwall.store.store import Store
 
@@ -57,7 +57,7 @@ def verify(
     Each fault is named by its record, and what comes behind it is still checked. Without anchors
     nobody can tell whether records were cut off at the end.
     """
-    from cellwall.server.audit_check import check
+    from cellwall.server.audit.check import check
 
     anchors = [each for path in anchor or () for each in _anchors(path)]
     report = check(_in_files(files), anchors) if files else asyncio.run(_checked(store, anchors))
@@ -131,7 +131,7 @@ async def _rows(store: Store, after: int) -> AsyncIterator[AuditRow]:
 
 async def _checked(given: str | None, anchors: list[Anchor]) -> Report:
     from cellwall.apps.store_place import open_store
-    from cellwall.server.audit_check import Checker
+    from cellwall.server.audit.check import Checker
 
     checker = Checker(anchors, whole=True)
     store = await open_store(_url(given))
@@ -156,7 +156,7 @@ async def _latest(given: str | None, count: int) -> list[AuditRow]:
 
 
 def _in_files(paths: list[Path]) -> Iterator[AuditRow]:
-    from cellwall.server.audit_check import imported
+    from cellwall.server.audit.check import imported
 
     number = 0
     for path in paths:
@@ -168,7 +168,7 @@ def _in_files(paths: list[Path]) -> Iterator[AuditRow]:
 
 
 def _anchors(path: Path) -> list[Anchor]:
-    from cellwall.server.audit_check import anchors_in
+    from cellwall.server.audit.check import anchors_in
 
     with _opened(path) as file:
         return list(anchors_in(file))
@@ -198,7 +198,7 @@ async def _export(given: str | None, after: int, to: Path | None) -> int:
 
 async def _write(store: Store, after: int, to: Path | None) -> int:
     """Write the records behind number `after`; they are on disk when this returns."""
-    from cellwall.server.audit_check import exported
+    from cellwall.server.audit.check import exported
 
     count = 0
     out = sys.stdout if to is None else _created(to)
@@ -237,7 +237,7 @@ async def _rotate(given: str | None, folder: Path, last: AuditRow | None) -> tup
     Then the server may let go of it (`audit_retention_s`).
     """
     from cellwall.apps.store_place import open_store
-    from cellwall.server.audit_retention import EXPORTED
+    from cellwall.server.audit.retention import EXPORTED
     from cellwall.store.records.changes import PutFact
 
     store = await open_store(_url(given))
@@ -272,7 +272,7 @@ async def _write_whole(store: Store, after: int, name: Path) -> int:
 
 async def _check_follows(store: Store, last: AuditRow, folder: Path) -> None:
     """Raise `Conflict` unless the store's records go on where the folder's files end."""
-    from cellwall.server.audit_chain import read
+    from cellwall.server.audit.chain import read
 
     found = await store.audit(last.seq - 1, 1)
     if found and found[0].seq == last.seq:
@@ -321,7 +321,7 @@ def _print(report: Report, anchors: int) -> None:
 
 
 def _line(row: AuditRow) -> str:
-    from cellwall.server.audit_chain import Malformed, read
+    from cellwall.server.audit.chain import Malformed, read
 
     try:
         values = read(row.record).values

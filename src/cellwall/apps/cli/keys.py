@@ -1,7 +1,7 @@
 """`cellwall keys`: make, list and revoke API keys, also while the server runs.
 
-Not how a key is checked (`server.keys`). Called by `main`. Invariant: stdout of `create` is the
-key alone, shown this once; no other command can show it.
+Not how a key is checked (`server.auth.keys`). Called by `main`. Invariant: stdout of `create` is
+the key alone, shown this once; no other command can show it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def create(
     life_s = None if expires is None else life(expires)
 
     async def made(opened: Store) -> tuple[KeyRow, str]:
-        from cellwall.server import stored_keys
+        from cellwall.server.auth import stored_keys
 
         return await stored_keys.create(opened, tenant, scope, name, life_s)
 
@@ -97,7 +97,7 @@ def revoke(
     """Revoke a key; a running server refuses it within a second."""
 
     async def revoked(opened: Store) -> KeyRow:
-        from cellwall.server import stored_keys
+        from cellwall.server.auth import stored_keys
 
         return await stored_keys.revoke(opened, key_id)
 
@@ -138,7 +138,7 @@ def _with_store(url: str | None, config: Path | None, work: Callable[[Store], Aw
 
 
 def _shown(row: KeyRow) -> dict[str, Any]:
-    from cellwall.server.stored_keys import shown
+    from cellwall.server.auth.stored_keys import shown
 
     state = "accepted"
     if row.revoked_at is not None:

@@ -58,8 +58,8 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter per option
     check_server()
     from cellwall.apps.serve import Said, run
     from cellwall.apps.settings_loader import load
-    from cellwall.server.keys import KeyRing
-    from cellwall.server.logs import set_up
+    from cellwall.server.auth.keys import KeyRing
+    from cellwall.server.observability.logs import set_up
 
     _set_state_dir(state_dir)
     flags = {"host": host, "port": port, "unix": unix, "tls_cert": tls_cert, "tls_key": tls_key}

@@ -29,14 +29,14 @@ from cellwall.apps.mcp.visits import Visit, VisitingClient, Visits
 from cellwall.client.address import Address
 from cellwall.client.asynchronous import AsyncClient
 from cellwall.model.errors import NotFound
-from cellwall.server.errors import HttpError
+from cellwall.server.core.errors import HttpError
 from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cellwall.server.call import Call, Message, Receive, Send
-    from cellwall.server.guards import Guard
+    from cellwall.server.core.request import Call, Message, Receive, Send
+    from cellwall.server.http.guards import Guard
     from cellwall.server.state import State
 
 _log = logging.getLogger("cellwall.mcp")

@@ -11,13 +11,13 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from cellwall.server.endpoint import Endpoint
-from cellwall.server.errors import HttpError
+from cellwall.server.core.errors import HttpError
+from cellwall.server.http.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from cellwall.apps.mcp.http import Door
-    from cellwall.server.call import Call
-    from cellwall.server.guards import Guard
+    from cellwall.server.core.request import Call
+    from cellwall.server.http.guards import Guard
     from cellwall.server.state import State
 
 PATH = "/mcp"

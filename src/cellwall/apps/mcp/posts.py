@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from cellwall.apps.mcp.direct import decoded
 from cellwall.apps.mcp.events import PRIMED_FROM, RETRY_MS
-from cellwall.server.call import JSON_TYPE, ClientGone
+from cellwall.server.core.request import JSON_TYPE, ClientGone
 
 if TYPE_CHECKING:
     from cellwall.apps.mcp.calls import DirectCall
     from cellwall.apps.mcp.visits import Connection, Visit
-    from cellwall.server.call import Call, Message, Receive
+    from cellwall.server.core.request import Call, Message, Receive
 
 MESSAGE_BYTES = 16 * 1024 * 1024
 _EVENTS = "text/event-stream"

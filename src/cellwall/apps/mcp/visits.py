@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from cellwall.apps.mcp.calls import Calls
     from cellwall.apps.mcp.events import Events
     from cellwall.apps.mcp.session import Session
-    from cellwall.server.call import Message, Receive, Send
-    from cellwall.server.keys import Principal
+    from cellwall.server.auth.keys import Principal
+    from cellwall.server.core.request import Message, Receive, Send
 
     Who = tuple[str, str]
     """Tenant and key."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from cellwall.server import answers
-from cellwall.server.endpoint import Answer, Endpoint, query_of
-from cellwall.server.errors import HttpError
-from cellwall.server.schemas import LogQuery
+from cellwall.server.core.errors import HttpError
+from cellwall.server.http.endpoint import Answer, Endpoint, query_of
+from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas.requests import LogQuery
 
 if TYPE_CHECKING:
-    from cellwall.server.call import Call
+    from cellwall.server.core.request import Call
 
 
 async def index(call: Call) -> None:

@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from cellwall.model.errors import CapacityError, UsageError
-from cellwall.server.batch_lines import Item, Lines
-from cellwall.server.bodies import Held
-from cellwall.server.call import ClientGone
-from cellwall.server.endpoint import Answer, Endpoint, body_of, explained, learn_secrets
-from cellwall.server.errors import failure
-from cellwall.server.presence import unless_gone
+from cellwall.server.core.body_budget import Held
+from cellwall.server.core.disconnects import unless_gone
+from cellwall.server.core.errors import failure
+from cellwall.server.core.request import ClientGone
+from cellwall.server.http.batch_lines import Item, Lines
+from cellwall.server.http.endpoint import Answer, Endpoint, body_of, explained, learn_secrets
 from cellwall.server.routes.execute import oneshot
-from cellwall.server.schemas import BatchBody, ExecuteBody
-from cellwall.server.streams import MEDIA, Pulse, chosen
+from cellwall.server.schemas.requests import BatchBody, ExecuteBody
+from cellwall.server.streaming.streams import MEDIA, Pulse, chosen
 from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
-    from cellwall.server.call import Call
-    from cellwall.server.execution_record import ExecutionRecord
+    from cellwall.server.core.request import Call
+    from cellwall.server.executions.record import ExecutionRecord
 
 _DEFAULT_CONCURRENCY = 32
 _MOST_PAUSE_S = 1.0

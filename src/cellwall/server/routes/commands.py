@@ -9,9 +9,10 @@ import signal as signals
 from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import UsageError
-from cellwall.server import answers, asked
-from cellwall.server.call import ClientGone
-from cellwall.server.endpoint import (
+from cellwall.server.core.request import ClientGone
+from cellwall.server.executions.idempotency import gone
+from cellwall.server.executions.sandboxes import CommandRecord
+from cellwall.server.http.endpoint import (
     Answer,
     Endpoint,
     body_of,
@@ -20,22 +21,22 @@ from cellwall.server.endpoint import (
     sandbox,
     wait_ended,
 )
-from cellwall.server.idempotency import gone
 from cellwall.server.routes.execute import leaving, raise_failure
-from cellwall.server.sandboxes import CommandRecord
-from cellwall.server.schemas import (
+from cellwall.server.schemas import decode as asked
+from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas.requests import (
     AfterQuery,
     CommandBody,
     SignalBody,
     StdinQuery,
     WaitQuery,
 )
-from cellwall.server.streams import MEDIA, chosen, resume_from, send_spool
+from cellwall.server.streaming.streams import MEDIA, chosen, resume_from, send_spool
 
 if TYPE_CHECKING:
     from cellwall.engine.parts.commands import Command
-    from cellwall.server.call import Call
-    from cellwall.server.sandboxes import SandboxRecord
+    from cellwall.server.core.request import Call
+    from cellwall.server.executions.sandboxes import SandboxRecord
     from cellwall.server.state import State
 
 

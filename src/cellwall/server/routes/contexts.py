@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from cellwall.languages import registry
 from cellwall.model.ids import new_id
-from cellwall.server import answers
-from cellwall.server.endpoint import Answer, Endpoint, body_of, sandbox
-from cellwall.server.schemas import ContextBody
+from cellwall.server.http.endpoint import Answer, Endpoint, body_of, sandbox
+from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas.requests import ContextBody
 
 if TYPE_CHECKING:
-    from cellwall.server.call import Call
+    from cellwall.server.core.request import Call
 
 
 async def index(call: Call) -> None:

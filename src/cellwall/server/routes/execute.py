@@ -10,22 +10,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import Interrupted
-from cellwall.server import answers, oneshots
-from cellwall.server.call import ClientGone
-from cellwall.server.endpoint import Answer, Endpoint, body_of
-from cellwall.server.execution_record import ExecutionRecord, waits
-from cellwall.server.idempotency import gone
-from cellwall.server.schemas import ExecuteBody
-from cellwall.server.streams import MEDIA, chosen, send_kept, send_spool
+from cellwall.server.core.request import ClientGone
+from cellwall.server.executions import oneshots
+from cellwall.server.executions.idempotency import gone
+from cellwall.server.executions.record import ExecutionRecord, waits
+from cellwall.server.http.endpoint import Answer, Endpoint, body_of
+from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas.requests import ExecuteBody
+from cellwall.server.streaming.streams import MEDIA, chosen, send_kept, send_spool
 
 if TYPE_CHECKING:
-    from cellwall.server.call import Call
-    from cellwall.server.execution_record import KeptExecution
-    from cellwall.server.idempotency import Use
-    from cellwall.server.orders import Order
-    from cellwall.server.schemas import OnDisconnect
-    from cellwall.server.streams import Format
-    from cellwall.server.tracked import Tracked
+    from cellwall.server.core.request import Call
+    from cellwall.server.executions.idempotency import Use
+    from cellwall.server.executions.job import Tracked
+    from cellwall.server.executions.order import Order
+    from cellwall.server.executions.record import KeptExecution
+    from cellwall.server.schemas.requests import OnDisconnect
+    from cellwall.server.streaming.streams import Format
 
 
 async def execute(call: Call) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cellwall.server import answers
-from cellwall.server.endpoint import Answer, Endpoint, execution, query_of, wait_ended
-from cellwall.server.execution_record import ExecutionRecord
+from cellwall.server.executions.record import ExecutionRecord
+from cellwall.server.http.endpoint import Answer, Endpoint, execution, query_of, wait_ended
 from cellwall.server.routes.execute import follow
-from cellwall.server.schemas import AfterQuery, WaitQuery
-from cellwall.server.streams import MEDIA, chosen, resume_from
+from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas.requests import AfterQuery, WaitQuery
+from cellwall.server.streaming.streams import MEDIA, chosen, resume_from
 
 if TYPE_CHECKING:
-    from cellwall.server.call import Call
+    from cellwall.server.core.request import Call
 
 _CANCEL_S = 2.0
 """Waited for the end of what was cancelled; a cell may take a second to obey."""

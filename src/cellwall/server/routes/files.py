@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from cellwall.server import answers
-from cellwall.server.downloads import attachment, send_file
-from cellwall.server.endpoint import Answer, Endpoint, body_of, query_of, sandbox
-from cellwall.server.paths import check_name
-from cellwall.server.schemas import (
+from cellwall.server.http.endpoint import Answer, Endpoint, body_of, query_of, sandbox
+from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas.paths import check_name
+from cellwall.server.schemas.requests import (
     FilesQuery,
     FolderQuery,
     MkdirBody,
@@ -19,12 +18,13 @@ from cellwall.server.schemas import (
     WatchQuery,
     WriteQuery,
 )
-from cellwall.server.streams import MEDIA, chosen, send_items
-from cellwall.server.uploads import receive_form
+from cellwall.server.streaming.downloads import attachment, send_file
+from cellwall.server.streaming.streams import MEDIA, chosen, send_items
+from cellwall.server.streaming.uploads import receive_form
 
 if TYPE_CHECKING:
     from cellwall.engine.parts.files import Files
-    from cellwall.server.call import Call
+    from cellwall.server.core.request import Call
 
 _TAR = "application/x-tar"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import cellwall
-from cellwall.server import answers
-from cellwall.server.endpoint import Answer, Endpoint
+from cellwall.server.http.endpoint import Answer, Endpoint
+from cellwall.server.schemas import responses as answers
 
 if TYPE_CHECKING:
-    from cellwall.server.call import Call
+    from cellwall.server.core.request import Call
 
 _BODY = f'{{"status":"ok","version":"{cellwall.__version__}"}}'.encode()
 

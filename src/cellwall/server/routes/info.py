@@ -13,13 +13,14 @@ from cellwall.engine.templates.store import TemplateStore
 from cellwall.languages.registry import LANGUAGES
 from cellwall.languages.shown import shown
 from cellwall.languages.tools import detect
-from cellwall.server import answers, answers_about
-from cellwall.server.endpoint import Answer, Endpoint, query_of, sandbox
-from cellwall.server.schemas import LogQuery
+from cellwall.server.http.endpoint import Answer, Endpoint, query_of, sandbox
+from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas import responses_about as answers_about
+from cellwall.server.schemas.requests import LogQuery
 
 if TYPE_CHECKING:
-    from cellwall.server.call import Call
-    from cellwall.server.keys import Principal
+    from cellwall.server.auth.keys import Principal
+    from cellwall.server.core.request import Call
     from cellwall.server.state import State
 
 

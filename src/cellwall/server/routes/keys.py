@@ -1,7 +1,7 @@
 """API keys of every tenant, for keys of scope `admin`.
 
-Not how they are checked (`server.keys`). The invariant: a key in clear is in the answer that made
-it and nowhere else.
+Not how they are checked (`server.auth.keys`). The invariant: a key in clear is in the answer that
+made it and nowhere else.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cellwall.model.errors import Conflict
-from cellwall.server import answers, answers_about
-from cellwall.server.endpoint import Answer, Endpoint, body_of
-from cellwall.server.schemas import KeyBody
-from cellwall.server.stored_keys import create as create_key
-from cellwall.server.stored_keys import revoke as revoke_key
-from cellwall.server.stored_keys import shown
-from cellwall.server.times import rfc3339
+from cellwall.server.auth.stored_keys import create as create_key
+from cellwall.server.auth.stored_keys import revoke as revoke_key
+from cellwall.server.auth.stored_keys import shown
+from cellwall.server.core.times import rfc3339
+from cellwall.server.http.endpoint import Answer, Endpoint, body_of
+from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas import responses_about as answers_about
+from cellwall.server.schemas.requests import KeyBody
 
 if TYPE_CHECKING:
-    from cellwall.server.call import Call
-    from cellwall.server.keys import KeyRecord
-    from cellwall.server.stored_keys import StoredKeys
+    from cellwall.server.auth.keys import KeyRecord
+    from cellwall.server.auth.stored_keys import StoredKeys
+    from cellwall.server.core.request import Call
     from cellwall.store.records.rows import KeyRow
     from cellwall.store.store import Store
 

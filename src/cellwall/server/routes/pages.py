@@ -9,12 +9,12 @@ import functools
 import html
 from typing import TYPE_CHECKING, Any
 
-from cellwall.server.endpoint import Answer, Endpoint
-from cellwall.server.openapi import document
+from cellwall.server.http.endpoint import Answer, Endpoint
+from cellwall.server.http.openapi import document
 from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
-    from cellwall.server.call import Call
+    from cellwall.server.core.request import Call
 
 _SAFE = {
     "content-security-policy": "default-src 'none'; style-src 'self'; base-uri 'none'; "

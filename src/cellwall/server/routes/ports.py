@@ -9,23 +9,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cellwall.model.errors import PortError, UsageError
-from cellwall.server import answers
-from cellwall.server.call import unauthorized
-from cellwall.server.endpoint import Answer, Endpoint, body_of, sandbox
-from cellwall.server.errors import HttpError
-from cellwall.server.forwarding import port_token, query_for_inside, to_inside
-from cellwall.server.guards import bearer_of
-from cellwall.server.inner_http import Exchange
-from cellwall.server.inner_socket import InnerSocket
-from cellwall.server.ownership import owned
+from cellwall.server.auth.ownership import owned
+from cellwall.server.core.errors import HttpError
+from cellwall.server.core.request import unauthorized
+from cellwall.server.core.times import rfc3339
+from cellwall.server.http.endpoint import Answer, Endpoint, body_of, sandbox
+from cellwall.server.http.guards import bearer_of
+from cellwall.server.port_proxy.headers import port_token, query_for_inside, to_inside
+from cellwall.server.port_proxy.http import Exchange
+from cellwall.server.port_proxy.websocket import InnerSocket
 from cellwall.server.routes.signed import base_url
-from cellwall.server.schemas import PortSignBody
-from cellwall.server.times import rfc3339
+from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas.requests import PortSignBody
 
 if TYPE_CHECKING:
     from cellwall.engine.parts.ports import Connection
-    from cellwall.server.call import Call
-    from cellwall.server.sandboxes import SandboxRecord
+    from cellwall.server.core.request import Call
+    from cellwall.server.executions.sandboxes import SandboxRecord
 
 
 async def sign(call: Call) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cellwall.server import answers_about
-from cellwall.server.endpoint import Answer, Endpoint
+from cellwall.server.http.endpoint import Answer, Endpoint
+from cellwall.server.schemas import responses_about as answers_about
 
 if TYPE_CHECKING:
-    from cellwall.server.call import Call
+    from cellwall.server.core.request import Call
 
 
 async def quota(call: Call) -> None:

@@ -13,16 +13,17 @@ from cellwall.engine.programs.requests import check_tools, may_call
 from cellwall.engine.scheduling.admission import Cost
 from cellwall.languages import registry
 from cellwall.model.errors import UsageError
-from cellwall.server import answers, asked
-from cellwall.server.endpoint import Answer, Endpoint, body_of, query_of, sandbox
-from cellwall.server.idempotency import gone
-from cellwall.server.orders import Order
-from cellwall.server.remote_tools import RemoteTools
+from cellwall.server.executions.idempotency import gone
+from cellwall.server.executions.order import Order
+from cellwall.server.executions.remote_tools import RemoteTools
+from cellwall.server.executions.sandboxes import SandboxRecord
+from cellwall.server.http.endpoint import Answer, Endpoint, body_of, query_of, sandbox
 from cellwall.server.routes.execute import again, give, leaving
-from cellwall.server.sandboxes import SandboxRecord
-from cellwall.server.scanning import look
-from cellwall.server.schemas import CellBody, ListQuery, SandboxBody, SandboxChange
-from cellwall.server.streams import MEDIA, chosen
+from cellwall.server.schemas import decode as asked
+from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas.requests import CellBody, ListQuery, SandboxBody, SandboxChange
+from cellwall.server.schemas.scanning import look
+from cellwall.server.streaming.streams import MEDIA, chosen
 
 if TYPE_CHECKING:
     from cellwall.engine.attempts.attempt import BeforeCode, OnEvent, OnStart
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
     from cellwall.languages.entries.language import Language
     from cellwall.model.execution import Execution
     from cellwall.model.limits import Limits
-    from cellwall.server.call import Call
-    from cellwall.server.idempotency import Use
-    from cellwall.server.settings import ServerSettings
+    from cellwall.server.core.request import Call
+    from cellwall.server.core.settings import ServerSettings
+    from cellwall.server.executions.idempotency import Use
 
 
 async def create(call: Call) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cellwall.server import answers
-from cellwall.server.downloads import send_file
-from cellwall.server.endpoint import Answer, Endpoint, body_of, sandbox
-from cellwall.server.errors import HttpError
-from cellwall.server.ownership import owned
-from cellwall.server.paths import check_name
-from cellwall.server.schemas import SignBody
-from cellwall.server.times import rfc3339
+from cellwall.server.auth.ownership import owned
+from cellwall.server.core.errors import HttpError
+from cellwall.server.core.times import rfc3339
+from cellwall.server.http.endpoint import Answer, Endpoint, body_of, sandbox
+from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas.paths import check_name
+from cellwall.server.schemas.requests import SignBody
+from cellwall.server.streaming.downloads import send_file
 
 if TYPE_CHECKING:
     from cellwall.engine.parts.files import Files
-    from cellwall.server.call import Call
+    from cellwall.server.core.request import Call
 
 _METHODS = {"read": "GET", "write": "PUT"}
 

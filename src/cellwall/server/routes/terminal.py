@@ -12,17 +12,17 @@ import signal as signals
 from typing import TYPE_CHECKING
 
 from cellwall.model.errors import UsageError
-from cellwall.server.call import ClientGone
-from cellwall.server.endpoint import Answer, Endpoint, query_of, sandbox
-from cellwall.server.presence import unless_gone
+from cellwall.server.core.disconnects import unless_gone
+from cellwall.server.core.request import ClientGone
+from cellwall.server.core.websockets import BAD_MESSAGE, Socket, wanted_subprotocol
+from cellwall.server.executions.sandboxes import CommandRecord
+from cellwall.server.http.endpoint import Answer, Endpoint, query_of, sandbox
 from cellwall.server.routes.commands import follow, signal_number
-from cellwall.server.sandboxes import CommandRecord
-from cellwall.server.schemas import TerminalQuery, Window
-from cellwall.server.sockets import BAD_MESSAGE, Socket, wanted_subprotocol
+from cellwall.server.schemas.requests import TerminalQuery, Window
 
 if TYPE_CHECKING:
     from cellwall.engine.parts.terminals import Terminal
-    from cellwall.server.call import Call
+    from cellwall.server.core.request import Call
 
 _SHELL = ["/bin/bash", "-l"]
 

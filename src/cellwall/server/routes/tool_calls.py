@@ -6,17 +6,17 @@ import json
 from typing import TYPE_CHECKING
 
 from cellwall.model.errors import Conflict, NotFound, UsageError
-from cellwall.server import answers
-from cellwall.server.endpoint import Answer, Endpoint, body_of, execution
-from cellwall.server.execution_record import ExecutionRecord
-from cellwall.server.streams import MEDIA, chosen, send_items
-from cellwall.server.tool_schemas import ToolAnswer
+from cellwall.server.executions.record import ExecutionRecord
+from cellwall.server.http.endpoint import Answer, Endpoint, body_of, execution
+from cellwall.server.schemas import responses as answers
+from cellwall.server.schemas.tools import ToolAnswer
+from cellwall.server.streaming.streams import MEDIA, chosen, send_items
 from cellwall.surface.tools import calls as tool_calls
 from cellwall.surface.tools.tools import MOST_BYTES
 
 if TYPE_CHECKING:
-    from cellwall.server.call import Call
-    from cellwall.server.remote_tools import RemoteTools
+    from cellwall.server.core.request import Call
+    from cellwall.server.executions.remote_tools import RemoteTools
 
 _BODY_BYTES = MOST_BYTES + 4096
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cellwall.server import answers_about
-from cellwall.server.endpoint import Answer, Endpoint
-from cellwall.server.notices import HEADER
+from cellwall.server.executions.webhooks import HEADER
+from cellwall.server.http.endpoint import Answer, Endpoint
+from cellwall.server.schemas import responses_about as answers_about
 
 if TYPE_CHECKING:
-    from cellwall.server.call import Call
+    from cellwall.server.core.request import Call
 
 
 async def secret(call: Call) -> None:

@@ -1,0 +1,306 @@
+"""Writes audit records: before the effect where there is one, into the chain in the store.
+
+Not the form of a record (`chain`), not its check (`check`), not executions, whose
+records join their own transactions (`observer`). What callers and programs chose is redacted here.
+The invariants: what `before` was asked to write is durable when it returns, or it raises (unless
+the operator's policy is to flag that); what is only noted is never lost silently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+from cellwall.engine.tasks import Tasks
+from cellwall.model.errors import CapacityError, CellwallError
+from cellwall.server.audit.anchor import Anchoring, target_of
+from cellwall.server.audit.chain import Entry, appending, compact, digest_of
+from cellwall.server.audit.refusals import Refusals
+from cellwall.server.audit.retention import TRIM, details_of, due
+from cellwall.server.observability.logs import logger
+from cellwall.server.observability.observer import who_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cellwall.model.outcome import Outcome
+    from cellwall.server.core.request import Call
+    from cellwall.server.core.settings import ServerSettings
+    from cellwall.server.executions.sandboxes import SandboxRecord
+    from cellwall.server.observability.alert_rules import Alert
+    from cellwall.server.observability.observer import Watch
+    from cellwall.store.records.changes import AppendAudit
+    from cellwall.store.store import Store
+
+_log = logger("cellwall.audit")
+_MOST_NOTED = 10_000
+_BATCH = 100
+_AGAIN_S = 1.0
+_CLOSE_S = 5.0
+_TRIM_EVERY_S = 3600.0
+_LONGEST = 1024
+_ID = re.compile(r"[a-z2-7]{26}")
+"""As we make them (`model.ids`)."""
+_SMALL_BYTES = 1 << 20
+"""Bodies above it are hashed in a thread."""
+
+
+class Audit:
+    """The audit of one server."""
+
+    def __init__(self, store: Store, settings: ServerSettings, watch: Watch) -> None:
+        """Nothing is written yet."""
+        self._store = store
+        self._watch = watch
+        self._is_required = settings.audit == "required"
+        self.has_reads = settings.audit_reads
+        """Whether reads of files get records."""
+        self._tasks = Tasks()
+        self._anchoring_tasks = Tasks()
+        self._noted: deque[Entry] = deque()
+        self._lost = 0
+        self._retention_s = settings.audit_retention_s
+        self._trim_at = 0.0
+        self._writing: asyncio.Task[None] | None = None
+        self._refusals = Refusals(self.note)
+        self._anchoring = None
+        if settings.audit_anchor is not None:
+            target = target_of(settings.audit_anchor)
+            self._anchoring = Anchoring(
+                store, target, settings.audit_anchor_s, lambda: self._count("anchor_failed")
+            )
+        watch.on_alert.append(self._on_alert)
+
+    # -- before an effect ------------------------------------------------------------------
+
+    def change(self, entry: Entry) -> AppendAudit:
+        """Return what appends `entry`, to join the transaction of what it is about."""
+        self._count("made")
+        return appending(self._clean(entry))
+
+    async def before(self, entry: Entry) -> None:
+        """Write `entry`; it is on disk when this returns.
+
+        Raises what the store says if it cannot be written and the policy is `required`.
+        """
+        try:
+            await self._store.write(self.change(entry))
+        except CellwallError as error:
+            self._count("failed")
+            _log.error("not written", action=entry.action, tenant=entry.tenant, reason=str(error))
+            if self._is_required:
+                raise
+            self.note(entry._replace(decision="noted", details=compact({"late": True})))
+
+    async def asked(self, call: Call, action: str) -> None:
+        """Write that a request's action is about to be done; raises as `before`."""
+        await self.before(entry_of(call, action))
+
+    def made(self, call: Call, record: SandboxRecord) -> AppendAudit:
+        """Return what appends that a sandbox was made, and see to the record of its end."""
+        isolation = record.isolation
+        record.tell_ended(partial(self._sandbox_ended, record.owner, record.id))
+        entry = entry_of(call, "sandbox.create")._replace(
+            object=f"sandbox:{record.id}",
+            decision="noted",
+            runtime=isolation["runtime"],
+            posture=isolation["posture"],
+            result="running",
+        )
+        return self.change(entry)
+
+    def runtime_taken_out(self, name: str, reason: str) -> None:
+        """Note that a runtime broke while it was in use and serves nobody for now."""
+        self.note(server_entry("runtime.take_out", subject=name, result=reason))
+
+    def _sandbox_ended(self, tenant: str, sandbox_id: str, reason: str) -> None:
+        subject = f"sandbox:{sandbox_id}"
+        self.note(server_entry("sandbox.end", tenant=tenant, subject=subject, result=reason))
+
+    def command_ended(self, tenant: str, names: str, outcome: Outcome) -> None:
+        """Note how a command ended; `names` are its sandbox's and its own."""
+        entry = server_entry("command.end", tenant=tenant, subject=names)
+        self.note(
+            entry._replace(
+                runtime=outcome.isolation.runtime,
+                posture=outcome.isolation.posture_digest,
+                result=outcome.verdict.value,
+                usage=compact(outcome.as_json()["usage"]),
+            )
+        )
+
+    # -- what has happened -----------------------------------------------------------------
+
+    def note(self, entry: Entry) -> None:
+        """Write `entry` soon; if it cannot be written now, when the store is back."""
+        if len(self._noted) >= _MOST_NOTED:
+            self._lost += 1
+            self._count("lost")
+            return
+        self._noted.append(entry)
+        if self._writing is None:
+            self._writing = self._tasks.spawn(self._write_noted())
+
+    def failed(self, call: Call, action: str, reason: str) -> None:
+        """Note that an action that was allowed came to nothing."""
+        self.note(entry_of(call, action)._replace(decision="noted", result=f"failed: {reason}"))
+
+    def refused(self, call: Call, status: int, code: str) -> None:
+        """Note a refusal; those that repeat themselves are summed up."""
+        entry = entry_of(call, "request.refuse")
+        details = compact({"status": status, "code": code, "route": call.route})
+        self._refusals.add(entry._replace(decision="refused", result=code, details=details))
+
+    def refused_call(self, entry: Entry) -> None:
+        """Note a call from inside that no client heard of; as `refused`, summed up."""
+        self._refusals.add(entry)
+
+    def _on_alert(self, alert: Alert) -> None:
+        facts = {"count": alert.count, "window_s": alert.window_s}
+        is_tenant = not alert.who.startswith("address:")
+        self.note(
+            server_entry(
+                "rule.flag",
+                subject=alert.rule,
+                tenant=alert.who if is_tenant else "",
+                result=alert.who,
+                details=compact(facts),
+            )
+        )
+
+    async def _write_noted(self) -> None:
+        try:
+            while self._noted:
+                if self._lost:
+                    lost = server_entry("audit.lose", details=compact({"count": self._lost}))
+                    self._noted.appendleft(lost)
+                    self._lost = 0
+                batch = [self._noted.popleft() for _ in range(min(_BATCH, len(self._noted)))]
+                await self._write_batch(batch)
+        finally:
+            self._writing = None
+
+    async def _write_batch(self, batch: list[Entry]) -> None:
+        try:
+            await self._store.write(*map(self.change, batch))
+        except CapacityError:
+            self._noted.extendleft(reversed(batch))
+            await asyncio.sleep(_AGAIN_S)
+        except BaseException:
+            self._noted.extendleft(reversed(batch))
+            self._count("failed")
+            raise
+
+    # -- its own life ----------------------------------------------------------------------
+
+    async def open(self, facts: Mapping[str, object]) -> None:
+        """Write that the server starts; raises as `before`."""
+        await self.before(server_entry("server.start", details=compact(facts)))
+        if self._anchoring is not None:
+            await self._anchoring.open(self._anchoring_tasks.spawn)
+        self._refusals.open()
+
+    async def trim(self, now: float) -> None:
+        """Let go of what was exported and is old enough at `now` (seconds since the epoch).
+
+        At most once an hour, for each time costs a record. Raises what the store says.
+        """
+        if time.monotonic() < self._trim_at:
+            return
+        self._trim_at = time.monotonic() + min(_TRIM_EVERY_S, self._retention_s / 2)
+        cut = await due(self._store, min(now, time.time()) - self._retention_s)
+        if cut is None:
+            return
+        if self._anchoring is not None and not await self._anchoring.try_write(cut):
+            return  # what went must still be provable by somebody else
+        entry = server_entry(TRIM, subject=f"record:{cut.seq}", details=details_of(cut))
+        await self._store.write(self.change(entry))
+        gone = await self._store.trim_audit(cut.seq)
+        _log.info("trimmed", records=gone, up_to=cut.seq)
+
+    async def aclose(self) -> None:
+        """Write what is left, for some seconds at most, and that the server stops."""
+        self._refusals.close()
+        self.note(server_entry("server.stop"))
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self._tasks.wait_empty()
+        except TimeoutError:
+            _log.error("not written", count=len(self._noted), reason="the server stops")
+        await self._tasks.cancel()
+        if self._anchoring is not None:
+            await self._anchoring.aclose()
+        await self._anchoring_tasks.cancel()
+
+    def _clean(self, entry: Entry) -> Entry:
+        """Return `entry` without keys and tokens; what a caller chose of it, without its values.
+
+        SECURITY: only of the request's id is all chosen. Names, ids, verdicts and facts are ours:
+        who could have them taken out could not be seen in the audit. What callers chose in the
+        others was cleaned when they were put together (`chosen`).
+        """
+        clean = self._watch.redactor.clean
+        whose = None if _ID.fullmatch(entry.request) else entry.tenant
+        return entry._replace(
+            object=clean(entry.object)[:_LONGEST],
+            result=clean(entry.result)[:_LONGEST],
+            details=clean(entry.details),
+            request=clean(entry.request, whose),
+        )
+
+    def chosen(self, tenant: str, text: str) -> str:
+        """Return `text`, which a caller of `tenant` chose, without that tenant's values."""
+        return self._watch.redactor.clean(text, tenant)
+
+    def _count(self, result: str) -> None:
+        if self._watch.metrics is not None:
+            self._watch.metrics.audited.add(result)
+
+
+def entry_of(call: Call, action: str) -> Entry:
+    """Return an entry about what a request asks for."""
+    return Entry(
+        time=time.time(),
+        mono_ns=time.monotonic_ns(),
+        tenant=call.claims.get("owner", "") if call.principal is None else call.principal.tenant,
+        actor=who_of(call) if call.principal is None else call.principal.key_id,
+        action=action,
+        object=call.object,
+        parameters=call.origin.parameters,
+        request=call.request_id,
+    )
+
+
+def server_entry(
+    action: str, *, tenant: str = "", subject: str = "", result: str = "", details: str = ""
+) -> Entry:
+    """Return an entry about what the server does by itself, or to `subject`."""
+    return Entry(
+        time=time.time(),
+        mono_ns=time.monotonic_ns(),
+        tenant=tenant,
+        actor="server",
+        action=action,
+        object=subject,
+        decision="noted",
+        result=result,
+        details=details,
+    )
+
+
+async def parameters_of(call: Call, body: bytes) -> str:
+    """Return the digest of what a request asks for: method, path, query and `body`."""
+    scope = call.scope
+    parts = (
+        str(scope.get("method", "WS")).encode(),
+        scope["path"].encode("utf-8", "surrogatepass"),
+        scope.get("query_string", b""),
+        body,
+    )
+    if len(body) < _SMALL_BYTES:
+        return digest_of(*parts)
+    return await asyncio.to_thread(digest_of, *parts)

@@ -1,0 +1,1 @@
+"""Keys, tokens, and the one function that says whose a thing is."""

@@ -1,0 +1,1 @@
+"""What every request has: settings, itself, its body, errors, its caller's connection."""

@@ -1,0 +1,48 @@
+"""What becomes of an exception that is an answer: the operator hears of it, its frames go.
+
+Not what callers see of it (`errors`). The invariant: nothing that outlives a request holds a frame
+of it. Frames hold the request's body, and an exception that is kept, or whose frame has it in a
+variable, holds its frames: five hundred refused programs of 5 MB would be 7 GB.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from cellwall.model.errors import CellwallError
+from cellwall.server.core.errors import HttpError, status_of
+
+_log = logging.getLogger("cellwall.server")
+_TOLD = "_is_told"
+
+
+def tell(error: BaseException, request_id: str) -> None:
+    """Log what is no refusal, once, wherever it passes; a bug with the place where it happened."""
+    status = status_of(error)
+    if status < 500 or isinstance(error, HttpError) or hasattr(error, _TOLD):
+        return
+    setattr(error, _TOLD, True)
+    is_ours = isinstance(error, CellwallError)
+    _log.log(
+        logging.ERROR if status == 500 else logging.WARNING,
+        "request %s: %s: %s",
+        request_id,
+        type(error).__name__,
+        error,
+        exc_info=None if is_ours else error,
+    )
+
+
+def let_go(error: BaseException) -> None:
+    """Take the frames from an exception, and from all that led to it."""
+    known: set[int] = set()
+    found: list[BaseException | None] = [error]
+    while found:
+        each = found.pop()
+        if each is None or id(each) in known:
+            continue
+        known.add(id(each))
+        each.__traceback__ = None
+        found += [each.__cause__, each.__context__]
+        if isinstance(each, BaseExceptionGroup):
+            found += each.exceptions

@@ -1,0 +1,69 @@
+"""A WebSocket's server side: bounded messages, bounded patience, a whole life.
+
+Not what is said over it (`routes.terminal`, `routes.ports`). The invariant: what the client does
+not take is not kept: sending waits for it, for `stall_s` at most, then the connection is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from cellwall.server.core.request import ClientGone
+from cellwall.wire.answer import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cellwall.server.core.request import Call
+
+STALLED = 1013
+BAD_MESSAGE = 1008
+
+
+class Socket:
+    """One accepted WebSocket."""
+
+    def __init__(self, call: Call) -> None:
+        """Nothing is accepted yet."""
+        self._call = call
+
+    async def accept(self, subprotocol: str | None = None) -> None:
+        """Answer the upgrade."""
+        message = await self._call.receive()
+        if message["type"] != "websocket.connect":
+            raise ClientGone
+        self._call.has_answered = True
+        await self._call.send({"type": "websocket.accept", "subprotocol": subprotocol})
+
+    async def receive(self) -> str | bytes:
+        """Return the next message; `ClientGone` when there is none any more."""
+        message = await self._call.receive()
+        if message["type"] != "websocket.receive":
+            raise ClientGone
+        text = message.get("text")
+        return text if text is not None else bytes(message["bytes"])
+
+    async def send(self, data: str | bytes) -> None:
+        """Send one message, and wait until it is on its way."""
+        key = "text" if isinstance(data, str) else "bytes"
+        try:
+            async with asyncio.timeout(self._call.settings.stall_s):
+                await self._call.send({"type": "websocket.send", key: data})
+        except TimeoutError:
+            self._call.abort()
+            raise ClientGone from None
+
+    async def send_json(self, value: Mapping[str, Any]) -> None:
+        """Send one object as text."""
+        await self.send(one_line(value))
+
+    async def close(self, code: int = 1000, reason: str = "") -> None:
+        """Say goodbye."""
+        await self._call.send({"type": "websocket.close", "code": code, "reason": reason[:100]})
+
+
+def wanted_subprotocol(call: Call) -> str | None:
+    """Return `cellwall` if the client offers it: a browser that carries its key there needs it."""
+    offered = call.headers.get("sec-websocket-protocol", "")
+    return "cellwall" if "cellwall" in [each.strip() for each in offered.split(",")] else None

@@ -1,0 +1,185 @@
+"""Idempotency keys: the same call, sent again, gives the first call's object.
+
+Per tenant, for 24 hours, on disk together with what the call made; memory has the latest ones. Not
+deduplication of what sandboxes do. The invariant: a key stands for one method, path, query and
+body; with anything else it is a conflict, never a second effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from cellwall.model.errors import UsageError
+from cellwall.server.core.errors import HttpError
+from cellwall.server.core.times import steady
+from cellwall.store.records.changes import KeepReplay
+from cellwall.store.records.rows import ReplayRow
+
+if TYPE_CHECKING:
+    from cellwall.server.core.request import Call
+    from cellwall.store.store import Store
+
+_FORM = re.compile(r"[\x21-\x7e]{1,128}")
+_MOST = 10_000
+"""Kept in memory; older ones are asked of the store."""
+_KEPT_S = 86_400.0
+
+
+class Use:
+    """One use of a key."""
+
+    __slots__ = ("_at", "_digest", "_kind", "_replays", "_settled", "key", "owner", "thing_id")
+
+    def __init__(self, replays: Replays, owner: str, key: str, kind: str, digest: bytes) -> None:
+        """Made by `Replays`."""
+        self._replays = replays
+        self._kind = kind
+        self._digest = digest
+        self._at = steady()
+        self._settled: asyncio.Future[None] | None = None
+        self.owner = owner
+        self.key = key
+        self.thing_id: str | None = None
+        """What it made; None until that is known."""
+
+    @property
+    def is_old(self) -> bool:
+        """Whether it is forgotten by now."""
+        return self._at < steady() - _KEPT_S
+
+    def changes(self, thing_id: str) -> tuple[KeepReplay, ...]:
+        """Return what makes it durable, for the transaction of what it made."""
+        row = ReplayRow(self.owner, self.key, self._digest, self._kind, thing_id, self._at)
+        return (KeepReplay(row),)
+
+    def check(self, digest: bytes) -> None:
+        """Raise a 409 unless this is the same request again."""
+        if self._digest != digest:
+            raise HttpError(
+                409,
+                "idempotency",
+                "idempotency-key: it was used for another request",
+                remedy="use a fresh key for a different request",
+            )
+
+    def made(self, thing_id: str) -> None:
+        """It made this; the same call sent again gives it from now on."""
+        self.thing_id = thing_id
+        self._wake()
+
+    def drop(self) -> None:
+        """Forget it: the call started nothing."""
+        self._replays.forget(self)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._settled is not None and not self._settled.done():
+            self._settled.set_result(None)
+
+    async def wait_settled(self) -> None:
+        """Return when it is known what it made, or that it made nothing."""
+        if self.thing_id is None:
+            if self._settled is None:
+                self._settled = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._settled)
+
+
+class Replays:
+    """Which keys were used for what."""
+
+    def __init__(self, store: Store | None) -> None:
+        """None in memory yet; None as store: they do not outlive this server."""
+        self._store = store
+        self._uses: OrderedDict[tuple[str, str], Use] = OrderedDict()
+
+    @contextlib.asynccontextmanager
+    async def using(self, call: Call, kind: str) -> AsyncIterator[Use | None]:
+        """Give the use of the call's key, or None if it has none.
+
+        With a `thing_id`, an earlier call made that; else the block says what it `made`. Leaving
+        without that forgets the use.
+        """
+        use = await self._open(call, kind)
+        try:
+            yield use
+        finally:
+            if use is not None and use.thing_id is None:
+                use.drop()
+
+    async def _open(self, call: Call, kind: str) -> Use | None:
+        key = _key(call)
+        if key is None:
+            return None
+        digest = _digest(call)
+        while True:
+            use = self._uses.get((call.owner, key))
+            if use is None or use.is_old:
+                use = self._uses[call.owner, key] = Use(self, call.owner, key, kind, digest)
+                await self._ask_store(use)
+                self._trim()
+                use.check(digest)
+                return use
+            use.check(digest)
+            await use.wait_settled()
+            if use.thing_id is not None:
+                return use
+
+    async def _ask_store(self, use: Use) -> None:
+        """Find out whether it was used before this server began, or long ago."""
+        try:
+            store = self._store
+            row = None if store is None else await store.replay(use.owner, use.key)
+        except BaseException:
+            use.drop()
+            raise
+        if row is not None and row.at >= steady() - _KEPT_S:
+            use._digest, use._at = row.digest, row.at
+            use.made(row.thing_id)
+
+    def _trim(self) -> None:
+        if len(self._uses) > _MOST:
+            oldest = next(iter(self._uses.values()))
+            if oldest.thing_id is not None:
+                self.forget(oldest)
+
+    def forget(self, use: Use) -> None:
+        """Let memory forget it."""
+        if self._uses.get((use.owner, use.key)) is use:
+            del self._uses[use.owner, use.key]
+
+
+def gone() -> HttpError:
+    """Return what is said when a key was used for something that is no longer kept."""
+    return HttpError(
+        410,
+        "gone",
+        "idempotency-key: it was used, and what it made is no longer kept",
+        remedy="it is not done twice under one key; use a fresh one to do it again",
+    )
+
+
+def _key(call: Call) -> str | None:
+    key = call.headers.get("idempotency-key")
+    if key is not None and not _FORM.fullmatch(key):
+        raise UsageError(
+            "idempotency-key: not 1 to 128 printable ASCII characters", remedy="use a UUID"
+        )
+    return key
+
+
+def _digest(call: Call) -> bytes:
+    hashed = hashlib.sha256()
+    for part in (
+        call.scope["method"].encode(),
+        call.scope["path"].encode("utf-8", "surrogateescape"),
+        call.scope.get("query_string", b""),
+        call.scope.get("cellwall.body", b""),
+    ):
+        hashed.update(len(part).to_bytes(8, "big") + part)
+    return hashed.digest()

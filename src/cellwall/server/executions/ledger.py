@@ -1,0 +1,348 @@
+"""What of executions is on disk, and when: the only place where executions meet the store.
+
+Not the store itself and not how code runs (`registry`). Without a store nothing is written and
+everything else is the same. The invariants: an execution is accepted, started and ended in this
+order; what could not be written at its end is kept, said in its notes, and written when the store
+is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from cellwall.model.errors import CapacityError, CellwallError
+from cellwall.model.execution import Event
+from cellwall.server.core.times import steady
+from cellwall.server.streaming.event_line import Line
+from cellwall.server.streaming.overflow import Overflow, chunk_of
+from cellwall.store.records.changes import Accept, Change, DropReplay, Ended, Started, size_of
+from cellwall.store.records.errors import StoreConflict, StoreFull
+from cellwall.store.records.rows import ExecutionRow
+from cellwall.wire.answer import event_line, one_line
+
+if TYPE_CHECKING:
+    from cellwall.engine.tasks import Tasks
+    from cellwall.server.executions.disk_quota import Kept
+    from cellwall.server.executions.order import Order
+    from cellwall.server.executions.record import ExecutionRecord
+    from cellwall.store.records.rows import EventChunk
+    from cellwall.store.store import Store
+
+_T = TypeVar("_T")
+_AGAIN_S = 1.0
+"""Between two tries to write what could not be written."""
+_MOST_BYTES = 15 * 1024 * 1024
+"""Events of one execution written while it runs; with what memory keeps it is 16 MiB at most."""
+_MOST_UNWRITTEN = 1000
+_TOLD_BYTES = 16 * 1024
+"""Of an answer that is kept as it was written until it is told; a larger one is made again."""
+_UNWRITTEN_BYTES = 256 * 1024 * 1024
+_NOT_WRITTEN = (
+    "this end is not on disk yet, the store could not write: it is lost if the server ends "
+    "before it can"
+)
+
+
+class Recorder(Protocol):
+    """Writes about executions, in the transaction of what it writes about: the audit."""
+
+    def accept(self, execution_id: str, order: Order) -> tuple[Change, ...]:
+        """Return what joins the acceptance; if that fails to be written, nothing runs."""
+
+    def ended(self, record: ExecutionRecord, answer: dict[str, Any]) -> tuple[Change, ...]:
+        """Return what joins the end."""
+
+    def seen(self, record: ExecutionRecord) -> None:
+        """Take note of an end, also where there is no store."""
+
+    def tool_called(self, record: ExecutionRecord, call: Mapping[str, Any]) -> None:
+        """Take note of a call to a tool of the client's that is over."""
+
+
+class _NoRecorder:
+    """Writes nothing."""
+
+    def seen(self, record: ExecutionRecord) -> None:
+        pass
+
+    def tool_called(self, record: ExecutionRecord, call: Mapping[str, Any]) -> None:
+        pass
+
+    def accept(self, execution_id: str, order: Order) -> tuple[Change, ...]:
+        return ()
+
+    def ended(self, record: ExecutionRecord, answer: dict[str, Any]) -> tuple[Change, ...]:
+        return ()
+
+
+class Acceptance:
+    """That one was accepted, and is started: on its way to the disk once, whoever waits for it."""
+
+    def __init__(self, store: Store, changes: Callable[[], Sequence[Change]]) -> None:
+        """Nothing is written yet; `changes` is called when something is to be."""
+        self._store = store
+        self._changes = changes
+        self._is_written = False
+        self._writing: asyncio.Future[None] | None = None
+
+    async def write(self) -> None:
+        """Return when it is on disk, without waiting if that can be.
+
+        Raises `CapacityError` or another `CellwallError` if it cannot be; nothing is to run.
+        """
+        if self._is_written:
+            return
+        if self._writing is None:
+            changes = self._changes()
+            if self._store.take(*changes):
+                self._is_written = True
+                return
+            self._writing = asyncio.ensure_future(self._store.write(*changes))
+        await asyncio.shield(self._writing)
+
+    async def settled(self) -> bool:
+        """Report whether it is on disk; what is on its way there decides. Written if it was not."""
+        try:
+            await self.write()
+        except CellwallError:
+            return False
+        return True
+
+
+class Ledger:
+    """See the module."""
+
+    def __init__(
+        self, store: Store | None, tasks: Tasks, kept: Kept, recorder: Recorder | None = None
+    ) -> None:
+        """None as store: nothing outlives this server."""
+        self.store = store
+        self._kept = kept
+        self.recorder: Recorder = recorder or _NoRecorder()
+        self._tasks = tasks
+        self._last_seq = 0
+        self._unwritten: dict[str, tuple[ExecutionRecord, tuple[Change, ...]]] = {}
+        self._unwritten_bytes = 0
+        self._writing: asyncio.Task[None] | None = None
+
+    def go_on_after(self, seq: int) -> None:
+        """Give higher places in the order of acceptance than `seq`."""
+        self._last_seq = seq
+
+    @property
+    def unwritten(self) -> int:
+        """How many ends wait until the store can be written again."""
+        return len(self._unwritten)
+
+    def is_unwritten(self, execution_id: str) -> bool:
+        """Report whether memory has the only copy of its end."""
+        return execution_id in self._unwritten
+
+    def check(self, order: Order) -> None:
+        """Raise `QuotaExceeded` or `StoreFull` if the store may not take what `order` brings.
+
+        It takes nothing while too many ends wait for it: each is kept in memory.
+        """
+        if self.store is None:
+            return
+        self._kept.check(order.owner, len(order.body or b"") if order.outlives else 0)
+        if len(self._unwritten) >= _MOST_UNWRITTEN or self._unwritten_bytes >= _UNWRITTEN_BYTES:
+            raise StoreFull(
+                f"accept: {len(self._unwritten)} ends of others could not be written yet",
+                retry_after_s=_AGAIN_S,
+                remedy="try again; the operator has to look after the database's disk",
+            )
+
+    # -- before ----------------------------------------------------------------------------
+
+    def overflow(self, execution_id: str) -> Overflow | None:
+        """Return where its oldest events go when memory is full."""
+        if self.store is None:
+            return None
+        return Overflow(execution_id, self.store, self._tasks, _MOST_BYTES)
+
+    def acceptance(
+        self, execution_id: str, order: Order, *, is_started: bool
+    ) -> tuple[Change, ...]:
+        """Return what `accept` is to write, or an `Acceptance`: that it was accepted.
+
+        And that it is started, if its turn is at once.
+        """
+        if self.store is None:
+            return ()
+        self._last_seq += 1
+        row = _row(execution_id, order, self._last_seq, is_started=is_started)
+        if row.body is not None:
+            self._kept.wait(execution_id, order.owner, len(row.body))
+        replay = () if order.replay is None else order.replay.changes(execution_id)
+        return (Accept(row), *replay, *self.recorder.accept(execution_id, order))
+
+    async def accept(self, acceptance: Sequence[Change]) -> None:
+        """Write an acceptance.
+
+        Raises `CapacityError` or another `CellwallError` if that cannot be; nothing is to run.
+        """
+        if self.store is not None:
+            await self.store.write(*acceptance)
+
+    def not_accepted(self, execution_id: str) -> None:
+        """What it was asked for is not on disk after all."""
+        self._kept.waits_no_more(execution_id)
+
+    def restored(self, row: ExecutionRow) -> None:
+        """One waits that an earlier server accepted."""
+        self._kept.wait(row.id, row.tenant, int(row.asked.get("body_bytes", 0)))
+
+    async def started(self, execution_id: str) -> None:
+        """Write that its code is about to be handed over. Raises as `accept`."""
+        if self.store is not None:
+            await self.store.write(Started(execution_id, time.time()))
+            self._kept.waits_no_more(execution_id)
+
+    async def started_at_last(self, execution_id: str) -> None:
+        """As `started`, for whom nobody waits: as often as it takes.
+
+        Raises `StoreConflict` if it has started before: then it must not run.
+        """
+        await _at_last(partial(self.started, execution_id))
+
+    # -- the end ---------------------------------------------------------------------------
+
+    def foresee(self, record: ExecutionRecord) -> None:
+        """Count about what its end will take, before its place is another's."""
+        if self.store is not None:
+            record.foreseen_bytes = record.cost_bytes + _written_before(record)
+            self._kept.keep(record.owner, record.foreseen_bytes, steady())
+
+    async def ended(self, record: ExecutionRecord, *, is_forgettable: bool) -> None:
+        """Write its end; nobody is told before this returns. Never raises `CellwallError`.
+
+        `is_forgettable`: its idempotency key may be used again, since nothing was started.
+        """
+        self._kept.waits_no_more(record.id)
+        store = self.store
+        if store is None:
+            return
+        value = record.final()
+        text = one_line(value)
+        record.text = text if len(text) <= _TOLD_BYTES else ""
+        chunks = await _chunks(record)
+        end = Ended(record.id, record.ended_at or steady(), value, chunks, text)
+        more = size_of(end) + _written_before(record) - record.foreseen_bytes
+        if record.foreseen_bytes == 0:
+            self._kept.keep(record.owner, more, end.at)
+        elif more > 0:
+            self._kept.keep_more(record.owner, more, end.at)
+        changes: list[Change] = [end]
+        changes += self.recorder.ended(record, value)
+        if is_forgettable and record.replay is not None:
+            changes.append(DropReplay(record.owner, record.replay.key))
+        try:
+            await store.write(*changes)
+        except StoreConflict:
+            raise
+        except CellwallError:
+            record.notes.append(_NOT_WRITTEN)
+            record.text = ""
+            self._unwritten[record.id] = (record, tuple(changes))
+            self._unwritten_bytes += record.cost_bytes
+            if self._writing is None:
+                self._writing = self._tasks.spawn(self._write_later())
+
+    async def _write_later(self) -> None:
+        try:
+            while self._unwritten:
+                await asyncio.sleep(_AGAIN_S)
+                await self.write_unwritten()
+        finally:
+            self._writing = None
+
+    async def write_unwritten(self) -> None:
+        """Try to write the ends that could not be written before, oldest first."""
+        store = self.store
+        while store is not None and self._unwritten:
+            execution_id, (record, changes) = next(iter(self._unwritten.items()))
+            try:
+                # It may have been written although the answer was an error.
+                with contextlib.suppress(StoreConflict):
+                    await store.write(*changes)
+            except CellwallError:
+                return
+            self._unwritten.pop(execution_id, None)
+            self._unwritten_bytes -= record.cost_bytes
+            record.notes.remove(_NOT_WRITTEN)
+            if record.replay is not None and any(isinstance(it, DropReplay) for it in changes):
+                record.replay.drop()  # not before: the store would have given it again
+
+    # -- reading ---------------------------------------------------------------------------
+
+    async def find(self, execution_id: str) -> ExecutionRow | None:
+        """Return what is on disk of one."""
+        return None if self.store is None else await self.store.execution(execution_id)
+
+    async def waiting_at_last(self, execution_id: str) -> tuple[ExecutionRow, bytes]:
+        """Return one that waits, and what it was asked for; for whom nobody waits, as above.
+
+        Raises another `CellwallError` if it is not there.
+        """
+        row = await _at_last(partial(self.find, execution_id))
+        if self.store is None or row is None:
+            raise CellwallError(f"execution {execution_id}: what it was asked for is gone")
+        return row, await _at_last(partial(self.store.body, execution_id))
+
+
+def _written_before(record: ExecutionRecord) -> int:
+    """Return how much of its events the store has."""
+    overflow = record.spool.overflow
+    return 0 if overflow is None else overflow.written_bytes
+
+
+async def _at_last(do: Callable[[], Awaitable[_T]]) -> _T:
+    """Return what `do` returns, as often as it takes until the store gets round to it."""
+    while True:
+        try:
+            return await do()
+        except CapacityError as error:
+            await asyncio.sleep(min(error.retry_after_s, _AGAIN_S))
+
+
+def _row(execution_id: str, order: Order, seq: int, *, is_started: bool) -> ExecutionRow:
+    now = time.time()
+    body = order.body if order.outlives and not is_started else None
+    asked = dict(order.asked)
+    if body is not None:
+        asked["body_bytes"] = len(body)
+    return ExecutionRow(
+        id=execution_id,
+        tenant=order.owner,
+        seq=seq,
+        sandbox_id=order.asked.get("sandbox_id"),
+        state="running" if is_started else "queued",
+        request_id=order.request_id,
+        asked=asked,
+        body=body,
+        on_disconnect=order.on_disconnect if order.outlives else "cancel",
+        created_at=now,
+        started_at=now if is_started else None,
+    )
+
+
+async def _chunks(record: ExecutionRecord) -> tuple[EventChunk, ...]:
+    """Return the events that are not on disk yet, the last one included."""
+    spool, content = record.spool, record.end_content()
+    value = (
+        event_line(content) if isinstance(content, Event) else {"seq": spool.last + 1, **content}
+    )
+    last = Line(spool.last + 1, "end", one_line(value))
+    waited: Sequence[Line] = [] if spool.overflow is None else await spool.overflow.rest()
+    runs: list[list[Line]] = []
+    for line in (*waited, *spool.lines(), last):
+        if not runs or line.seq != (runs[-1][-1].seq or 0) + 1:
+            runs.append([])
+        runs[-1].append(line)
+    return tuple(chunk_of(record.id, run) for run in runs)

@@ -1,0 +1,143 @@
+"""What is noticed of executions: audit records in their transactions, metrics, rules, spans.
+
+The ledger's `Recorder`; called by it and by nobody else. Not the writing (`ledger`). The invariant:
+the record of an acceptance is durable with it, so before its code is handed over.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cellwall.server.audit.chain import Entry, compact
+from cellwall.server.core.request_context import ORIGIN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from cellwall.server.audit.writer import Audit
+    from cellwall.server.executions.order import Order
+    from cellwall.server.executions.record import ExecutionRecord
+    from cellwall.server.observability.observer import Watch
+    from cellwall.server.observability.tracing import Phase
+    from cellwall.store.records.changes import Change
+
+
+_REFUSED_HERE = frozenset({"unknown", "too_large", "invalid"})
+_FAILED = frozenset({"raised", "timeout", "cancelled"})
+"""Calls that were let through and gave no result."""
+
+
+class Recording:
+    """See the module."""
+
+    def __init__(self, watch: Watch, audit: Audit | None) -> None:
+        """Without an audit only metrics, rules and traces are told."""
+        self._watch = watch
+        self._audit = audit
+
+    def accept(self, execution_id: str, order: Order) -> tuple[Change, ...]:
+        """Return the record of an execution that is accepted."""
+        if self._audit is None:
+            return ()
+        origin, shown = ORIGIN.get(), order.asked
+        sandbox_id = shown.get("sandbox_id")
+        entry = Entry(
+            time=time.time(),
+            mono_ns=time.monotonic_ns(),
+            tenant=order.owner,
+            actor=str(shown.get("key_id", "")),
+            action="execution.accept",
+            object=f"execution:{execution_id}" + (f" sandbox:{sandbox_id}" if sandbox_id else ""),
+            parameters="" if origin is None else origin.parameters,
+            details=compact({name: shown.get(name) for name in ("template", "language")}),
+            request=order.request_id,
+        )
+        return (self._audit.change(entry),)
+
+    def ended(self, record: ExecutionRecord, answer: dict[str, Any]) -> tuple[Change, ...]:
+        """Return the record of its end."""
+        if self._audit is None:
+            return ()
+        return (self._audit.change(end_entry(record.id, record.owner, answer, record.request_id)),)
+
+    def tool_called(self, record: ExecutionRecord, call: Mapping[str, Any]) -> None:
+        """Note a call to a tool of its client's; those refused here are summed up, being cheap."""
+        actor = "" if record.tools is None else record.tools.actor(call["call"])
+        if self._audit is None:
+            return
+        named = partial(self._audit.chosen, record.owner)
+        if not actor and call["decision"] in _REFUSED_HERE:
+            self._audit.refused_call(call_entry(record, call, "server", named))
+        else:
+            self._audit.note(call_entry(record, call, actor or "server", named))
+
+    def seen(self, record: ExecutionRecord) -> None:
+        """Count an end, and show rules and traces what it was."""
+        execution = record.execution
+        if execution is not None:
+            self._watch.ended(record.owner, execution.template, execution.outcome)
+        origin = ORIGIN.get()
+        # What waited without a task is begun by whoever gave up a place: not its own request.
+        is_own = origin is not None and origin.request_id == record.request_id
+        if origin is not None and is_own:
+            origin.ended_at = record.ended_at
+        self._watch.phased(record, phases_of(record), origin if is_own else None)
+
+
+def end_entry(execution_id: str, tenant: str, answer: dict[str, Any], request_id: str) -> Entry:
+    """Return the entry about how an execution ended."""
+    isolation = answer.get("isolation") or {}
+    return Entry(
+        time=time.time(),
+        mono_ns=time.monotonic_ns(),
+        tenant=tenant,
+        actor="server",
+        action="execution.end",
+        object=f"execution:{execution_id}",
+        decision="noted",
+        runtime=str(isolation.get("runtime", "")),
+        posture=str(isolation.get("posture", "")),
+        result=str(answer.get("verdict") or ""),
+        usage="" if answer.get("usage") is None else compact(answer["usage"]),
+        request=request_id,
+    )
+
+
+def call_entry(
+    record: ExecutionRecord, call: Mapping[str, Any], actor: str, named: Callable[[str], str]
+) -> Entry:
+    """Return the entry about a call to a tool; of its arguments it has the digest.
+
+    `named` cleans what the program or the client chose.
+    """
+    error = call["error"]
+    decision = call["decision"]
+    result = f"failed: {decision}" if decision in _FAILED else decision
+    facts = {name: call[name] for name in ("arguments_bytes", "result_bytes", "duration_ms")}
+    return Entry(
+        time=time.time(),
+        mono_ns=time.monotonic_ns(),
+        tenant=record.owner,
+        actor=actor,
+        action="tool.call",
+        object=f"execution:{record.id} call:{call['call']} tool:{named(call['tool'])}",
+        parameters=call["arguments_sha256"],
+        decision="allowed" if decision == "ok" or decision in _FAILED else "refused",
+        result=result,
+        details=compact({"error": None if error is None else named(str(error)), **facts}),
+        request=record.request_id,
+    )
+
+
+def phases_of(record: ExecutionRecord) -> list[Phase]:
+    """Return the parts of an execution's way, as far as it came."""
+    ended_at = record.ended_at or time.time()
+    turn_at = record.turn.given_at if record.turn.is_given else ended_at
+    found = [("admit", min(record.created_at, turn_at), turn_at)]
+    if record.turn.is_given:
+        found.append(("claim", turn_at, record.started_at or ended_at))
+    if record.started_at is not None:
+        found.append(("run", record.started_at, ended_at))
+    return found

@@ -1,0 +1,108 @@
+"""One-shots as orders: a checked body becomes something to do now, or later from what is on disk.
+
+Not the route (`routes.execute`) and not the doing (`registry`). The invariant: an order made
+again from the store is the same as the first one, but for the operator's ceilings of today.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from cellwall.engine.programs.requests import compile_defaults, plan, usual_limits
+from cellwall.engine.scheduling.admission import Cost
+from cellwall.languages import registry
+from cellwall.server.core.body_budget import HELD_TIMES
+from cellwall.server.executions.order import Order
+from cellwall.server.executions.remote_tools import RemoteTools
+from cellwall.server.schemas import decode as asked
+from cellwall.server.schemas.requests import ExecuteBody
+from cellwall.server.schemas.scanning import look
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cellwall.engine.attempts.attempt import BeforeCode, OnEvent, OnStart
+    from cellwall.engine.engine import Engine
+    from cellwall.engine.policy.levels import Floor
+    from cellwall.model.execution import Execution
+    from cellwall.server.core.settings import ServerSettings
+    from cellwall.store.records.rows import ExecutionRow
+
+_LARGE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks."""
+
+    owner: str
+    request_id: str
+    key_id: str
+    floor: Floor
+
+
+def order(
+    engine: Engine,
+    settings: ServerSettings,
+    body: ExecuteBody,
+    caller: Caller,
+    *,
+    size: int,
+    is_streamed: bool,
+) -> Order:
+    """Return what `body` asks for, which came as `size` bytes.
+
+    Raises `UsageError`, or what a scan refuses.
+    """
+    language = registry.find(asked.language(body))
+    usual = usual_limits(language, engine.settings.limits)
+    limits, clipped = asked.limits(body, usual, settings.most)
+    compiling = asked.compile_limits(body, compile_defaults(engine.settings.limits), settings.most)
+    is_named = body.limits is not None and body.limits.output_kb is not None
+    if is_streamed and not is_named:
+        limits = limits.with_changes({"output_kb": settings.stream_output_kb})
+    request = asked.request(body, limits, compiling, caller.owner, caller.floor)
+    scan = look(request.code, request.language, body.scan)
+    cost = Cost.of(limits)
+    if language.compile:  # the stages follow each other, so the larger one is what it takes
+        cost = cost.or_more(Cost.of(compiling))
+    if size >= _LARGE_BYTES:  # else it is lost in the least that every sandbox promises
+        cost += Cost(memory_mb=HELD_TIMES * size >> 20)
+    shown: dict[str, Any] = {
+        "template": body.template,
+        "language": request.language,
+        "clipped": clipped,
+        "scan": scan,
+        "is_streamed": is_streamed,
+        "webhook": body.webhook,
+        "trust": body.trust,
+        "key_id": caller.key_id,
+        "cost": [cost.memory_mb, cost.processes, cost.disk_mb, cost.cpus],
+    }
+    tools = None if body.tools is None else RemoteTools(body.tools, settings)
+    request = replace(request, tools=tools)
+    engine.check_place(request.place)
+    plan(request, limits)  # what can never work is refused here, before it is written down
+
+    async def work(
+        on_event: OnEvent, on_start: OnStart, before_code: BeforeCode | None
+    ) -> Execution:
+        return await engine.execute(request, on_event, on_start, before_code)
+
+    return Order(caller.owner, caller.request_id, shown, work, cost=cost, tools=tools)
+
+
+def revived(
+    engine: Engine,
+    settings: ServerSettings,
+    floor: Callable[[str], Floor],
+    row: ExecutionRow,
+    body: bytes,
+) -> Order:
+    """Return the order that is on disk as `row` and `body`; `floor` is that of a tenant today."""
+    key_id = str(row.asked.get("key_id", ""))
+    caller = Caller(row.tenant, row.request_id, key_id, floor(row.tenant))
+    checked = ExecuteBody.model_validate_json(body)
+    is_streamed = bool(row.asked.get("is_streamed"))
+    return order(engine, settings, checked, caller, size=len(body), is_streamed=is_streamed)

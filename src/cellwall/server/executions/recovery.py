@@ -1,0 +1,99 @@
+"""What a server finds that another one left, killed or stopped: every id gets its true state again.
+
+Called once, before anything listens. Not the sweep of processes (`engine.sweep`). The invariant:
+what had started never runs again; what only waited waits again, in its old order.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cellwall.server.audit.chain import appending
+from cellwall.server.core.errors import failure
+from cellwall.server.core.times import steady
+from cellwall.server.executions.disk_quota import FREE_BYTES
+from cellwall.server.executions.observer import end_entry
+from cellwall.server.executions.record import blank, complete, failed, interrupted
+from cellwall.server.streaming.event_line import Line
+from cellwall.server.streaming.overflow import chunk_of
+from cellwall.store.records.changes import Change, Ended
+from cellwall.wire.answer import one_line
+
+if TYPE_CHECKING:
+    from cellwall.server.state import State
+    from cellwall.store.records.rows import ExecutionRow, Leftover
+    from cellwall.store.store import Store
+
+_log = logging.getLogger("cellwall.server")
+_PAGE = 1000
+
+
+async def recover(state: State, store: Store) -> None:
+    """End what was left in the middle, let wait what waited, know the sandboxes that lived."""
+    began = time.monotonic()
+    at = steady()
+    endings: dict[str, tuple[ExecutionRow, Ended]] = {}
+
+    def end(leftover: Leftover) -> tuple[Change, ...]:
+        change = ending(leftover, at)
+        endings[leftover.row.id] = (leftover.row, change)
+        row = leftover.row
+        entry = end_entry(row.id, row.tenant, change.answer, row.request_id)
+        return (change, appending(entry))
+
+    found = await store.recover(at, end)
+    for row, change in endings.values():
+        state.notices.ended(row.tenant, row.asked, partial(_answer_of, change))
+    state.ledger.go_on_after(found.last_seq)
+    state.sandboxes.restore(await store.sandboxes())
+    state.kept.restore(await store.kept(FREE_BYTES))
+    after, restored = 0, 0
+    while rows := await store.queued(after, _PAGE):
+        for row in rows:
+            state.executions.restore(row)
+        after = rows[-1].seq
+        restored += len(rows)
+    if restored or found.interrupted or found.cancelled or found.sandboxes:
+        _log.warning(
+            "found in the store: %d executions wait, %d were interrupted, %d are cancelled, "
+            "%d sandboxes have ended; took %.2f s",
+            restored,
+            len(found.interrupted),
+            len(found.cancelled),
+            len(found.sandboxes),
+            time.monotonic() - began,
+        )
+
+
+def _answer_of(change: Ended) -> dict[str, Any]:
+    return change.answer
+
+
+def ending(leftover: Leftover, at: float) -> Ended:
+    """Return how one ends that was left behind at `at` (seconds since the epoch)."""
+    row = leftover.row
+    value = _interrupted(row) if leftover.because == "interrupted" else _cancelled(row)
+    end = {
+        "seq": leftover.last_seq + 1,
+        "type": "end",
+        "verdict": value["verdict"],
+        "outcome": None,
+        "failure": value.get("failure"),
+    }
+    chunk = chunk_of(row.id, [Line(leftover.last_seq + 1, "end", one_line(end))])
+    return Ended(row.id, at, value, (chunk,))
+
+
+def _interrupted(row: ExecutionRow) -> dict[str, Any]:
+    error = failure(interrupted("the server ended while it ran"), row.request_id)
+    value = {**blank(row.id, row.asked), **failed(error)}
+    return complete(value, row.asked, row.started_at)
+
+
+def _cancelled(row: ExecutionRow) -> dict[str, Any]:
+    words = "cancelled before it ran: the server ended, and its caller's connection with it"
+    value = {**blank(row.id, row.asked), "status": "error", "verdict": "cancelled", "error": words}
+    return complete(value, row.asked, None)

@@ -1,0 +1,328 @@
+"""The sandboxes this server keeps for its owners, their commands and their logs.
+
+Not the sandbox itself (`engine.sandbox`): a record outlives it for a while, also on disk, so that
+its owner can learn why it ended. The invariant: one record per sandbox, one owner for its whole
+life.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from sys import getsizeof
+from typing import TYPE_CHECKING, Any
+
+from cellwall.model.errors import CapacityError, SandboxUnavailable
+from cellwall.model.ids import new_id
+from cellwall.server.core.times import rfc3339, steady
+from cellwall.server.executions.ended_commands import EndedCommands
+from cellwall.server.executions.job import Tracked
+from cellwall.server.observability.logs import escaped
+from cellwall.store.records.changes import EndSandbox, PutSandbox
+from cellwall.store.records.rows import SandboxRow
+
+if TYPE_CHECKING:
+    from cellwall.engine.parts.commands import Command
+    from cellwall.engine.sandbox import AsyncSandbox
+    from cellwall.engine.tasks import Tasks
+    from cellwall.model.execution import CommandResult
+    from cellwall.server.core.settings import ServerSettings
+    from cellwall.server.executions.disk_quota import Kept
+    from cellwall.server.schemas.requests import Window
+    from cellwall.store.records.changes import Change
+    from cellwall.store.store import Store
+
+_RESTART = "its server ended"
+_LOG_RECORDS = 1000
+
+
+class CommandRecord(Tracked):
+    """One command."""
+
+    def __init__(self, owner: str, request_id: str, spool_bytes: int, argv: list[str]) -> None:
+        """It has not been started."""
+        super().__init__(new_id(), owner, request_id, spool_bytes)
+        self.argv = argv
+        self.terminal: Window | None = None
+        """The size of the terminal it runs on, if it does."""
+        self.command: Command | None = None
+        """Its handle while it runs."""
+        self.pid: int | None = None
+        self.result: CommandResult | None = None
+
+    @property
+    def cost_bytes(self) -> int:
+        """What keeping it costs, roughly; a character of text is up to four bytes."""
+        cost = 2048 + self.spool.kept_bytes + sum(map(getsizeof, self.argv))
+        if self.result is not None:
+            cost += getsizeof(self.result.stdout) + getsizeof(self.result.stderr)
+        return cost
+
+    def settle(self) -> None:
+        """See `Tracked.settle`."""
+        if self.command is not None:
+            self.pid, self.command = self.command.pid, None
+        super().settle()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object of the command routes."""
+        result = self.result
+        ended = None if result is None else result.outcome.as_json()
+        value: dict[str, Any] = {
+            "id": self.id,
+            "argv": self.argv,
+            "status": "ended" if self.ended.done() else "running",
+            "pid": self.pid if self.command is None else self.command.pid,
+            "started_at": None if self.started_at is None else rfc3339(self.started_at),
+            "terminal": None if self.terminal is None else self.terminal.model_dump(),
+            "verdict": None if ended is None else ended["verdict"],
+            "exit_code": None if ended is None else ended["exit_code"],
+            "signal": None if ended is None else ended["signal"],
+            "exit_status": None if ended is None else ended["exit_status"],
+            "outcome": ended,
+            "stdout": None if result is None else result.stdout,
+            "stderr": None if result is None else result.stderr,
+        }
+        if self.failure is not None:
+            value.update(verdict="sandbox_error", failure=self.failure)
+        return value
+
+
+class SandboxRecord:
+    """One sandbox: of this server, or of one before it, which ended with that."""
+
+    def __init__(
+        self,
+        owner: str,
+        sandbox: AsyncSandbox | None,
+        shown: Mapping[str, Any],
+        times: tuple[float, float | None] = (0.0, None),
+    ) -> None:
+        """`shown` is what never changes of it, and its name, language and metadata.
+
+        `times` are when one of another server began and ended, in seconds since the epoch.
+        """
+        self.owner = owner
+        self.id: str = shown["id"] if sandbox is None else sandbox.id
+        self.name: str | None = shown.get("name")
+        self.language: str = shown["language"]
+        self.metadata: dict[str, str] = dict(shown.get("metadata", {}))
+        self.clipped: Mapping[str, float] = shown["clipped"]
+        self.commands: dict[str, CommandRecord] = {}
+        self.executions = 0
+        self.started = 0
+        self.ended_because: str | None = shown.get("ended_because")
+        self.on_ended: Callable[[SandboxRecord], None] = lambda _: None
+        self._sandbox = sandbox
+        self._log: deque[dict[str, Any]] = deque(maxlen=_LOG_RECORDS)
+        self._logged = 0
+        self._shown = dict(shown)
+        if sandbox is None:
+            self.created_at, self.ended_at = times
+            self._expires_at = self.ended_at or self.created_at
+            return
+        self.created_at, self.ended_at = sandbox.created_at, None
+        self._expires_at = sandbox.ends_at
+        self._shown = {**shown, **_fixed(sandbox)}
+        self.log("created", template=self.template)
+        sandbox.on_ended(self._on_ended)
+
+    @classmethod
+    def restored(cls, row: SandboxRow) -> SandboxRecord:
+        """Return the record of one that a server before this one had."""
+        from cellwall.store.records.recovery import (
+            SANDBOX_BECAUSE,  # brings SQL, which takes a second
+        )
+
+        because = row.ended_because or ""
+        because = _RESTART if because == SANDBOX_BECAUSE else because
+        shown = {**row.shown, "id": row.id, "ended_because": because}
+        return cls(row.tenant, None, shown, (row.created_at, row.ended_at))
+
+    def row(self) -> SandboxRow:
+        """Return what the store keeps of it."""
+        changing = {"name": self.name, "metadata": self.metadata, "clipped": dict(self.clipped)}
+        return SandboxRow(
+            self.id, self.owner, {**self._shown, "language": self.language, **changing},
+            self.created_at,
+        )  # fmt: skip
+
+    @property
+    def sandbox(self) -> AsyncSandbox:
+        """The sandbox itself; `SandboxUnavailable` if it was another server's."""
+        if self._sandbox is None:
+            raise SandboxUnavailable(
+                f"sandbox {self.id}: it has ended: {self.ended_because}",
+                remedy="create a new sandbox",
+            )
+        return self._sandbox
+
+    @property
+    def template(self) -> str:
+        """The name of its template, also when it has ended."""
+        return str(self._shown["template"])
+
+    @property
+    def isolation(self) -> Mapping[str, Any]:
+        """Which isolation runs or ran, as `Isolation.as_json`."""
+        found: Mapping[str, Any] = self._shown["isolation"]
+        return found
+
+    def tell_ended(self, callback: Callable[[str], None]) -> None:
+        """Call `callback` once with the reason when it ends; at once if it has."""
+        if self._sandbox is None:
+            callback(self.ended_because or "")
+        else:
+            self._sandbox.on_ended(callback)
+
+    @property
+    def status(self) -> str:
+        """`running` or `stopped`."""
+        return "stopped" if self._sandbox is None else self._sandbox.status
+
+    async def close(self) -> None:
+        """End it; idempotent."""
+        if self._sandbox is not None:
+            await self._sandbox.close()
+
+    def _on_ended(self, reason: str) -> None:
+        self.ended_at = steady()
+        self._expires_at = self.ended_at
+        self.ended_because = escaped(reason)
+        self._sandbox = None  # the record outlives it, and its channel, contexts and kernel's facts
+        self.log("ended", reason=reason)
+        self.on_ended(self)
+
+    def extend(self) -> None:
+        """Its life was changed."""
+        self._expires_at = self.sandbox.ends_at
+
+    def log(self, event: str, **fields: object) -> None:
+        """Add one record to its log; text of the inside is made harmless here."""
+        self._logged += 1
+        clean = {k: escaped(v) if isinstance(v, str) else v for k, v in fields.items()}
+        self._log.append(
+            {"seq": self._logged, "time": rfc3339(time.time()), "event": event, **clean}
+        )
+
+    def logs(self, after: int, limit: int) -> tuple[list[dict[str, Any]], int | None]:
+        """Return records after number `after`, and where to continue if there are more."""
+        found = [record for record in self._log if record["seq"] > after]
+        part = found[:limit]
+        return part, part[-1]["seq"] if len(found) > limit else None
+
+    def add_command(self, record: CommandRecord) -> None:
+        """Know a command."""
+        self.commands[record.id] = record
+        self.started += 1
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object of the sandbox routes."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "status": self.status,
+            "language": self.language,
+            "template": self._shown["template"],
+            "created_at": rfc3339(self.created_at),
+            "expires_at": rfc3339(self._expires_at),
+            "isolation": self._shown["isolation"],
+            "trust": self._shown.get("trust"),
+            "limits": self._shown["limits"],
+            "clipped": dict(self.clipped),
+            "metadata": self.metadata,
+            "ended_because": self.ended_because,
+        }
+
+
+def _fixed(sandbox: AsyncSandbox) -> dict[str, Any]:
+    """Return what is shown of a sandbox for its whole life."""
+    return {
+        "template": sandbox.template,
+        "isolation": sandbox.isolation.as_json(),
+        "trust": sandbox.live.trust,
+        "limits": asdict(sandbox.limits),
+    }
+
+
+class Sandboxes:
+    """All of them, by id, oldest first."""
+
+    def __init__(
+        self, settings: ServerSettings, store: Store | None, tasks: Tasks, kept: Kept
+    ) -> None:
+        """None yet; without a store none is known to the next server."""
+        self._kept = kept
+        self._settings = settings
+        self._store = store
+        self._tasks = tasks
+        self._all: dict[str, SandboxRecord] = {}
+        self._starting = 0
+        self.ended_commands = EndedCommands(settings.retained_bytes)
+
+    @property
+    def all(self) -> Mapping[str, SandboxRecord]:
+        """Every record, for `ownership.owned`."""
+        return self._all
+
+    @property
+    def live(self) -> int:
+        """How many have not ended."""
+        return sum(record.ended_at is None for record in self._all.values())
+
+    def begin(self) -> None:
+        """Count one that is going to be created; `CapacityError` when there is no room."""
+        if self.live + self._starting >= self._settings.most_sandboxes:
+            raise CapacityError(
+                "sandboxes: there are as many as this server may have",
+                retry_after_s=5,
+                remedy="delete one, or wait until one's life is over",
+            )
+        self._starting += 1
+
+    def begun(self, record: SandboxRecord | None) -> None:
+        """It was created, or was not."""
+        self._starting -= 1
+        if record is not None:
+            self._all[record.id] = record
+
+    async def keep(self, record: SandboxRecord, *others: Change) -> None:
+        """Write down a sandbox that was created or changed, and `others` with it.
+
+        Raises `CapacityError` or another `CellwallError` if that cannot be.
+        """
+        if self._store is not None:
+            record.on_ended = self._on_ended
+            await self._store.write(PutSandbox(record.row()), *others)
+            if record.ended_at is not None:
+                self._on_ended(record)
+
+    def _on_ended(self, record: SandboxRecord) -> None:
+        self._tasks.spawn(self._write_end(record))
+
+    async def _write_end(self, record: SandboxRecord) -> None:
+        because = record.ended_because or ""
+        if self._store is not None:
+            named = sum(len(name) + len(value) for name, value in record.metadata.items())
+            self._kept.keep(record.owner, named, record.ended_at or steady())
+        with contextlib.suppress(CapacityError):  # the next server finds out by itself
+            if self._store is not None:
+                await self._store.write(EndSandbox(record.id, record.ended_at or 0.0, because))
+
+    def restore(self, rows: list[SandboxRow]) -> None:
+        """Know those of a server before this one; all of them have ended."""
+        for row in rows:
+            self._all[row.id] = SandboxRecord.restored(row)
+
+    def expire(self) -> None:
+        """Forget what ended too long ago; called now and then."""
+        limit = steady() - self._settings.retention_s
+        for record in list(self._all.values()):
+            if record.ended_at is not None and record.ended_at <= limit:
+                del self._all[record.id]
+                for command in list(record.commands.values()):
+                    self.ended_commands.forget(command)
+        self.ended_commands.expire(limit)

@@ -1,0 +1,92 @@
+"""Tells callers' own servers that their executions have ended, where the operator allows it.
+
+Not the delivery (`egress.webhook`) and not the record of the end, which stays the truth: a notice
+is small, carries no output, and may be lost. The invariant: nothing waits for one, and the secret
+that signs them outlives the server wherever there is a store.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from cellwall.egress.webhook import Webhooks
+from cellwall.model.errors import UsageError
+from cellwall.store.records.changes import PutFact
+
+if TYPE_CHECKING:
+    from cellwall.server.core.settings import ServerSettings
+    from cellwall.server.observability.alert_rules import Alert
+    from cellwall.store.store import Store
+
+_SECRET = "webhook_secret"  # noqa: S105 - the name of a fact
+OPERATOR = "default"
+"""Whose secret signs what goes to the operator."""
+HEADER = "Cellwall-Signature"
+_SHOWN = ("execution_id", "status", "verdict", "sandbox_id", "started_at")
+
+
+class Notices:
+    """See the module. Lives on one event loop."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        """Nothing is sent before `open`."""
+        self._settings = settings
+        self._webhooks: Webhooks | None = None
+
+    async def open(self, store: Store | None) -> None:
+        """Make ready to sign; raises what the store says, or `UsageError` for odd networks."""
+        flag_url = self._settings.flag_webhook
+        if not self._settings.webhooks:
+            if flag_url is not None:
+                raise UsageError(
+                    "settings: flag_webhook is set, but webhooks are off",
+                    remedy="set webhooks = true, or remove flag_webhook",
+                )
+            return
+        kept = None if store is None else await store.fact(_SECRET)
+        secret = kept or secrets.token_hex(32)
+        if store is not None and kept is None:
+            await store.write(PutFact(_SECRET, secret))
+        self._webhooks = Webhooks(bytes.fromhex(secret), self._settings.webhook_networks)
+        if flag_url is not None:
+            self._webhooks.check(flag_url)
+
+    def check(self, url: str) -> None:
+        """Raise `UsageError` for a webhook that this server would never call."""
+        self._allowed().check(url)
+
+    def secret_of(self, tenant: str) -> str:
+        """Return what a tenant's receivers check signatures with; `UsageError` if none is sent."""
+        return self._allowed().secret_of(tenant)
+
+    def _allowed(self) -> Webhooks:
+        if self._webhooks is None:
+            raise UsageError(
+                "webhook: this server sends none",
+                remedy="leave it out, or let the operator set webhooks = true",
+            )
+        return self._webhooks
+
+    def ended(
+        self, owner: str, asked: Mapping[str, Any], answer: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        """Send what was asked to be sent at the end of an execution, if anything was."""
+        url = asked.get("webhook")
+        if url is not None and self._webhooks is not None:
+            value = answer()
+            shown = {name: value.get(name) for name in _SHOWN}
+            self._webhooks.send(url, {"type": "execution.ended", **shown}, tenant=owner)
+
+    def flagged(self, alert: Alert) -> None:
+        """Tell the operator's own server that a rule was met, if it wants to know."""
+        url = self._settings.flag_webhook
+        if url is not None and self._webhooks is not None:
+            self._webhooks.send(url, {"type": "rule.flag", **asdict(alert)}, tenant=OPERATOR)
+
+    async def aclose(self) -> None:
+        """Give what is under way a moment, drop the rest."""
+        if self._webhooks is not None:
+            await self._webhooks.aclose()

@@ -1,0 +1,1 @@
+"""The door itself: what meets a request before its handler, and the table of endpoints."""

@@ -1,0 +1,118 @@
+"""Which routes are audited as what, and the two steps around a handler that see to it.
+
+Data and the steps; `endpoint` takes them for every route, so a handler cannot forget. Not the
+writing (`writer`). The invariant: every route that changes something is in one of the two tables.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
+
+from cellwall.server.audit.writer import parameters_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pydantic import BaseModel
+
+    from cellwall.server.audit.writer import Audit
+    from cellwall.server.core.request import Call
+
+_BOX = "/sandboxes/{sandbox_id}"
+_FILES = f"{_BOX}/files"
+_COMMAND = f"{_BOX}/commands/{{command_id}}"
+_CONTEXT = f"{_BOX}/contexts/{{context}}"
+
+ACTIONS: Mapping[tuple[str, str], str] = {
+    ("DELETE", "/executions/{execution_id}"): "execution.cancel",
+    ("POST", "/sandboxes"): "sandbox.create",
+    ("PATCH", _BOX): "sandbox.change",
+    ("DELETE", _BOX): "sandbox.delete",
+    ("POST", f"{_BOX}/contexts"): "context.create",
+    ("DELETE", _CONTEXT): "context.end",
+    ("POST", f"{_CONTEXT}/restart"): "context.restart",
+    ("POST", f"{_CONTEXT}/interrupt"): "context.interrupt",
+    ("POST", f"{_BOX}/commands"): "command.start",
+    ("DELETE", _COMMAND): "command.kill",
+    ("POST", f"{_COMMAND}/stdin"): "command.feed",
+    ("POST", f"{_COMMAND}/signal"): "command.signal",
+    ("WS", f"{_BOX}/terminal"): "terminal.open",
+    ("PUT", _FILES): "file.write",
+    ("POST", _FILES): "file.write",
+    ("DELETE", _FILES): "file.remove",
+    ("POST", f"{_FILES}/mkdir"): "file.mkdir",
+    ("POST", f"{_FILES}/move"): "file.move",
+    ("PUT", f"{_FILES}/archive"): "file.unpack",
+    ("POST", f"{_FILES}/sign"): "file.sign",
+    ("PUT", "/signed/{token}"): "file.write",
+    ("POST", f"{_BOX}/ports/sign"): "port.sign",
+    ("POST", "/keys"): "key.create",
+    ("DELETE", "/keys/{key_id}"): "key.revoke",
+}
+"""What is written before the handler runs."""
+
+_OWN_RECORD = "each execution has its own record, in the transaction of its acceptance"
+_TRAFFIC = "traffic of a server inside; the token that opens it is audited when it is made"
+EXEMPT: Mapping[tuple[str, str], str] = {
+    ("POST", "/execute"): _OWN_RECORD,
+    ("POST", "/executions/batch"): _OWN_RECORD,
+    ("POST", f"{_BOX}/execute"): _OWN_RECORD,
+    ("POST", "/executions/{execution_id}/calls/{call}"): "each call has a record when it is over",
+    ("*", f"{_BOX}/ports/{{port}}"): _TRAFFIC,
+    ("*", f"{_BOX}/ports/{{port}}/{{path:path}}"): _TRAFFIC,
+}
+"""What is not, and why."""
+
+_FOUND = frozenset({"sandbox_id", "command_id", "execution_id"})
+"""Parts of paths that are ids of ours: `ownership` has found what they name."""
+READS = frozenset({("GET", _FILES), ("GET", f"{_FILES}/archive"), ("GET", "/signed/{token}")})
+"""Counted; audited as `file.read` if the operator wants it."""
+
+
+def action_of(call: Call, method: str, path: str) -> str | None:
+    """Return what a route is audited as, if it is; count it if it is a read."""
+    route = (method, path)
+    if route in READS:
+        if call.state.watch.metrics is not None:
+            call.state.watch.metrics.reads.add()
+        audit = call.state.audit
+        return "file.read" if audit is not None and audit.has_reads else None
+    return ACTIONS.get(route)
+
+
+async def begin(call: Call, body: BaseModel | None = None, data: bytes = b"") -> None:
+    """Write that the call's action is about to be done; the handler has done nothing yet.
+
+    Raises what the store says: then nothing is done.
+    """
+    audit = call.state.audit
+    if audit is None:
+        return
+    call.origin.parameters = await parameters_of(call, data)
+    if call.action is not None:
+        call.object = _object(call, body, audit)
+        await audit.asked(call, call.action)
+
+
+def _object(call: Call, body: BaseModel | None, audit: Audit) -> str:
+    """Return what the path of a call, its query and its body name; or its token, if one does.
+
+    Ids in a path were found before; everything else is a name that the caller chose.
+    """
+    owner = call.claims.get("owner", "") if call.principal is None else call.principal.tenant
+    if call.claims:
+        path = audit.chosen(owner, call.claims["path"])
+        return f"sandbox:{call.claims['sandbox']} path:{path}"
+    named = [
+        f"{name.removesuffix('_id')}:{value if name in _FOUND else audit.chosen(owner, value)}"
+        for name, value in call.params.items()
+        if name != "token"
+    ]
+    query = parse_qs(call.scope.get("query_string", b"").decode("latin-1"), max_num_fields=64)
+    named += [f"path:{audit.chosen(owner, value)}" for value in query.get("path", ())]
+    for name in ("path", "target", "port", "operation", "template"):
+        value = getattr(body, name, None)
+        if value is not None:
+            named.append(f"{name}:{audit.chosen(owner, str(value))}")
+    return " ".join(named)

@@ -1,0 +1,127 @@
+"""The programs of a batch that come one per line, read as they are wanted.
+
+Not what becomes of them (`routes.batch`). The invariants: a line is counted from its first byte
+until its program has ended; one that cannot be kept is a fault of that one program, and costs no
+more than its number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from cellwall.model.errors import CapacityError, UsageError
+from cellwall.server.core.body_budget import Held
+from cellwall.server.core.error_log import let_go
+from cellwall.server.core.errors import HttpError
+from cellwall.server.http.endpoint import explained
+from cellwall.server.schemas.requests import ExecuteBody
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+
+    from cellwall.server.core.request import Call
+
+    MakeRoom = Callable[[], Awaitable[bool]]
+    """Waits until a program of the batch has ended; False at once if none runs."""
+
+MOST_PROGRAMS = 10_000
+LINE_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One program of a batch, or what is wrong with it."""
+
+    index: int
+    body: ExecuteBody | Exception
+    held: Held
+    """What counts its bytes, whoever takes the item lets go of it; of one that is part of a whole
+    body none, as its call counts that."""
+
+
+class Lines:
+    """The lines of one request."""
+
+    def __init__(self, call: Call, make_room: MakeRoom) -> None:
+        """Nothing is read yet."""
+        self._call = call
+        self._make_room = make_room
+        self._index = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._data = bytearray()
+        self._fault: Exception | None = None
+        self._held = Held(self._call.state.bodies, self._call.owner)
+
+    async def items(self) -> AsyncGenerator[Item]:
+        """Yield each program once its line is whole."""
+        try:
+            async for piece in self._call.pieces(self._call.settings.upload_bytes):
+                *ends, rest = piece.split(b"\n")
+                for part in ends:
+                    await self._add(part)
+                    if self._is_blank():
+                        self._data.clear()
+                    else:
+                        yield self._taken()
+                await self._add(rest)
+            if not self._is_blank():
+                yield self._taken()
+        finally:
+            self._held.let_go()
+
+    async def _add(self, part: bytes) -> None:
+        """Keep a part of the line, if it may be kept."""
+        if self._fault is not None or not part:
+            return
+        size = len(self._data) + len(part)
+        if size > LINE_BYTES:
+            self._spoil(
+                HttpError(
+                    413,
+                    "too_large",
+                    f"line {self._index}: above {LINE_BYTES} bytes",
+                    remedy="send it by itself, or bring files in another way",
+                )
+            )
+            return
+        while self._fault is None:
+            try:
+                self._held.resize(size)
+            except CapacityError as error:
+                let_go(error)  # its frames have this, and this is going to have it
+                if not await self._make_room():
+                    self._spoil(error)
+            else:
+                self._data += part
+                return
+
+    def _spoil(self, fault: Exception) -> None:
+        """Forget the line; the rest of it is skipped."""
+        self._fault = fault
+        self._data = bytearray()
+        self._held.resize(0)
+
+    def _is_blank(self) -> bool:
+        return self._fault is None and (not self._data or self._data.isspace())
+
+    def _taken(self) -> Item:
+        """Return the line as an item, and begin another."""
+        body = self._fault or _parsed(self._index, bytes(self._data))
+        item = Item(self._index, body, self._held)
+        self._index += 1
+        self._begin()
+        return item
+
+
+def _parsed(index: int, line: bytes) -> ExecuteBody | Exception:
+    if index >= MOST_PROGRAMS:
+        return UsageError(f"batch: more than {MOST_PROGRAMS} programs", remedy="send another batch")
+    try:
+        return ExecuteBody.model_validate_json(line)
+    except ValidationError as error:
+        return explained(error, f"line {index}")

@@ -1,0 +1,219 @@
+"""The table of routes as data, and the steps every route takes before its handler.
+
+From it come the router, the OpenAPI document, the body caps and the ownership check; so a new
+route cannot forget one of them. Not the handlers (`routes`). The invariant: whatever a path names
+was found through `ownership.owned` before the handler runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeVar
+from urllib.parse import parse_qsl
+
+from pydantic import BaseModel, ValidationError
+
+from cellwall.model.errors import UsageError
+from cellwall.server.auth.ownership import owned
+from cellwall.server.core.errors import HttpError, stopping
+from cellwall.server.core.request import ClientGone
+from cellwall.server.http import audited_actions
+
+if TYPE_CHECKING:
+    from cellwall.server.auth.keys import Scope
+    from cellwall.server.core.request import Call
+    from cellwall.server.executions.job import Tracked
+    from cellwall.server.executions.record import ExecutionRecord, KeptExecution
+    from cellwall.server.executions.sandboxes import CommandRecord, SandboxRecord
+
+_LOOKING = frozenset({"GET", "DELETE"})
+"""Methods that begin nothing; they are served while the server stops."""
+SMALL_BYTES = 64 * 1024
+_M = TypeVar("_M", bound=BaseModel)
+Handler = Callable[["Call"], Awaitable[None]]
+Access = Literal["public", "token", "key"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One documented answer."""
+
+    description: str
+    model: type[BaseModel] | None = None
+    media: tuple[str, ...] = ("application/json",)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One method on one path."""
+
+    method: str
+    """Upper case, or `WS`; `*` is every method of HTTP, and WebSockets too."""
+    path: str
+    """As in design/0003: `/sandboxes/{sandbox_id}/files`."""
+    handler: Handler
+    summary: str
+    answers: Mapping[int, Answer]
+    body: type[BaseModel] | None = None
+    body_media: str | None = None
+    """Media type of a body that is not JSON."""
+    body_bytes: int = SMALL_BYTES
+    """Cap of a JSON body. Uploads have one of their own, from the settings."""
+    is_body_optional: bool = False
+    query: type[BaseModel] | None = None
+    is_for_running: bool = False
+    """It lets something end that runs: served while the server stops, too."""
+    scope: Scope = "run"
+    access: Access = "key"
+    """`public`: no key. `token`: a token of ours will do, `opens` or the handler checks it."""
+    opens: Callable[[Call], None] | None = None
+    """Checks the token and keeps its claims, before anything of the call is written down."""
+    headers: tuple[str, ...] = ()
+    """Request headers worth documenting."""
+    tags: tuple[str, ...] = field(default=())
+
+
+async def serve(endpoint: Endpoint, call: Call) -> None:
+    """Check scope and ownership, then run the handler."""
+    is_looking = endpoint.method in _LOOKING or endpoint.is_for_running
+    if call.state.is_stopping and not is_looking:
+        raise stopping()
+    if endpoint.access == "key" and not call.caller.may(endpoint.scope):
+        raise HttpError(
+            403,
+            "forbidden",
+            f"key: its scope is {call.caller.scope}, {endpoint.scope} is needed",
+            remedy="use another key",
+        )
+    if endpoint.access == "key":
+        await check_ownership(call)
+    check_query(endpoint, call)
+    if endpoint.opens is not None:
+        endpoint.opens(call)
+    call.action = audited_actions.action_of(call, endpoint.method, endpoint.path)
+    if endpoint.body is None and call.action is not None:
+        await audited_actions.begin(call)
+    try:
+        await endpoint.handler(call)
+    except ClientGone:
+        raise
+    except Exception as error:
+        if call.action is not None and call.state.audit is not None:
+            call.state.audit.failed(call, call.action, str(getattr(error, "code", "internal")))
+        raise
+
+
+async def check_ownership(call: Call) -> None:
+    """Raise `NotFound` unless everything the path names is the caller's."""
+    params = call.params
+    if "sandbox_id" in params:
+        sandbox(call)
+        if "command_id" in params:
+            command(call)
+    if "execution_id" in params:
+        call.execution = await found_execution(call, params["execution_id"])
+
+
+def sandbox(call: Call) -> SandboxRecord:
+    """Return the sandbox the path names."""
+    return owned(call.state.sandboxes.all, call.owner, "sandbox", call.params["sandbox_id"])
+
+
+def command(call: Call) -> CommandRecord:
+    """Return the command the path names."""
+    return owned(sandbox(call).commands, call.owner, "command", call.params["command_id"])
+
+
+async def found_execution(call: Call, execution_id: str) -> ExecutionRecord | KeptExecution:
+    """Return the caller's execution of that id, from memory or from the store."""
+    found = await call.state.executions.find(call.owner, execution_id)
+    known: Mapping[str, ExecutionRecord | KeptExecution] = (
+        call.state.executions.all if found is None else {execution_id: found}
+    )
+    return owned(known, call.owner, "execution", execution_id)
+
+
+def execution(call: Call) -> ExecutionRecord | KeptExecution:
+    """Return the execution the path names."""
+    if call.execution is None:
+        raise LookupError("the path names no execution")
+    return call.execution
+
+
+async def body_of(call: Call, model: type[_M], most_bytes: int = SMALL_BYTES) -> _M:
+    """Read and check a JSON body."""
+    call.check_type("application/json")
+    data = await call.body(most_bytes)
+    call.scope["cellwall.body"] = data  # for the idempotency key, which covers it
+    body = parsed(model, data)
+    learn_secrets(call, body)
+    await audited_actions.begin(call, body, data)
+    return body
+
+
+def learn_secrets(call: Call, body: BaseModel) -> None:
+    """Keep the values of a body's environment out of whatever the server writes."""
+    env: Mapping[str, str] | None = getattr(body, "env", None)
+    if env:
+        call.state.watch.redactor.learn_all(env.values(), call.owner)
+
+
+def parsed(model: type[_M], data: bytes) -> _M:
+    """Check JSON against a schema; `UsageError` says what is wrong where."""
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        raise explained(error, "body") from None
+
+
+def check_query(endpoint: Endpoint, call: Call) -> None:
+    """Raise `UsageError` for a query that the route does not have; that of a port is its own.
+
+    Where nothing is asked for but a page, whoever keeps caches away may add what they like.
+    """
+    is_free = endpoint.method == "*" or endpoint.access == "public"
+    if is_free or not call.scope.get("query_string"):
+        return
+    if endpoint.query is None:
+        raise UsageError("query: this path takes none", remedy="see /docs for the fields")
+    query_of(call, endpoint.query)
+
+
+def query_of(call: Call, model: type[_M]) -> _M:
+    """Check the query against a schema."""
+    raw = call.scope.get("query_string", b"")
+    given: dict[str, str] = {}
+    try:
+        pairs = parse_qsl(
+            raw.decode("ascii"),
+            keep_blank_values=True,
+            strict_parsing=bool(raw),
+            errors="strict",
+            max_num_fields=64,
+        )
+    except ValueError:
+        raise UsageError("query: it cannot be read", remedy="encode it as UTF-8") from None
+    for name, value in pairs:
+        if name in given:
+            raise UsageError(f"query: {name[:40]!r} comes twice", remedy="give it once")
+        given[name] = value
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise explained(error, "query") from None
+
+
+def explained(error: ValidationError, where: str) -> UsageError:
+    """Return one sentence about the first faults."""
+    words = []
+    for fault in error.errors(include_url=False, include_input=False, include_context=False)[:3]:
+        place = ".".join(str(part)[:60] for part in fault["loc"]) or where
+        words.append(f"{place}: {fault['msg'].removeprefix('Value error, ')}")
+    return UsageError(f"{where}: {'; '.join(words)}"[:1000], remedy="see /docs for the fields")
+
+
+async def wait_ended(call: Call, thing: Tracked, wait_s: float) -> None:
+    """Hold the answer until the end of `thing`, or `wait_s` seconds."""
+    if wait_s > 0:
+        await call.wait(thing.ended, wait_s)

@@ -1,0 +1,317 @@
+"""What every request meets first: strict headers, Host, Origin, key; and errors last.
+
+Plain ASGI around the application, for HTTP and WebSockets alike; called before any body is read.
+Not the ownership of things (`ownership`). The invariant: nothing behind it runs for a caller
+without a key, unless the path is one of `PUBLIC` or carries a token of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import TYPE_CHECKING
+
+from cellwall.model.errors import FileError, NotFound
+from cellwall.model.ids import new_id
+from cellwall.server.auth.tokens import TokenRefused
+from cellwall.server.core.error_log import let_go, tell
+from cellwall.server.core.errors import HttpError, envelope, headers_of, status_of
+from cellwall.server.core.request import Call, ClientGone, unauthorized
+from cellwall.server.core.request_context import ORIGIN
+from cellwall.server.core.settings import LOOPBACK
+from cellwall.server.port_proxy.headers import port_token
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from cellwall.server.auth.keys import Principal
+    from cellwall.server.core.request import Message, Receive, Send
+    from cellwall.server.core.settings import ServerSettings
+    from cellwall.server.state import State
+
+PUBLIC = frozenset({"/health", "/openapi.json", "/docs", "/docs/style.css"})
+_TOKEN_PATHS = re.compile(r"/signed/|/sandboxes/[a-z0-9]+/ports/")
+"""Paths where a token of ours may stand for a key; their handlers check it."""
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_ONCE = frozenset(
+    {b"host", b"content-length", b"content-type", b"transfer-encoding", b"authorization",
+     b"x-api-key", b"idempotency-key", b"range", b"x-request-id"}
+)  # fmt: skip
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+_MOST_HEADERS = 100
+
+
+class Guard:
+    """The outermost application."""
+
+    def __init__(self, state: State, app: Callable[[Call], Awaitable[None]]) -> None:
+        """`app` answers a call, or raises."""
+        self._state = state
+        self._app = app
+        self._hosts = allowed_hosts(state.settings)
+        self._origins = frozenset(state.settings.allowed_origins)
+        self._seen_keys: set[str] = set()
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection."""
+        if scope["type"] not in {"http", "websocket"}:
+            raise RuntimeError(f"asgi: {scope['type']} is not served")
+        headers, fault = read_headers(scope["headers"])
+        request_id = headers.get("x-request-id", "")
+        if not _REQUEST_ID.fullmatch(request_id):
+            request_id = new_id()
+        call = Call(scope, receive, send, headers, request_id, None)
+        began = time.perf_counter()
+
+        def check() -> None:
+            if fault is not None:
+                raise fault
+            self._check_host(call)
+            self._check_key(call)
+
+        try:
+            await self._serve(call, check, self._state.connections.begun)
+        finally:
+            seconds = time.perf_counter() - began
+            call.execution_id = call.execution_id or call.origin.execution_id
+            self._state.count(seconds)
+            self._state.watch.request(call, seconds)
+
+    async def inside(
+        self,
+        caller: Principal,
+        headers: Mapping[str, str],
+        scope: Message,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Serve a request that this process makes for a caller, whose key was checked before.
+
+        What it does is checked, counted and audited as any other; it is logged with the request
+        that it comes from, whose id it has.
+        """
+        outer = ORIGIN.get()
+        request_id = new_id() if outer is None else outer.request_id
+
+        call = Call(scope, receive, send, headers, request_id, caller)
+        began = time.perf_counter()
+        try:
+            await self._serve(call, _nothing, self._state.connections.begun_inside)
+        finally:
+            if outer is not None and call.execution_id is not None:
+                outer.execution_id = call.execution_id
+            self._state.watch.inside(call, time.perf_counter() - began)
+
+    async def _serve(
+        self, call: Call, check: Callable[[], None], count: Callable[[Call], None]
+    ) -> None:
+        call.state = state = self._state
+        ORIGIN.set(call.origin)
+        if state.watch.tracing is not None:
+            state.watch.tracing.begin(call)
+        try:
+            check()
+            if call.principal is not None:
+                call.origin.tenant = call.principal.tenant
+            count(call)
+            await self._app(call)
+        except ClientGone:
+            await asyncio.sleep(0)  # lets uvicorn see that the connection is gone
+        except Exception as error:  # noqa: BLE001 - whatever it is becomes an answer
+            try:
+                await _answer_error(call, error)
+            finally:
+                let_go(error)
+        finally:
+            call.close()
+            state.connections.ended(call)
+
+    def _check_host(self, call: Call) -> None:
+        host = call.headers.get("host", "")
+        if "*" not in self._hosts and name_of_host(host) not in self._hosts:
+            raise HttpError(
+                403,
+                "host_refused",
+                "host: this server does not answer to that name",
+                remedy="use its own address, or let the operator add the name to allowed_hosts",
+                headers={"connection": "close"},
+            )
+        origin = call.headers.get("origin")
+        if origin is None or origin in self._origins:
+            return
+        scheme = {"ws": "http", "wss": "https"}.get(call.scope["scheme"], call.scope["scheme"])
+        if origin != f"{scheme}://{host}":
+            raise HttpError(
+                403,
+                "origin_refused",
+                "origin: pages from there may not call this server",
+                remedy="let the operator add it to allowed_origins",
+                headers={"connection": "close"},
+            )
+
+    def _check_key(self, call: Call) -> None:
+        presented = presented_key(call)
+        path = call.scope["path"]
+        if presented is not None:
+            call.principal = self._find(presented, call)
+            if call.principal is not None:
+                return
+        if path in PUBLIC:
+            return
+        if _TOKEN_PATHS.match(path) and (presented is None or self._is_of_inside(call)):
+            return
+        client = call.scope.get("client")
+        wait_s = self._state.failures.wait_s(client[0] if client else "unix")
+        # The body is not read, so the connection cannot be used again.
+        if wait_s > 0:
+            raise HttpError(
+                429,
+                "rate_limited",
+                "key: too many refused keys from this address",
+                remedy="wait, and use a valid key",
+                headers={"retry-after": str(int(wait_s) + 1), "connection": "close"},
+            )
+        refusal = unauthorized()
+        refusal.headers["connection"] = "close"
+        raise refusal
+
+    def _is_of_inside(self, call: Call) -> bool:
+        """Report whether its bearer is for the server inside, which is no key of ours.
+
+        So it is beside a token that opens that port. Only beside one that we signed: guessing keys
+        beside any other is slowed down as everywhere.
+        """
+        token = port_token(call.headers, call.scope.get("query_string", b""))
+        if token is None or "x-api-key" in call.headers or bearer_of(call.headers) is None:
+            return False
+        try:
+            claims = self._state.tokens.opened("port", token)
+        except NotFound:
+            return False
+        opened = f"/sandboxes/{claims['sandbox']}/ports/{claims['port']}/"
+        path: str = call.scope["path"]
+        return f"{path}/".startswith(opened)
+
+    def _find(self, presented: str, call: Call) -> Principal | None:
+        found = self._state.keys.find(presented)
+        if found is not None and found.key_id not in self._seen_keys:
+            self._seen_keys.add(found.key_id)
+            self._state.watch.redactor.learn_ours(presented, "keys")
+        return found
+
+
+def _nothing() -> None:
+    return
+
+
+def presented_key(call: Call) -> str | None:
+    """Return the key a request carries, or None."""
+    key = call.headers.get("x-api-key")
+    if key is not None:
+        return key
+    key = bearer_of(call.headers)
+    if key is not None:
+        return key
+    if call.scope["type"] == "websocket":
+        for each in call.headers.get("sec-websocket-protocol", "").split(","):
+            if each.strip().startswith("key."):
+                return each.strip()[4:]
+    return None
+
+
+def bearer_of(headers: Mapping[str, str]) -> str | None:
+    """Return what `Authorization: Bearer` carries, or None."""
+    kind, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if kind.lower() == "bearer" else None
+
+
+def read_headers(raw: list[tuple[bytes, bytes]]) -> tuple[dict[str, str], HttpError | None]:
+    """Return headers by name and what is wrong with them, if anything is."""
+    headers: dict[str, str] = {}
+    fault = "more than 100 of them" if len(raw) > _MOST_HEADERS else ""
+    for name, value in raw:
+        if name in _ONCE and name.decode("latin-1") in headers:
+            fault = f"{name.decode()} comes twice"
+        headers[name.decode("latin-1")] = value.decode("latin-1")
+    if "transfer-encoding" in headers:
+        if "content-length" in headers:
+            fault = "both content-length and transfer-encoding"
+        elif headers["transfer-encoding"].lower() != "chunked":
+            fault = "an unknown transfer-encoding"
+    length = headers.get("content-length")
+    if length is not None and not (length.isascii() and length.isdecimal() and len(length) < 19):
+        fault = "content-length is not a number"
+    if not fault:
+        return headers, None
+    refusal = HttpError(
+        400,
+        "usage",
+        f"headers: {fault}",
+        remedy="send each header once",
+        headers={"connection": "close"},
+    )
+    return headers, refusal
+
+
+def allowed_hosts(settings: ServerSettings) -> frozenset[str]:
+    """Return the names the server answers to, lower case, without port."""
+    if settings.unix is not None:
+        return names_of("localhost", settings.allowed_hosts)
+    return names_of(settings.host, settings.allowed_hosts)
+
+
+def names_of(host: str, allowed: tuple[str, ...]) -> frozenset[str]:
+    """Return the names a listener at `host` answers to: its own, loopback's there, `allowed`."""
+    names = [*allowed, f"[{host}]" if ":" in host else host]
+    if host in LOOPBACK:
+        names += _LOOPBACK_NAMES
+    return frozenset(name.lower() for name in names)
+
+
+def name_of_host(host: str) -> str:
+    """Return a Host header without its port."""
+    name, colon, port = host.rpartition(":")
+    is_port = colon and port.isascii() and port.isdecimal() and not name.endswith(":")
+    return (name if is_port else host).lower()
+
+
+async def _answer_error(call: Call, error: Exception) -> None:
+    status = status_of(error)
+    if status < 500 or status in {503, 507}:
+        _note_refusal(call, status, error)
+    tell(error, call.request_id)
+    if call.has_answered and call.scope["type"] == "websocket":
+        await call.send({"type": "websocket.close", "code": 1011, "reason": "it failed"})
+        return
+    if call.has_answered:
+        call.abort()  # the only way to say that what was sent is not whole
+        return
+    body = envelope(error, call.request_id)
+    headers = headers_of(error)
+    let_go(error)  # before the rest of a refused body comes, which may take a while
+    if call.scope["type"] == "websocket":
+        await _refuse_socket(call, status, body, headers)
+    else:
+        await call.refuse(body, status, headers)
+
+
+def _note_refusal(call: Call, status: int, error: Exception) -> None:
+    state, code = call.state, str(getattr(error, "code", "internal"))
+    state.watch.refused(call, status, code)
+    is_access = status in {401, 403, 429} and not isinstance(error, FileError)
+    is_access = is_access or isinstance(error, TokenRefused)
+    if state.audit is not None and (is_access or getattr(error, "is_of_other", False)):
+        state.audit.refused(call, status, code)
+
+
+async def _refuse_socket(
+    call: Call, status: int, body: dict[str, object], headers: dict[str, str]
+) -> None:
+    from cellwall.wire.answer import one_line
+
+    data = one_line(body).encode()
+    raw = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
+    raw += [(name.encode(), value.encode()) for name, value in headers.items()]
+    await call.send({"type": "websocket.http.response.start", "status": status, "headers": raw})
+    await call.send({"type": "websocket.http.response.body", "body": data})

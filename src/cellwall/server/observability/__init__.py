@@ -1,0 +1,1 @@
+"""Logs, metrics, traces, alert rules; and what keeps secrets out of them."""

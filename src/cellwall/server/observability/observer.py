@@ -1,0 +1,167 @@
+"""What is noticed about requests and runs: logged, counted, traced, and judged by rules.
+
+Told by `guards` of every request and by `registry` of every end; it only looks. Not the audit,
+which can stop an action (`writer`). The invariant: nothing here waits, raises into what it watches,
+or costs more than some microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from cellwall.server.observability.alert_rules import Alert, Rule, Rules
+from cellwall.server.observability.labels import Labels
+from cellwall.server.observability.logs import logger
+
+if TYPE_CHECKING:
+    from cellwall.model.outcome import Outcome
+    from cellwall.runtimes.base import SweepReport
+    from cellwall.server.core.request import Call
+    from cellwall.server.core.request_context import Origin
+    from cellwall.server.core.settings import ServerSettings
+    from cellwall.server.executions.job import Tracked
+    from cellwall.server.observability.metrics import Metrics
+    from cellwall.server.observability.redaction import Redactor
+    from cellwall.server.observability.tracing import Phase, Tracing
+
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "WS")
+_QUIET = frozenset({"/health"})
+"""Routes that somebody asks all the time; logged at level debug."""
+_log = logger("cellwall.request")
+_sweeps = logger("cellwall.sweep")
+_alerts = logger("cellwall.alert")
+
+
+class Watch:
+    """See the module."""
+
+    def __init__(self, settings: ServerSettings, redactor: Redactor) -> None:
+        """Metrics are kept only if somebody can read them."""
+        self.redactor = redactor
+        self.metrics = None if settings.metrics_port is None else _metrics(redactor)
+        self.tracing: Tracing | None = None
+        self.tier_of: Callable[[str], str] = lambda _: "default"
+        """Names a tenant's tier."""
+        self.on_alert: list[Callable[[Alert], None]] = []
+        """Who else wants to know what a rule flagged: the audit, a webhook."""
+        self.rules = Rules(rules_of(settings), self._flagged)
+        self._method = Labels(redactor, _METHODS)
+
+    # -- requests --------------------------------------------------------------------------
+
+    def request(self, call: Call, seconds: float) -> None:
+        """One request has been answered, or its client is gone (status 0)."""
+        method = "WS" if call.scope["type"] == "websocket" else call.scope["method"]
+        route = call.route or "none"
+        write = _log.debug if route in _QUIET else _log.info
+        write(
+            "request",
+            method=method,
+            route=route,
+            status=call.status,
+            ms=round(seconds * 1000, 3),
+            tenant=None if call.principal is None else call.principal.tenant,
+            request_id=call.request_id,
+            execution_id=call.execution_id,
+        )
+        self._counted(call, method, route, seconds)
+
+    def inside(self, call: Call, seconds: float) -> None:
+        """One request that the server made for a caller has been answered; not logged."""
+        self._counted(call, call.scope["method"], call.route or "none", seconds)
+
+    def _counted(self, call: Call, method: str, route: str, seconds: float) -> None:
+        if self.metrics is not None:
+            shown = self._method(method)
+            self.metrics.requests.observe(seconds, shown, route)
+            self.metrics.statuses.add(shown, route, _status_of(call))
+        if self.tracing is not None:
+            self.tracing.answered(call, method)
+
+    def refused(self, call: Call, status: int, code: str) -> None:
+        """A request was refused: no key, no right, no room, not theirs."""
+        if self.metrics is not None:
+            self.metrics.refusals.add(code)
+        if status in {401, 403, 404, 429} and code != "file":
+            self.rules.note(who_of(call), "refusal")
+
+    # -- runs ------------------------------------------------------------------------------
+
+    def ended(self, tenant: str, template: str, outcome: Outcome) -> None:
+        """A program or command has ended."""
+        self.rules.ended(tenant, outcome.verdict)
+        if self.metrics is not None:
+            self.metrics.ended(template, outcome)
+
+    def phased(self, record: Tracked, phases: Sequence[Phase], origin: Origin | None) -> None:
+        """An execution has gone its way; `origin` is the request it came from, if known."""
+        if self.metrics is not None:
+            for name, began_at, ended_at in phases:
+                seconds = max(0.0, ended_at - began_at)
+                self.metrics.phases.observe(seconds, name)
+                if name == "admit":
+                    tier = self.metrics.tier(self.tier_of(record.owner))
+                    self.metrics.waits.observe(seconds, tier)
+        if self.tracing is not None:
+            span = None if origin is None else origin.span
+            self.tracing.phases(span, phases, {"cellwall.execution_id": record.id})
+
+    def close(self) -> None:
+        """Send what is left to who collects it, for some seconds at most; blocks."""
+        if self.tracing is not None:
+            self.tracing.close()
+
+    def created(self, tenant: str) -> None:
+        """A sandbox was asked for."""
+        self.rules.note(tenant, "creation")
+
+    def swept(self, report: SweepReport) -> None:
+        """A sweep has ended; what it removed had leaked."""
+        for kind, count in report.removed.items():
+            if not count:
+                continue
+            _sweeps.warning("leftovers removed", kind=kind, count=count)
+            if self.metrics is not None:
+                self.metrics.swept.add(kind, by=count)
+        if report.kept:
+            _sweeps.warning("leftovers kept", names=list(report.kept))
+
+    def _flagged(self, alert: Alert) -> None:
+        _alerts.warning(
+            "unusual", rule=alert.rule, who=alert.who, count=alert.count, window_s=alert.window_s
+        )
+        if self.metrics is not None:
+            self.metrics.alerts.add(alert.rule)
+        for told in self.on_alert:
+            told(alert)
+
+
+def _metrics(redactor: Redactor) -> Metrics:
+    from cellwall.server.observability.metrics import Metrics
+
+    return Metrics(redactor)
+
+
+def _status_of(call: Call) -> str:
+    """Return its status for a label: of what a server inside chooses freely, the class."""
+    return f"{call.status // 100}xx" if call.is_passed_on else str(call.status)
+
+
+def who_of(call: Call) -> str:
+    """Return whose request it is: a tenant, or an address where no key was shown."""
+    if call.principal is not None:
+        return call.principal.tenant
+    client = call.scope.get("client")
+    return f"address:{client[0] if client else 'unix'}"
+
+
+def rules_of(settings: ServerSettings) -> tuple[Rule, ...]:
+    """Return the rules the operator wants."""
+    window_s = settings.flag_window_s
+    return (
+        Rule("limit_hits", "limit", settings.flag_limit_hits, window_s),
+        Rule("denied_syscalls", "syscall", settings.flag_syscalls, window_s),
+        Rule("creations", "creation", settings.flag_creations, window_s),
+        Rule("refusals", "refusal", settings.flag_refusals, window_s),
+    )

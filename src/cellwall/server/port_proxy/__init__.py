@@ -1,0 +1,1 @@
+"""Requests from outside to a server inside a sandbox: lists of headers, HTTP, WebSockets."""

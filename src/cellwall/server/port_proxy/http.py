@@ -1,0 +1,172 @@
+"""One HTTP/1.1 exchange with a server inside, over a connection to its port.
+
+Not what may pass (`headers`). The other side is hostile: h11 parses it, with caps. The
+invariant: bodies pass in pieces, each waited for, so neither side fills our memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import h11
+
+from cellwall.model.errors import CellwallError, PortError, UsageError
+from cellwall.server.core.disconnects import unless_gone
+from cellwall.server.core.errors import HttpError
+from cellwall.server.core.request import ClientGone
+from cellwall.server.port_proxy.headers import Headers, from_inside
+
+if TYPE_CHECKING:
+    from cellwall.engine.parts.ports import Connection
+    from cellwall.server.core.request import Call
+
+_STEP_BYTES = 64 * 1024
+_HEAD_BYTES = 64 * 1024
+_STATUSES = range(200, 600)
+_BODILESS = frozenset({204, 304})
+
+
+class Exchange:
+    """One request and its answer."""
+
+    def __init__(self, call: Call, connection: Connection, prefix: str) -> None:
+        """`prefix` is what of the path was for us."""
+        self._call = call
+        self._connection = connection
+        self._prefix = prefix
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
+
+    async def run(self, target: bytes, headers: Headers) -> None:
+        """Pass it on and back; `headers` are those that the inside gets of the client's.
+
+        Raises `ClientGone`, 502, `PortError`; 400, 408 and 413 for what is asked.
+        """
+        head = self._head(target, headers)
+        sending = asyncio.ensure_future(self._send(head))
+        try:
+            await unless_gone(self._call, self._answer(sending))
+        except h11.RemoteProtocolError as error:
+            raise HttpError(
+                502,
+                "port_protocol",
+                f"port {self._connection.port}: what answers there does not speak HTTP/1.1",
+                remedy="look at what the server inside sends",
+            ) from error
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+    def _head(self, target: bytes, passed: Headers) -> h11.Request:
+        call = self._call
+        headers = [
+            *passed,
+            *self._framing(),
+            (b"x-forwarded-prefix", self._prefix.encode()),
+            (b"x-forwarded-host", call.headers.get("host", "").encode("latin-1")),
+            (b"x-forwarded-proto", call.scope["scheme"].encode()),
+            (b"connection", b"close"),
+        ]
+        try:
+            return h11.Request(method=call.scope["method"], target=target, headers=headers)
+        except h11.LocalProtocolError as error:
+            raise UsageError(
+                f"request: it cannot be passed on: {error}", remedy="use an HTTP client"
+            ) from None
+
+    async def _send(self, head: h11.Request) -> None:
+        call = self._call
+        await self._write(head)
+        async for piece in call.pieces(call.settings.upload_bytes):
+            await self._write(h11.Data(data=piece))
+        await self._write(h11.EndOfMessage())
+
+    def _framing(self) -> Headers:
+        length = self._call.headers.get("content-length")
+        if length is not None:
+            return [(b"content-length", length.encode())]
+        if "transfer-encoding" in self._call.headers:
+            return [(b"transfer-encoding", b"chunked")]
+        return []
+
+    async def _write(self, event: h11.Event) -> None:
+        data = self._http.send(event)
+        if data:
+            try:
+                async with asyncio.timeout(self._call.settings.stall_s):
+                    await self._connection.write(data)
+            except TimeoutError:
+                raise self._stalled() from None
+
+    def _stalled(self) -> PortError:
+        # Behind what was not taken the client's end is not to be seen: it may have left.
+        return PortError(
+            f"port {self._connection.port}: for {self._call.settings.stall_s:g} s nothing was taken"
+            " of the request",
+            reason="timeout",
+            remedy="see whether what listens there reads its requests",
+        )
+
+    async def _answer(self, sending: asyncio.Task[None]) -> None:
+        call = self._call
+        while True:
+            event = await self._next(sending)
+            if isinstance(event, h11.Response):
+                await self._start(event)
+            elif isinstance(event, h11.Data):
+                await call.write(bytes(event.data))
+            elif isinstance(event, (h11.EndOfMessage, h11.ConnectionClosed)):
+                if not call.has_answered:
+                    raise h11.RemoteProtocolError("it closed without an answer")
+                await call.end()
+                return
+
+    async def _start(self, response: h11.Response) -> None:
+        call, status = self._call, response.status_code
+        if status not in _STATUSES:
+            raise h11.RemoteProtocolError(f"its status is {status}")
+        # Iterated, h11's headers have lower-case names.
+        raw = list(response.headers)
+        headers = from_inside(raw, self._connection.port, self._prefix, call.settings.port_headers)
+        # Where it does not say how long the body is, uvicorn must not take it for that.
+        if status not in _BODILESS and not any(name == b"transfer-encoding" for name, _ in raw):
+            headers += [each for each in raw if each[0] == b"content-length"]
+        call.has_answered = True
+        call.is_passed_on = True
+        await call.send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _next(self, sending: asyncio.Task[None]) -> h11.Event:
+        """Return the next event of the answer, reading as much as it needs."""
+        while True:
+            event = self._http.next_event()
+            if event is h11.PAUSED:
+                raise h11.RemoteProtocolError("it wants to change the protocol")
+            if event is not h11.NEED_DATA:
+                assert not isinstance(event, type)  # noqa: S101 - the two types there are
+                return event
+            self._http.receive_data(await self._read(sending))
+
+    async def _read(self, sending: asyncio.Task[None]) -> bytes:
+        reading = asyncio.ensure_future(self._connection.read(_STEP_BYTES))
+        try:
+            if not sending.done():
+                await asyncio.wait((reading, sending), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                self._check(sending)
+                await self._call.wait(reading)
+            return await reading
+        finally:
+            reading.cancel()
+
+    def _check(self, sending: asyncio.Task[None]) -> None:
+        error = None if sending.cancelled() else sending.exception()
+        if error is None:
+            return
+        if isinstance(error, ClientGone):
+            raise error
+        # A server may answer without having read the request: then its answer counts. But what is
+        # wrong with the request itself is said by us, for the inside waits for the rest of it.
+        is_stalled = isinstance(error, PortError) and error.reason == "timeout"
+        is_ours = (is_stalled or isinstance(error, HttpError)) and not self._call.has_answered
+        if is_ours or not isinstance(error, (CellwallError, h11.LocalProtocolError)):
+            raise error

@@ -1,0 +1,374 @@
+"""Closed schemas of everything a caller may send; what they become for the engine is in `decode`.
+
+Not the answers (`responses`). Strict: a field of the wrong type or an unknown name is refused.
+Upper bounds of limits are not here: above the operator's ceiling a request is clipped and told.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from cellwall.engine.programs.requests import SOURCE_CAP_BYTES, STDIN_CAP_BYTES
+from cellwall.server.schemas.base import Closed, Name
+from cellwall.server.schemas.tools import ToolsBody
+
+PathText = Annotated[str, Field(min_length=1, max_length=4096)]
+Base64 = Annotated[str, Field(max_length=STDIN_CAP_BYTES * 4 // 3 + 4)]
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+Environment = Annotated[
+    dict[VariableName, Annotated[str, Field(max_length=32_768)]], Field(max_length=256)
+]
+OnDisconnect = Literal["cancel", "detach"]
+Scan = Literal["off", "warn", "block"]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class LimitsBody(Closed):
+    """Limits of a sandbox; what is absent has the operator's default."""
+
+    wall_s: Annotated[float, Field(ge=0.001)] | None = None
+    cpu_s: Annotated[float, Field(ge=0.001)] | None = None
+    cpus: Annotated[float, Field(ge=0.01)] | None = None
+    memory_mb: Annotated[int, Field(ge=16)] | None = None
+    processes: Annotated[int, Field(ge=1)] | None = None
+    disk_mb: Annotated[int, Field(ge=1)] | None = None
+    inodes: Annotated[int, Field(ge=64)] | None = None
+    file_mb: Annotated[int, Field(ge=1)] | None = None
+    output_kb: Annotated[int, Field(ge=1)] | None = None
+    open_files: Annotated[int, Field(ge=16)] | None = None
+    idle_s: Annotated[float, Field(ge=1)] | None = None
+    life_s: Annotated[float, Field(ge=1)] | None = None
+
+
+class FileBody(Closed):
+    """A file that is not text."""
+
+    content_b64: Base64
+
+
+class _Coded(Closed):
+    """Has code to run."""
+
+    code: Annotated[str, Field(max_length=SOURCE_CAP_BYTES)] | None = Field(
+        None, description="The program; exactly one of `code` and `code_b64`."
+    )
+    code_b64: Base64 | None = Field(None, description="The program's UTF-8 bytes in base64.")
+    empty_ok: bool = Field(
+        False,
+        description="Code that is empty, or only white space, is a program that does nothing; "
+        "without this it is refused as a mistake.",
+    )
+    language: Name | None = None
+    lang: Name | None = Field(None, description="Older name of `language`.")
+    stdin: Annotated[str, Field(max_length=STDIN_CAP_BYTES)] | None = None
+    stdin_b64: Base64 | None = None
+    timeout: Seconds | None = Field(None, description="Short for `limits.wall_s`.")
+    on_disconnect: OnDisconnect | None = Field(
+        None, description="What happens when the client goes away before the end."
+    )
+    scan: Scan = Field("off", description="A look at the source; advice, not a boundary.")
+    tools: ToolsBody | None = Field(
+        None, description="Functions of the client's that the code may call."
+    )
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> _Coded:
+        if (self.code is None) == (self.code_b64 is None):
+            raise ValueError("give the program as `code` or as `code_b64`")
+        if self.stdin is not None and self.stdin_b64 is not None:
+            raise ValueError("give stdin as `stdin` or as `stdin_b64`")
+        if self.language is not None and self.lang is not None:
+            raise ValueError("give the language once")
+        return self
+
+
+class CellBody(_Coded):
+    """Code for a context of a sandbox."""
+
+    context: Name = Field(
+        "main",
+        description="Each language has a default context, called as it is; `main` stands for it.",
+    )
+
+
+class _Placed(Closed):
+    """Says where something runs."""
+
+    limits: LimitsBody | None = None
+    max_memory: Annotated[str, Field(pattern=r"^[0-9]{1,9}[kmgKMG]?$")] | None = Field(
+        None, description="Older name of `limits.memory_mb`: bytes, or with k, m or g."
+    )
+    isolation: Literal["process", "namespace", "kernel", "vm"] | None = Field(
+        None, description="The weakest acceptable level; without it the operator's default."
+    )
+    trust: Literal["untrusted", "semi", "trusted"] | None = Field(
+        None, description="Instead of a level or a runtime; the operator says what it stands for."
+    )
+    runtime: Name | None = Field(None, description="By name; `auto` is the fastest that fits.")
+    mode: Name | None = Field(None, description="Older name of `runtime`.")
+    demand_hard: bool = False
+    start: Literal["fork", "exec"] = "fork"
+    template: Name = "python"
+    network: Literal["none"] = "none"
+    env: Environment | None = None
+
+    @model_validator(mode="after")
+    def _one_runtime(self) -> _Placed:
+        if self.runtime is not None and self.mode is not None:
+            raise ValueError("give the runtime once")
+        if self.env is not None and sum(map(len, self.env.values())) > 131_072:
+            raise ValueError("env: more than 128 KiB")
+        return self
+
+
+class ExecuteBody(_Coded, _Placed):
+    """One program for one fresh sandbox."""
+
+    arguments: dict[str, Any] | None = Field(None, description="A JSON object the program sees.")
+    args: Annotated[list[Annotated[str, Field(max_length=131_072)]], Field(max_length=1024)] = (
+        Field([])
+    )
+    files: Annotated[dict[PathText, str | FileBody], Field(max_length=1000)] | None = None
+    collect: Annotated[list[PathText], Field(max_length=100)] = Field(
+        [], description="Files that come back as artifacts."
+    )
+    artifacts: PathText | None = Field(
+        None, description="A folder of the working directory; all files in it come back."
+    )
+    compile_options: Annotated[list[Name], Field(max_length=32)] = Field(
+        [], description="For the compiler; each has to be on its language's list."
+    )
+    compile_limits: LimitsBody | None = Field(
+        None, description="Limits of the compile stage, which has defaults of its own."
+    )
+    webhook: Annotated[str, Field(max_length=2048)] | None = Field(
+        None, description="A URL that is told of the end, if the operator allows that."
+    )
+    background: bool = Field(
+        False, description="Answer at once, with 202, when it is accepted and on disk."
+    )
+
+    @model_validator(mode="after")
+    def _nobody_waits(self) -> ExecuteBody:
+        if self.background and self.on_disconnect == "cancel":
+            raise ValueError("background: nobody's connection is there to be cancelled with")
+        if self.background and self.tools is not None:
+            raise ValueError("background: nobody's connection is there to answer calls to tools")
+        return self
+
+
+class BatchBody(Closed):
+    """Many programs; `executions` is checked one by one."""
+
+    executions: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=10_000)]
+    concurrency: Annotated[int, Field(ge=1, le=1024)] | None = None
+
+
+Metadata = Annotated[dict[Name, Annotated[str, Field(max_length=512)]], Field(max_length=32)]
+
+
+class SandboxBody(_Placed):
+    """A sandbox to create."""
+
+    language: Name | None = None
+    lang: Name | None = Field(None, description="Older name of `language`.")
+    idle_s: Annotated[float, Field(ge=1)] | None = None
+    life_s: Annotated[float, Field(ge=1)] | None = None
+    name: Name | None = None
+    metadata: Metadata = Field({})
+
+
+class SandboxChange(Closed):
+    """What may change in a sandbox's life."""
+
+    life_s: Annotated[float, Field(ge=1)] | None = None
+    name: Name | None = None
+    metadata: Metadata | None = None
+
+
+class ContextBody(Closed):
+    """A context to create."""
+
+    name: Name | None = None
+    language: Name = "python"
+
+
+class Window(Closed):
+    """A terminal's size."""
+
+    rows: Annotated[int, Field(ge=1, le=1000)]
+    cols: Annotated[int, Field(ge=1, le=1000)]
+
+
+class CommandBody(Closed):
+    """A command to start."""
+
+    argv: (
+        Annotated[
+            list[Annotated[str, Field(max_length=131_072)]], Field(min_length=1, max_length=4096)
+        ]
+        | None
+    ) = None
+    command: Annotated[str, Field(min_length=1, max_length=SOURCE_CAP_BYTES)] | None = Field(
+        None, description="A line for a shell inside; exactly one of `argv` and `command`."
+    )
+    cwd: PathText | None = None
+    env: Environment | None = None
+    stdin: Annotated[str, Field(max_length=STDIN_CAP_BYTES)] | None = None
+    stdin_b64: Base64 | None = None
+    timeout: Seconds | None = None
+    merge_stderr: bool = Field(
+        False, description="What it writes to stderr comes as stdout, in the order of writing."
+    )
+    background: bool = False
+    on_disconnect: OnDisconnect | None = None
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> CommandBody:
+        if (self.argv is None) == (self.command is None):
+            raise ValueError("give `argv` or `command`")
+        if self.stdin is not None and self.stdin_b64 is not None:
+            raise ValueError("give stdin as `stdin` or as `stdin_b64`")
+        return self
+
+
+class SignalBody(Closed):
+    """A signal for a command."""
+
+    signal: Annotated[int, Field(ge=1, le=64)] | Annotated[str, Field(pattern="^[A-Z0-9+-]{2,12}$")]
+
+
+class MkdirBody(Closed):
+    """A directory to make."""
+
+    path: PathText
+    parents: bool = True
+
+
+class MoveBody(Closed):
+    """A file to move."""
+
+    path: PathText
+    target: PathText
+
+
+class SignBody(Closed):
+    """A file somebody without a key may read or write once known the address."""
+
+    path: PathText
+    operation: Literal["read", "write"]
+    expires_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0
+    max_bytes: Annotated[int, Field(ge=0)] | None = None
+
+
+class PortSignBody(Closed):
+    """A port somebody without a key may reach."""
+
+    port: Annotated[int, Field(ge=1, le=65_535)]
+    expires_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0
+
+
+class Query(BaseModel):
+    """What every query is: text that becomes what it says, no unknown names."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class KeyBody(Closed):
+    """A new API key."""
+
+    tenant: Name
+    scope: Literal["run", "manage", "admin"] = "run"
+    name: Name | None = None
+    expires_s: Seconds | None = Field(
+        None, description="Seconds from now until it ends; without it, when it is revoked."
+    )
+
+
+class WaitQuery(Query):
+    """How long to hold the answer."""
+
+    wait: Annotated[float, Field(ge=0, le=60)] = 0.0
+
+
+class AfterQuery(Query):
+    """Where to continue."""
+
+    after: Annotated[int, Field(ge=0, le=10**15)] | None = None
+
+
+class ListQuery(BaseModel):
+    """Filters of the list of sandboxes; `metadata.KEY=VALUE` may be added."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+    state: Literal["running", "stopped"] | None = None
+    limit: Annotated[int, Field(ge=1, le=1000)] = 100
+    after: Annotated[str, Field(max_length=64)] | None = None
+
+    @model_validator(mode="after")
+    def _known(self) -> ListQuery:
+        for name in self.model_extra or {}:
+            if not name.startswith("metadata.") or len(name) == len("metadata."):
+                raise ValueError(f"{name[:40]!r} is not a filter")
+        return self
+
+
+class LogQuery(AfterQuery):
+    """A part of a sandbox's log."""
+
+    limit: Annotated[int, Field(ge=1, le=1000)] = 100
+
+
+class PathQuery(Query):
+    """A file."""
+
+    path: PathText
+
+
+class FolderQuery(Query):
+    """A directory."""
+
+    path: PathText = "."
+
+
+class WriteQuery(PathQuery):
+    """A file to write."""
+
+    mode: Annotated[str, Field(pattern="^0?[0-7]{3}$")] | None = None
+    append: bool = False
+
+
+class RemoveQuery(PathQuery):
+    """Something to remove."""
+
+    recursive: bool = False
+
+
+class FilesQuery(FolderQuery):
+    """A directory to list."""
+
+    depth: Annotated[int, Field(ge=1, le=64)] = 1
+    limit: Annotated[int, Field(ge=1, le=10_000)] = 1000
+
+
+class WatchQuery(FolderQuery):
+    """A directory to watch."""
+
+    recursive: bool = True
+
+
+class StdinQuery(Query):
+    """Whether the input ends."""
+
+    close: bool = False
+
+
+class TerminalQuery(Query):
+    """A terminal to open."""
+
+    rows: Annotated[int, Field(ge=1, le=1000)] = 24
+    cols: Annotated[int, Field(ge=1, le=1000)] = 80
+    cwd: PathText | None = None
+    command: Annotated[str, Field(min_length=1, max_length=131_072)] | None = None

@@ -1,0 +1,1 @@
+"""Events and bytes on their way to a client, numbered, bounded, resumable."""

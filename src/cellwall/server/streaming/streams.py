@@ -1,0 +1,174 @@
+"""Sends the events of a spool over HTTP: NDJSON or SSE, from any number on.
+
+Not the keeping of events (`spool`). Backpressure goes all the way: what the client does not take
+is not taken from the spool, and the spool makes the source wait. The invariant: a line is sent
+whole or not at all, and text of a program cannot make a line or an SSE field of its own, because
+JSON escapes every line end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from cellwall.server.core.errors import HttpError
+from cellwall.server.core.request import ClientGone
+from cellwall.server.streaming.event_line import Line, with_gaps
+from cellwall.server.streaming.overflow import AT_ONCE, lines_of
+from cellwall.wire.answer import one_line
+
+if TYPE_CHECKING:
+    from cellwall.server.core.request import Call
+    from cellwall.server.streaming.spool import Spool
+
+Format = Literal["json", "ndjson", "sse"]
+MEDIA: Mapping[Format, str] = {
+    "json": "application/json",
+    "ndjson": "application/x-ndjson",
+    "sse": "text/event-stream",
+}
+_ALIVE: Mapping[Format, bytes] = {"json": b"", "ndjson": b" ", "sse": b": alive\n\n"}
+"""What says that a quiet stream lives. White space before a line is nothing to who reads JSON, so
+NDJSON has no line for it: each client would have to know that one."""
+
+
+def chosen(call: Call, offered: tuple[Format, ...]) -> Format:
+    """Return what the client wants of `offered`, whose first is the default; 406 if nothing."""
+    accept = call.headers.get("accept", "")
+    for part in accept.split(","):
+        kind = part.partition(";")[0].strip().lower()
+        for each in offered:
+            if kind == MEDIA[each]:
+                return each
+        if kind in {"", "*/*", "application/*", "text/*"}:
+            return offered[0]
+    raise HttpError(
+        406,
+        "not_acceptable",
+        "accept: nothing of that is offered here",
+        remedy="accept one of " + ", ".join(MEDIA[each] for each in offered),
+    )
+
+
+async def send_items(
+    call: Call, form: Format, items: AsyncIterator[Mapping[str, Any]], headers: Mapping[str, str]
+) -> None:
+    """Send objects as they come, numbered from 1; nothing is kept of them."""
+    await call.start(200, MEDIA[form], {"cache-control": "no-store", **headers})
+    number = 0
+    while True:
+        following = asyncio.ensure_future(anext(items, None))
+        try:
+            while not await call.wait(following, quiet_s(call)):
+                await call.write(_ALIVE[form])
+        except BaseException:
+            following.cancel()
+            raise
+        item = following.result()
+        if item is None:
+            break
+        number += 1
+        value = {"seq": number, **item}
+        line = Line(number, str(value["type"]), one_line(value))
+        await call.write(encode(line, form).encode())
+    await call.end()
+
+
+def quiet_s(call: Call) -> float | None:
+    """Return the seconds after which a stream says that it lives; None: it never does."""
+    return call.settings.alive_s or None
+
+
+class Pulse:
+    """Says that a stream of lines lives while whoever writes them waits for more than one thing."""
+
+    def __init__(self, call: Call) -> None:
+        """Nothing was written yet; use it in an `async with`."""
+        self._call = call
+        self._at = time.monotonic()
+        self._task: asyncio.Task[None] | None = None
+
+    async def write(self, line: str) -> None:
+        """Write one line, whole."""
+        self._at = time.monotonic()
+        await self._call.write(line.encode())
+
+    async def _beat(self, pause_s: float) -> None:
+        with contextlib.suppress(ClientGone):  # who writes the lines learns it as well
+            while True:
+                await asyncio.sleep(max(0.01, self._at + pause_s - time.monotonic()))
+                if time.monotonic() >= self._at + pause_s:
+                    self._at = time.monotonic()
+                    await self._call.write(_ALIVE["ndjson"])
+
+    async def __aenter__(self) -> Pulse:
+        """Begin."""
+        pause_s = quiet_s(self._call)
+        if pause_s is not None:
+            self._task = asyncio.ensure_future(self._beat(pause_s))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Say no more."""
+        # How it ends has frames, and they have this: no circle, or the call's body stays in it.
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def encode(line: Line, form: Format) -> str:
+    """Return a line in its frame."""
+    if form == "ndjson":
+        return line.text + "\n"
+    number = "" if line.seq is None else f"id: {line.seq}\n"
+    return f"{number}event: {line.kind}\ndata: {line.text}\n\n"
+
+
+def resume_from(call: Call, after: int | None) -> int:
+    """Return the number after which the client wants to continue."""
+    if after is not None:
+        return after
+    last = call.headers.get("last-event-id", "")
+    return int(last) if last.isascii() and last.isdecimal() and len(last) < 16 else 0
+
+
+async def send_kept(
+    call: Call, execution_id: str, form: Format, after: int, headers: Mapping[str, str]
+) -> None:
+    """Send everything after `after` of an execution that has ended and is in the store alone."""
+    store = call.state.ledger.store
+    await call.start(200, MEDIA[form], {"cache-control": "no-store", **headers})
+    position = after
+    while store is not None:
+        chunks = await store.events(execution_id, position, AT_ONCE)
+        if not chunks:
+            break
+        lines = with_gaps(lines_of(chunks, position), position)
+        position = chunks[-1].last_seq
+        await call.write("".join(encode(line, form) for line in lines).encode())
+    await call.end()
+
+
+async def send_spool(
+    call: Call, spool: Spool, form: Format, after: int, headers: Mapping[str, str]
+) -> None:
+    """Send everything after `after`, live, until its end. Raises `ClientGone`."""
+    reader = spool.reader(after)
+    try:
+        await call.start(200, MEDIA[form], {"cache-control": "no-store", **headers})
+        while True:
+            lines = await reader.overflowed() or reader.take()
+            if lines:
+                await call.write("".join(encode(line, form) for line in lines).encode())
+                reader.passed()
+            elif reader.is_over:
+                break
+            elif not await call.wait(reader.arrival(), quiet_s(call)):
+                await call.write(_ALIVE[form])
+        await call.end()
+    finally:
+        reader.close()
