@@ -71,6 +71,13 @@ while True:
         for _ in range(3_000_000): pass
         os._exit(0)
     os.wait()"""
+_BURN_ALONE = _DEAF + "while True: pass"
+_BURN_IN_A_LATE_CHILD = """
+import os, time
+while time.process_time() < 0.3: pass
+if os.fork() == 0:
+    while True: pass
+os.wait()"""
 _LIMITS = {"memory_mb": 256, "processes": 40, "wall_s": 30.0, "cpu_s": 30.0}
 
 
@@ -116,6 +123,14 @@ class LimitsContract:
                 limit_s = 0.5 if verdict is Verdict.WALL_TIME else 20.0
                 ended = sandbox.commands.run(["python3", "-c", code], timeout=limit_s)
                 assert ended.outcome.verdict is verdict
+            assert sandbox.run("mine").text == "'mine'"
+
+    def test_command_above_its_cpu_limit_ends_alone(self, subject: Subject) -> None:
+        """One that never has a child, and one that makes it after it was looked at first."""
+        with _inhabited(subject, cpu_s=0.6) as sandbox:
+            for code in (_BURN_ALONE, _BURN_IN_A_LATE_CHILD):
+                ended = sandbox.commands.run(["python3", "-c", code], timeout=20)
+                assert ended.outcome.verdict is Verdict.CPU_TIME
             assert sandbox.run("mine").text == "'mine'"
 
     def test_burner_beside_uses_up_no_cells_cpu_time(self, subject: Subject) -> None:

@@ -34,7 +34,9 @@ class _Look(NamedTuple):
 class Share:
     """The part of one execution or command, which the guest knows by the number of its request."""
 
-    __slots__ = ("_base", "_is_unanswered", "_latest", "_live", "_number", "known_s")
+    __slots__ = (
+        *("_base", "_is_unanswered", "_latest", "_live", "_looked_at_s", "_number", "known_s"),
+    )
 
     def __init__(self, live: Live, number: int) -> None:
         """Nothing is known of others yet."""
@@ -42,6 +44,8 @@ class Share:
         self._number = number
         self._base: _Look | None = None
         self._latest: _Look | None = None
+        self._looked_at_s: float | None = None
+        """What the sandbox had used when the latest answer came; None until that is read."""
         self._is_unanswered = False
         self.known_s = 0.0
         """Its part when it was looked at last."""
@@ -51,6 +55,8 @@ class Share:
         if self._is_unanswered:
             self.known_s = total_s
         elif self._base is not None and self._latest is not None:
+            if self._looked_at_s is None:
+                self._looked_at_s = total_s
             self.known_s = self._part(total_s, self._base, self._latest)
         else:
             return total_s  # it was not asked yet
@@ -64,8 +70,9 @@ class Share:
         proportion = mine_s / (mine_s + others_s) if others_s else 1.0
         part_s = max(total_s - others_s, total_s * proportion)
         if latest.led_s is not None and len(self._live.running) > 1:
-            # It never had a child, so that nothing of what it used can be missing.
-            part_s = min(part_s, latest.led_s)
+            # It had no child until then, so that nothing of what it had used can be missing. What
+            # the sandbox has used since counts until it is looked at again.
+            part_s = min(part_s, latest.led_s + total_s - (self._looked_at_s or 0.0))
         return part_s
 
     def ask(self, then: Callable[[], None]) -> None:
@@ -90,7 +97,7 @@ class Share:
         if look is not None:
             if self._latest is not None:  # what ended and was not waited for is not taken back
                 look = look._replace(others_s=max(look.others_s, self._latest.others_s))
-            self._latest = look
+            self._latest, self._looked_at_s = look, None
             self._base = self._base or look
         then()
 
