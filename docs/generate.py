@@ -47,7 +47,7 @@ def _filled(match: re.Match[str]) -> str:
 
 def _settings() -> str:
     """Return a table for each section of the settings."""
-    from cellwall.apps.settings_reference import reference, section_names
+    from cellwall.apps.cli.settings_reference import reference, section_names
 
     about, tables = section_names(), {}
     for each in reference():

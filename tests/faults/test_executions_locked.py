@@ -18,7 +18,6 @@ from cellwall.engine.attempts.attempt import BeforeCode, OnEvent, OnStart
 from cellwall.engine.scheduling.admission import Cost, Machine, Overcommit
 from cellwall.engine.scheduling.fair_queue import FairQueue
 from cellwall.engine.scheduling.quotas import Tenants
-from cellwall.engine.tasks import Tasks
 from cellwall.model.execution import Execution
 from cellwall.model.limits import Limits
 from cellwall.model.outcome import Isolation, IsolationLevel, Outcome, Verdict
@@ -31,6 +30,7 @@ from cellwall.server.executions.registry import Executions
 from cellwall.store.records.errors import StoreBusy
 from cellwall.store.records.rows import ExecutionRow
 from cellwall.store.store import Store
+from cellwall.surface.shared.tasks import Tasks
 
 WAIT_S = 0.3
 COST = Cost(16, 4, 16, 1.0)

@@ -19,7 +19,7 @@ from servers import Server, new_sandbox
 
 from cellwall.server.app import ENDPOINTS
 from cellwall.server.http.openapi import document
-from cellwall.server.routes.pages import _page
+from cellwall.server.routes.pages import _page_of
 from cellwall.server.schemas import responses as answers
 from cellwall.server.schemas import responses_about as answers_about
 
@@ -154,5 +154,5 @@ def test_page_for_people_is_inert_and_names_every_route(client: httpx.Client) ->
     assert "https://" not in text
     for path in DOCUMENT["paths"]:
         assert path in text
-    assert _page() == answer.content
+    assert _page_of(DOCUMENT) == answer.content
     assert client.get("/docs/style.css").headers["content-type"].startswith("text/css")

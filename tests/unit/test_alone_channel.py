@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cellwall.guest.channel.frames import encode
-from cellwall.guest.init.first_program import IDLE
+from cellwall.guest.channel.handshake import IDLE
 from cellwall.jail.fast import machine_code
 from cellwall.jail.inspect import host_facts
 from cellwall.runtimes.channel.replies import REPLY, RUN, ChannelLost, GuestRefused

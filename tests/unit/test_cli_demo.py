@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from test_cli_run import start, works
 
-from cellwall.apps.demo import HOSTILE, Bait, Demo, DemoFailure, bait, find_examples
+from cellwall.apps.cli.demo_scenes import HOSTILE, Bait, Demo, DemoFailure, bait, find_examples
 from cellwall.apps.engines import open_engine
 from cellwall.model.errors import UsageError
 from conftest import Require

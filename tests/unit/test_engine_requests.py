@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cellwall.engine.programs.requests import Request, check_path, plan
+from cellwall.engine.policy.arguments import check_path
+from cellwall.engine.programs.requests import Request, plan
 from cellwall.model.errors import CellwallError, NotFound, UsageError
 from cellwall.model.limits import Limits
 

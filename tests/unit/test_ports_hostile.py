@@ -10,10 +10,10 @@ import pytest
 from channel_pair import Pair, frame, with_pair
 
 from cellwall.engine.parts.ports import MOST_CONNECTIONS, Connection, Ports
-from cellwall.engine.tasks import Tasks
 from cellwall.model.errors import CapacityError, PortError, SandboxBroken, UsageError
 from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.runtimes.channel.streams import WINDOW_BYTES
+from cellwall.surface.shared.tasks import Tasks
 
 PORT = 8000
 CLOSED = {"ev": "closed", "id": 1, "reset": False}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cellwall.model.errors import UsageError
+from cellwall.server.core import passed_headers
 from cellwall.server.core.settings import ServerSettings
-from cellwall.server.port_proxy import passed_headers
 from cellwall.server.port_proxy.headers import from_inside, port_token, query_for_inside, to_inside
 
 PREFIX = "/sandboxes/abc/ports/80"

@@ -10,9 +10,9 @@ from urllib.parse import quote, quote_plus
 import pytest
 
 from cellwall.server.core.settings import ServerSettings
+from cellwall.server.http.vocabulary import words_of
 from cellwall.server.observability.labels import Labels
 from cellwall.server.observability.redaction import REDACTED, Redactor
-from cellwall.server.observability.vocabulary import words_of
 
 SECRET = 's3cr3t/+ "ü" value=1'
 RAW = SECRET.encode()

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from cellwall.apps import settings_loader
 from cellwall.apps.cli.main import app
-from cellwall.apps.settings_reference import Setting, reference, section_names
+from cellwall.apps.cli.settings_reference import Setting, reference, section_names
 from cellwall.model.errors import UsageError
 
 ALL = reference()

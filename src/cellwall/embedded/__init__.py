@@ -8,14 +8,12 @@ touches what belongs to its parent; it closes the inherited descriptors and star
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
-import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from functools import partial
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
+from cellwall.engine import loop_engines
 from cellwall.engine.engine import Engine
 from cellwall.runtimes.channel import channel
 from cellwall.surface.sync.loop_thread import LoopThread, Put, at_exit
@@ -70,49 +68,12 @@ class _Default:
         if runner is not None:
             self.abandoned.append(runner)
             runner.abandon()
-        for engine in list(_loop_engines.values()):
-            engine.abandon()
-        _loop_engines.clear()
+        loop_engines.abandon_all()
         channel.abandon_all()
 
 
-_loop_engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Engine] = (
-    weakref.WeakKeyDictionary()
-)
 _default = _Default()
 os.register_at_fork(after_in_child=_default.after_fork)
-
-
-def loop_engine() -> Engine:
-    """Return the engine of the running event loop; it is closed when the loop is shut down."""
-    loop = asyncio.get_running_loop()
-    engine = _loop_engines.get(loop)
-    if engine is None:
-        engine = _loop_engines[loop] = Engine()
-        keeper = _keep(engine)
-        # An asynchronous generator that was started is what a loop closes at its end
-        # (`shutdown_asyncgens`, which `asyncio.run` calls): our only hook there.
-        starting = asyncio.ensure_future(keeper.__anext__())
-        starting.add_done_callback(partial(_hold, loop, keeper))
-    return engine
-
-
-_keepers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncIterator[None]] = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def _hold(
-    loop: asyncio.AbstractEventLoop, keeper: AsyncIterator[None], _: asyncio.Future[None]
-) -> None:
-    _keepers[loop] = keeper
-
-
-async def _keep(engine: Engine) -> AsyncIterator[None]:
-    try:
-        yield
-    finally:
-        await engine.aclose()
 
 
 # -- one-shot --------------------------------------------------------------------------------
@@ -134,7 +95,7 @@ def run(code: str, *, on_event: OnEvent | None = None, **options: Any) -> Execut
 
 async def arun(code: str, *, on_event: OnEvent | None = None, **options: Any) -> Execution:  # noqa: ANN401 - fields of Request
     """Do what `run` does, on the caller's event loop."""
-    return await loop_engine().run(code, on_event=on_event, **options)
+    return await loop_engines.loop_engine().run(code, on_event=on_event, **options)
 
 
 # -- sandboxes -------------------------------------------------------------------------------

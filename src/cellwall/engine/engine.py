@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cellwall.engine.attempts.attempt import BeforeCode, NotBegun, OnEvent, OnStart, finish
 from cellwall.engine.attempts.stages import Stages, report
+from cellwall.engine.policy.arguments import check_env, check_limits, check_start
 from cellwall.engine.policy.levels import NO_FLOOR, Asked, Floor
 from cellwall.engine.policy.selection import Runtimes
 from cellwall.engine.policy.settings import EngineSettings
@@ -25,18 +26,10 @@ from cellwall.engine.programs import collect as bringing_back
 from cellwall.engine.programs.compile_cache import CompileCache
 from cellwall.engine.programs.compile_stage import Compiled, Compiler, Job, Place
 from cellwall.engine.programs.oneshot import Stage, begin, explain, may_be_alone, run_stage
-from cellwall.engine.programs.requests import (
-    Plan,
-    Request,
-    check_env,
-    check_limits,
-    check_start,
-    plan,
-)
+from cellwall.engine.programs.requests import Plan, Request, plan
 from cellwall.engine.sandbox import AsyncSandbox
 from cellwall.engine.scheduling.exhaustion import instead_of
 from cellwall.engine.scheduling.pool import Pool, PoolStatistics
-from cellwall.engine.tasks import Tasks
 from cellwall.engine.templates.store import TemplateStore, state_dir
 from cellwall.model.errors import CellwallError, Conflict
 from cellwall.model.execution import Compilation, Execution
@@ -49,6 +42,7 @@ from cellwall.runtimes.base import (
     runs_alone,
 )
 from cellwall.runtimes.channel.replies import GuestRefused
+from cellwall.surface.shared.tasks import Tasks
 from cellwall.surface.tools.tools import Tools, box_of
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from cellwall.engine.attempts.stages import Stages
 from cellwall.engine.parts.commands import Commands
 from cellwall.engine.parts.contexts import Contexts, called, inside
 from cellwall.engine.parts.files import Files, file_error
-from cellwall.engine.programs.requests import check_source, check_stdin, check_tools, may_call
+from cellwall.engine.policy.arguments import check_source, check_stdin, check_tools, may_call
 from cellwall.engine.programs.session_program import Beside
 from cellwall.languages import registry
 from cellwall.model.errors import CellwallError, Conflict, UsageError
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
     from cellwall.engine.attempts.claimed_sandbox import Live
     from cellwall.engine.parts.ports import Ports
-    from cellwall.engine.tasks import Tasks
     from cellwall.languages.entries.language import Language
     from cellwall.model.execution import CommandResult, Event, Execution
     from cellwall.model.limits import Limits
+    from cellwall.surface.shared.tasks import Tasks
     from cellwall.surface.tools.tools import Offer, Tools
 
 Status = Literal["running", "stopped"]
@@ -413,7 +413,7 @@ class Opening:
         self._sandbox: AsyncSandbox | None = None
 
     async def _open(self) -> AsyncSandbox:
-        from cellwall.embedded import loop_engine
+        from cellwall.engine.loop_engines import loop_engine
 
         return await loop_engine().create_sandbox(self._template, **self._options)
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from cellwall.server.core.request import Call
     from cellwall.server.state import State
 
-ENDPOINTS: tuple[Endpoint, ...] = (
+_HANDLERS: tuple[Endpoint, ...] = (
     *execute.ENDPOINTS,
     *batch.ENDPOINTS,
     *executions.ENDPOINTS,
@@ -60,8 +60,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *webhooks.ENDPOINTS,
     *keys.ENDPOINTS,
     *health.ENDPOINTS,
-    *pages.ENDPOINTS,
 )
+ENDPOINTS: tuple[Endpoint, ...] = (*_HANDLERS, *pages.Pages(_HANDLERS).endpoints)
 
 
 class Router:

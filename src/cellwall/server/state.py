@@ -21,7 +21,6 @@ from cellwall.engine.scheduling.admission import IDLE, NOTHING, Cost, Machine, O
 from cellwall.engine.scheduling.fair_queue import FairQueue
 from cellwall.engine.scheduling.host_headroom import Room
 from cellwall.engine.scheduling.quotas import DEFAULT_TIER, Quotas, Tenants
-from cellwall.engine.tasks import Tasks
 from cellwall.model.errors import CapacityError
 from cellwall.server.audit.writer import Audit
 from cellwall.server.auth.keys import Failures, KeyRing
@@ -39,9 +38,10 @@ from cellwall.server.executions.registry import Executions
 from cellwall.server.executions.sandboxes import Sandboxes
 from cellwall.server.executions.webhooks import Notices
 from cellwall.server.http.connections import Connections
+from cellwall.server.http.vocabulary import words_of
 from cellwall.server.observability.observer import Watch
 from cellwall.server.observability.redaction import Redactor
-from cellwall.server.observability.vocabulary import words_of
+from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
     from pathlib import Path

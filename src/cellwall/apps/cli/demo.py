@@ -1,4 +1,4 @@
-"""`cellwall demo`: the command in front of `cellwall.apps.demo`.
+"""`cellwall demo`: the command in front of `cellwall.apps.cli.demo_scenes`.
 
 Called by `main` and `make run`. Invariant: it ends by itself, and its status is 0 only if every
 step did what it said.
@@ -30,8 +30,8 @@ def demo(
     ] = "namespace",
 ) -> None:
     """Show what cellwall does, on real input and against hostile programs, in under a minute."""
+    from cellwall.apps.cli.demo_scenes import Demo, DemoFailure, find_examples
     from cellwall.apps.cli.templates import built
-    from cellwall.apps.demo import Demo, DemoFailure, find_examples
 
     folder = find_examples(examples)
     for template in ("python", "data"):

@@ -1,7 +1,7 @@
 """`cellwall settings`: every setting with its default, and a check of a file before it is used.
 
-Not the settings (`apps.settings_reference`, `apps.settings_loader`). Called by `main`. Invariant:
-a check says what `cellwall serve` would say to the same file, and starts nothing.
+Not the settings (`apps.cli.settings_reference`, `apps.settings_loader`). Called by `main`.
+Invariant: a check says what `cellwall serve` would say to the same file, and starts nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def settings(
     from cellwall.apps.cli.extras import check_server
 
     check_server()
-    from cellwall.apps.settings_reference import reference
+    from cellwall.apps.cli.settings_reference import reference
 
     if as_json:
         typer.echo(json.dumps([asdict(each) for each in reference()], indent=2))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from cellwall.engine.programs.requests import check_path
+from cellwall.engine.policy.arguments import check_path
 from cellwall.model.errors import FileError
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cellwall.engine.tasks import Tasks
 from cellwall.runtimes.channel.frames import FrameError
 from cellwall.runtimes.channel.replies import ChannelLost
+from cellwall.surface.shared.tasks import Tasks
 from cellwall.surface.tools.calls import Answer, refusal
 from cellwall.surface.tools.tools import Incoming
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from cellwall.engine.attempts.attempt import Attempt, Work
 from cellwall.engine.parts.files import file_error
-from cellwall.engine.programs.requests import (
+from cellwall.engine.policy.arguments import (
     SOURCE_CAP_BYTES,
     check_env,
     check_path,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import Live
     from cellwall.engine.attempts.recorder import Recorder
     from cellwall.engine.parts.terminals import Terminal
-    from cellwall.engine.tasks import Tasks
+    from cellwall.surface.shared.tasks import Tasks
 
 _SHELL = ("/bin/bash", "-c")
 _ARGUMENT_BYTES = 100_000

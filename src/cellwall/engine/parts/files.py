@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
 from cellwall.engine.parts import transfers
-from cellwall.engine.programs.requests import FILE_CAP_BYTES, check_path
+from cellwall.engine.policy.arguments import FILE_CAP_BYTES, check_path
 from cellwall.model.errors import FileError, SandboxBroken
 from cellwall.model.files import FileEntry, Listing
 from cellwall.runtimes.channel.frames import FrameError

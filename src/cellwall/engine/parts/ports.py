@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from cellwall.engine.attempts.claimed_sandbox import Live
-    from cellwall.engine.tasks import Tasks
     from cellwall.surface.shared.forwards import Forward
+    from cellwall.surface.shared.tasks import Tasks
 
 MOST_CONNECTIONS = 128
 """At once and per sandbox; init has the same bound."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from cellwall.engine.attempts.claimed_sandbox import Live
     from cellwall.engine.attempts.verdicts import Cause
-    from cellwall.engine.tasks import Tasks
+    from cellwall.surface.shared.tasks import Tasks
 
 _SLACK_BYTES = 64 * 1024
 """At its end a terminal's last output comes without waiting for our reader."""

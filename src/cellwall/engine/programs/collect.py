@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cellwall.engine.attempts.verdicts import DISPLAYS_MB, ONE_DISPLAY_MB
 from cellwall.engine.parts.files import entries as entries_of
 from cellwall.engine.parts.files import read_file
-from cellwall.engine.programs.requests import check_inner_path
+from cellwall.engine.policy.arguments import check_inner_path
 from cellwall.model.errors import UsageError
 from cellwall.model.files import FileEntry
 from cellwall.model.outcome import LOST

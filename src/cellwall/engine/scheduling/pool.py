@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from cellwall.engine.attempts.claimed_sandbox import Live
 from cellwall.engine.policy.start_times import Starts
-from cellwall.engine.tasks import Tasks
 from cellwall.model.errors import SandboxBroken
 from cellwall.model.ids import new_id
+from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
     from cellwall.engine.policy.settings import EngineSettings

@@ -26,6 +26,7 @@ from cellwall.guest.context.program import Ending, exit_code_of
 from cellwall.guest.display import source_registry, tracebacks
 from cellwall.guest.display.display import bounded_repr, flush_stdout
 from cellwall.guest.display.figures import png_of
+from cellwall.guest.drivers.available import has_duckdb
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,7 +74,7 @@ class Shell:
             closing.detach()
         ip.register_magic_function(partial(_run_pip, ip), "line", "pip")
         page = importlib.import_module("IPython.core.page")
-        if sql.is_installed():
+        if has_duckdb():
             sql.add_magic(ip)
         ip.set_hook("show_in_pager", page.as_hook(page.display_page), 0)
         ip.display_formatter.formatters["image/png"].for_type_by_name(

@@ -16,6 +16,7 @@ import os
 import sys
 from _thread import get_native_id
 
+from cellwall.guest.channel.handshake import IDLE
 from cellwall.guest.channel.init_link import EXIT_UNSERVED
 from cellwall.guest.channel.outbox import Outbox
 from cellwall.guest.context import program as one_shot
@@ -24,7 +25,6 @@ from cellwall.guest.display import source_registry
 from cellwall.guest.display.charts import Charts
 from cellwall.guest.display.display import DEFAULT_DISPLAY_BYTES, Display
 from cellwall.guest.display.figures import Figures
-from cellwall.guest.init.first_program import IDLE
 from cellwall.guest.process import exit_watch, prefault
 from cellwall.guest.process.import_hooks import after_import
 

@@ -250,11 +250,6 @@ def run_program(
         os._exit(ending.exit_code or 0)
 
 
-def is_installed() -> bool:
-    """Whether the template has DuckDB."""
-    return importlib.util.find_spec("duckdb") is not None
-
-
 def _result_of(table: Table) -> Encoded:
     """All of its rows or none: a part would be taken for the whole."""
     if table.is_whole:

@@ -26,28 +26,16 @@ from cellwall.guest.channel.streams import MOST_GRANTED_BYTES, Stream
 from cellwall.guest.init.families import Families, now_ticks
 from cellwall.guest.process import processes
 from cellwall.guest.process.processes import Exit
+from cellwall.guest.process.programs import DEFAULT_PATH, SIGNALS_TO_RESET, find_program
 
 MOST_COMMANDS = 64
 _DEFAULT_OUTPUT_BYTES = 1024 * 1024
 _MOST_OUTPUT_BYTES = 2**40
 _DEFAULT_WINDOW_BYTES = 256 * 1024
-DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 _SIZE = struct.Struct("HHHH")
 _END_OF_FILE_KEY = b"\x04"
 _SCRIPT_FD = 3
 _Action = Union[Tuple[int, ...], Tuple[int, int, str, int, int]]
-
-# Python ignores these two and init some more; an exec keeps what is ignored.
-SIGNALS_TO_RESET = (
-    signal.SIGPIPE,
-    signal.SIGXFSZ,
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
 
 
 class Plan(NamedTuple):
@@ -339,17 +327,6 @@ def spawn(plan: Plan, actions: list[_Action]) -> int:
         raise refusal_from(error, f"start {plan.argv[0]!r}") from None
     finally:
         os.chdir("/")
-
-
-def find_program(name: str, path: str) -> str:
-    """The file to execute, by the rules of a shell. Raises Refusal."""
-    if "/" in name:
-        return name
-    for folder in path.split(":"):
-        candidate = os.path.join(folder or ".", name)
-        if os.access(candidate, os.X_OK) and os.path.isfile(candidate):
-            return candidate
-    raise Refusal("not_found", f"start {name!r}: no such program in PATH={path}")
 
 
 def set_size(terminal: int, rows: int, columns: int) -> None:

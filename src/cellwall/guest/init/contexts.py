@@ -25,7 +25,7 @@ from cellwall.guest.channel.init_link import Link
 from cellwall.guest.channel.loop import Loop
 from cellwall.guest.channel.pipes import Feed, Pump, Sinks
 from cellwall.guest.channel.requests import Request
-from cellwall.guest.context.foreign import context as kernel
+from cellwall.guest.drivers import available
 from cellwall.guest.init import context_spawn as birth
 from cellwall.guest.init import tool_calls
 from cellwall.guest.init.context_connections import Exchange, Line
@@ -236,7 +236,7 @@ class Contexts:
 
     def _refusal(self, language: str) -> Refusal | None:
         try:
-            kernel.check(language, self._config.get("env") or self._environment)
+            available.check(language, self._config.get("env") or self._environment)
         except Refusal as refusal:
             return refusal
         return None
@@ -249,7 +249,7 @@ class Contexts:
             raise Refusal("exists", f"context {name!r}: exists; close it first")
         if len(self._by_name) >= MOST_CONTEXTS:
             raise Refusal("busy", f"context {name!r}: {MOST_CONTEXTS} exist; close one first")
-        kernel.check(language, self._config.get("env") or self._environment)
+        available.check(language, self._config.get("env") or self._environment)
         pid, stdout, stderr, line = self._fork(name, language)
         context = Context(
             name,
@@ -554,5 +554,5 @@ class Contexts:
             raise ProcessLookupError(errno.ESRCH, message)  # somebody else's doing, not ours
         if context.birth is None:
             raise RuntimeError(message)
-        code = "not_found" if end.exit_code == kernel.EXIT_MISSING else "internal"
+        code = "not_found" if end.exit_code == available.EXIT_MISSING else "internal"
         self._channel.send({"ev": "fail", "id": context.birth, "code": code, "message": message})

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import os
 import select
-import sys
 
 from cellwall.guest.channel.frames import LENGTHS, encode, parse_header
+from cellwall.guest.channel.handshake import GO, IDLE, USUAL_CONTEXTS, ready
 from cellwall.guest.process import exit_watch, prefault, processes
 
 TYPE_CHECKING = False
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-PROTOCOL = 1
-IDLE = encode({"ev": "idle"})
-GO = encode({"op": "go"})
-"""Begin with what was held; the only thing that is said to a sandbox that holds something."""
 _READ_BYTES = 64 * 1024
 _READABLE = select.POLLIN
 _GATHER_MS = 1
@@ -63,13 +59,6 @@ class Stretch:
         """The host knows how it ended."""
 
 
-def ready(contexts: list[str]) -> dict[str, Any]:
-    """The first thing that the host hears of an init."""
-    python = sys.version.partition(" ")[0]
-    return {"ev": "ready", "id": 0, "protocol": PROTOCOL, "python": python, "contexts": contexts}
-
-
-USUAL_CONTEXTS = ["main"]
 _USUAL_READY = encode(ready(USUAL_CONTEXTS))
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from cellwall.guest.channel.channel import Channel, HostGone
 from cellwall.guest.channel.errors import Refusal, refusal_from
 from cellwall.guest.channel.frames import FrameError, Header
+from cellwall.guest.channel.handshake import USUAL_CONTEXTS, ready
 from cellwall.guest.channel.init_link import Link
 from cellwall.guest.channel.loop import READ, Loop
 from cellwall.guest.channel.pipes import Sinks
@@ -34,7 +35,7 @@ from cellwall.guest.files.files import Files
 from cellwall.guest.init.commands import Command, Commands
 from cellwall.guest.init.contexts import ContextJob, Contexts
 from cellwall.guest.init.families import Families
-from cellwall.guest.init.first_program import USUAL_CONTEXTS, nothing, ready
+from cellwall.guest.init.first_program import nothing
 from cellwall.guest.init.ports import Connection, Ports
 from cellwall.guest.process import processes
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import os
 
+from cellwall.guest.channel.handshake import USUAL_CONTEXTS
 from cellwall.guest.init import context_spawn
-from cellwall.guest.init.first_program import USUAL_CONTEXTS, Stretch, serve
+from cellwall.guest.init.first_program import Stretch, serve
 from cellwall.guest.process import processes
 
 TYPE_CHECKING = False

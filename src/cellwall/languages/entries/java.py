@@ -1,7 +1,7 @@
 """Java by OpenJDK. The heap may grow to the memory limit: the kernel says when that is too much."""
 
+from cellwall.languages.entries.jvm import PLACE, SMALL, UNCAUGHT
 from cellwall.languages.entries.language import Language, Sample
-from cellwall.languages.jvm import PLACE, SMALL, UNCAUGHT
 
 _MODIFIERS = r"(?:(?:abstract|final|sealed|strictfp) ){0,4}"
 _TYPE = rf"{_MODIFIERS}(?:class|record|enum|interface)"

@@ -3,8 +3,8 @@
 The program is an archive: the compiler writes into it which class has `main`.
 """
 
+from cellwall.languages.entries.jvm import PLACE, SMALL, UNCAUGHT
 from cellwall.languages.entries.language import Language, Sample
-from cellwall.languages.jvm import PLACE, SMALL, UNCAUGHT
 
 LANGUAGE = Language(
     name="kotlin",

@@ -14,7 +14,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from cellwall.guest.init.first_program import IDLE
+from cellwall.guest.channel.handshake import IDLE
 from cellwall.jail.inspect import posture
 from cellwall.jail.plan import plan
 from cellwall.jail.plan.steps import Lockdown

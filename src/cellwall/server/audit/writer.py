@@ -15,7 +15,6 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cellwall.engine.tasks import Tasks
 from cellwall.model.errors import CapacityError, CellwallError
 from cellwall.server.audit.anchor import Anchoring, target_of
 from cellwall.server.audit.chain import Entry, appending, compact, digest_of
@@ -23,6 +22,7 @@ from cellwall.server.audit.refusals import Refusals
 from cellwall.server.audit.retention import TRIM, details_of, due
 from cellwall.server.observability.logs import logger
 from cellwall.server.observability.observer import who_of
+from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from cellwall.engine.scheduling.quotas import Quotas
 from cellwall.model.errors import UsageError
 from cellwall.model.limits import Limits
-from cellwall.server.port_proxy.passed_headers import is_never_passed
+from cellwall.server.core.passed_headers import is_never_passed
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 

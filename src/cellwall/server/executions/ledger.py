@@ -26,12 +26,12 @@ from cellwall.store.records.rows import ExecutionRow
 from cellwall.wire.answer import event_line, one_line
 
 if TYPE_CHECKING:
-    from cellwall.engine.tasks import Tasks
     from cellwall.server.executions.disk_quota import Kept
     from cellwall.server.executions.order import Order
     from cellwall.server.executions.record import ExecutionRecord
     from cellwall.store.records.rows import EventChunk
     from cellwall.store.store import Store
+    from cellwall.surface.shared.tasks import Tasks
 
 _T = TypeVar("_T")
 _AGAIN_S = 1.0

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
     from cellwall.engine.attempts.attempt import BeforeCode
     from cellwall.engine.scheduling.fair_queue import FairQueue, Place
-    from cellwall.engine.tasks import Tasks
     from cellwall.server.core.settings import ServerSettings
     from cellwall.server.executions.ledger import Ledger
     from cellwall.server.executions.order import Order
     from cellwall.store.records.rows import ExecutionRow
+    from cellwall.surface.shared.tasks import Tasks
 
     OnEnded = Callable[[str, Mapping[str, Any], Callable[[], Mapping[str, Any]]], None]
     """Called with the owner, what was asked, and what gives the answer."""

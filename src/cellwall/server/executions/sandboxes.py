@@ -27,13 +27,13 @@ from cellwall.store.records.rows import SandboxRow
 if TYPE_CHECKING:
     from cellwall.engine.parts.commands import Command
     from cellwall.engine.sandbox import AsyncSandbox
-    from cellwall.engine.tasks import Tasks
     from cellwall.model.execution import CommandResult
     from cellwall.server.core.settings import ServerSettings
     from cellwall.server.executions.disk_quota import Kept
     from cellwall.server.schemas.requests import Window
     from cellwall.store.records.changes import Change
     from cellwall.store.store import Store
+    from cellwall.surface.shared.tasks import Tasks
 
 _RESTART = "its server ended"
 _LOG_RECORDS = 1000

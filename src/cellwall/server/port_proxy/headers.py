@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from urllib.parse import parse_qsl, unquote_plus
 
-from cellwall.server.port_proxy.passed_headers import comes_out, goes_in, is_never_passed
+from cellwall.server.core.passed_headers import comes_out, goes_in, is_never_passed
 
 Headers = list[tuple[bytes, bytes]]
 TOKEN_FIELD = "cellwall_token"  # noqa: S105 - the name of one

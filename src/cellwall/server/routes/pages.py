@@ -34,36 +34,68 @@ code { background: #222 } a { color: #8bf } }
 """
 
 
-@functools.cache
-def _document() -> dict[str, Any]:
-    from cellwall.server.app import ENDPOINTS as ALL
+class Pages:
+    """The document and the pages over a table of endpoints, of which they are a part."""
 
-    return document(ALL)
+    def __init__(self, others: tuple[Endpoint, ...]) -> None:
+        """Describe `others` and these; nothing is made before it is asked for."""
+        self.endpoints = (
+            Endpoint(
+                "GET",
+                "/openapi.json",
+                self.openapi,
+                "This document",
+                {200: Answer("OpenAPI 3.1.")},
+                access="public",
+                tags=("server",),
+            ),
+            Endpoint(
+                "GET",
+                "/docs",
+                self.docs,
+                "The same for people",
+                {200: Answer("A page.", None, ("text/html",))},
+                access="public",
+                tags=("server",),
+            ),
+            Endpoint(
+                "GET",
+                "/docs/style.css",
+                self.style,
+                "How that page looks",
+                {200: Answer("A style sheet.", None, ("text/css",))},
+                access="public",
+                tags=("server",),
+            ),
+        )
+        self._all = (*others, *self.endpoints)
+
+    @functools.cached_property
+    def _document(self) -> dict[str, Any]:
+        return document(self._all)
+
+    @functools.cached_property
+    def _document_bytes(self) -> bytes:
+        return one_line(self._document).encode()
+
+    @functools.cached_property
+    def _page(self) -> bytes:
+        return _page_of(self._document)
+
+    async def openapi(self, call: Call) -> None:
+        """`GET /openapi.json`."""
+        await call.answer_bytes(self._document_bytes, "application/json")
+
+    async def docs(self, call: Call) -> None:
+        """`GET /docs`."""
+        await call.answer_bytes(self._page, "text/html; charset=utf-8", headers=_SAFE)
+
+    async def style(self, call: Call) -> None:
+        """`GET /docs/style.css`."""
+        await call.answer_bytes(_STYLE, "text/css; charset=utf-8", headers=_SAFE)
 
 
-@functools.cache
-def _document_bytes() -> bytes:
-    return one_line(_document()).encode()
-
-
-async def openapi(call: Call) -> None:
-    """`GET /openapi.json`."""
-    await call.answer_bytes(_document_bytes(), "application/json")
-
-
-async def docs(call: Call) -> None:
-    """`GET /docs`."""
-    await call.answer_bytes(_page(), "text/html; charset=utf-8", headers=_SAFE)
-
-
-async def style(call: Call) -> None:
-    """`GET /docs/style.css`."""
-    await call.answer_bytes(_STYLE, "text/css; charset=utf-8", headers=_SAFE)
-
-
-@functools.cache
-def _page() -> bytes:
-    described = _document()
+def _page_of(described: dict[str, Any]) -> bytes:
     sections: dict[str, list[str]] = {}
     for path, methods in described["paths"].items():
         for method, operation in methods.items():
@@ -127,34 +159,3 @@ def _shape(schema: dict[str, Any]) -> str:
     if "const" in schema:
         return str(schema["const"])
     return str(schema.get("type", "any"))
-
-
-ENDPOINTS = (
-    Endpoint(
-        "GET",
-        "/openapi.json",
-        openapi,
-        "This document",
-        {200: Answer("OpenAPI 3.1.")},
-        access="public",
-        tags=("server",),
-    ),
-    Endpoint(
-        "GET",
-        "/docs",
-        docs,
-        "The same for people",
-        {200: Answer("A page.", None, ("text/html",))},
-        access="public",
-        tags=("server",),
-    ),
-    Endpoint(
-        "GET",
-        "/docs/style.css",
-        style,
-        "How that page looks",
-        {200: Answer("A style sheet.", None, ("text/css",))},
-        access="public",
-        tags=("server",),
-    ),
-)

@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from cellwall.engine.parts.contexts import MAIN
-from cellwall.engine.programs.requests import check_tools, may_call
+from cellwall.engine.policy.arguments import check_tools, may_call
 from cellwall.engine.scheduling.admission import Cost
 from cellwall.languages import registry
 from cellwall.model.errors import UsageError

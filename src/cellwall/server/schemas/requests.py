@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from cellwall.engine.programs.requests import SOURCE_CAP_BYTES, STDIN_CAP_BYTES
+from cellwall.engine.policy.arguments import SOURCE_CAP_BYTES, STDIN_CAP_BYTES
 from cellwall.server.schemas.base import Closed, Name
 from cellwall.server.schemas.tools import ToolsBody
 

@@ -19,8 +19,8 @@ from cellwall.store.records.rows import EventChunk
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from cellwall.engine.tasks import Tasks
     from cellwall.store.store import Store
+    from cellwall.surface.shared.tasks import Tasks
 
 _CHUNK_BYTES = 256 * 1024
 """Written at once."""

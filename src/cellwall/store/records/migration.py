@@ -16,7 +16,7 @@ from cellwall.store.records import schema
 from cellwall.store.records.errors import StoreBroken
 
 SERVER_ID = "server_id"
-_VERSIONS = Path(__file__).parent / "migrations"
+_VERSIONS = Path(__file__).parents[1] / "migrations"
 
 
 def version_of(connection: Connection) -> str | None:

@@ -18,32 +18,28 @@ import json
 import os
 import select
 import sys
-from importlib.util import find_spec
 from signal import SIGINT, SIGKILL
 from typing import TYPE_CHECKING
 
 from cellwall.guest import drivers
 from cellwall.guest.channel.errors import Refusal
+from cellwall.guest.channel.handshake import IDLE
 from cellwall.guest.channel.init_link import EXIT_UNSERVED
 from cellwall.guest.channel.outbox import MAX_BODY_BYTES, Outbox
-from cellwall.guest.context import sql
 from cellwall.guest.context.foreign.interpreter import DriverBroken, Interpreter, InterpreterEnded
 from cellwall.guest.context.foreign.tool_relay import Relay
 from cellwall.guest.display import tracebacks
 from cellwall.guest.display.display import DEFAULT_DISPLAY_BYTES, Display
 from cellwall.guest.display.json_value import encode_fields, encode_value
-from cellwall.guest.init.commands import DEFAULT_PATH, find_program
-from cellwall.guest.init.first_program import IDLE
+from cellwall.guest.drivers.available import EXIT_MISSING
 from cellwall.guest.process import exit_watch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from typing import Any, NoReturn
 
     from cellwall.guest.channel.init_link import Link
 
-EXIT_MISSING = 127
-"""What a context ends with, before it was ready, whose tool is not there."""
 _EXIT_BROKEN = 70
 _MOST_FORMS = 32
 _MOST_TEXT = 50_000
@@ -71,22 +67,6 @@ def main(link: Link, config: dict[str, Any]) -> NoReturn:
     finally:
         kernel.kill()
         os._exit(code)
-
-
-def check(language: str, environment: Mapping[str, str]) -> None:
-    """Raise `Refusal` where a context of `language` cannot be started, before anything is."""
-    if language == "python":
-        return
-    if language == "sql":
-        if not sql.is_installed():
-            raise Refusal("not_found", "context: this template has no duckdb")
-        return
-    driver = drivers.find(language)
-    if driver is None:
-        raise Refusal("unsupported", f"context: no driver for {language!r}")
-    if language.startswith("jupyter:") and not find_spec("jupyter_client"):
-        raise Refusal("not_found", "context: this template has no jupyter_client")
-    find_program(driver.argv[0], environment.get("PATH", DEFAULT_PATH))
 
 
 class Kernel:

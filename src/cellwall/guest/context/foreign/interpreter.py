@@ -21,8 +21,8 @@ import select
 from signal import SIGCHLD
 from typing import TYPE_CHECKING, Any
 
-from cellwall.guest.init.commands import SIGNALS_TO_RESET, find_program
 from cellwall.guest.process import exit_watch
+from cellwall.guest.process.programs import SIGNALS_TO_RESET, find_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,8 +15,8 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from cellwall.guest.channel.handshake import IDLE
 from cellwall.guest.init.execution import Execution
-from cellwall.guest.init.first_program import IDLE
 from cellwall.guest.process import exit_watch
 from cellwall.guest.process.processes import Exit
 from cellwall.jail.fast import machine_code

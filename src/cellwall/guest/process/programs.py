@@ -1,0 +1,32 @@
+"""Programs about to be executed: where they lie, and which signals they begin with."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from cellwall.guest.channel.errors import Refusal
+
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+# Python ignores these two and init some more; an exec keeps what is ignored.
+SIGNALS_TO_RESET = (
+    signal.SIGPIPE,
+    signal.SIGXFSZ,
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+
+
+def find_program(name: str, path: str) -> str:
+    """The file to execute, by the rules of a shell. Raises Refusal."""
+    if "/" in name:
+        return name
+    for folder in path.split(":"):
+        candidate = os.path.join(folder or ".", name)
+        if os.access(candidate, os.X_OK) and os.path.isfile(candidate):
+            return candidate
+    raise Refusal("not_found", f"start {name!r}: no such program in PATH={path}")
