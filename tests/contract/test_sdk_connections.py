@@ -21,9 +21,9 @@ import pytest
 from cutting_proxy import CuttingProxy, Once
 
 import cellwall
-from cellwall.client.attempts import follow
-from cellwall.client.retry import DELAYS_S
-from cellwall.client.transport import Ask
+from cellwall.client.connection.attempts import follow
+from cellwall.client.connection.retry import DELAYS_S
+from cellwall.client.connection.transport import Ask
 
 if TYPE_CHECKING:
     from servers import Server

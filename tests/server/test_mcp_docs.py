@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from mcp_doors import StdioDoor, images_of, play
 
-from cellwall.apps.mcp.arguments import BY_TOOL
+from cellwall.apps.mcp.tools.arguments import BY_TOOL
 from conftest import Require
 
 if TYPE_CHECKING:

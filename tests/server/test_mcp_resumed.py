@@ -13,8 +13,8 @@ import pytest
 from mcp_types import JSONRPCNotification, JSONRPCResponse
 from servers import ALICE, BOB, Server
 
-from cellwall.apps.mcp import events
-from cellwall.apps.mcp.events import Events, Share
+from cellwall.apps.mcp.transport import events
+from cellwall.apps.mcp.transport.events import Events, Share
 
 pytestmark = pytest.mark.timeout(240)
 VERSION = "2025-11-25"

@@ -13,9 +13,9 @@ from mcp_doors import HttpDoor, at, new_sandbox, play, text_of
 from servers import ADMIN, ALICE, BOB, Server, configuration, error_of, running, start
 
 from cellwall.apps.mcp import session
-from cellwall.apps.mcp.catalog import Catalog
 from cellwall.apps.mcp.library import OnServer
 from cellwall.apps.mcp.session import Session
+from cellwall.apps.mcp.tools.catalog import Catalog
 from cellwall.client import aconnect
 from cellwall.engine.templates.store import state_dir
 from cellwall.model.errors import UsageError

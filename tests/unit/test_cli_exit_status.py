@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cellwall.apps.cli.exit_status import exit_status, explanation
+from cellwall.apps.cli.console.exit_status import exit_status, explanation
 from cellwall.model.outcome import LOST, Isolation, IsolationLevel, Outcome, Verdict
 
 ISOLATION = Isolation("jail", IsolationLevel.NAMESPACE, "")

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from cellwall.apps.cli import extras
+from cellwall.apps.cli.console import extras
 from cellwall.model.errors import HostUnsupported
 
 _OTHER_NAMES = {"prometheus_client": "prometheus-client", "python_multipart": "python-multipart"}

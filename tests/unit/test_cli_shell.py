@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cellwall.apps.cli.inputs import Collector
+from cellwall.apps.cli.console.inputs import Collector
 
 
 def fed(*lines: str, language: str = "python") -> list[str | None]:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellwall.apps.cli import table
-from cellwall.apps.cli.terminal import Output, complain, visible
+from cellwall.apps.cli.console import table
+from cellwall.apps.cli.console.terminal import Output, complain, visible
 
 
 @pytest.mark.parametrize(

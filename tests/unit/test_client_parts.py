@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from cellwall.client import relay, retry
-from cellwall.client.address import DEFAULT_URL, address_of
+from cellwall.client import relay
 from cellwall.client.asynchronous import AsyncClient
+from cellwall.client.connection import retry
+from cellwall.client.connection.address import DEFAULT_URL, address_of
+from cellwall.client.connection.streaming import objects
+from cellwall.client.connection.transport import Ask, Transport
 from cellwall.client.ports import listening
-from cellwall.client.streaming import objects
 from cellwall.client.terminals import shell_line
-from cellwall.client.transport import Ask, Transport
 from cellwall.model.errors import SandboxBroken, ServerUnreachable, UsageError
 from cellwall.model.files import ListeningPort
 

@@ -6,9 +6,9 @@ import asyncio
 import json
 
 from cellwall import ToolBox
-from cellwall.client.address import address_of
-from cellwall.client.tool_calls import ToolCalls
-from cellwall.client.transport import Transport
+from cellwall.client.connection.address import address_of
+from cellwall.client.connection.tool_calls import ToolCalls
+from cellwall.client.connection.transport import Transport
 
 _CALL = {"type": "call", "call": 1, "tool": "order", "arguments": {}, "arguments_bytes": 2}
 _BUSY = {"error": {"code": "store_busy", "message": "not now", "request_id": "r"}}

@@ -14,6 +14,7 @@ SRC = Path(__file__).parents[2] / "src"
 PRELUDE = """
 import os, sys, pathlib
 from cellwall import embedded
+from cellwall.engine import loop_engines
 from cellwall.engine.engine import Engine
 from cellwall.engine.policy.settings import EngineSettings
 from cellwall.testing.bare import BareTemplates
@@ -21,7 +22,7 @@ import cellwall
 base = pathlib.Path(sys.argv[1])
 templates = BareTemplates(base / "env")
 def make(): return Engine(base / "state", EngineSettings(allow_process=True), templates=templates)
-embedded.Engine = make
+embedded.Engine = loop_engines.Engine = make
 embedded.Runner.__init__.__defaults__ = (make,)
 CHOICE = dict(runtime="process", isolation="process")
 """

@@ -13,10 +13,11 @@ import pytest
 from mcp_types import PARSE_ERROR
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_MODERN_VERSION
 
-from cellwall.apps.mcp import dialogue, direct, stdio
-from cellwall.apps.mcp.calls import Calls, DirectCall
-from cellwall.apps.mcp.catalog import Catalog
+from cellwall.apps.mcp import direct
 from cellwall.apps.mcp.session import Session
+from cellwall.apps.mcp.tools.catalog import Catalog
+from cellwall.apps.mcp.transport import dialogue, stdio
+from cellwall.apps.mcp.transport.calls import Calls, DirectCall
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -12,18 +12,18 @@ import httpx
 import pytest
 from jsonschema import Draft202012Validator
 
-from cellwall.apps.mcp import answers
-from cellwall.apps.mcp.addresses import address, media_type, place
-from cellwall.apps.mcp.arguments import BY_TOOL, checked
-from cellwall.apps.mcp.calls import Calls
-from cellwall.apps.mcp.catalog import DESCRIPTIONS, Available, _input_schema
-from cellwall.apps.mcp.events import Events, Share
-from cellwall.apps.mcp.inner import InnerWire
-from cellwall.apps.mcp.progress import Progress
-from cellwall.apps.mcp.schemas import OUTPUTS
 from cellwall.apps.mcp.session import Session
-from cellwall.apps.mcp.tools import BY_NAME
-from cellwall.apps.mcp.visits import GRACE_S, IDLE_S, VisitingClient, Visits
+from cellwall.apps.mcp.tools import answers
+from cellwall.apps.mcp.tools.addresses import address, media_type, place
+from cellwall.apps.mcp.tools.arguments import BY_TOOL, checked
+from cellwall.apps.mcp.tools.catalog import DESCRIPTIONS, Available, _input_schema
+from cellwall.apps.mcp.tools.progress import Progress
+from cellwall.apps.mcp.tools.schemas import OUTPUTS
+from cellwall.apps.mcp.tools.tools import BY_NAME
+from cellwall.apps.mcp.transport.calls import Calls
+from cellwall.apps.mcp.transport.events import Events, Share
+from cellwall.apps.mcp.transport.inner import InnerWire
+from cellwall.apps.mcp.transport.visits import GRACE_S, IDLE_S, VisitingClient, Visits
 from cellwall.model.errors import Conflict, UsageError
 from cellwall.model.execution import Event, Execution, ExecutionError
 from cellwall.model.limits import Limits

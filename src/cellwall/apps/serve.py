@@ -28,7 +28,7 @@ import uvloop
 from cellwall.apps.first_key import adopt_file, first_key, has_own_keys
 from cellwall.apps.heap import keep_big_blocks_apart, lie_on_huge_pages
 from cellwall.apps.instruments import connect, facts_of
-from cellwall.apps.mcp.mount import Mount
+from cellwall.apps.mcp.transport.mount import Mount
 from cellwall.apps.metrics_listener import check_metrics_exposure, listening
 from cellwall.apps.state_lock import locked
 from cellwall.apps.store_place import open_store, store_disk, store_url

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cellwall.client.address import Address
     from cellwall.client.asynchronous import AsyncClient
     from cellwall.client.blocking import Client
+    from cellwall.client.connection.address import Address
 
 __all__ = ["aconnect", "connect"]
 
@@ -54,6 +54,6 @@ def _address(url: str | None, api_key: str | None) -> Address:
             f"connect: the package {error.name!r} is not installed",
             remedy="run: pip install 'cellwall[client]'",
         ) from None
-    from cellwall.client.address import address_of
+    from cellwall.client.connection.address import address_of
 
     return address_of(url, api_key, os.environ)

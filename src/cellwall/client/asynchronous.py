@@ -10,10 +10,10 @@ import builtins
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cellwall.client.attempts import Attempt
+from cellwall.client.connection.attempts import Attempt
+from cellwall.client.connection.transport import Ask, Transport, segment
 from cellwall.client.sandbox import AsyncSandbox, Opening
 from cellwall.client.submitted import AsyncSubmitted
-from cellwall.client.transport import Ask, Transport, segment
 from cellwall.model.ids import new_id
 from cellwall.surface.tools.tools import box_of
 from cellwall.wire import asking
@@ -22,8 +22,8 @@ from cellwall.wire.reading import execution_of
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from cellwall.client.address import Address
-    from cellwall.client.transport import Json
+    from cellwall.client.connection.address import Address
+    from cellwall.client.connection.transport import Json
     from cellwall.model.execution import Execution
     from cellwall.model.limits import Limits
     from cellwall.surface.shared.callbacks import OnEvent

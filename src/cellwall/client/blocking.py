@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
     from types import TracebackType
 
-    from cellwall.client.address import Address
-    from cellwall.client.transport import Json
+    from cellwall.client.connection.address import Address
+    from cellwall.client.connection.transport import Json
     from cellwall.model.execution import Execution
     from cellwall.model.limits import Limits
     from cellwall.surface.shared.callbacks import OnEvent

@@ -13,8 +13,8 @@ import signal as signals
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from cellwall.client.attempts import Attempt, events_of, follow
-from cellwall.client.transport import Ask, segment
+from cellwall.client.connection.attempts import Attempt, events_of, follow
+from cellwall.client.connection.transport import Ask, segment
 from cellwall.model.errors import Conflict, SandboxUnavailable, UsageError
 from cellwall.model.ids import new_id
 from cellwall.model.unicode import utf8
@@ -23,9 +23,9 @@ from cellwall.wire import asking
 from cellwall.wire.reading import command_result_of, error_of
 
 if TYPE_CHECKING:
+    from cellwall.client.connection.transport import Json
     from cellwall.client.live import Live
     from cellwall.client.terminals import Terminal
-    from cellwall.client.transport import Json
     from cellwall.model.execution import CommandResult, Event
 
 _WAIT_S = 50

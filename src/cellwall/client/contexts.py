@@ -6,7 +6,7 @@ import builtins
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from cellwall.client.transport import Ask
+from cellwall.client.connection.transport import Ask
 from cellwall.model.context import ContextName, check_name
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
-from cellwall.client.transport import Ask
+from cellwall.client.connection.transport import Ask
 from cellwall.model.errors import FileError, UsageError
 from cellwall.model.files import FileEntry, Listing
 from cellwall.surface.trees import local_files

@@ -15,7 +15,7 @@ from cellwall.model.errors import SandboxUnavailable
 from cellwall.wire.reading import isolation_of, limits_of, seconds_of
 
 if TYPE_CHECKING:
-    from cellwall.client.transport import Ask, Json, Transport
+    from cellwall.client.connection.transport import Ask, Json, Transport
 
 
 class Live:

@@ -11,12 +11,12 @@ from collections.abc import AsyncGenerator, Generator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from cellwall.client.attempts import Attempt
 from cellwall.client.commands import Commands
+from cellwall.client.connection.attempts import Attempt
+from cellwall.client.connection.transport import Ask
 from cellwall.client.contexts import Contexts
 from cellwall.client.files import Files
 from cellwall.client.live import Live
-from cellwall.client.transport import Ask
 from cellwall.model.errors import CellwallError, NotFound, SandboxUnavailable
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 from cellwall.model.outcome import Verdict
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from types import TracebackType
 
+    from cellwall.client.connection.transport import Json, Transport
     from cellwall.client.ports import Ports
-    from cellwall.client.transport import Json, Transport
     from cellwall.model.execution import CommandResult, Event, Execution
     from cellwall.model.limits import Limits
     from cellwall.model.outcome import Isolation

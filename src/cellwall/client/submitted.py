@@ -12,8 +12,8 @@ import contextlib
 from collections.abc import AsyncGenerator, Generator
 from typing import TYPE_CHECKING
 
-from cellwall.client.attempts import events_of, follow
-from cellwall.client.transport import Ask, Json, Transport, segment
+from cellwall.client.connection.attempts import events_of, follow
+from cellwall.client.connection.transport import Ask, Json, Transport, segment
 from cellwall.surface.sync.loop_thread import Ended
 from cellwall.wire.reading import execution_of
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cellwall.client.commands import Command
-from cellwall.client.transport import Ask
+from cellwall.client.connection.transport import Ask
 from cellwall.model.errors import CellwallError, UsageError
 from cellwall.model.execution import CommandResult
 from cellwall.model.outcome import Outcome, Verdict
@@ -26,8 +26,8 @@ from cellwall.wire.reading import outcome_of
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
+    from cellwall.client.connection.transport import Json
     from cellwall.client.live import Live
-    from cellwall.client.transport import Json
 
 WINDOW_BYTES = 256 * 1024
 """Most bytes that wait here for their reader."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from cellwall.client.streaming import objects
-from cellwall.client.transport import NDJSON, Ask
+from cellwall.client.connection.streaming import objects
+from cellwall.client.connection.transport import NDJSON, Ask
 from cellwall.model.errors import CellwallError
 from cellwall.wire.reading import change_of
 

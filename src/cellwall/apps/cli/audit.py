@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from cellwall.apps.cli.terminal import visible
+from cellwall.apps.cli.console.terminal import visible
 from cellwall.model.errors import Conflict, NotFound, UsageError
 
 if TYPE_CHECKING:

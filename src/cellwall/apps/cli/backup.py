@@ -74,7 +74,7 @@ async def _catch_up(store: Path) -> None:
 
 
 def _store(config: Path | None, environ: Mapping[str, str] | None = None) -> Path:
-    from cellwall.apps.cli.extras import check_server
+    from cellwall.apps.cli.console.extras import check_server
 
     check_server()
     from cellwall.apps.settings_loader import load

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from cellwall.apps.cli.terminal import complain
+from cellwall.apps.cli.console.terminal import complain
 
 
 def register(app: typer.Typer) -> None:
@@ -40,7 +40,7 @@ def bench(
     from cellwall.apps.bench.report import COLUMNS, markdown, row
     from cellwall.apps.bench.report import as_json as result_as_json
     from cellwall.apps.bench.runner import FULL, QUICK, Bench
-    from cellwall.apps.cli.table import show
+    from cellwall.apps.cli.console.table import show
     from cellwall.apps.cli.templates import built
     from cellwall.model.errors import UsageError
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from cellwall.apps.cli.terminal import complain
+from cellwall.apps.cli.console.terminal import complain
 
 
 def register(app: typer.Typer) -> None:

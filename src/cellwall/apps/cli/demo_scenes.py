@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from cellwall.apps.bench import bare
 from cellwall.apps.bench.figures import Figure
 from cellwall.apps.bench.latency import PLAIN, WITH_PACKAGES, fresh, live_context
-from cellwall.apps.cli.table import show
-from cellwall.apps.cli.terminal import Output
+from cellwall.apps.cli.console.table import show
+from cellwall.apps.cli.console.terminal import Output
 from cellwall.apps.engines import open_engine
 from cellwall.model.errors import UsageError
 from cellwall.model.outcome import Verdict

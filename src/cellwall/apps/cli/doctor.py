@@ -77,7 +77,7 @@ def _grade(name: str, finding: Finding) -> str:
 
 
 def _print(found: Mapping[str, list[Finding]]) -> None:
-    from cellwall.apps.cli.table import show
+    from cellwall.apps.cli.console.table import show
 
     rows = [
         (_grade(name, f), name, f.feature, f.detail, f.remedy)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from cellwall.apps.cli import table
-from cellwall.apps.cli.extras import check_server
-from cellwall.apps.cli.terminal import complain
+from cellwall.apps.cli.console import table
+from cellwall.apps.cli.console.extras import check_server
+from cellwall.apps.cli.console.terminal import complain
 from cellwall.model.errors import UsageError
 
 if TYPE_CHECKING:

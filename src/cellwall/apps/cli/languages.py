@@ -32,7 +32,7 @@ def languages(
     if as_json:
         typer.echo(json.dumps([_as_json(*row) for row in rows], indent=2))
         return
-    from cellwall.apps.cli.table import show
+    from cellwall.apps.cli.console.table import show
 
     show(
         ("language", "also", "extensions", "sessions", "compiled", "found", "to get it"),

@@ -25,10 +25,8 @@ from cellwall.apps.cli import (
     keys,
     languages,
     mcp,
-    own_streams,
     run,
     runtimes,
-    sandbox,
     serve,
     settings,
     shell,
@@ -36,8 +34,10 @@ from cellwall.apps.cli import (
     templates,
     top,
 )
-from cellwall.apps.cli.exit_status import INTERRUPTED, OUR_FAILURE
-from cellwall.apps.cli.terminal import complain
+from cellwall.apps.cli.console import own_streams
+from cellwall.apps.cli.console.exit_status import INTERRUPTED, OUR_FAILURE
+from cellwall.apps.cli.console.terminal import complain
+from cellwall.apps.cli.sandboxes import group as sandbox
 from cellwall.model.errors import CellwallError
 
 app = typer.Typer(

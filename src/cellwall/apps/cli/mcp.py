@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from cellwall.apps.cli.own_streams import check_usable
+from cellwall.apps.cli.console.own_streams import check_usable
 from cellwall.model.errors import HostUnsupported
 from cellwall.model.execution import DEFAULT_BUDGET_CHARS
 
@@ -40,6 +40,6 @@ def mcp(
     check_usable(0)
     check_usable(1)
     from cellwall.apps.engines import make_engine
-    from cellwall.apps.mcp.stdio import run
+    from cellwall.apps.mcp.transport.stdio import run
 
     run(lambda: make_engine(pool=1), budget)

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cellwall.apps.cli.artifacts import place_of, save
-from cellwall.apps.cli.exit_status import exit_status, explanation, lost
-from cellwall.apps.cli.shown import Shown
+from cellwall.apps.cli.console.artifacts import place_of, save
+from cellwall.apps.cli.console.exit_status import exit_status, explanation, lost
+from cellwall.apps.cli.console.shown import Shown
+from cellwall.apps.cli.console.terminal import Streams, complain
 from cellwall.apps.cli.templates import built
-from cellwall.apps.cli.terminal import Streams, complain
 from cellwall.model.errors import CellwallError, UsageError
 from cellwall.wire.answer import answer, error_envelope, one_line
 

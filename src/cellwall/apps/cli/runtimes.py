@@ -39,7 +39,7 @@ def runtimes(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    from cellwall.apps.cli.table import show
+    from cellwall.apps.cli.console.table import show
 
     names = ("runtime", "level", "available", *(["start"] if measure else []))
     show((*names, "missing", "to get it"), (_cells(row, measure=measure) for row in rows))

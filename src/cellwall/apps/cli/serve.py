@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from cellwall.apps.cli.extras import check_server
+from cellwall.apps.cli.console.extras import check_server
 
 
 def register(app: typer.Typer) -> None:

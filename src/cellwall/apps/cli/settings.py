@@ -24,7 +24,7 @@ def settings(
     """Print every setting of the server: its name, variable, flag, default and meaning."""
     if context.invoked_subcommand is not None:
         return
-    from cellwall.apps.cli.extras import check_server
+    from cellwall.apps.cli.console.extras import check_server
 
     check_server()
     from cellwall.apps.cli.settings_reference import reference
@@ -32,7 +32,7 @@ def settings(
     if as_json:
         typer.echo(json.dumps([asdict(each) for each in reference()], indent=2))
         return
-    from cellwall.apps.cli.table import show
+    from cellwall.apps.cli.console.table import show
 
     rows = [(e.section, e.name, e.kind, e.default, e.meaning) for e in reference()]
     show(("section", "name", "kind", "default", "meaning"), rows)
@@ -47,7 +47,7 @@ def check(
     An unknown name, a value of the wrong kind, an address that keys would travel to in plain text:
     125 and a word on what to change.
     """
-    from cellwall.apps.cli.extras import check_server
+    from cellwall.apps.cli.console.extras import check_server
 
     check_server()
     from cellwall.apps.metrics_listener import check_metrics_exposure

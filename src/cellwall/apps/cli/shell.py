@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from cellwall.apps.cli.exit_status import explanation
-from cellwall.apps.cli.inputs import Collector
-from cellwall.apps.cli.terminal import Streams, complain
+from cellwall.apps.cli.console.exit_status import explanation
+from cellwall.apps.cli.console.inputs import Collector
+from cellwall.apps.cli.console.terminal import Streams, complain
 from cellwall.model.errors import SandboxUnavailable, UsageError
 
 if TYPE_CHECKING:

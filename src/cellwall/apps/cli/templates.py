@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cellwall.apps.cli.terminal import complain
+from cellwall.apps.cli.console.terminal import complain
 from cellwall.model.outcome import OUR_FAILURE
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def list_all(
     if as_json:
         typer.echo(json.dumps([_as_json(*row) for row in rows], indent=2))
         return
-    from cellwall.apps.cli.table import show
+    from cellwall.apps.cli.console.table import show
 
     show(
         ("template", "built", "MiB", "packages"),

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cellwall.apps.cli.remote import AsJson, Key, Url, duration, mebibytes
-from cellwall.apps.cli.terminal import visible
+from cellwall.apps.cli.console.remote import AsJson, Key, Url, duration, mebibytes
+from cellwall.apps.cli.console.terminal import visible
 from cellwall.model.errors import NotFound, SandboxUnavailable
 
 if TYPE_CHECKING:

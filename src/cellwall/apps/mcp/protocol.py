@@ -26,16 +26,17 @@ from mcp_types import (
 )
 
 import cellwall
-from cellwall.apps.mcp import addresses, answers, arguments, direct, resources, tools
+from cellwall.apps.mcp import direct
+from cellwall.apps.mcp.tools import addresses, answers, arguments, resources, tools
 from cellwall.model.errors import CellwallError, UsageError
 from cellwall.model.for_model import error_for_model
 
 if TYPE_CHECKING:
     from mcp.server.context import ServerRequestContext
 
-    from cellwall.apps.mcp.catalog import Catalog
-    from cellwall.apps.mcp.progress import Report
     from cellwall.apps.mcp.session import Session
+    from cellwall.apps.mcp.tools.catalog import Catalog
+    from cellwall.apps.mcp.tools.progress import Report
 
     Context = ServerRequestContext[Any, Any]
     SessionOf = Callable[[Context], Session]

@@ -17,9 +17,9 @@ from cellwall.surface.shared.tasks import Tasks
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
-    from cellwall.apps.mcp.catalog import Catalog
     from cellwall.apps.mcp.direct import Spoken
     from cellwall.apps.mcp.library import Library
+    from cellwall.apps.mcp.tools.catalog import Catalog
     from cellwall.surface.sync.protocols import AnySandbox
 
 _log = logging.getLogger("cellwall.mcp")

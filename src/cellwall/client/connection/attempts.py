@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from cellwall.client.streaming import objects
-from cellwall.client.tool_calls import ToolCalls
-from cellwall.client.transport import NDJSON, Ask, Json, Transport
+from cellwall.client.connection.streaming import objects
+from cellwall.client.connection.tool_calls import ToolCalls
+from cellwall.client.connection.transport import NDJSON, Ask, Json, Transport
 from cellwall.model.errors import CellwallError
 from cellwall.model.ids import new_id
 from cellwall.wire.reading import error_of, event_of

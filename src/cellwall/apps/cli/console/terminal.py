@@ -14,7 +14,7 @@ from threading import Event as Signal
 from threading import Thread
 from typing import TYPE_CHECKING, TextIO
 
-from cellwall.apps.cli.own_streams import failure
+from cellwall.apps.cli.console.own_streams import failure
 from cellwall.model.errors import UsageError
 
 if TYPE_CHECKING:

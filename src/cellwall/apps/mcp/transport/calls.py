@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from mcp.shared.dispatcher import coerce_request_id
 
-from cellwall.apps.mcp import answers, direct
+from cellwall.apps.mcp import direct
 from cellwall.apps.mcp.protocol import called
 from cellwall.apps.mcp.session import ended
+from cellwall.apps.mcp.tools import answers
 from cellwall.model.errors import CellwallError
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from cellwall.apps.mcp.catalog import Catalog
 from cellwall.apps.mcp.library import Embedded
 from cellwall.apps.mcp.session import Session
+from cellwall.apps.mcp.tools.catalog import Catalog
 from cellwall.model.errors import CellwallError
 from cellwall.surface.shared.tasks import Tasks
 
@@ -62,7 +62,7 @@ def _loaded() -> Any:  # noqa: ANN401 - a module
     """Import the SDK; the collector would look through its classes over and over meanwhile."""
     gc.disable()
     try:
-        return import_module("cellwall.apps.mcp.dialogue")
+        return import_module("cellwall.apps.mcp.transport.dialogue")
     finally:
         gc.freeze()
         gc.enable()

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from cellwall.client.streaming import objects
-from cellwall.client.transport import NDJSON, Ask, Json, Transport
+from cellwall.client.connection.streaming import objects
+from cellwall.client.connection.transport import NDJSON, Ask, Json, Transport
 from cellwall.model.errors import CellwallError, Conflict, NotFound
 from cellwall.surface.shared.tasks import Tasks
 from cellwall.surface.tools.calls import refusal

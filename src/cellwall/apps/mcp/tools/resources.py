@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from mcp_types import BlobResourceContents, Resource, TextResourceContents
 
-from cellwall.apps.mcp.addresses import address, media_type, place
-from cellwall.apps.mcp.tools import content_of
+from cellwall.apps.mcp.tools.addresses import address, media_type, place
+from cellwall.apps.mcp.tools.tools import content_of
 from cellwall.model.errors import CellwallError
 from cellwall.model.excerpts import plain
 

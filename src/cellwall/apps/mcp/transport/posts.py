@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cellwall.apps.mcp.direct import decoded
-from cellwall.apps.mcp.events import PRIMED_FROM, RETRY_MS
+from cellwall.apps.mcp.transport.events import PRIMED_FROM, RETRY_MS
 from cellwall.server.core.request import JSON_TYPE, ClientGone
 
 if TYPE_CHECKING:
-    from cellwall.apps.mcp.calls import DirectCall
-    from cellwall.apps.mcp.visits import Connection, Visit
+    from cellwall.apps.mcp.transport.calls import DirectCall
+    from cellwall.apps.mcp.transport.visits import Connection, Visit
     from cellwall.server.core.request import Call, Message, Receive
 
 MESSAGE_BYTES = 16 * 1024 * 1024

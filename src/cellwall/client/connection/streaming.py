@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import httpx
 
-    from cellwall.client.transport import Json
+    from cellwall.client.connection.transport import Json
 
 
 async def objects(response: httpx.Response) -> AsyncIterator[Json]:

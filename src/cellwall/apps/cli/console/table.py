@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cellwall.apps.cli.terminal import visible
+from cellwall.apps.cli.console.terminal import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

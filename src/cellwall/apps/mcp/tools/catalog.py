@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cellwall.apps.mcp.arguments import BY_TOOL
-from cellwall.apps.mcp.schemas import OUTPUTS
+from cellwall.apps.mcp.tools.arguments import BY_TOOL
+from cellwall.apps.mcp.tools.schemas import OUTPUTS
 from cellwall.engine.templates.store import TemplateStore
 from cellwall.languages.registry import LANGUAGES
 from cellwall.languages.tools import is_installed

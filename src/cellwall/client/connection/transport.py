@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 import httpx
 
-from cellwall.client.retry import Budget, unreachable
+from cellwall.client.connection.retry import Budget, unreachable
 from cellwall.model.errors import CellwallError, NotFound, ServerUnreachable, UsageError
 from cellwall.surface.shared.tasks import Tasks
 from cellwall.wire.asking import encoded
@@ -25,7 +25,7 @@ from cellwall.wire.reading import error_of
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
-    from cellwall.client.address import Address
+    from cellwall.client.connection.address import Address
 
 NDJSON = "application/x-ndjson"
 _CONNECT_S = 10.0

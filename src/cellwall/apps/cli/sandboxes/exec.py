@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cellwall.apps.cli.exit_status import exit_status, explanation
-from cellwall.apps.cli.own_streams import check_usable, failure
-from cellwall.apps.cli.remote import Key, Url, Which, connected, found, pairs
-from cellwall.apps.cli.terminal import Streams, complain
+from cellwall.apps.cli.console.exit_status import exit_status, explanation
+from cellwall.apps.cli.console.own_streams import check_usable, failure
+from cellwall.apps.cli.console.remote import Key, Url, Which, connected, found, pairs
+from cellwall.apps.cli.console.terminal import Streams, complain
 from cellwall.model.errors import CellwallError
 
 if TYPE_CHECKING:

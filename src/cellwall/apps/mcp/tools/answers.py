@@ -17,7 +17,7 @@ from mcp_types import (
     TextContent,
 )
 
-from cellwall.apps.mcp.addresses import media_type
+from cellwall.apps.mcp.tools.addresses import media_type
 from cellwall.model.errors import CellwallError
 from cellwall.model.excerpts import cut_middle, plain, shares
 from cellwall.model.for_model import error_for_model

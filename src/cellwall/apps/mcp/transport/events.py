@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mcp.server.streamable_http import EventCallback
     from mcp_types import JSONRPCMessage
 
-    from cellwall.apps.mcp.calls import DirectCall
+    from cellwall.apps.mcp.transport.calls import DirectCall
 
 RETRY_MS = 500
 """After which a client comes back; its session outlives its last connection by twice as long."""

@@ -18,9 +18,9 @@ from cellwall.model.limits import Limits
 from cellwall.surface.shared.tasks import Tasks
 
 if TYPE_CHECKING:
-    from cellwall.apps.mcp.calls import Calls
-    from cellwall.apps.mcp.events import Events
     from cellwall.apps.mcp.session import Session
+    from cellwall.apps.mcp.transport.calls import Calls
+    from cellwall.apps.mcp.transport.events import Events
     from cellwall.server.auth.keys import Principal
     from cellwall.server.core.request import Message, Receive, Send
 

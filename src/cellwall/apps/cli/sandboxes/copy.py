@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cellwall.apps.cli.remote import Key, Url, connected, found
-from cellwall.apps.cli.terminal import visible
+from cellwall.apps.cli.console.remote import Key, Url, connected, found
+from cellwall.apps.cli.console.terminal import visible
 from cellwall.model.errors import UsageError
 
 if TYPE_CHECKING:

@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, cast
 from anyio import wrap_file
 from mcp.server.stdio import stdio_server
 
-from cellwall.apps.mcp.calls import Calls
 from cellwall.apps.mcp.direct import decoded, parse_error
-from cellwall.apps.mcp.lines import STEP_BYTES, Lines, Sink
 from cellwall.apps.mcp.protocol import make_server
+from cellwall.apps.mcp.transport.calls import Calls
+from cellwall.apps.mcp.transport.lines import STEP_BYTES, Lines, Sink
 
 if TYPE_CHECKING:
     from io import TextIOWrapper
 
     from anyio import AsyncFile
 
-    from cellwall.apps.mcp.catalog import Catalog
     from cellwall.apps.mcp.session import Session
+    from cellwall.apps.mcp.tools.catalog import Catalog
 
     _Text = AsyncFile[str]
 

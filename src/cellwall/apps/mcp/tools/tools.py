@@ -26,9 +26,9 @@ from mcp_types import (
     TextContent,
 )
 
-from cellwall.apps.mcp import answers, arguments
-from cellwall.apps.mcp.addresses import address, media_type, place
-from cellwall.apps.mcp.progress import Report, reported
+from cellwall.apps.mcp.tools import answers, arguments
+from cellwall.apps.mcp.tools.addresses import address, media_type, place
+from cellwall.apps.mcp.tools.progress import Report, reported
 from cellwall.engine.parts.contexts import MAIN
 from cellwall.model.errors import FileError, NotFound, UsageError
 from cellwall.model.excerpts import cut_middle, plain

@@ -16,13 +16,13 @@ from urllib.parse import quote, urlencode
 
 import httpx
 
-from cellwall.client.transport import Ask, Json, Transport, present, refusal
+from cellwall.client.connection.transport import Ask, Json, Transport, present, refusal
 from cellwall.wire.asking import encoded
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 
-    from cellwall.client.address import Address
+    from cellwall.client.connection.address import Address
     from cellwall.surface.shared.tasks import Tasks
 
     Message = MutableMapping[str, Any]

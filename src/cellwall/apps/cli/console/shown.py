@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cellwall.apps.cli.terminal import Streams
+    from cellwall.apps.cli.console.terminal import Streams
     from cellwall.model.execution import Event
 
 _PRINTS_ROWS = frozenset({"sql", "duckdb"})

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cellwall.apps.cli.exit_status import exit_status, explanation
-from cellwall.apps.cli.remote import Key, Url, Which, connected, found
-from cellwall.apps.cli.terminal import complain
+from cellwall.apps.cli.console.exit_status import exit_status, explanation
+from cellwall.apps.cli.console.remote import Key, Url, Which, connected, found
+from cellwall.apps.cli.console.terminal import complain
 from cellwall.model.errors import UsageError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from cellwall.server.core.errors import HttpError
 from cellwall.server.http.endpoint import Endpoint
 
 if TYPE_CHECKING:
-    from cellwall.apps.mcp.http import Door
+    from cellwall.apps.mcp.transport.http import Door
     from cellwall.server.core.request import Call
     from cellwall.server.http.guards import Guard
     from cellwall.server.state import State
@@ -60,7 +60,7 @@ class Mount:
             )
         if self.app is None:
             raise RuntimeError("mcp: there is no application")
-        http = await asyncio.to_thread(import_module, "cellwall.apps.mcp.http")
+        http = await asyncio.to_thread(import_module, "cellwall.apps.mcp.transport.http")
         door: Door = http.Door(self._state, self.app)
         await door.open()
         return door

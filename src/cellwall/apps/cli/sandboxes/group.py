@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cellwall.apps.cli import sandbox_copy, sandbox_exec, sandbox_shell
-from cellwall.apps.cli.remote import (
+from cellwall.apps.cli.console.remote import (
     AsJson,
     Key,
     Url,
@@ -25,7 +24,10 @@ from cellwall.apps.cli.remote import (
     numbers,
     pairs,
 )
-from cellwall.apps.cli.terminal import complain, visible
+from cellwall.apps.cli.console.terminal import complain, visible
+from cellwall.apps.cli.sandboxes import copy as sandbox_copy
+from cellwall.apps.cli.sandboxes import exec as sandbox_exec
+from cellwall.apps.cli.sandboxes import shell as sandbox_shell
 
 if TYPE_CHECKING:
     from cellwall.client.blocking import RemoteSandbox
@@ -66,7 +68,7 @@ def list_all(
         if as_json:
             typer.echo(json.dumps([_facts(each) for each in listed], indent=2))
             return
-        from cellwall.apps.cli.table import show
+        from cellwall.apps.cli.console.table import show
 
         columns = ["ID", "NAME", "TEMPLATE", "STATUS", "AGE", "ENDS IN", "MEMORY", "METADATA"]
         show(columns, [_row(each) for each in listed])

@@ -1,0 +1,1 @@
+"""`cellwall sandbox …`: sandboxes of a server, listed, entered, copied to and from, ended."""

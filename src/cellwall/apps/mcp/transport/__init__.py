@@ -1,0 +1,1 @@
+"""The two ways to the tools: a process of its own on stdin and stdout, and `/mcp` of a server."""
