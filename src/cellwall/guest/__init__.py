@@ -1,5 +1,6 @@
-"""What runs inside every sandbox: init, context loop, files, commands.
+"""The code that runs inside every sandbox: init, contexts, files, commands.
 
-Standard library only, Python 3.8 or newer, imports nothing of ours; travels as a zipapp. Nobody
-outside imports it but `runtimes`, for the frame format both ends share.
+It uses the standard library only, of Python 3.8 or newer, imports no module of cellwall outside
+`guest`, and travels as a zipapp. Outside this package only `runtimes` imports it, for the frame
+format that both ends share.
 """

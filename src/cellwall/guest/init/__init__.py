@@ -1,4 +1,5 @@
-"""Pid 1 of a sandbox: owns the channel, reaps, keeps the books of contexts and commands.
+"""Pid 1 of a sandbox: owns the channel, reaps, keeps the records of contexts and commands.
 
-It never runs caller code. `context_spawn` is the one module whose end runs in the new context.
+Init never runs caller code. `context_spawn` is the one module whose last part runs in the new
+context.
 """

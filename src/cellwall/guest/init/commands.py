@@ -1,10 +1,10 @@
 """Commands: processes that a caller starts by argument vector, with or without a terminal.
 
 `init/main.py` owns the table and reports exits to it. No shell and no interpreter is implied, and
-what a command prints is counted elsewhere (`pipes.py`).
+output is counted elsewhere (`pipes.py`).
 
-Spawning never forks init's image (posix_spawn shares it until the exec), so it stays cheap
-however large the warm interpreter is. The price: init is in the child's directory for that moment.
+Spawning never forks init's image (posix_spawn shares it until the exec), so it stays cheap however
+large the warm interpreter is. The price: init is in the child's directory for that moment.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _Action = Union[Tuple[int, ...], Tuple[int, int, str, int, int]]
 
 
 class Plan(NamedTuple):
-    """What is to be started, checked."""
+    """The checked description of a command to start."""
 
     argv: list[str]
     cwd: str
@@ -47,9 +47,9 @@ class Plan(NamedTuple):
     has_stdin: bool
     size: tuple[int, int] | None
     script: bytes
-    """What its descriptor 3 reads, if it is not empty."""
+    """Bytes that the command reads from descriptor 3; empty if it has none."""
     is_merged: bool
-    """Whether stderr is stdout: one pipe, so that the order of both is kept."""
+    """Whether stderr shares stdout's pipe, so that the order of both is kept."""
     output_bytes: int
     window_bytes: int
 
@@ -58,7 +58,7 @@ class Command:
     """One started process, its pipes and its budgets."""
 
     def __init__(self, number: int, pid: int, output_bytes: int) -> None:
-        """Pipes are attached by `Commands`, once the process exists."""
+        """`Commands` attaches the pipes once the process exists."""
         self.id = number
         self.pid = pid
         self.stdout = Meter(output_bytes)
@@ -74,38 +74,38 @@ class Command:
         processes.signal_session(self.pid, number)
 
     def processor_us(self) -> int | None:
-        """What its first process used, in µs."""
+        """Return the processor time of the command's first process, in µs."""
         return processes.processor_ns(self.pid) // 1000
 
     def end_input(self) -> None:
-        """End of file on its input."""
+        """End the input of the command."""
         if self.terminal is not None:
             self.terminal.stream.write(_END_OF_FILE_KEY)
         elif isinstance(self.feed, Feed):
             self.feed.end()
 
     def resize(self, rows: int, columns: int) -> None:
-        """Tell its terminal; without one there is nothing to tell."""
+        """Resize the command's terminal, if it has one."""
         if self.terminal is not None:
             set_size(self.terminal.fd, rows, columns)
 
     def grant(self, count: int) -> None:
-        """The host can take more of a terminal's output; other output is metered instead."""
+        """Let a terminal send `count` bytes more; other output is metered instead."""
         if self.terminal is not None:
             self.terminal.stream.grant(count)
 
     def end_output(self) -> int:
-        """Send what is left of a terminal's output and close it; how much input it never took."""
+        """Send a terminal's remaining output and close it; return how much input it never took."""
         if self.terminal is None:
             return 0
         self.terminal.stream.drain()
         self.terminal.stream.stop()
-        os.close(self.terminal.fd)  # a hang-up, as for any terminal that is closed
+        os.close(self.terminal.fd)  # hangs up, as for any terminal that is closed
         return self.terminal.stream.dropped
 
 
 class Terminal(NamedTuple):
-    """Our side of a pseudo-terminal, and the bytes that pass through it."""
+    """Init's side of a pseudo-terminal, and the stream over it."""
 
     fd: int
     stream: Stream
@@ -131,14 +131,14 @@ class Commands:
         self._by_pid: dict[int, Command] = {}
 
     def job(self, number: int) -> Command | None:
-        """The running command of this number."""
+        """Return the running command of this number."""
         for command in self._by_pid.values():
             if command.id == number:
                 return command
         return None
 
     def leaders(self) -> dict[int, int]:
-        """Pid of each running command, by request."""
+        """Return the pid of each running command, by request."""
         return {each.id: each.pid for each in self._by_pid.values()}
 
     def start(self, request: Request) -> None:
@@ -146,7 +146,7 @@ class Commands:
         if len(self._by_pid) >= MOST_COMMANDS:
             raise Refusal("busy", f"start: {MOST_COMMANDS} commands run; end one first")
         plan = self._plan(request)
-        since = now_ticks()  # before there is a process that could have children
+        since = now_ticks()  # before a process exists that could have children
         if plan.size is not None:
             command = self._start_on_terminal(request.id, plan, plan.size)
         else:
@@ -239,12 +239,12 @@ class Commands:
         command.pumps.append(pump)
 
     def on_exit(self, pid: int, end: Exit) -> bool:
-        """A process ended; True if it was a command."""
+        """Handle the end of a process; return True if it was a command."""
         command = self._by_pid.pop(pid, None)
         if command is None:
             return False
         if end.signal == signal.SIGKILL:
-            # A limit's work, or its owner's: what it started goes too.
+            # A limit killed it, or its owner did: the processes it started go too.
             self._families.end(pid, command.since, partial(self._conclude, command, end))
         else:
             self._conclude(command, end, 0)
@@ -278,25 +278,25 @@ class Commands:
 
 
 class _Ends:
-    """Pipes between us and what is about to start: our ends, its ends, and which it gets as what.
+    """Pipes between init and a command about to start: init's ends, its ends, and its fd numbers.
 
-    In the order in which they are made; descriptor 3 comes last, as a pipe may have that number.
+    They are connected in the order in which they are made; descriptor 3 comes last, because a pipe
+    may have that number.
     """
 
     def __init__(self) -> None:
-        """None yet."""
         self.ours: list[int] = []
         self.theirs: list[int] = []
         self.actions: list[_Action] = []
 
     def read_from(self, *numbers: int) -> int:
-        """Our end of what it writes to descriptors of those numbers."""
+        """Return init's end of a pipe to which the command writes as descriptors `numbers`."""
         read_fd, write_fd = os.pipe()
         self._keep(read_fd, write_fd, numbers)
         return read_fd
 
     def write_to(self, number: int) -> int:
-        """Our end of what it reads from the descriptor of that number."""
+        """Return init's end of a pipe from which the command reads as descriptor `number`."""
         read_fd, write_fd = os.pipe()
         self._keep(write_fd, read_fd, (number,))
         return write_fd
@@ -308,7 +308,7 @@ class _Ends:
 
 
 def spawn(plan: Plan, actions: list[_Action]) -> int:
-    """Start the program in a session of its own; its pid. Raises Refusal."""
+    """Start the program in a session of its own and return its pid. Raises Refusal."""
     try:
         os.chdir(plan.cwd)
     except OSError as error:

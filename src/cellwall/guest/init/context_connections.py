@@ -1,17 +1,17 @@
-"""Init's side of a context's connections: who calls, what they say, and what they are told.
+"""Init's side of a context's connections: accept them, read frames from them, and answer.
 
-`contexts.py` uses this; `init_link.py` is the other end. It checks framing and the caller's pid,
-not what a frame means.
+`contexts.py` uses this module; `init_link.py` is the other end. It checks the framing and the
+caller's pid, not what a frame means.
 
-SECURITY: a connection is heard only when the kernel says that a context opened it (SO_PEERCRED, or
-SCM_CREDENTIALS where a kernel answers the former with our own pid, as gVisor's does), and whatever
-it says counts as said by caller code, because caller code can say it.
+SECURITY: a connection is read only when the kernel says that a context opened it (SO_PEERCRED, or
+SCM_CREDENTIALS where a kernel such as gVisor's answers the former with init's own pid). Every frame
+on it counts as sent by caller code, because caller code can send it.
 """
 
 from __future__ import annotations
 
-# The C module under `socket`: the Python class over it makes enum members of every constant, and
-# a fork pays for each page that it writes to.
+# The C module under `socket`: the Python class over it makes enum members of every constant, and a
+# fork pays for each page that it writes to.
 import _socket
 import errno
 import os
@@ -27,10 +27,10 @@ from cellwall.guest.init.context_spawn import listener
 _READ_BYTES = 64 * 1024
 _PEER = struct.Struct("3i")
 _SCM_CREDENTIALS = 2
-"""unix(7); the `socket` module names it only where its build saw the constant."""
+"""Type of a credentials message, unix(7); not every build of `socket` has a name for it."""
 _MOST_ROUNDS = 128
 _MOST_UNKNOWN = 16
-"""Connections that have not yet said who they are; the oldest gives way."""
+"""Maximum number of connections whose pid is not yet known; the oldest gives way."""
 _ROOM = _socket.CMSG_SPACE(_PEER.size)
 
 
@@ -40,9 +40,9 @@ class Line:
     def __init__(
         self, loop: Loop, channel: Channel, connection: _socket.socket, first: bytes = b""
     ) -> None:
-        """Own an accepted connection; who listens is set by `on_frame` and `on_broken`.
+        """Own an accepted connection; the owner sets the callbacks `on_frame` and `on_broken`.
 
-        `first_program` was read from it already; `drain` hears that, too.
+        `first` holds bytes that were already read from the connection; `drain` processes them, too.
         """
         connection.setblocking(False)
         self._loop = loop
@@ -56,20 +56,20 @@ class Line:
         self._is_last = False
         self.is_open = True
         self.error: OSError | None = None
-        """Why something could not be sent."""
+        """The error because of which something could not be sent."""
         self.on_frame: Callable[[Line, Header, bytes], None] | None = None
         self.on_broken: Callable[[], None] | None = None
         self.on_closed: Callable[[], None] | None = None
-        """Called once, whoever hung up."""
+        """Called once, whichever side closed the connection."""
         loop.watch(connection.fileno(), READ, self._on_ready)
 
     @property
     def is_sent(self) -> bool:
-        """All that was to be told has been taken by the kernel."""
+        """Whether the kernel has taken everything that was to be sent."""
         return self.error is None and not self._queue
 
     def send(self, header: Header, body: bytes = b"") -> None:
-        """Tell the context; its being slow or gone is no error here, but `is_sent` knows."""
+        """Send a frame to the context. A slow or ended context is no error; see `is_sent`."""
         frame = encode(header, body)
         try:
             sent = self._socket.send(frame)
@@ -86,24 +86,27 @@ class Line:
         self.close()
 
     def close_once_sent(self) -> None:
-        """Hang up first, where the other side is about to: its doing so would wake us up in the
-        middle of its work, on the CPU that it works on."""
+        """Close the connection once everything is sent, before the context does.
+
+        If the context closed it first, that would wake init in the middle of the context's work, on
+        the CPU on which the context works.
+        """
         self._is_last = True
         if not self._queue:
             self.close()
 
     def hear(self) -> None:
-        """Hear what is there, one read's worth: somebody who goes on for ever is not alone here."""
+        """Process at most one read of what is there: an endless sender must not starve others."""
         self._read()
 
     def drain(self) -> None:
-        """Hear what was said already, without waiting for more."""
+        """Process what was already sent, without waiting for more."""
         for _ in range(_MOST_ROUNDS):
             if not self._read():
                 break
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self.is_open:
             self.is_open = False
             self._pause()
@@ -178,42 +181,42 @@ class Line:
 
 
 class Exchange:
-    """The listening socket that every context of this init dials."""
+    """The listening socket to which every context of this init connects."""
 
     def __init__(self, loop: Loop, channel: Channel, on_line: Callable[[int, Line], None]) -> None:
-        """`on_line` hears of every connection and the pid behind it."""
+        """`on_line` receives each connection with the pid of the process that opened it."""
         self._loop = loop
         self._channel = channel
         self._on_line = on_line
         self._unknown: list[_socket.socket] = []
         self.address = ""
         self.are_named = False
-        """Callers say who they are (SCM_CREDENTIALS), because the kernel does not by itself."""
+        """Whether callers send their credentials (SCM_CREDENTIALS); SO_PEERCRED is no use then."""
 
     def open(self, made: tuple[_socket.socket, str] | None = None) -> None:
-        """Bind and listen before the first fork: contexts take `address` with them.
+        """Bind and listen before the first fork, because contexts inherit `address`.
 
-        `made` is a listener of `context_spawn.listener` that a context knows already.
+        `made` is a socket of `context_spawn.listener` whose address a context already knows.
         """
         self._socket, self.address = listener() if made is None else made
-        # What the Python class builds its `accept` on; the type stubs do not know it.
+        # The Python class builds its `accept` on this method; the type stubs do not know it.
         self._accept_fd: Callable[[], tuple[int, object]] = self._socket._accept  # type: ignore[attr-defined]
 
     def watch(self) -> None:
-        """Accept calls from now on."""
+        """Accept connections from now on."""
         self._loop.watch(self._socket.fileno(), READ, self._on_ready)
 
     def fileno(self) -> int:
-        """The listening descriptor."""
+        """Return the listening descriptor."""
         return self._socket.fileno()
 
     def line(self, fd: int) -> Line:
-        """Own `fd`, our end of a pair."""
+        """Take ownership of `fd`, init's end of a socket pair."""
         connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
         return Line(self._loop, self._channel, connection)
 
     def drain(self) -> None:
-        """Accept everybody who called already."""
+        """Accept all connections that are waiting."""
         for _ in range(_MOST_ROUNDS):
             if not self._accept():
                 break
@@ -225,7 +228,8 @@ class Exchange:
         try:
             fd, _address = self._accept_fd()
         except OSError:
-            # Nobody there, or no descriptor left: the latter passes when something is closed.
+            # No connection is waiting, or no descriptor is left: the latter passes when one is
+            # closed.
             return False
         connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
         if self.are_named:
@@ -238,12 +242,12 @@ class Exchange:
         return True
 
     def _await_name(self, connection: _socket.socket) -> None:
-        """Wait for the first bytes: the credentials, which the kernel has checked, are theirs."""
+        """Wait for the first bytes: the kernel has checked the credentials that come with them."""
         connection.setblocking(False)
         connection.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
         self._unknown.append(connection)
         self._loop.watch(connection.fileno(), READ, lambda _events: self._hear_name(connection))
-        self._hear_name(connection)  # they are there already, as a rule
+        self._hear_name(connection)  # as a rule the bytes are already there
         if len(self._unknown) > _MOST_UNKNOWN:
             self._let_go(self._unknown[0]).close()
 
@@ -259,7 +263,7 @@ class Exchange:
         if not data or pid is None:
             connection.close()
             return
-        # Nothing else is asked for by its messages: descriptors would be dropped by the kernel.
+        # Its messages are asked for nothing else: the kernel would drop any descriptors in them.
         connection.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 0)
         self._on_line(pid, Line(self._loop, self._channel, connection, data))
 
@@ -270,7 +274,7 @@ class Exchange:
 
 
 def _named(ancillary: list[tuple[int, int, bytes]]) -> int | None:
-    """The sender's pid, as the kernel has it."""
+    """Return the sender's pid as the kernel reports it."""
     for level, kind, data in ancillary:
         if (level, kind) == (_socket.SOL_SOCKET, _SCM_CREDENTIALS) and len(data) == _PEER.size:
             return int(_PEER.unpack(data)[0])
@@ -278,11 +282,11 @@ def _named(ancillary: list[tuple[int, int, bytes]]) -> int | None:
 
 
 def open_input(pid: int, number: int) -> int:
-    """Our end of a pipe that a context has made, its descriptor `number`. Raises OSError.
+    """Open init's end of a pipe that a context has made as descriptor `number`. Raises OSError.
 
-    SECURITY: caller code may have put any file of its own there. It is opened without an effect on
-    it and without waiting, with the rights that the context has itself, and nothing but a pipe is
-    kept: no write of ours can wait then.
+    SECURITY: caller code may have put any file of its own there. It is opened with the rights that
+    the context has itself, without side effects and without waiting, and only a pipe is kept. So no
+    write by init can block.
     """
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     fd = os.open(f"/proc/{pid}/fd/{number}", flags)

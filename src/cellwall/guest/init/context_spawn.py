@@ -1,13 +1,14 @@
-"""How a context comes to be: forked by init, with nothing of init's left in it.
+"""Fork a context from init, so that nothing of init's is left in it.
 
-Used by `contexts.py`, and by `fast_start.py` before the rest of init is loaded. It keeps no books:
-who was born is known to its caller. The invariant: the child never returns from here.
+`contexts.py` uses this module, and so does `fast_start.py` before the rest of init is loaded. It
+keeps no records: its caller knows which contexts exist. The invariant: the child never returns from
+here.
 """
 
 from __future__ import annotations
 
-# The C module under `socket`: the Python class over it makes enum members of every constant, and
-# a fork pays for each page that it writes to.
+# The C module under `socket`: the Python class over it makes enum members of every constant, and a
+# fork pays for each page that it writes to.
 import _socket
 import gc
 import os
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     Run = Callable[[Link, dict[str, Any]], Any]
 
 _LINE_FD = 3
-"""Of the first line in a new context, which closes it before caller code runs."""
+"""File descriptor of a new context's first connection; it is closed before caller code runs."""
 
 
 class Parent:
@@ -33,9 +34,10 @@ class Parent:
     __slots__ = ("address", "are_named", "is_hidden")
 
     def __init__(self, address: str, *, are_named: bool, is_hidden: bool = True) -> None:
-        """Contexts call `address`; `are_named`: and say who they are, with SCM_CREDENTIALS.
+        """Contexts connect to `address`; with `are_named` they also send their SCM_CREDENTIALS.
 
-        `is_hidden`: it is not to be looked into (`processes.confine`), and its forks are neither.
+        `is_hidden`: init may not be inspected (`processes.confine`), and its forks may not be
+        either.
         """
         self.address = address
         self.are_named = are_named
@@ -43,9 +45,9 @@ class Parent:
 
 
 def listener() -> tuple[_socket.socket, str]:
-    """Bind and listen where contexts call: a non-blocking socket and its address."""
-    # Abstract: no path to clean up or to protect. Random: inits that share a network namespace
-    # (the `process` runtime) must not meet.
+    """Bind and listen for contexts; return a non-blocking socket and its address."""
+    # Abstract: no path to clean up or to protect. Random: inits that share a network namespace (the
+    # `process` runtime) must not meet.
     address = "\0cellwall-" + os.urandom(16).hex()
     made = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     made.setblocking(False)
@@ -61,7 +63,7 @@ def fork_context(
     run: Run,
     fork: Callable[[], int] = processes.fork_quietly,
 ) -> tuple[int, int, int, int]:
-    """A new context: its pid, and our ends of its stdout, its stderr and its first line.
+    """Fork a context; return its pid and our ends of its stdout, stderr and first connection.
 
     `config` is init's, with the context's name and language; `found` is the environment of this
     process. `run` is called in the child and does not return. Raises OSError.
@@ -95,14 +97,16 @@ def _become_context(
     stdout_w, stderr_w, line = descriptors
     try:
         processes.reset_signals()
-        os.setsid()  # a group, too; and nobody can join a session, so it says whose a process is
+        # This makes a group, too. No process can join a session, so the session says which
+        # processes belong to this context.
+        os.setsid()
         null_r = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null_r, 0)
         os.dup2(stdout_w, 1)
         os.dup2(stderr_w, 2)
         os.dup2(line, _LINE_FD, False)
-        # From here on init's Python objects hold numbers that will be reused: none of them may
-        # be finalised. The caller's frames keep them alive until the _exit below.
+        # From here on init's Python objects hold descriptor numbers that will be reused, so no such
+        # object may be finalised. The caller's frames keep them alive until the _exit below.
         gc.freeze()
         processes.close_from(_LINE_FD + 1)
         if parent.is_hidden:
@@ -121,8 +125,8 @@ def _become_context(
 
 
 def change_environment(found: dict[str, str], wanted: dict[str, str]) -> None:
-    """Make `os.environ`, which is `found`, the one that is wanted."""
-    # The difference only: a fork-server has nearly the environment of its sandboxes already.
+    """Change `os.environ`, whose content is `found`, into `wanted`."""
+    # Only the difference: a fork-server already has nearly the environment of its sandboxes.
     for name in found:
         if name not in wanted:
             del os.environ[name]

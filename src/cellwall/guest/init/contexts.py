@@ -1,10 +1,11 @@
-"""The contexts of a sandbox, seen from init: born by fork, spoken to by line, killed at will.
+"""The contexts of a sandbox as init sees them: forked, served over connections, killed at will.
 
-`init/main.py` owns the table and reports exits to it. It runs no caller code (`init/main.py` does
-that, on the other side of the fork) and keeps no books of output (`execution.py`).
+`init/main.py` owns the table and reports exits to it. This module runs no caller code
+(`context/main.py` does that, on the other side of the fork) and keeps no output counters
+(`execution.py` does).
 
-A context is idle only when it said so on a line that is still open. Anything it says out of turn
-kills it: init never tries to understand a context that broke the protocol.
+A context is idle only when it said so on a connection that is still open. A message out of turn
+kills the context: init never tries to understand a context that broke the protocol.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ _SAY_IDLE: Header = {"op": "idle"}
 
 
 class ContextBroken(Exception):
-    """A context said something that no context says."""
+    """A context sent a message that the protocol does not allow."""
 
 
 class Context:
     """One interpreter process."""
 
     def __init__(self, name: str, language: str, pid: int, stdout: Pump, stderr: Pump) -> None:
-        """Own the pumps of a process that was forked just now."""
+        """Own the pumps of a process that has just been forked."""
         self.name = name
         self.language = language
         self.pid = pid
@@ -65,17 +66,20 @@ class Context:
         self.was_ready = False
         self.execution: Execution | None = None
         self.handing: HandOver | None = None
-        """The latest hand-over of work to it."""
+        """The latest hand-over of work to this context."""
         self.usage: LivingUsage | None = None
-        """Of its latest cell."""
+        """Resource usage of its latest cell."""
         self.birth: int | None = None
-        """Request that waits for this context to become ready."""
+        """Id of the request that waits for this context to become ready."""
         self.closings: list[int] = []
-        """Requests that wait for this context to be gone."""
+        """Ids of the requests that wait for this context to be gone."""
 
     @property
     def state(self) -> str:
-        """starting, idle, busy or ending: its line is closed, and it is killed for that."""
+        """Return `starting`, `idle`, `busy` or `ending`.
+
+        A context is `ending` when its connection is closed; it is killed for that.
+        """
         if self.execution is not None:
             return "busy"
         if self.idle_line is not None and self.idle_line.is_open:
@@ -83,7 +87,7 @@ class Context:
         return "ending" if self.was_ready else "starting"
 
     def kill(self) -> None:
-        """End it; `done` and everything else follow from its exit."""
+        """Kill the context; `done` and everything else follow from its exit."""
         processes.signal_group(self.pid, signal.SIGKILL)
 
     def drain(self) -> None:
@@ -93,36 +97,36 @@ class Context:
 
 
 class ContextJob:
-    """A running execution, as something that takes input and signals."""
+    """A running execution, seen as a job that takes input and signals."""
 
     def __init__(self, context: Context, execution: Execution) -> None:
-        """Lend an execution to one request; not kept."""
+        """Wrap an execution for the length of one request."""
         self._context = context
         self._execution = execution
         self.feed = execution.feed
         self.pid = context.pid
 
     def processor_us(self) -> int | None:
-        """What the context's process used for it, in µs; None where that was not asked for."""
+        """Return the µs of CPU that the context's process used for it; None if not recorded."""
         usage = self._execution.usage
         return None if usage is None else usage.processor_us()
 
     def signal(self, number: int) -> None:
-        """Signal the context and what it started in its group."""
+        """Signal the context and the processes that it started in its group."""
         if number == signal.SIGINT:
             self._execution.is_interrupted = True
         processes.signal_group(self._context.pid, number)
 
     def end_input(self) -> None:
-        """End of file on its input."""
+        """End the input of the execution."""
         if self.feed is not None:
             self.feed.end()
 
     def resize(self, rows: int, columns: int) -> None:
-        """An execution has no terminal."""
+        """Do nothing: an execution has no terminal."""
 
     def answer(self, request: Request) -> None:
-        """Answer one of its calls."""
+        """Answer one of its tool calls."""
         if self._execution.calls is not None:
             self._execution.calls.answer(request)
 
@@ -146,36 +150,36 @@ class Contexts:
         self._sinks = sinks
         self._config = config
         self._run_context = run_context
-        # What a context finds; looking through os.environ in every fork is too dear.
+        # The environment that a context finds; reading os.environ in every fork costs too much.
         self._environment = dict(os.environ)
         self._exchange = Exchange(loop, channel, self._on_line)
         self._by_name: dict[str, Context] = {}
         self._by_pid: dict[int, Context] = {}
         self._missing: dict[str, Refusal] = {}
-        """Contexts that were to be there from the start, and why they are not."""
+        """Contexts that should exist from the start, and why they do not."""
         self.on_ready: Callable[[str], None] | None = None
 
     def open(self, listener: tuple[_socket.socket, str] | None = None) -> None:
-        """Be ready for the first fork; nobody is heard before `watch`."""
+        """Prepare for the first fork; connections are accepted only after `watch`."""
         self._exchange.are_named = bool(self._config.get("are_callers_named"))
         self._exchange.open(listener)
 
     def watch(self) -> None:
-        """Hear contexts from now on."""
+        """Accept connections of contexts from now on."""
         self._exchange.watch()
 
     @property
     def may_run_first(self) -> bool:
-        """Whether the short way is open: one program."""
+        """Return whether the sandbox is for one program, so that `first_program` can serve it."""
         return self._config.get("purpose") == "program" and self._refusal(self.language) is None
 
     @property
     def language(self) -> str:
-        """What the contexts speak that are there from the start."""
+        """Return the language of the contexts that exist from the start."""
         return str(self._config.get("language") or "python")
 
     def hear_the_dying(self) -> None:
-        """Accept whoever called, before its process is waited for: afterwards it has no name."""
+        """Accept pending connections before an ended process is reaped and its pid becomes free."""
         if self._exchange.are_named:
             self._exchange.drain()
 
@@ -189,7 +193,7 @@ class Contexts:
         return stretch
 
     def take_over(self, stretch: Stretch) -> None:
-        """Go on from where that stopped."""
+        """Continue from where `first_program` stopped."""
         stdout = Pump(self._loop, self._channel, stretch.stdout, "stdout")
         stderr = Pump(self._loop, self._channel, stretch.stderr, "stderr")
         if stretch.is_done:
@@ -204,7 +208,7 @@ class Contexts:
             self._listen(context, self._exchange.line(stretch.line))
             context.idle_line = context.lines[0]
         if not stretch.is_ready:
-            context.kill()  # it said something else than a context says, or nothing
+            context.kill()  # it sent no `idle`, or something else
         elif stretch.header is not None:
             self._resume(context, stretch, stretch.header)
         if stretch.end is not None:
@@ -222,11 +226,11 @@ class Contexts:
             (context.stderr if which else context.stdout).forward(data)
 
     def names(self) -> list[str]:
-        """Every context, in order of birth."""
+        """Return the names of all contexts, in order of creation."""
         return list(self._by_name)
 
     def begin(self, name: str) -> bool:
-        """Fork a context that is to be there from the start; False where its tool is missing."""
+        """Fork a context that exists from the start; return False where its tool is missing."""
         refusal = self._refusal(self.language)
         if refusal is not None:
             self._missing[name] = refusal
@@ -242,7 +246,7 @@ class Contexts:
         return None
 
     def create(self, name: str, language: str, birth: int | None = None) -> None:
-        """Fork a context; with `context_spawn`, answer that request once it is ready."""
+        """Fork a context; with `birth`, answer that request once it is ready."""
         if not 0 < len(name) <= _MOST_NAME_CHARACTERS:
             raise Refusal("invalid", f"context: a name has 1 to {_MOST_NAME_CHARACTERS} characters")
         if name in self._by_name:
@@ -265,7 +269,7 @@ class Contexts:
         self._by_pid[pid] = context
 
     def _fork(self, name: str, language: str) -> tuple[int, int, int, int]:
-        """A new context: its pid, and our ends of its stdout, its stderr and its first line."""
+        """Fork a context; return its pid and our ends of its stdout, stderr and first connection."""
         config = {**self._config, "context": name, "language": language}
         parent = birth.Parent(self._exchange.address, are_named=self._exchange.are_named)
         return birth.fork_context(config, self._environment, parent, self._run_context)
@@ -327,7 +331,7 @@ class Contexts:
             raise
 
     def _withdraw(self, context: Context) -> None:
-        """Take back what a context was not given, or not all of it."""
+        """Take back an execution that was not handed over, or not completely."""
         execution, context.execution = context.execution, None
         if execution is not None:
             execution.withdraw()
@@ -335,21 +339,21 @@ class Contexts:
         context.stderr.hold()
 
     def interrupt(self, name: str) -> None:
-        """SIGINT to a context that is running something; to others it would be noise."""
+        """Send SIGINT to a context that is running something; ignore an idle one."""
         context = self._by_name.get(name)
         if context is not None and context.execution is not None:
             context.execution.is_interrupted = True
             processes.signal_group(context.pid, signal.SIGINT)
 
     def job(self, number: int) -> ContextJob | None:
-        """The running execution of this number."""
+        """Return the running execution of this number."""
         for context in self._by_name.values():
             if context.execution is not None and context.execution.id == number:
                 return ContextJob(context, context.execution)
         return None
 
     def leaders(self) -> dict[int, int]:
-        """Pid of each context that is at work, by request."""
+        """Return the pid of each context that is at work, by request."""
         return {
             each.execution.id: each.pid
             for each in self._by_pid.values()
@@ -357,7 +361,7 @@ class Contexts:
         }
 
     def answer(self, request: Request) -> None:
-        """Pass the answer to a call on; its execution may be over."""
+        """Pass the answer to a tool call on; its execution may be over."""
         job = self.job(request.id)
         if job is not None:
             job.answer(request)
@@ -369,7 +373,7 @@ class Contexts:
         context.kill()
 
     def listing(self) -> list[Header]:
-        """Name, language and state of each."""
+        """Return name, language and state of each context."""
         return [
             {"name": each.name, "language": each.language, "state": each.state}
             for each in self._by_name.values()
@@ -388,7 +392,7 @@ class Contexts:
     def _on_line(self, pid: int, line: Line) -> None:
         context = self._by_pid.get(pid)
         if context is None and self._exchange.are_named:
-            # gVisor names the thread that spoke.
+            # gVisor names the thread that sent the credentials.
             context = self._by_pid.get(processes.leader_of(pid))
         if context is None:
             line.close()
@@ -396,14 +400,14 @@ class Contexts:
         context.lines = [each for each in context.lines if each.is_open]
         if len(context.lines) >= _MOST_LINES:
             # The oldest gives way: caller code that hoards connections must not keep its own
-            # context from saying that it has ended.
+            # context from reporting that it has ended.
             oldest = context.lines.pop(0)
             oldest.drain()
             oldest.close()
         for earlier in tuple(context.lines):
-            earlier.drain()  # what was said before must not be heard after
+            earlier.drain()  # earlier messages must be processed first
         self._listen(context, line)
-        line.hear()  # the first frame is there already, as a rule: one wake-up less
+        line.hear()  # as a rule the first frame is there already: one wake-up less
 
     def _listen(self, context: Context, line: Line) -> None:
         context.lines.append(line)
@@ -427,8 +431,8 @@ class Contexts:
         elif event == "input":
             self._on_input(context, line, header)
         elif execution is None:
-            # A thread that a cell left behind may display something when its cell is over. There
-            # is no request it could belong to.
+            # A thread that a cell left behind may display something after its cell is over. There
+            # is no request to which it could belong.
             if event not in ("display", "error", "value"):
                 raise ContextBroken
         elif event == "display":
@@ -460,7 +464,7 @@ class Contexts:
         handing = context.handing
         is_first = line is context.idle_line or (handing is not None and handing.is_on(line))
         if line not in context.lines or is_first:
-            raise ContextBroken  # a call has a line of its own
+            raise ContextBroken  # a call has a connection of its own
         context.lines.remove(line)
         execution = context.execution
         if execution is None or execution.is_over:
@@ -479,8 +483,8 @@ class Contexts:
             if not execution.is_over or execution.is_program:
                 raise ContextBroken
             if execution.is_interrupted:
-                # The signal may still be on its way, and must not reach the next cell: what the
-                # context says now, it says after having seen it.
+                # The signal may still be on its way, and must not reach the next cell. The context
+                # has seen the signal by the time it answers this.
                 execution.is_interrupted = False
                 line.send(_SAY_IDLE)
                 return
@@ -501,11 +505,11 @@ class Contexts:
     # -- its end -------------------------------------------------------------------------------
 
     def on_exit(self, pid: int, end: Exit) -> bool:
-        """A process ended; True if it was a context."""
+        """Handle the end of a process; return True if it was a context."""
         context = self._by_pid.get(pid)
         if context is None:
             return False
-        # What it said last may still be in a queue of the kernel, up to a connection not accepted.
+        # Its last messages may still be in a kernel queue, even on a connection not yet accepted.
         self._exchange.drain()
         for line in tuple(context.lines):
             line.drain()
@@ -518,7 +522,7 @@ class Contexts:
         if end.signal != signal.SIGKILL or (execution is not None and execution.is_program):
             self._conclude(context, end, last_words, 0)
         else:
-            # Nothing kills a context but a limit, its owner or itself: what it started goes too.
+            # Only a limit, its owner or the context itself kills a context: its processes go too.
             since = None if execution is None else execution.since
             self._families.end(pid, since, partial(self._conclude, context, end, last_words))
         return True
@@ -531,7 +535,7 @@ class Contexts:
         self._answer_waiting(context, end, last_words.decode("utf-8", "replace").strip())
 
     def _end_execution(self, context: Context, end: Exit, remains: int) -> None:
-        """Tell how its work ended; or, if it left by itself without it, that it has not begun."""
+        """Report how its work ended, or refuse it if the context exited before it began."""
         execution, handing = context.execution, context.handing
         if execution is None:
             return
@@ -551,7 +555,7 @@ class Contexts:
         if last_words:
             message += f"; it said: {last_words}"
         if context.birth is None and end.signal == signal.SIGKILL:
-            raise ProcessLookupError(errno.ESRCH, message)  # somebody else's doing, not ours
+            raise ProcessLookupError(errno.ESRCH, message)  # killed from outside, not by init
         if context.birth is None:
             raise RuntimeError(message)
         code = "not_found" if end.exit_code == available.EXIT_MISSING else "internal"

@@ -1,28 +1,27 @@
-"""Processor time of families' processes that have ended; `families` counts those that live.
+"""Processor time of those processes of a family that have ended; `families` counts the living ones.
 
-A process for which a process of its family waited is in that one's own figure. All others are
-children of init when they end, and init notes here what they used.
+If a process was waited for by a process of its family, that parent's own figure contains its time.
+All other processes are children of init when they end, and init notes their time here.
 """
 
 from __future__ import annotations
 
 
 class Spending:
-    """Of all families of this sandbox, in microseconds."""
+    """Processor time of ended processes of all families of this sandbox, in µs."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
         self._living: dict[int, int] = {}
-        """By leader that has not ended: of processes of its session that have."""
+        """Time of ended processes of a session, by its leader; only leaders that have not ended."""
         self._past_us = 0
-        """Of families whose leader has ended."""
+        """Time in families whose leader has ended."""
 
     def lead(self, leader: int) -> None:
         """Note that a process leads a family from now on."""
         self._living[leader] = 0
 
     def end(self, pid: int, session: int, rusage: dict[str, int]) -> None:
-        """Note what a process of a family's session used."""
+        """Note the time that an ended process of a family's session used."""
         used_us = rusage["user_us"] + rusage["system_us"]
         if pid == session:
             used_us += self._living.pop(session, 0)
@@ -32,9 +31,9 @@ class Spending:
             self._past_us += used_us
 
     def of(self, leader: int) -> int:
-        """What ended in the family of `leader`, which has not."""
+        """Return the time of ended processes in the family of `leader`, which has not ended."""
         return self._living.get(leader, 0)
 
     def of_others(self, leader: int) -> int:
-        """What ended in all other families."""
+        """Return the time of ended processes in all other families."""
         return self._past_us + sum(self._living.values()) - self.of(leader)

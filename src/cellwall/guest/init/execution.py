@@ -1,9 +1,10 @@
-"""One execution in a context, as init keeps the books of it.
+"""One execution in a context: the counters and findings that init keeps for it.
 
-`contexts.py` creates and ends these. It holds no process and decides no verdict.
+`contexts.py` creates and ends these. An execution holds no process and decides no verdict.
 
-Only `exit` and the counters here are evidence. What the context says of itself (`raised`, display,
-error, value) is passed on within bounds, and the host knows that caller code may have said it.
+Only `exit` and the counters here are evidence. What the context reports about itself (`raised`,
+display, error, value) is passed on within bounds, and the host knows that caller code may have sent
+it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _DISPLAY_KINDS = ("display", "result")
 _MOST_DISPLAYS = 10_000
 _MOST_METADATA_LEVELS = 64
 _MOST_METADATA_BYTES = 2048
-"""As a context's own bound: the host takes it apart on a loop that is everybody's."""
+"""Same bound as in a context: the host parses metadata on a loop that all sandboxes share."""
 _MOST_CLAIMED_BYTES = 2**40
 _MOST_STATUS = 256
 
@@ -30,7 +31,7 @@ class Execution:
     def __init__(
         self, channel: Channel, number: int, output_bytes: int, display_bytes: int
     ) -> None:
-        """`number` is the id of the request; limits are in bytes, output per stream."""
+        """`number` is the id of the request; `output_bytes` is the limit of each stream."""
         self._channel = channel
         self.id = number
         self.stdout = Meter(output_bytes)
@@ -42,19 +43,19 @@ class Execution:
         """Set for a cell, whose context lives on; a program's usage comes with its exit."""
         self.feed: Feed | None = None
         self.calls: Calls | None = None
-        """To tools of the host, if it may make any."""
+        """Calls to tools of the host, if the execution may make any."""
         self.since: int | None = None
-        """When a cell began, in ticks; see `families`."""
+        """Time at which a cell began, in ticks; see `families`."""
         self.is_program = False
         self.is_over = False
         self.is_interrupted = False
-        """A SIGINT was sent to it, and it has not said that it saw it."""
+        """Whether a SIGINT was sent whose arrival the context has not yet confirmed."""
         self.raised = False
         self.status: int | None = None
-        """Exit status that a cell says it ended with, where its language has such a thing."""
+        """Exit status that a cell reports, where its language has such a thing."""
 
     def show(self, header: Header, body: bytes) -> None:
-        """Pass a display on, whole or not at all: half a picture is none."""
+        """Pass a display on, whole or not at all: half a picture is useless."""
         room = self._display.limit - self._display.passed
         if len(body) > room or not self._displays_left:
             self._display.cut += len(body)
@@ -80,7 +81,7 @@ class Execution:
         self._channel.send({"ev": event, "id": self.id, **extra}, body)
 
     def conclude(self, header: Header) -> None:
-        """Note what the context says at the end of its run."""
+        """Note what the context reports at the end of its run."""
         self.is_over = True
         self.raised = header.get("raised") is True
         status = header.get("status")
@@ -90,14 +91,14 @@ class Execution:
             self._display.cut += dropped
 
     def withdraw(self) -> None:
-        """Let go of its input and its calls; by itself, where it never began."""
+        """Release its input and its calls. Call this alone for an execution that never began."""
         if self.calls is not None:
             self.calls.close()
         if self.feed is not None:
             self.feed.close()
 
     def finish(self, end: Exit | None, remains: int = 0) -> None:
-        """Send `done`; without an exit the context lives on.
+        """Send `done`; without `end` the context lives on.
 
         `remains` is how many processes of its family could not be ended.
         """
@@ -127,7 +128,7 @@ class Execution:
 
 
 def _bounded(metadata: object) -> Header:
-    """Metadata of a display that may be passed on; none for what is too much or no JSON."""
+    """Return metadata of a display to pass on; empty if it is too large or not JSON."""
     if not metadata or not isinstance(metadata, dict) or is_nested(metadata, _MOST_METADATA_LEVELS):
         return {}
     try:

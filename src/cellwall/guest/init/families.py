@@ -1,14 +1,14 @@
-"""The processes that one context or command stands for: found, ended, and seen to have ended.
+"""Process families: all processes of one context or command, how init finds and ends them.
 
-`init/main.py` owns it. Whoever leads a family (a context, a command) leads a session, too, and a
-session that exists cannot be joined. So the kernel says who belongs to whom: what is in the
-session, what descends from it, and what descends from nobody any more. A process that left its
-session and lost its parents belongs to the family whose work was under way when it was born: in
-doubt it ends.
+`init/main.py` owns the table. The leader of a family (a context, a command) also leads a session,
+and an existing session cannot be joined. So the kernel says which process belongs to which family:
+those in the session, their descendants, and strays. A stray is a process that left its session and
+lost its parents; it belongs to the family whose work was under way when it was born. In doubt it
+ends.
 
-First all are stopped, then all are killed: what is stopped makes no more children, and frees no
-place in which another could make one. The invariant: nobody else's process is touched, and a family
-has ended only when no process of it can be found.
+All processes are first stopped, then killed: a stopped process makes no more children, and frees no
+slot in which another process could make one. The invariant: no process of another family is
+touched, and a family has ended only when no process of it can be found.
 """
 
 from __future__ import annotations
@@ -25,32 +25,38 @@ from cellwall.guest.process import processes
 
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 _PATIENCE_S = 2.0
-"""Then it is told how many are left. The host waits a little longer."""
+"""Seconds for which init tries to end a family; then it reports how many processes are left.
+
+The host waits a little longer than this.
+"""
 _ROUND_S = 0.01
 _MOST_PASSES = 50
-"""Of stopping: each finds the children that were made during the last one."""
+"""Maximum number of passes that stop processes: each finds the children made during the last."""
 _MOST_SESSIONS = 512
 _MOST_JOBS = 128
 _FEW_PIDS = 1 << 16
 _MOST_PIDS = 1 << 22
-"""What a 64-bit kernel counts to, proc_sys_kernel(5)."""
+"""Highest pid that a 64-bit kernel assigns, proc_sys_kernel(5)."""
 _HIDES = "hidepid="
 _STRAYS = -1
-"""Stands for the leader of those that descend from nobody any more."""
+"""Stands in for the leader of processes that descend from no known family any more."""
 _PF_EXITING = 0x4
 _KILL_BIT = 1 << (signal.SIGKILL - 1)
 
 OnEnded = Callable[[int], None]
-"""Called with the number of processes that could not be ended."""
+"""Callback that receives the number of processes that could not be ended."""
 
 
 def now_ticks() -> int:
-    """The time as proc_pid_stat(5) has it of a process's start, or one less: both are rounded."""
+    """Return the time in the unit of a process's start in proc_pid_stat(5), or one tick less.
+
+    Both values are rounded.
+    """
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _CLOCK_TICKS) - 1
 
 
 class Process(NamedTuple):
-    """What the kernel says of one."""
+    """One process as /proc describes it."""
 
     pid: int
     parent: int
@@ -58,13 +64,13 @@ class Process(NamedTuple):
     began: int
     tasks: int
     cpu_ticks: int
-    """Processor time, with that of the children that it has waited for."""
+    """Processor time of the process and of the children that it has waited for, in clock ticks."""
     is_over: bool
-    """Only to be waited for: not even a thread of it is left."""
+    """Whether the process only remains to be waited for: it has no running thread left."""
 
 
 def listing() -> dict[int, Process]:
-    """Every process that /proc shows."""
+    """Return every process that /proc shows, by pid."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -86,53 +92,53 @@ class _Ending(NamedTuple):
 
 
 class Families:
-    """Of all contexts and commands of this sandbox."""
+    """The families of all contexts and commands of this sandbox."""
 
     def __init__(self, loop: Loop) -> None:
-        """Nobody leads yet."""
         self._loop = loop
         self._sessions: set[int] = set()
-        """Of all leaders; some have ended, and what they left behind is still theirs."""
+        """Pids of all leaders; an ended one still owns the processes that it left behind."""
         self._jobs: dict[int, tuple[int, int]] = {}
-        """Leader and beginning of the latest executions and commands, by request."""
+        """Leader and start (in ticks) of the latest executions and commands, by request."""
         self._endings: list[_Ending] = []
         self._can_hide: bool | None = None
         self._spending = Spending()
 
     def lead(self, leader: int) -> None:
-        """Note that a process leads a family from now on."""
+        """Note that the process `leader` leads a family from now on."""
         if len(self._sessions) >= _MOST_SESSIONS:
             self._sessions &= {each.session for each in listing().values()}
         self._sessions.add(leader)
         self._spending.lead(leader)
 
     def begin(self, job: int, leader: int, since: int) -> int:
-        """Note that a family works for a request since then (`now_ticks`)."""
+        """Note that a family works for the request `job` since `since` (`now_ticks`)."""
         self._jobs[job] = (leader, since)
         if len(self._jobs) > _MOST_JOBS:
             del self._jobs[next(iter(self._jobs))]
         return since
 
     def end_job(self, job: int, on_ended: OnEnded) -> None:
-        """Kill the family that works or worked for a request."""
+        """Kill the family that works or worked for the request `job`."""
         if job in self._jobs:
             self.end(*self._jobs[job], on_ended)
         else:
             on_ended(0)
 
     def end(self, leader: int, since: int | None, on_ended: OnEnded) -> None:
-        """Kill a family; strays are its own if they were born at `since` (ticks) or later.
+        """Kill a family; strays belong to it if they were born at `since` (ticks) or later.
 
-        Without `since` only what certainly belongs to it.
+        Without `since`, kill only the processes that certainly belong to it.
         """
         ending = _Ending(leader, since, time.monotonic() + _PATIENCE_S, on_ended)
         self._endings.append(ending)
         self._step(ending)
 
     def thin(self, least: int, on_ended: Callable[[int, int, int], None]) -> None:
-        """End the family with the most processes and threads, if it has `least` of them.
+        """End the family with the most processes and threads, if it has at least `least` of them.
 
-        Tells its latest request (0: not known), how many it had, and how many are left.
+        `on_ended` receives its latest request (0: not known), how many it had, and how many are
+        left.
         """
         leader, tasks = self._largest(lambda each: each.tasks)
         if tasks < least:
@@ -142,9 +148,9 @@ class Families:
         self.end(leader, since, lambda remains: on_ended(job, tasks, remains))
 
     def shed(self, least: int, on_found: Callable[[int, int], None]) -> None:
-        """End the family with the most memory, if it has `least` bytes of it.
+        """End the family with the most memory, if it has at least `least` bytes.
 
-        First tells its latest request (0: not known) and how much it had.
+        Before that, `on_found` receives its latest request (0: not known) and the bytes it had.
         """
         leader, size = self._largest(lambda each: processes.private_bytes(each.pid))
         if size < least:
@@ -171,9 +177,10 @@ class Families:
         return max(weights.items(), key=lambda item: item[1], default=(_STRAYS, 0))
 
     def childless(self, leaders: dict[int, int]) -> list[int]:
-        """Which of these jobs (leader by request) has no process besides its leader, and never had.
+        """Return those of these jobs (leader by request) whose leader never had another process.
 
-        One that is being killed may have had some: what it waited for is no longer to be read.
+        A leader that is being killed may have had some: the kernel no longer shows what it waited
+        for.
         """
         seen = listing()
         crowded = {each.parent for each in seen.values()}
@@ -185,14 +192,15 @@ class Families:
         ]
 
     def note_end(self, pid: int, session: int, rusage: dict[str, int]) -> None:
-        """Note what a process used that init has waited for."""
+        """Note the processor time of a process that init has waited for."""
         if session in self._sessions:
             self._spending.end(pid, session, rusage)
 
     def spent(self, job: int) -> tuple[int, int] | None:
-        """Processor time of a request's family and of all others, in µs; None if it has none.
+        """Return the processor time of a request's family and of all others, in µs.
 
-        Time that init itself used is in neither, nor that of a process for which none waited.
+        The result is None if the request has no family. Neither figure contains the time of init
+        itself, nor that of a process whose parent never waited for it.
         """
         if job not in self._jobs:
             return None
@@ -211,7 +219,7 @@ class Families:
         return mine, others
 
     def look(self) -> None:
-        """Go on with what is under way: a process has ended."""
+        """Continue with the endings under way, because a process has ended."""
         for ending in tuple(self._endings):
             self._step(ending)
 
@@ -228,7 +236,7 @@ class Families:
         ending.on_ended(len(members))
 
     def _stop(self, ending: _Ending) -> set[int]:
-        """Stop who is alive until nobody new is found; all of them."""
+        """Stop a family's living processes until no new one is found, and return their pids."""
         stopped: set[int] = set()
         for _ in range(_MOST_PASSES):
             found = self._members(ending.leader, ending.since) - stopped
@@ -257,7 +265,7 @@ class Families:
         return found
 
     def _may_hide(self) -> bool:
-        """Whether /proc may not show a process that is not to be looked into."""
+        """Return whether /proc may hide a process that this process may not inspect (`hidepid`)."""
         if self._can_hide is None:
             try:
                 with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
@@ -268,12 +276,12 @@ class Families:
 
 
 def _has_waited(pid: int) -> bool:
-    """Whether a process has waited for a child that ever ran, or is on its way out itself."""
+    """Return whether a process has waited for a child that ever ran, or is exiting itself."""
     fields = processes.read_stat(pid)
     if len(fields) < 15:
         return True
     is_leaving = bool(int(fields[6]) & _PF_EXITING) or fields[0] in b"ZX"
-    # proc_pid_stat(5): faults of children that it waited for
+    # Field `cminflt` of proc_pid_stat(5): page faults of the children that it waited for.
     return is_leaving or bool(int(fields[8])) or _is_being_killed(pid)
 
 
@@ -285,7 +293,7 @@ def _is_being_killed(pid: int) -> bool:
 
 
 def _lineage(process: Process, seen: dict[int, Process], own: int) -> list[Process]:
-    """A process and its ancestors up to a child of ours; nothing if it is not below us."""
+    """Return a process and its ancestors up to a child of init; empty if it descends from none."""
     line = [process]
     while line[-1].parent != own:
         parent = seen.get(line[-1].parent)
@@ -307,9 +315,9 @@ def _belongs(
 
 
 def _hidden(seen: dict[int, Process], known: set[int]) -> set[int]:
-    """Processes that /proc does not show and that are in no session of somebody else's.
+    """Return the processes that /proc does not show and that are in no session in `known`.
 
-    getsid(2) answers for a process that may not be looked into, and for threads: those are in the
+    getsid(2) answers for processes that may not be inspected, and for threads. Threads are in the
     session of a process that is shown.
     """
     found = set()
@@ -326,7 +334,7 @@ def _hidden(seen: dict[int, Process], known: set[int]) -> set[int]:
 
 
 def _last_pid() -> int:
-    """No process here has a higher number."""
+    """Return a number that no pid here exceeds."""
     try:
         most = int(processes.read_whole("/proc/sys/kernel/pid_max"))
     except ValueError:

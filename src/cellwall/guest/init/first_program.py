@@ -1,11 +1,10 @@
-"""The first program of a sandbox, in one stretch of code; most sandboxes run no second.
+"""The first program of a sandbox, served in one stretch of code; most sandboxes run no second.
 
-Called by `init/main.py` before its event loop. It is no second protocol: it does what
-`contexts.py`, `context_connections.py` and `pipes.py` would do for one `execute` without input, and
-whenever anything else happens it stops and hands over what it knows (`Stretch`) to them, in the
-middle of a run if need be. Why: after a fork each object that is touched is a page to copy, and the
-machinery for the general case touches four hundred. Nothing here may touch what the usual case can
-do without.
+`init/main.py` calls this before its event loop. It is no second protocol: it does what
+`contexts.py`, `context_connections.py` and `pipes.py` would do for one `execute` without input.
+When anything else happens, it stops and hands its state (`Stretch`) over to them, in the middle of
+a run if need be. Why: after a fork each object that is touched is a page to copy, and the general
+machinery touches four hundred. Nothing here may touch what the usual case can do without.
 """
 
 from __future__ import annotations
@@ -25,45 +24,46 @@ if TYPE_CHECKING:
 _READ_BYTES = 64 * 1024
 _READABLE = select.POLLIN
 _GATHER_MS = 1
-"""After output was passed on; what else happens is noticed at once."""
+"""Milliseconds to wait after passing output on; any other event ends the wait at once."""
 
 
 class Stretch:
-    """How far it went. Descriptors are -1 once closed."""
+    """The state of the stretch. Descriptors are -1 once closed."""
 
     def __init__(self, pid: int, stdout: int, stderr: int, line: int) -> None:
-        """A context was forked just now; `line` is our end of its first connection."""
+        """A context has just been forked; `line` is init's end of its first connection."""
         self.pid = pid
         self.stdout = stdout
         self.stderr = stderr
         self.line = line
         self.is_ready = False
-        """The context is idle, and the host has been told."""
+        """Whether the context is idle and the host has been told."""
         self.header: dict[str, Any] | None = None
-        """The `execute` that the context has been given."""
+        """Header of the `execute` that the context has been given."""
         self.passed = [0, 0]
-        """Bytes of stdout and stderr that went to the host."""
+        """Bytes of stdout and stderr that were sent to the host."""
         self.left: tuple[int, bytes] | None = None
-        """Read from stdout (0) or stderr (1), and not yet counted or sent."""
+        """Bytes read from stdout (0) or stderr (1), and not yet counted or sent."""
         self.unread = b""
-        """Heard from the host and not understood here."""
+        """Bytes received from the host and not understood here."""
         self.unsent = b""
-        """What the host did not take at once."""
+        """Bytes that the host did not take at once."""
         self.end: tuple[int, Any] | None = None
         """Wait status and rusage of the context."""
         self.may_be_foreseen = False
-        """Its end counts as soon as it is certain; then it may not have been waited for."""
+        """Whether the context's end counts as soon as it is certain, perhaps before it is reaped.
+        """
         self.has_interpreter = False
-        """Another process than the context's runs the program, its only child."""
+        """Whether the program runs in another process, the only child of the context's."""
         self.is_done = False
-        """The host knows how it ended."""
+        """Whether the host knows how the program ended."""
 
 
 _USUAL_READY = encode(ready(USUAL_CONTEXTS))
 
 
 def nothing() -> None:
-    """Nothing is left to do before the first request."""
+    """Do nothing; the default for a caller with no work before the first request."""
 
 
 def serve(
@@ -73,10 +73,10 @@ def serve(
     listener: int,
     meanwhile: Callable[[], None] = nothing,
 ) -> None:
-    """Go as far as the usual case goes; what it was, `stretch` says.
+    """Serve as far as the usual case goes and record the state in `stretch`.
 
-    `wakeup` is readable when a child has ended, `listener` when the context has something to say.
-    `meanwhile` is called while the host gets its request ready.
+    `wakeup` is readable when a child has ended, `listener` when the context connects. `meanwhile`
+    is called while the host gets its request ready.
     """
     if os.read(stretch.line, _READ_BYTES) != IDLE:
         return
@@ -91,9 +91,9 @@ def serve(
 
 
 def _start(stretch: Stretch, channel: int, data: bytes) -> None:
-    """Pass on a request that is all there and asks for no more than is done here.
+    """Pass on a request that is complete and asks for no more than is done here.
 
-    The program of one that is `held` begins when the host says so; all else is done before.
+    The program of a `held` request begins when the host says so; all else is done before.
     """
     stretch.unread = data
     if len(data) < LENGTHS.size:
@@ -115,14 +115,15 @@ def _start(stretch: Stretch, channel: int, data: bytes) -> None:
         or type(header.get("output_bytes")) is not int
     ):
         return
-    # The context reads of it what concerns it.
+    # The context reads from it the fields that it needs.
     is_there = _has_passed_on(stretch.line, request)
     if is_held:
         if (rest or os.read(channel, _READ_BYTES)) != GO:
-            os._exit(1)  # the host is gone, or it is no host
+            os._exit(1)  # the host is gone, or it does not keep the protocol
         is_there = is_there and _has_passed_on(stretch.line, GO)
     if not is_there:
-        # The machinery finds out how it ended; the host has said by now that it may begin.
+        # The general machinery finds out how the context ended; the host has allowed the start by
+        # now.
         stretch.unread = encode({**header, "held": False}, data[size - body_length : size])
         return
     os.close(stretch.line)
@@ -132,7 +133,7 @@ def _start(stretch: Stretch, channel: int, data: bytes) -> None:
 
 
 def _has_passed_on(line: int, data: bytes) -> bool:
-    """Write all of it; False if the context is gone."""
+    """Write all of `data`; return False if the context is gone."""
     rest = data
     try:
         while rest:
@@ -143,7 +144,7 @@ def _has_passed_on(line: int, data: bytes) -> bool:
 
 
 def _follow(stretch: Stretch, channel: int, wakeup: int, listener: int) -> None:
-    """Pass output on until the program ends, and tell the host how."""
+    """Pass output on until the program ends, and tell the host how it ended."""
     poller, patience = select.poll(), select.poll()
     for fd in (wakeup, channel, listener):
         poller.register(fd, _READABLE)
@@ -152,14 +153,14 @@ def _follow(stretch: Stretch, channel: int, wakeup: int, listener: int) -> None:
         poller.register(fd, _READABLE)
     is_quiet = is_over = False
     while not (is_over and is_quiet):
-        # Once more after its end: what it printed last is still in the pipes.
+        # One more round after its end: what it printed last is still in the pipes.
         is_over, is_quiet = stretch.end is not None, True
         for fd, events in poller.poll(None if stretch.end is None else 0):
             if fd == wakeup:
                 if not _hear_the_end(stretch, wakeup, listener):
                     return
             elif not events & _READABLE:
-                poller.unregister(fd)  # nobody has the other end any more
+                poller.unregister(fd)  # the other end has no holder any more
             elif fd in (channel, listener) or not _pass_on(stretch, fd, channel):
                 return
             else:
@@ -172,7 +173,7 @@ def _follow(stretch: Stretch, channel: int, wakeup: int, listener: int) -> None:
 
 
 def _pass_on(stretch: Stretch, fd: int, channel: int) -> bool:
-    """Send what was printed; False when that takes more than can be done here."""
+    """Send what was printed; return False when that takes more than can be done here."""
     data = os.read(fd, _READ_BYTES)
     which = int(fd == stretch.stderr)
     passed = stretch.passed[which] + len(data)
@@ -197,18 +198,19 @@ def _send(stretch: Stretch, channel: int, header: bytes, body: bytes) -> bool:
 
 
 def _stay(stretch: Stretch, wakeup: int, others: select.poll) -> None:
-    """As a rule for ever: the host kills us."""
+    """Wait for further events; as a rule the host kills this process meanwhile."""
     if stretch.may_be_foreseen:
-        others.unregister(wakeup)  # what was told may still be to come
+        others.unregister(wakeup)  # the end that was reported early may still be to come
         exit_watch.step_back()
     others.poll()
 
 
 def _hear_the_end(stretch: Stretch, wakeup: int, listener: int) -> bool:
-    """Take in every child that ended: the context, and orphans that became ours.
+    """Reap every child that ended: the context, and orphans that became init's.
 
-    If it was none, somebody announces an end. False if that takes more than can be done here: where
-    callers are known by their pid alone, they must be heard before they are waited for.
+    If there was none, a process announces that it is about to end. Return False if that takes more
+    than can be done here: where callers are known by their pid alone, their connections must be
+    accepted before they are reaped.
     """
     os.read(wakeup, 4096)
     has_reaped = False
@@ -232,7 +234,7 @@ def _is_called(listener: int) -> bool:
 
 
 def _look_ahead(stretch: Stretch, listener: int) -> None:
-    """Take the context's end for certain as soon as it is, unless it has called before."""
+    """Record the context's end as soon as it is certain, unless the context has connected."""
     pid = exit_watch.only_child(stretch.pid) if stretch.has_interpreter else stretch.pid
     status = None if pid is None else exit_watch.foreseen(pid)
     if pid is None or status is None:

@@ -1,8 +1,8 @@
-"""Giving an idle context its work: the request, and a pipe for its input if it is to have one.
+"""Give an idle context its work: the request, and a pipe for its input if it needs one.
 
-`contexts.py` begins one for each execution that does not go the short way (`first_program.py`), and
-hears what the context says of it. It keeps no books. The invariant: until a hand-over is complete
-nothing of the work has run, so what fails before then is a refusal and never an end.
+`contexts.py` creates a hand-over for each execution that `first_program.py` does not serve, and
+tells it what the context answers. It keeps no records. The invariant: until a hand-over is
+complete, nothing of the work has run, so a failure before then is a refusal and never an end.
 """
 
 from __future__ import annotations
@@ -19,47 +19,47 @@ _MOST_NUMBER = 2**20
 
 
 class WrongWord(Exception):
-    """The context said of its input what no context says."""
+    """The context answered about its input with a message that the protocol does not allow."""
 
 
 class HandOver:
     """One request on its way to one context."""
 
     def __init__(self, name: str, pid: int, line: Line, feed: Feed | None) -> None:
-        """`line` is where the context is idle, `feed` its input to be; neither is kept for long."""
+        """The context is idle on `line`; `feed` will be its input. Neither is kept for long."""
         self._name = name
         self._pid = pid
         self._line = line
         self._feed = feed
         self.failure: Refusal | None = None
-        """Why it has no input; the host is told once the context is idle again."""
+        """Why the work has no input; the host is told once the context is idle again."""
 
     def begin(self, task: Header, source: bytes) -> None:
-        """Tell the context. Raises Refusal where the kernel does not take it."""
+        """Send the request to the context. Raises Refusal where the kernel does not take it."""
         self._line.send(task, source)
         if self._line.error is not None:
             raise self.refusal()
         if self._feed is None:
-            # What is written already is closed at once; else when all of it is.
+            # If everything is written, this closes the connection now; else once all of it is.
             self._line.close_once_sent()
 
     @property
     def is_complete(self) -> bool:
-        """The kernel has all of it, and its input has a way to it."""
+        """Whether the kernel has taken all of the request, and its input pipe is open."""
         return self._line.is_sent and (self._feed is None or not self._feed.is_awaited)
 
     def is_on(self, line: Line) -> bool:
-        """Whether it is under way on that line."""
+        """Whether this hand-over is under way on that connection."""
         return line is self._line and not self.is_complete
 
     def refusal(self) -> Refusal:
-        """What the host is told of a context that is gone before this was complete."""
+        """Return the refusal for a context that is gone before the hand-over was complete."""
         error = self._line.error
         why = "its process has ended" if error is None else f"it cannot be told: {error.strerror}"
         return Refusal("no_context", f"{_STEP}: context {self._name!r}: {why}")
 
     def give_input(self, said: Header) -> None:
-        """The context has made a pipe: open its other end. Raises OSError, WrongWord."""
+        """Open the other end of the pipe that the context has made. Raises OSError, WrongWord."""
         feed, number, lack = self._feed, said.get("fd"), said.get("errno")
         if feed is None or not feed.is_awaited or self.failure or not self._line.is_sent:
             raise WrongWord
@@ -72,6 +72,6 @@ class HandOver:
         self._line.close_once_sent()
 
     def take_back(self, error: OSError) -> None:
-        """Its input cannot be had: have the context wait for other work."""
+        """Withdraw work whose input cannot be opened: have the context wait for other work."""
         self.failure = refusal_from(error, f"{_STEP}: context {self._name!r}: its input")
         self._line.send(_BACK)

@@ -1,11 +1,11 @@
 """Init: the first process of every sandbox; serves the host, owns everything that runs inside.
 
-The jail and the process runtime call `main` in a process that is locked down already. It never
-runs caller code itself (contexts and commands do), and it takes no decision about how something
-ended: it reports the kernel's evidence and the host decides.
+The jail and the process runtime call `main` in a process that is already locked down. Init never
+runs caller code itself (contexts and commands do), and it does not judge how something ended: it
+reports the kernel's evidence and the host decides.
 
-Init must survive anything from inside (a broken context dies, a bad request is refused) and must
-not survive the host: the end of the channel is the end of the sandbox.
+Init must survive everything inside (a broken context dies, a bad request is refused) and must not
+survive the host: the end of the channel is the end of the sandbox.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _prepared: list[Init] = []
 
 
 class Init:
-    """The table of operations, and what they operate on."""
+    """The table of operations, and the objects they operate on."""
 
     def __init__(
         self,
         run_context: Callable[[Link, dict[str, Any]], Any],
     ) -> None:
-        """Everything that does not depend on the sandbox; no descriptor is taken before `run`."""
+        """Build all that does not depend on the sandbox; no descriptor is taken before `run`."""
         self._config: dict[str, Any] = {}
         self._channel = Channel(self._on_frame)
         self._loop = Loop(self._channel.flush)
@@ -74,7 +74,7 @@ class Init:
         self._operations = self._table()
 
     def _table(self) -> dict[str, Callable[[Request], tuple[Header, bytes] | None]]:
-        """Each operation; what returns a header and a body is answered by `reply` at once."""
+        """Return each operation; a returned header and body are sent at once as `reply`."""
         files = self._files
         return {
             "execute": self._contexts.execute,
@@ -121,7 +121,7 @@ class Init:
     ) -> None:
         """Own `channel_fd`, fork the named contexts and serve until the host is gone.
 
-        `begun` is what `fast_start` did of that already; `born` is called when they have been
+        `begun` is what `fast_start` already did of that; `born` is called once the contexts are
         forked.
         """
         self._config.update(config)
@@ -163,7 +163,7 @@ class Init:
     def _on_frame(self, header: Header, body: bytes) -> None:
         request = Request(header, body)
         if not request.id:
-            return  # nobody could tell to what an answer belongs
+            return  # without an id no answer can be matched to it
         try:
             operation = self._operations.get(request.op)
             if operation is None:
@@ -202,7 +202,7 @@ class Init:
         return None if self._ports is None else self._ports.job(request.id)
 
     def _opened_ports(self) -> Ports:
-        # On first use: most sandboxes never have one.
+        # Created on first use: most sandboxes never have a connection.
         if self._ports is None:
             self._ports = Ports(self._loop, self._channel)
         return self._ports
@@ -339,13 +339,13 @@ class Init:
         with contextlib.suppress(BlockingIOError):  # read in an earlier round
             os.read(self._wakeup_r, 4096)
         while (pid := processes.ended_child()) is not None:
-            # Each by itself: one that ends later may say something until then.
+            # One at a time: a process that ends later may send something until it does.
             self._contexts.hear_the_dying()
             session = processes.session_of(pid)
             _, status, usage = os.wait4(pid, 0)
             end = processes.exit_from(status, usage)
             self._families.note_end(pid, session, end.rusage)
-            # None of them: an orphan that became ours. Reaping it was all there is to do.
+            # In no table: an orphan that became init's child. Reaping it was all there is to do.
             for table in (self._contexts, self._commands, self._workers):
                 if table.on_exit(pid, end):
                     break
@@ -364,10 +364,10 @@ def main(
     begun: Begun | None = None,
     born: Callable[[], None] = nothing,
 ) -> NoReturn:
-    """Be init on `channel_fd` until the host is gone; `run_context` replaces the Python context.
+    """Run init on `channel_fd` until the host is gone; `run_context` replaces the Python context.
 
-    `begun` is what `fast_start` did of that already; `born` is called when the contexts that are
-    there from the start have been forked.
+    `begun` is what `fast_start` already did of that; `born` is called when the contexts that exist
+    from the start have been forked.
     """
     code = _EXIT_BROKEN
     try:
@@ -375,7 +375,7 @@ def main(
             _settle()
         _made(run_context).run(channel_fd, config, begun, born)
     except (HostGone, BrokenPipeError, ConnectionResetError):
-        code = _EXIT_HOST_GONE  # also in the short way of a first program, which has no channel
+        code = _EXIT_HOST_GONE  # also raised on `first_program`'s path, which has no `Channel`
     except FrameError as error:
         _complain(f"cellwall init: channel: {error}\n")
     except OSError as error:
@@ -387,9 +387,10 @@ def main(
 
 
 def prepare() -> None:
-    """Build an init once, in a fork-server: its forks only give it descriptors and a name.
+    """Build an init once, in a fork-server; its forks only set descriptors and a name.
 
-    What they need not build they need not write, and every page a fork writes to is copied.
+    A fork does not write to pages that were filled here, and every page that a fork writes to is
+    copied.
     """
     processes.ignore_signals()
     os.umask(0o022)
@@ -408,13 +409,13 @@ def _made(run_context: Callable[[Link, dict[str, Any]], Any] | None) -> Init:
 
 def _settle() -> None:
     if _prepared:
-        processes.confine()  # the rest was done there, and we are pid 1
+        processes.confine()  # `prepare` did the rest, and this process is pid 1
     else:
         processes.become_init()
 
 
 def _complain(text: str) -> None:
-    # Descriptor 2 of init belongs to whoever built the sandbox; caller code never has it.
+    # Init's descriptor 2 belongs to the process that built the sandbox; caller code never has it.
     try:
         os.write(2, text.encode("utf-8", "backslashreplace"))
     except OSError:
@@ -423,6 +424,7 @@ def _complain(text: str) -> None:
 
 def _leave(code: int) -> NoReturn:
     if os.getpid() != 1:
-        # As pid 1 our end is everybody's end; elsewhere we have to see to it.
+        # The end of pid 1 ends every process of its namespace; elsewhere init must kill them
+        # itself.
         processes.kill_descendants()
     os._exit(code)

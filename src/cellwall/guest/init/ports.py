@@ -1,12 +1,11 @@
 """Ports: connections from the host to servers that listen on the sandbox's own loopback.
 
 `init/main.py` owns the table. Init connects, because it is in the sandbox's network namespace and
-the host is not; what is said on a connection passes unread. Nothing leads out: there is only
-loopback.
+the host is not; the bytes on a connection pass unread. Nothing leads out: there is only loopback.
 
-A connection is a `Stream` with two ends of its own: each direction can end before the other, and
-both ends, or a reset, end it. Its number of bytes here is bounded by grants, and so is the number
-of connections.
+A connection is a `Stream` whose two directions can end one before the other; the end of both, or a
+reset, ends the connection. Grants bound the bytes that it holds here, and the number of connections
+is bounded, too.
 """
 
 from __future__ import annotations
@@ -61,12 +60,12 @@ class Connection:
     # -- connecting --------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Try the next address; an answer follows, whatever happens."""
+        """Try the next address; an answer follows in every case."""
         family, host = self._left_to_try.pop(0)
         try:
             self._socket = _socket.socket(family, _KIND)
             code = self._socket.connect_ex((host, self.port))
-        except OSError as error:  # no descriptor left, no such family here
+        except OSError as error:  # no descriptor left, or no such address family here
             self._on_failure(error)
             return
         if code in (0, errno.EINPROGRESS):
@@ -78,7 +77,7 @@ class Connection:
         line = self._line()
         self._loop.forget(line.fileno())
         code = line.getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR)
-        if code == errno.ECONNRESET:  # accepted, and broken off before we looked
+        if code == errno.ECONNRESET:  # accepted, and broken off before this check
             self._finish(is_reset=True)
             return
         if code:
@@ -108,13 +107,13 @@ class Connection:
     # -- from the host -----------------------------------------------------------------------------
 
     def end_input(self) -> None:
-        """Tell the server that no more comes, once it has what was written."""
+        """Tell the server that the input ends, once it has what was written."""
         self._takes_input = False
         if self.feed is not None and self.feed.is_flushed:
             self._on_flushed()
 
     def close(self) -> None:
-        """End it once the server has what was written; what it says is not read any more."""
+        """Close once the server has what was written; its further output is not read."""
         self._is_closing = True
         if self.feed is None:
             self._finish(is_reset=True)
@@ -123,16 +122,16 @@ class Connection:
         self.end_input()
 
     def signal(self, _number: int) -> None:
-        """End it at once."""
+        """Reset the connection at once."""
         self._finish(is_reset=True)
 
     def grant(self, count: int) -> None:
-        """The host can take more."""
+        """Let the connection send `count` bytes more."""
         if self.feed is not None:
             self.feed.grant(count)
 
     def resize(self, rows: int, columns: int) -> None:
-        """A connection has no terminal."""
+        """Do nothing: a connection has no terminal."""
 
     # -- from the server ---------------------------------------------------------------------------
 
@@ -188,10 +187,9 @@ class Connection:
 
 
 class Ports:
-    """All connections of this sandbox, and who listens."""
+    """All connections of this sandbox, and the ports on which its processes listen."""
 
     def __init__(self, loop: Loop, channel: Channel) -> None:
-        """No connection yet."""
         self._loop = loop
         self._channel = channel
         self._connections: dict[int, Connection] = {}
@@ -210,11 +208,11 @@ class Ports:
         connection.begin()
 
     def job(self, number: int) -> Connection | None:
-        """The connection of this request."""
+        """Return the connection of this request."""
         return self._connections.get(number)
 
     def listing(self, _request: Request) -> tuple[Header, bytes]:
-        """Every TCP port somebody listens on, as the kernel says."""
+        """List every TCP port on which a process listens, as the kernel reports it."""
         found: set[tuple[int, str]] = set()
         for path, family in _TABLES:
             found.update(_listening(path, family))
@@ -247,12 +245,13 @@ def _table(path: str) -> str:
             size += len(piece)
     finally:
         os.close(fd)
-    # Without the last line, which may be half of one, once the bound was met.
+    # Without the last line, which may be cut in half, if the bound was reached.
     text = b"".join(pieces).decode("ascii", "replace")
     return text if size < _MOST_TABLE_BYTES else text.rpartition("\n")[0]
 
 
 def _address(text: str, family: int) -> str:
-    # Words of 32 bits in the machine's order; those are little-endian wherever we run.
+    # Words of 32 bits in the machine's byte order, which is little-endian on all supported
+    # machines.
     words = [text[at : at + 8] for at in range(0, len(text), 8)]
     return _socket.inet_ntop(family, b"".join(bytes.fromhex(word)[::-1] for word in words))

@@ -1,10 +1,11 @@
 """Init's side of host tools: calls of one execution on their way to the host and back.
 
-`contexts.py` hands over a line that said `call`; from then on the line is the call, and its end is
-the call's. Nothing here knows what a tool is or reads arguments: the host checks both.
+`contexts.py` hands over a connection on which the context sent `call`; from then on the connection
+stands for the call and ends with it. Nothing here knows what a tool is or reads arguments: the host
+checks both.
 
-Every bound is kept before the host hears of a call. The host counts again, and takes an init that
-lets more through for a hostile one.
+Every bound is enforced before the host hears of a call. The host counts again, and treats an init
+that lets more through as hostile.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _MOST_NAME_CHARACTERS = 64
 
 
 class Calls:
-    """The calls of one execution; none may be made unless its request came with tools."""
+    """The calls of one execution; it may make calls only if its request came with tools."""
 
     def __init__(self, channel: Channel, execution: int, tools: Header) -> None:
         """`tools` is that field of `execute`. Raises Refusal."""
@@ -34,7 +35,8 @@ class Calls:
         self._last = 0
         self._waiting: dict[int, Line] = {}
         self._unread: set[Line] = set()
-        """Lines with an answer that their other end does not take; they keep their places."""
+        """Connections with an answer that the context has not taken; each still counts as a call.
+        """
 
     def begin(self, line: Line, tool: object, body: bytes) -> None:
         """Pass a call on, or refuse it."""
@@ -54,10 +56,10 @@ class Calls:
             self._channel.send(event, body)
 
     def _drop(self, number: int) -> None:
-        """Whoever called hung up: an interrupt, or the end of its thread."""
+        """Handle a hang-up by the calling thread: an interrupt, or its end."""
         line = self._waiting.pop(number)
         if self._channel.is_full:
-            # Its arguments are still in our memory: so it has its place for as long.
+            # Its arguments still use init's memory, so it counts as a call for as long.
             self._unread.add(line)
             self._channel.wait_for_room(lambda: self._unread.discard(line))
         self._channel.send({"ev": "call_dropped", "id": self._execution, "call": number})
@@ -73,7 +75,7 @@ class Calls:
         line.close_once_sent()
 
     def close(self) -> None:
-        """The execution is over: nobody will answer any more, and nobody is waited for."""
+        """End all calls because the execution is over: none is answered or waited for any more."""
         waiting, self._waiting = list(self._waiting.values()), {}
         unread, self._unread = list(self._unread), set()
         for line in waiting:
