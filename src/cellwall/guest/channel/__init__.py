@@ -1,4 +1,5 @@
-"""Frames, and the loop that reads and writes them; both ends of what is said use it.
+"""Frames of the guest channel, and the event loop that reads and writes them.
 
-Runs in init and in contexts, and in the engine process for what both ends must agree on.
+The modules run in init and in contexts, and in the engine process for the parts on which both ends
+must agree.
 """

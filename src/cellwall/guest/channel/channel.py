@@ -2,7 +2,7 @@
 
 `init/main.py` owns the only one. It knows frames and nothing about operations.
 
-The queue towards the host is bounded: whoever produces output asks `is_full` first and waits for
+The queue towards the host is bounded: every producer of output asks `is_full` first and waits for
 room. An end of stream here means that the host is gone, and then nothing of the sandbox may live.
 """
 
@@ -34,7 +34,7 @@ class Channel:
     """Frames from and to the host, with a bounded queue of outgoing bytes."""
 
     def __init__(self, on_frame: Callable[[Header, bytes], None]) -> None:
-        """Without a descriptor: frames may be queued, nothing moves before `open`."""
+        """Without a descriptor frames may be queued, but nothing moves before `open`."""
         self._fd = -1
         self._out_fd = -1
         self._decoder = Decoder(MAX_REQUEST_HEADER_BYTES, MAX_REQUEST_BODY_BYTES)
@@ -46,7 +46,7 @@ class Channel:
         self._loop: Loop | None = None
 
     def open(self, fd: int, loop: Loop, out_fd: int = -1) -> None:
-        """Own the socket `fd` and begin to serve; with `out_fd` we write there: two pipes."""
+        """Own the socket `fd` and begin to serve; with `out_fd`, a pipe, write there instead."""
         os.set_blocking(fd, False)
         self._fd = self._out_fd = fd
         self._loop = loop
@@ -58,11 +58,11 @@ class Channel:
 
     @property
     def is_full(self) -> bool:
-        """True while producers should hold back."""
+        """Whether producers should hold back."""
         return len(self._queue) >= QUEUE_BYTES
 
     def wait_for_room(self, callback: Callable[[], None]) -> None:
-        """Call once the host has taken enough."""
+        """Call `callback` once the host has taken enough."""
         self._waiting.append(callback)
 
     def send(self, header: Header, body: bytes = b"") -> None:
@@ -77,7 +77,7 @@ class Channel:
         self._queue += frame
 
     def take_over(self, unread: bytes, unsent: bytes) -> None:
-        """Go on after somebody else has used the descriptor; raises FrameError."""
+        """Continue after `first_program` has used the descriptor. Raises FrameError."""
         self._queue[:0] = unsent
         for header, body in self._decoder.feed(unread):
             self._on_frame(header, body)
@@ -93,7 +93,7 @@ class Channel:
         self._update()
 
     def flush(self) -> None:
-        """Hand the host what it takes now."""
+        """Write to the host as much as it takes now."""
         if self._queue and not self._is_writing:
             self._write()
 
@@ -105,7 +105,7 @@ class Channel:
 
     def _on_out(self, events: int) -> None:
         if events & ~WRITE:
-            raise HostGone  # nobody reads any more
+            raise HostGone  # the host does not read any more
         self._write()
 
     def _read(self) -> None:

@@ -51,7 +51,7 @@ _CODE_OF_ERRNO = {
     errno.ENOTEMPTY: "invalid",
     errno.ENXIO: "invalid",
     errno.EXDEV: "invalid",
-    errno.EIO: "invalid",  # of a file of the kernel's: nothing lies there
+    errno.EIO: "invalid",  # from a kernel file, which holds no data
     errno.ECONNREFUSED: "refused",
     errno.EAGAIN: "busy",
     errno.EBUSY: "busy",
@@ -74,7 +74,7 @@ _REMEDY_OF_ERRNO = {
 
 
 class Refusal(Exception):
-    """A request that is answered with `fail`."""
+    """A request is answered with `fail`."""
 
     def __init__(self, code: str, message: str) -> None:
         """`code` is one of CODES; `message` names the step, the object and the remedy."""
@@ -84,7 +84,7 @@ class Refusal(Exception):
 
 
 def refusal_from(error: OSError, step: str) -> Refusal:
-    """The errno's code, with the step and the remedy in words."""
+    """Return a refusal with the errno's code, and the step and the remedy in words."""
     number = error.errno or 0
     code = _CODE_OF_ERRNO.get(number, "internal")
     reason = os.strerror(number) if number else str(error)

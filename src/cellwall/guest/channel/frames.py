@@ -1,11 +1,10 @@
 """The frame of the guest channel: two lengths, a JSON header, raw bytes.
 
-Used by init towards the host and towards its contexts (``init_link.py``). It is not a protocol:
-which headers exist is decided by whoever reads them (``init/main.py``, ``contexts.py``, the host's
-runtimes).
+Used by init towards the host and towards its contexts (``init_link.py``). It is not a protocol: the
+reader (``init/main.py``, ``contexts.py``, the host's runtimes) decides which headers exist.
 
-Lengths are checked before anything of that size is kept, and a decoder that raised once must be
-thrown away with its peer: after a bad frame there is no way to find the beginning of the next.
+Lengths are checked before anything of that size is kept. A decoder that raised once must be thrown
+away with its peer: after a bad frame the beginning of the next cannot be found.
 """
 
 from __future__ import annotations
@@ -28,24 +27,24 @@ else:  # `typing` costs a cold start more than everything else here
 LENGTHS = struct.Struct(">II")
 
 MAX_EVENT_HEADER_BYTES = 64 * 1024
-"""Guest to host, and context to init: what a reader of hostile frames accepts as a header."""
+"""Maximum bytes of a header from guest to host or context to init; these may be hostile."""
 
 MAX_EVENT_BODY_BYTES = 1024 * 1024
-"""Guest to host: the reader may hold a thousand sandboxes, hence a thousand of these."""
+"""Maximum bytes of a body from guest to host; a reader may have to hold a thousand of these."""
 
 MAX_REQUEST_HEADER_BYTES = 4 * 1024 * 1024
-"""Host to guest: the header of ``execute`` carries the caller's arguments, so it may be large."""
+"""Maximum bytes of a header from host to guest; that of ``execute`` carries call arguments."""
 
 MAX_REQUEST_BODY_BYTES = 32 * 1024 * 1024
-"""Host to guest: the largest file written, or source executed, in one request."""
+"""Maximum bytes of a body from host to guest: the largest file or source in one request."""
 
 
 class FrameError(ValueError):
-    """The peer broke the framing; whatever it says next cannot be understood."""
+    """The peer broke the framing; its further bytes cannot be understood."""
 
 
 def _refuse_constant(name: str) -> None:
-    # NaN and Infinity are not JSON: whoever reads what we pass on may not know them.
+    # NaN and Infinity are not JSON: a later reader of the header may not know them.
     raise FrameError(f"frame header: {name} is not JSON")
 
 
@@ -54,13 +53,13 @@ _dump = strict_json.dump
 
 
 def encode(header: Header, body: Buffer = b"") -> bytes:
-    """One frame as bytes. Raises ValueError when the header cannot be written as strict JSON."""
+    """Return one frame as bytes. Raises ValueError for a header that strict JSON cannot express."""
     text = _dump(header).encode("ascii")
     return b"".join((LENGTHS.pack(len(text), len(body)), text, body))
 
 
 def parse_header(raw: Buffer) -> Header:
-    """The header's JSON object; anything else is a FrameError."""
+    """Return the header's JSON object; anything else is a FrameError."""
     try:
         header = _parse(str(raw, "utf-8"))
     except (ValueError, RecursionError) as error:
@@ -72,14 +71,14 @@ def parse_header(raw: Buffer) -> Header:
 
 
 class Decoder:
-    """Bytes in, whole frames out; holds at most one frame plus what one read brought with it."""
+    """Turns bytes into whole frames; holds at most one frame plus the rest of one read."""
 
     def __init__(
         self,
         max_header: int = MAX_EVENT_HEADER_BYTES,
         max_body: int = MAX_EVENT_BODY_BYTES,
     ) -> None:
-        """The caps are the reader's to state; the defaults are for hostile peers."""
+        """The reader states the limits, in bytes; the defaults are for hostile peers."""
         self._max_header = max_header
         self._max_body = max_body
         self._buffer = bytearray()
@@ -88,11 +87,11 @@ class Decoder:
 
     @property
     def is_idle(self) -> bool:
-        """True between frames: an end of stream here cuts nothing off."""
+        """Whether the decoder is between frames, so that an end of stream cuts nothing off."""
         return not self._buffer
 
     def feed(self, data: Buffer) -> Iterator[Frame]:
-        """Take bytes and yield the frames they complete. Raises FrameError, and then for ever."""
+        """Take bytes and yield the frames they complete. A FrameError repeats at every later call."""
         if self._is_broken:
             raise FrameError("frame decoder: used after an error; close the connection")
         self._buffer += data
@@ -107,7 +106,7 @@ class Decoder:
                 yield frame
 
     def _take(self) -> Frame | None:
-        """The frame at the front; None, with `_needed` moved on, while it is incomplete."""
+        """Return the first frame; None while it is incomplete, with `_needed` set to its size."""
         buffer = self._buffer
         header_length, body_length = LENGTHS.unpack_from(buffer)
         if header_length > self._max_header:

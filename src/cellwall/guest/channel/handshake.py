@@ -1,4 +1,4 @@
-"""The first words between host, init and context: which they are, ready, idle, go."""
+"""The first messages between host, init and context: ready, idle and go."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 PROTOCOL = 1
 IDLE = encode({"ev": "idle"})
 GO = encode({"op": "go"})
-"""Begin with what was held; the only thing that is said to a sandbox that holds something."""
+"""Frame that starts a held execution; a sandbox that holds one accepts nothing else."""
 
 
 def ready(contexts: list[str]) -> dict[str, Any]:
-    """The first thing that the host hears of an init."""
+    """Return the header of the first event that an init sends to the host."""
     python = sys.version.partition(" ")[0]
     return {"ev": "ready", "id": 0, "protocol": PROTOCOL, "python": python, "contexts": contexts}
 

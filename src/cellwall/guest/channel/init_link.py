@@ -1,16 +1,16 @@
-"""A context's side of its connection to init: connect, say something, listen, hang up.
+"""A context's side of its connection to init: connect, send, receive, hang up.
 
 Used by context processes only (`context/main.py` and other languages' kernels). It is not the
 channel to the host, which a context never sees, and it decides nothing: init judges every frame.
 
-A link must be closed while caller code runs, so that a program sees exactly descriptors 0, 1, 2;
-and nothing here may be trusted by init, because caller code shares this process.
+A link must be closed while caller code runs, so that a program sees exactly descriptors 0, 1, 2.
+Init may trust nothing that comes from here, because caller code shares this process.
 """
 
 from __future__ import annotations
 
-# The C module under `socket`: the Python class over it makes enum members of every constant, and
-# a fork pays for each page that it writes to.
+# The C module under `socket`: the Python class over it makes enum members of every constant, and a
+# fork pays for each page that it writes to.
 import _socket
 import os
 import struct
@@ -26,22 +26,23 @@ from cellwall.guest.channel.frames import (
 )
 
 EXIT_UNSERVED = 75
-"""What a context ends with that nobody gave anything to do: never 0, which says that it did it."""
+"""Exit code of a context that got no work; never 0, which would say that it did some."""
 _SCM_CREDENTIALS = 2
 _LENGTHS_BYTES, _lengths_of = LENGTHS.size, LENGTHS.unpack
 
 
 class LinkClosed(ConnectionError):
-    """Init hung up: there is nobody left to work for, so the context has to exit."""
+    """Init hung up: the context has no init to work for and has to exit."""
 
 
 class Link:
-    """One context's line to init; at most one connection is open at any time."""
+    """One context's link to init; at most one connection is open at any time."""
 
     def __init__(self, address: str, first_fd: int = -1, *, is_named: bool = False) -> None:
-        """`address` is init's abstract socket; `first_fd` a connection that is open already.
+        """`address` is init's abstract socket; `first_fd` a connection that is already open.
 
-        `is_named`: say with each new connection whose it is, for a kernel that does not.
+        `is_named`: send credentials with each new connection, for a kernel that does not report the
+        peer.
         """
         self._address = address
         self._is_named = is_named
@@ -50,16 +51,16 @@ class Link:
             self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, first_fd)
 
     def another(self) -> Link:
-        """A link of its own to the same init, for whoever waits for an answer."""
+        """Return a second link to the same init, for a thread that waits for an answer."""
         return Link(self._address, is_named=self._is_named)
 
     @property
     def is_open(self) -> bool:
-        """True while a descriptor is held."""
+        """Whether the link holds a descriptor."""
         return self._socket is not None
 
     def fileno(self) -> int:
-        """The open connection's descriptor, or -1."""
+        """Return the open connection's descriptor, or -1."""
         return -1 if self._socket is None else self._socket.fileno()
 
     def connect(self) -> None:
@@ -75,17 +76,17 @@ class Link:
         self._socket = line
 
     def close(self) -> None:
-        """Hang up; what was sent stays sent."""
+        """Close the connection; what was sent stays sent."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     def send(self, header: Header, body: bytes = b"") -> None:
-        """Say one thing, opening the connection if need be. The connection stays open."""
+        """Send one frame and open the connection if need be. The connection stays open."""
         self.say(encode(header, body))
 
     def say(self, frame: bytes) -> None:
-        """Say what is encoded already."""
+        """Send a frame that is already encoded."""
         is_new = self._socket is None
         self.connect()
         assert self._socket is not None  # noqa: S101  for the type checker only
@@ -102,9 +103,9 @@ class Link:
         return parse_header(view[:header_length]), bytes(view[header_length:])
 
     def receive_work(self) -> tuple[Header, bytes, int]:
-        """Wait for one request, and get its input if it has one, else -1.
+        """Wait for one request; return its header, its body and its input descriptor (-1: none).
 
-        Where that cannot be had, init knows, and the request is another `idle`.
+        If the input cannot be had, init knows it, and the returned request is another `idle`.
         """
         header, body = self.receive()
         if header.get("stdin") != "stream":
@@ -113,10 +114,10 @@ class Link:
         return (header if reading >= 0 else {"op": "idle"}), body, reading
 
     def take_input(self) -> int:
-        """Have init open the other end of a pipe of ours; -1 if it does not.
+        """Have init open the other end of a new pipe; return this end, or -1 if init does not.
 
-        SECURITY: no descriptor is sent over a socket (SCM_RIGHTS): the kernel counts those on their
-        way for a user of the host, and another sandbox of that user could use them all up.
+        SECURITY: no descriptor is sent over a socket (SCM_RIGHTS): the kernel counts those in
+        flight per host user, and another sandbox of that user could use them all up.
         """
         try:
             reading, writing = os.pipe()
@@ -138,7 +139,7 @@ class Link:
         return reading
 
     def wait_to_go_on(self) -> None:
-        """Return, hung up, once the host says that what is held may begin; else nothing does."""
+        """Close the link and return once the host lets the held program begin; else exit."""
         header: Header = {}
         try:
             header, _body = self.receive()
@@ -161,7 +162,7 @@ class Link:
 
 
 def _credentials() -> tuple[int, int, bytes]:
-    """Who we are; the kernel takes no other answer (SCM_CREDENTIALS in unix(7))."""
+    """Return this process's credentials (SCM_CREDENTIALS, unix(7)); others are refused."""
     return (
         _socket.SOL_SOCKET,
         _SCM_CREDENTIALS,

@@ -1,7 +1,7 @@
 """Init's event loop: an epoll descriptor, a table of callbacks, and alarms.
 
-Init and what it owns call this; nothing else does. It is not asyncio, which costs pages and
-microseconds that every sandbox would pay for.
+Only init and the objects it owns call this. It is not asyncio, which costs pages and microseconds
+that every sandbox would pay for.
 
 Every watched descriptor must be non-blocking and must be forgotten *before* it is closed: a forked
 child may still hold the same open file, and epoll would go on reporting it for ever.
@@ -19,17 +19,17 @@ WRITE = select.EPOLLOUT
 
 
 class Loop:
-    """Wait for descriptors; after each round of callbacks, flush what they produced."""
+    """Waits for descriptors; after each round of callbacks, flushes what they produced."""
 
     def __init__(self, after_round: Callable[[], None]) -> None:
-        """`after_round` is where queued output is flushed; nothing is watched before `open`."""
+        """`after_round` flushes queued output; nothing is watched before `open`."""
         self._epoll: Any = None
         self._callbacks: dict[int, Callable[[int], None]] = {}
         self._after_round = after_round
         self._alarms: dict[object, tuple[float, Callable[[], None]]] = {}
 
     def open(self) -> None:
-        """Take the descriptor; not before the last fork that must not share it."""
+        """Open the epoll descriptor; not before the last fork that must not share it."""
         self._epoll = select.epoll()
 
     def watch(self, fd: int, events: int, callback: Callable[[int], None]) -> None:
@@ -47,18 +47,19 @@ class Loop:
             self._epoll.unregister(fd)
 
     def set_alarm(self, whose: object, after_s: float, callback: Callable[[], None]) -> None:
-        """Call `callback` once unless `whose` alarm is set again or cleared before."""
+        """Call `callback` once after `after_s` seconds, in place of an earlier alarm of `whose`."""
         self._alarms[whose] = (time.monotonic() + after_s, callback)
 
     def clear_alarm(self, whose: object) -> None:
-        """No alarm of `whose`."""
+        """Clear the alarm of `whose`, if it has one."""
         self._alarms.pop(whose, None)
 
     def run(self) -> None:
         """Serve for ever."""
         callbacks = self._callbacks
         while True:
-            # Before the first wait too: what was queued during start-up must not wait for an event.
+            # Flush before the first wait, too: output queued during start-up must not wait for an
+            # event.
             self._after_round()
             for fd, events in self._epoll.poll(self._patience_s()):
                 # A callback earlier in this round may have forgotten this one.

@@ -1,11 +1,11 @@
-"""What a context says while caller code is running: one frame at a time, then hang up.
+"""Events that a context sends while caller code runs: one frame at a time, then hang up.
 
 Used by everything in the context that reports (`display.py`, `program.py`, `cell.py`). It is not
 the transport (`init_link.py`) and it decides nothing about content or size.
 
-A frame must leave whole or not at all: signals are held back while one is on its way, because a
-KeyboardInterrupt in the middle would make init take the context for hostile. And only the process
-that owns the link may use it: a child that caller code forked says nothing.
+A frame must leave whole or not at all: signals are blocked while one is being sent, because a
+KeyboardInterrupt in the middle would make init take the context for hostile. Only the process that
+owns the link may use it: a child that caller code forked sends nothing.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
         """The part of `init_link.Link` that is used here."""
 
         def send(self, header: dict[str, Any], body: bytes = b"") -> None:
-            """Say one thing."""
+            """Send one frame."""
 
         def close(self) -> None:
-            """Hang up."""
+            """Close the connection."""
 
 
 MAX_BODY_BYTES = 1024 * 1024
-"""Guest to host, design/0002: a larger body would end the sandbox."""
+"""Maximum bytes of a body from guest to host, design/0002; a larger one would end the sandbox."""
 
 _HELD_BACK: list[int] = [
     _signal.SIGINT,
@@ -48,25 +48,24 @@ class Outbox:
     """Sends events of one context process over its link."""
 
     def __init__(self) -> None:
-        """Nobody's yet."""
         self._link: LinkLike | None = None
         self._owner_pid = 0
         self._lock = allocate_lock()
         self._sender = 0
 
     def open(self, link: LinkLike) -> None:
-        """Make this process the owner, and of the link."""
+        """Take the link, and make this process the owner of both."""
         self._link = link
         self._owner_pid = os.getpid()
 
     def forget(self) -> None:
-        """Be nobody's again."""
+        """Give the link up, so that the outbox has no owner again."""
         self._link = None
         self._owner_pid = 0
 
     @property
     def is_ours(self) -> bool:
-        """False in a process that caller code forked off the context."""
+        """Whether this process is the owner; False in a process that caller code forked."""
         return os.getpid() == self._owner_pid
 
     def post(self, header: dict[str, Any], body: bytes = b"", *, keep_open: bool = False) -> bool:

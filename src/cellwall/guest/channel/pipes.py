@@ -1,10 +1,10 @@
-"""Output on its way out, input on its way in: pipes between init and what it started.
+"""Pipes between init and the processes it started: output on its way out, input on its way in.
 
-Contexts, commands and workers use these. They do not know the protocol beyond the one event a
-pump emits, nor whose pipe they serve.
+Contexts, commands and workers use these. They do not know the protocol beyond the one event a pump
+emits, nor which job owns the pipe.
 
-A pump never lets a producer block for good: output over the limit is still read, and counted;
-output that nobody waits for any more is read and dropped. A feed never makes init wait.
+A pump never blocks a producer for good: output over the limit is still read, and counted; output of
+a finished job is read and dropped. A feed never makes init wait.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from cellwall.guest.channel.loop import READ, WRITE, Loop
 
 _READ_BYTES = 64 * 1024
 WIDE_PIPE_BYTES = 1024 * 1024
-"""Of a stream that is busy."""
+"""Size in bytes of the pipe of a busy stream."""
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ; fcntl names it only since Python 3.10
 _MOST_SINKS = 64
 _TELL_S = 0.05
-"""Between two words about how much was cut."""
+"""Seconds between two reports of how much was cut."""
 _MOST_PENDING_BYTES = 64 * 1024 * 1024
 
 
@@ -31,15 +31,15 @@ class Meter:
     """How much of one stream may pass, how much has, and how much was cut."""
 
     def __init__(self, limit: int) -> None:
-        """`limit` in bytes."""
+        """`limit` is in bytes."""
         self.limit = limit
         self.passed = 0
         self.cut = 0
         self.told = 0
-        """Of what was cut, how much the host knows of."""
+        """Bytes of `cut` that the host has been told about."""
 
     def admit(self, data: bytes) -> bytes:
-        """The part of `data` that may pass."""
+        """Return the part of `data` that may pass."""
         room = self.limit - self.passed
         if len(data) > room:
             self.cut += len(data) - room
@@ -51,12 +51,12 @@ class Meter:
 class Pump:
     """One pipe (or terminal) whose output becomes events.
 
-    Between two jobs it holds: the pipe stays unread, as a terminal nobody looks at. A sink reads
-    and drops, so that what a finished command left behind does not die of a broken pipe.
+    Between two jobs a pump holds: the pipe stays unread and its writers wait. A sink reads and
+    drops, so that the processes a finished command left behind do not die of a broken pipe.
     """
 
     def __init__(self, loop: Loop, channel: Channel, fd: int, event: str) -> None:
-        """Own `fd`, unread until `begin`; `event` is the name of the events it makes."""
+        """Own `fd`, unread until `begin`; `event` is the name of the events it sends."""
         os.set_blocking(fd, False)
         self._loop = loop
         self._channel = channel
@@ -73,11 +73,11 @@ class Pump:
 
     @property
     def is_open(self) -> bool:
-        """False after the end of the stream."""
+        """Whether the stream has not ended."""
         return self._fd >= 0
 
     def begin(self, job: int, meter: Meter) -> None:
-        """From now on the output belongs to a job."""
+        """Assign the output to a job from now on."""
         self._job = job
         self._meter = meter
         self._resume()
@@ -90,24 +90,24 @@ class Pump:
                 break
 
     def take(self, most: int) -> bytes:
-        """What is there that no job was given, at most so many bytes of it."""
+        """Return at most `most` bytes of the output that was given to no job."""
         try:
             return os.read(self._fd, most) if self._fd >= 0 else b""
         except BlockingIOError:
             return b""
 
     def hold(self) -> None:
-        """The job is over; what comes next waits for the next job."""
+        """End the job; further output waits for the next job."""
         self._meter = None
 
     def sink(self) -> None:
-        """The job is over and there will be none; drop what comes next."""
+        """End the last job; drop further output."""
         self._meter = None
         self._is_sink = True
         self._resume()
 
     def close(self) -> None:
-        """Give up the descriptor."""
+        """Close the descriptor."""
         if self._fd >= 0:
             self._pause()
             os.close(self._fd)
@@ -138,7 +138,7 @@ class Pump:
         self._read()
 
     def _read(self) -> bool:
-        """Forward one read's worth; False when there is nothing, now or ever."""
+        """Forward at most one read of output; return False when there is none, now or ever."""
         if self._fd < 0:
             return False
         try:
@@ -166,7 +166,10 @@ class Pump:
             self._widen()
 
     def _tell_soon(self, meter: Meter) -> None:
-        """Tell how much was cut, now and then: a limit may end it, and then no `done` will."""
+        """Report from time to time how much was cut.
+
+        A limit may end the job, and then no `done` will report it.
+        """
         if not meter.told:
             self._tell(meter)
         elif not self._is_telling:
@@ -189,7 +192,8 @@ class Pump:
         )
 
     def _widen(self) -> None:
-        # A full read means a busy stream. Best effort: an account's sum of wide pipes is limited.
+        # A full read means a busy stream. Best effort: the kernel limits the sum of wide pipes per
+        # user.
         self._is_wide = True
         try:
             fcntl.fcntl(self._fd, _SET_PIPE_SIZE, WIDE_PIPE_BYTES)
@@ -198,14 +202,13 @@ class Pump:
 
 
 class Sinks:
-    """Pumps of finished jobs whose pipes something still holds; the oldest give way."""
+    """Pumps of finished jobs whose pipes a process still holds; the oldest give way."""
 
     def __init__(self) -> None:
-        """Empty."""
         self._pumps: deque[Pump] = deque()
 
     def add(self, pump: Pump) -> None:
-        """Take over a pump, unless its stream has ended already."""
+        """Take over a pump, unless its stream has already ended."""
         if not pump.is_open:
             return
         pump.sink()
@@ -218,7 +221,7 @@ class Feed:
     """Bytes towards a process's input, at the pace at which it reads them."""
 
     def __init__(self, loop: Loop, fd: int = -1) -> None:
-        """Own `fd`, the writing end; without one bytes wait until `open`."""
+        """Own `fd`, the writing end; without it, bytes wait until `open`."""
         self._loop = loop
         self._fd = fd
         self._queue = bytearray()
@@ -232,11 +235,11 @@ class Feed:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether it has nowhere to write to yet."""
+        """Whether the feed has no descriptor to write to yet."""
         return self._fd < 0 and not self._is_over
 
     def open(self, fd: int) -> None:
-        """Own `fd`, which does not block, and write what has waited for it."""
+        """Own `fd`, which does not block, and write the bytes that have waited for it."""
         self._fd = fd
         if self._queue:
             self._write()
@@ -245,11 +248,11 @@ class Feed:
 
     @property
     def pending(self) -> int:
-        """Bytes the process has not taken yet."""
+        """Number of bytes that the process has not taken yet."""
         return len(self._queue)
 
     def write(self, data: bytes) -> None:
-        """Queue bytes. What exceeds the bound is dropped and counted: nobody reads it anyway."""
+        """Queue bytes. What exceeds the bound is dropped and counted: no reader takes that much."""
         if self._is_over or self._is_ending:
             return
         if len(self._queue) + len(data) > _MOST_PENDING_BYTES:

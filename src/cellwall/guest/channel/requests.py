@@ -3,8 +3,8 @@
 `init/main.py` and the operations use it. It checks shapes, not meaning: whether a path exists is
 found out by using it.
 
-Every field an operation reads goes through here, so that a request of the wrong shape is refused
-with `invalid` and never surfaces as an exception deep inside init.
+Every field that an operation reads goes through here, so that a request of the wrong shape is
+refused with `invalid` and never surfaces as an exception deep inside init.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ class Request:
         return Refusal("invalid", f"{self.op or 'request'}: field {name!r} must be {expected}")
 
     def text(self, name: str, default: str | None = None) -> str:
-        """A string without NUL."""
+        """Return the string in a field; it has no NUL."""
         value = self._header.get(name, default)
         if not isinstance(value, str) or "\0" in value:
             raise self._wrong(name, "a string without NUL")
         return value
 
     def path(self, name: str = "path") -> str:
-        """A path: not empty, no NUL."""
+        """Return the path in a field: not empty, no NUL."""
         value = self.text(name)
         if not value:
             raise self._wrong(name, "a path that is not empty")
         return value
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
-        """One of the given words, by default the first."""
+        """Return one of the given words, by default the first."""
         value = self._header.get(name, choices[0])
         if value not in choices:
             raise self._wrong(name, "one of " + ", ".join(choices))
         return str(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """A boolean."""
+        """Return the boolean in a field."""
         value = self._header.get(name, default)
         if not isinstance(value, bool):
             raise self._wrong(name, "true or false")
@@ -63,18 +63,18 @@ class Request:
     def integer(
         self, name: str, default: int | None = None, low: int = 0, high: int = _MOST
     ) -> int:
-        """An integer within bounds."""
+        """Return the integer in a field, within bounds."""
         value = self._header.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise self._wrong(name, f"an integer from {low} to {high}")
         return value
 
     def optional_integer(self, name: str, low: int, high: int) -> int | None:
-        """An integer within bounds, or null."""
+        """Return the integer in a field, within bounds, or None for null."""
         return None if self._header.get(name) is None else self.integer(name, low=low, high=high)
 
     def words(self, name: str) -> list[str]:
-        """A list of strings without NUL."""
+        """Return the list of strings in a field; they have no NUL."""
         value = self._header.get(name, [])
         if not isinstance(value, list) or not all(
             isinstance(word, str) and "\0" not in word for word in value
@@ -83,14 +83,14 @@ class Request:
         return value
 
     def mapping(self, name: str) -> dict[str, Any] | None:
-        """An object, or null."""
+        """Return the object in a field, or None for null."""
         value = self._header.get(name)
         if value is not None and not isinstance(value, dict):
             raise self._wrong(name, "an object or null")
         return value
 
     def environment(self, name: str) -> dict[str, str]:
-        """Environment variables."""
+        """Return the environment variables in a field."""
         value = self.mapping(name) or {}
         for key, word in value.items():
             if not key or "=" in key or "\0" in key or not isinstance(word, str) or "\0" in word:
@@ -98,7 +98,7 @@ class Request:
         return value
 
     def terminal(self, name: str) -> tuple[int, int] | None:
-        """Rows and columns, or null."""
+        """Return rows and columns, or None for null."""
         value = self.mapping(name)
         if value is None:
             return None

@@ -1,7 +1,7 @@
-"""A stream: one descriptor whose bytes travel both ways, each way as fast as its taker takes them.
+"""A stream: one descriptor with bytes in both directions, each as fast as its reader takes them.
 
 Terminals (`commands.py`), connections to ports and watches use it. It is not a pump (`pipes.py`):
-nothing is ever cut or dropped here, so the producer waits instead. Who owns the descriptor closes
+nothing is ever cut or dropped here, so the producer waits instead. The descriptor's owner closes
 it; a stream only reads, writes and watches it.
 
 The invariant (design/0004): no more bytes leave than the host has granted, and no more are held
@@ -18,18 +18,18 @@ from cellwall.guest.channel.channel import Channel
 from cellwall.guest.channel.loop import READ, WRITE, Loop
 
 INPUT_WINDOW_BYTES = 128 * 1024
-"""Most bytes from the host that may wait here for their reader."""
+"""Maximum number of bytes from the host that may wait here for their reader."""
 
 MOST_GRANTED_BYTES = 2**30
 LAST_BYTES = 64 * 1024
-"""What `drain` may send beyond the host's grant: more than a terminal's kernel buffer holds."""
+"""Maximum bytes that `drain` sends beyond the grant: more than a terminal's kernel buffer."""
 
 _READ_BYTES = 64 * 1024
 _BROKEN = select.EPOLLERR | select.EPOLLHUP
 
 
 class Stream:
-    """Both directions of one descriptor; either may be all there is."""
+    """Both directions of one descriptor; a stream may use only one of them."""
 
     def __init__(self, loop: Loop, channel: Channel, fd: int, number: int, event: str) -> None:
         """`event` is the name of the events that carry what is read; nothing moves yet."""
@@ -47,7 +47,7 @@ class Stream:
         self._waits_for_room = False
         self.dropped = 0
         self.on_end: Callable[[OSError | None], None] | None = None
-        """Called once when there is no more to read, with the error if that is why."""
+        """Called once when nothing is left to read, with the error if that is the reason."""
         self.on_flushed: Callable[[], None] | None = None
         """Called whenever nothing is left to write."""
         self.on_deaf: Callable[[], None] | None = None
@@ -56,7 +56,7 @@ class Stream:
     # -- life --------------------------------------------------------------------------------------
 
     def begin_reading(self, granted: int) -> None:
-        """Send what is read, `granted` bytes of it until the host grants more."""
+        """Send what is read, up to `granted` bytes until the host grants more."""
         self._granted = granted
         self._is_reading = True
         self._update()
@@ -66,31 +66,31 @@ class Stream:
         self._send_grant(INPUT_WINDOW_BYTES)
 
     def stop(self) -> None:
-        """Touch the descriptor no more; what waits for its reader is lost."""
+        """Leave the descriptor alone from now on; pending input is lost."""
         self._is_reading = False
         self._inbox.clear()
         self._update()
         self._fd = -1
 
     def stop_reading(self) -> None:
-        """Leave what comes next where it is; writing goes on."""
+        """Stop reading; writing goes on."""
         self._is_reading = False
         self._update()
 
     @property
     def is_flushed(self) -> bool:
-        """True when all input has reached its reader."""
+        """Whether all input has reached its reader."""
         return not self._inbox
 
     # -- from the host -----------------------------------------------------------------------------
 
     def grant(self, count: int) -> None:
-        """The host can take `count` bytes more."""
+        """Send up to `count` bytes more."""
         self._granted = min(self._granted + count, MOST_GRANTED_BYTES)
         self._update()
 
     def write(self, data: bytes) -> None:
-        """Queue input. Only a host that ignores its grant can exceed the bound; that is dropped."""
+        """Queue input. Drop what exceeds the bound, which only a host beyond its grant sends."""
         if self._fd < 0 or len(self._inbox) + len(data) > 2 * INPUT_WINDOW_BYTES:
             self.dropped += len(data)
             return
@@ -128,7 +128,7 @@ class Stream:
         if events & WRITE:
             self._flush()
         elif events & _BROKEN and not self._watched & READ:
-            # Reported whether asked for or not: it must not keep the loop turning.
+            # epoll reports these even unasked: they must not keep the loop turning.
             self._go_deaf()
         if events & ~WRITE and self._watched & READ:
             self._read_granted()
@@ -171,7 +171,7 @@ class Stream:
                 written = os.write(self._fd, view)
         except (BlockingIOError, InterruptedError):
             written = 0
-        except OSError:  # EPIPE, ECONNRESET, EIO: nobody reads any more
+        except OSError:  # EPIPE, ECONNRESET, EIO: the other side does not read any more
             self._go_deaf()
             return
         del self._inbox[:written]

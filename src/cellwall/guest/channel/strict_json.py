@@ -1,8 +1,8 @@
-"""JSON of frames by the C code under `json`, which is there without the package over it.
+"""JSON of frames, parsed and written by the C code under `json` without the package over it.
 
-The package brings regular expressions and enumerations along, thirty milliseconds of a cold start
-in a sandbox whose files are far away. What a text may hold is `json`'s rule, without NaN and
-without infinity; how one is written is `json`'s compact form in ASCII.
+The package loads regular expressions and enumerations, thirty milliseconds of a cold start in a
+sandbox whose files are far away. What a text may hold is `json`'s rule, without NaN and infinity;
+texts are written in `json`'s compact form, in ASCII.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SPACE = " \t\n\r"
 
 
 class _Rules:
-    """What the scanner asks of a decoder."""
+    """The decoder attributes that the C scanner reads."""
 
     strict = True
     object_hook = object_pairs_hook = None
@@ -29,9 +29,9 @@ class _Rules:
 
 
 def parser(parse_constant: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return what parses a whole text; `parse_constant` is called for NaN and its kin.
+    """Return a parser of whole texts; it calls `parse_constant` for NaN and infinity.
 
-    What it returns raises ValueError for anything that is not JSON, RecursionError for too deep.
+    The parser raises ValueError for text that is not JSON, RecursionError for too deep nesting.
     """
     try:
         from _json import make_scanner
@@ -56,7 +56,10 @@ def parser(parse_constant: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def is_nested(value: object, most_levels: int) -> bool:
-    """True for lists and objects in each other for more levels; no circle may be in `value`."""
+    """Return whether lists and objects in `value` nest deeper than `most_levels`.
+
+    `value` must not contain a cycle.
+    """
     level: list[Any] = [value] if isinstance(value, (dict, list, tuple)) else []
     for _ in range(most_levels):
         if not level:
@@ -71,7 +74,7 @@ def is_nested(value: object, most_levels: int) -> bool:
 
 
 def _dumper() -> Callable[[Any], str]:
-    """Return what writes compact JSON; ValueError or TypeError for what JSON cannot say."""
+    """Return a writer of compact JSON; it raises ValueError or TypeError for other values."""
     try:
         from _json import encode_basestring_ascii, make_encoder
 
@@ -79,7 +82,7 @@ def _dumper() -> Callable[[Any], str]:
             None, _refuse, encode_basestring_ascii, None, ":", ",", False, False, False
         )
         encode({}, 0)
-    except (ImportError, TypeError):  # built without it, or made in another way
+    except (ImportError, TypeError):  # built without the C code, or with another signature
         import json
 
         return json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode

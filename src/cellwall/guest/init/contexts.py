@@ -269,7 +269,7 @@ class Contexts:
         self._by_pid[pid] = context
 
     def _fork(self, name: str, language: str) -> tuple[int, int, int, int]:
-        """Fork a context; return its pid and our ends of its stdout, stderr and first connection."""
+        """Fork a context; return its pid and our ends of stdout, stderr and first connection."""
         config = {**self._config, "context": name, "language": language}
         parent = birth.Parent(self._exchange.address, are_named=self._exchange.are_named)
         return birth.fork_context(config, self._environment, parent, self._run_context)

@@ -1,4 +1,4 @@
-"""What this process and its relatives are to the kernel: libc calls, /proc, ends, a fresh start.
+"""Processes as the kernel sees them: libc calls, /proc, ends of processes, state after a fork.
 
-Runs in every process inside.
+The modules run in every process inside a sandbox.
 """

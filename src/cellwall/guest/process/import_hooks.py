@@ -1,9 +1,9 @@
-"""Do something to a module right after it is imported, whenever the caller imports it.
+"""Change a module right after it is imported, whenever the caller imports it.
 
-Used by `program.py` (multiprocessing) and `figures.py` (matplotlib). It is not an import hook for
+Used by `program.py` (multiprocessing) and `figures.py` (matplotlib). It is no import hook for
 anything else: it finds modules exactly as Python would and changes none of the rules.
 
-The finder stands in front of all others, so it must answer None at once for every other name.
+The finder stands before all others, so it must answer None at once for every other name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def after_import(name: str, change: Change) -> None:
 
 
 class _Finder:
-    """Notices the import of one module, once."""
+    """Finder that notices the import of one module, once."""
 
     def __init__(self, name: str, change: Change) -> None:
         self._name = name
@@ -61,7 +61,7 @@ def _notice_execution(loader: Loader, change: Change) -> None:
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
-        # The loader belongs to this one module; it is put back so that nothing of us stays.
+        # The loader belongs to this one module; it is restored so that nothing of this hook stays.
         del loader.exec_module
         execute(module)
         change(module)

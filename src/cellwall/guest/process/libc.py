@@ -1,7 +1,8 @@
-"""The few calls of libc that Python has no function for.
+"""The few calls of libc for which Python has no function.
 
-Used by `processes.py`, which says what they are for. Loading it takes longer than a sandbox has
-that is started for one program, so it is imported on use and by fork-servers ahead of their forks.
+Used by `processes.py`, which says what they are for. Loading this module takes longer than a
+sandbox for one program can afford, so it is imported on use, and by fork-servers before their
+forks.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _PRCTL_ARGUMENTS = tuple(
 
 
 def fork() -> int:
-    """fork(2) without CPython's hooks. Raises OSError."""
+    """Call fork(2) without CPython's hooks. Raises OSError."""
     pid = int(_FORK())
     if pid < 0:
         number = ctypes.get_errno()
@@ -36,12 +37,12 @@ def fork() -> int:
 
 
 def prctl(option: int, value: int) -> None:
-    """prctl(2) with 0 or 1. Best effort."""
+    """Call prctl(2) with 0 or 1. Best effort."""
     _PRCTL(option, *_PRCTL_ARGUMENTS[value])
 
 
 def close_on_exec_from(first_fd: int) -> bool:
-    """Mark every descriptor from there on; False before Linux 5.11 or glibc 2.34."""
+    """Mark every descriptor from `first_fd` on; False before Linux 5.11 or glibc 2.34."""
     return int(_CLOSE_RANGE(ctypes.c_uint(first_fd), _LAST_FD, _CLOSE_RANGE_CLOEXEC)) == 0
 
 

@@ -1,10 +1,9 @@
-"""Copying ahead: what a run is known to write to is made a process's own while nobody waits.
+"""Copying ahead: a parked sandbox copies the pages that a run will write, while it waits.
 
-A fork shares its parent's pages and pays for each that it writes to when it does. A parked sandbox
-waits for its first request; in that time init and its context each take their copies of the pages
-that the usual run writes to. `learn` finds out which these are, in a fork-server, with a run that
-is watched; nothing depends on them: a page too many is a page of memory, one too few is copied
-when it is written to, as ever.
+A fork shares its parent's pages and pays for each page at its first write. A parked sandbox waits
+for its first request; in that time init and its context each copy the pages that the usual run
+writes to. `learn` finds these in a fork-server by watching a run. Nothing depends on them: a page
+too many costs a page of memory, a page too few is copied at its first write, as ever.
 """
 
 from __future__ import annotations
@@ -21,24 +20,26 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _MOMENT_MS = 10
-"""A sandbox that was not parked has its request by then; and where one was parked because another
-was used, whoever used that has the answer."""
+"""Milliseconds to wait before copying.
+
+A sandbox that was not parked has its request by then. If a sandbox was parked to replace one that
+was used, the caller of the latter has its answer by then.
+"""
 _STRETCH = 8
-"""Ranges that are copied at once."""
+"""Number of ranges that are copied at once."""
 _RANGE = struct.Struct("=QQ")
-"""Address and length, in bytes."""
+"""Address and length of a range, in bytes."""
 _MOST_RANGES = 4096
-"""Usual are 200. A socket takes as many before anybody reads from it."""
+"""Maximum number of ranges; 200 are usual. A socket buffers this many before the peer reads."""
 _ENTRY = struct.Struct("=Q")
 _OWN = 1 << 63 | 1 << 56
 _FILE = 1 << 61
-"""Of an entry in /proc/PID/pagemap: present, mapped exclusively; page of a file."""
+"""Bits in /proc/PID/pagemap. `_OWN`: present and mapped exclusively; `_FILE`: page of a file."""
 _READABLE = select.POLLIN
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 pages: list[bytes] = [b"", b"", b""]
-"""Ranges one after another: init's, those of the context of a program, and those of a context with
-no init of ours beside it."""
+"""Packed ranges by index: of init, of a program's context, of a context with no init beside it."""
 INIT, CONTEXT, ALONE = range(3)
 
 
@@ -54,7 +55,7 @@ def while_waiting(fd: int, whose: int) -> None:
 
     for number, (address, length) in enumerate(_RANGE.iter_unpack(pages[whose])):
         if number % _STRETCH == 0:
-            # It is a millisecond in all, and somebody else's run may want this CPU.
+            # It takes a millisecond in all, and a run of another sandbox may want this CPU.
             os.sched_yield()
             if poller.poll(0):
                 return
@@ -64,15 +65,15 @@ def while_waiting(fd: int, whose: int) -> None:
 def learn(run: Callable[[], None], run_alone: Callable[[], None]) -> None:
     """Watch `run` in a fork of this process, which is init there and forks one context.
 
-    `run_alone` is watched in another fork: it is a context there. Whatever goes wrong in them
-    costs speed only: then nothing is copied ahead.
+    `run_alone` is watched in another fork, as a context. Any failure in them costs only speed:
+    nothing is copied ahead then.
     """
     _watch(2, lambda address: _be_watched(run, address, CONTEXT, INIT))
     _watch(1, lambda address: _be_watched(run_alone, address, ALONE))
 
 
 def _watch(count: int, be_watched: Callable[[bytes], NoReturn]) -> None:
-    """Have a fork of this process be watched, and take in what is told `count` times."""
+    """Run `be_watched` in a fork of this process, and take in `count` records that it sends."""
     from cellwall.guest.process import libc as native
 
     listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -90,7 +91,7 @@ def _watch(count: int, be_watched: Callable[[bytes], NoReturn]) -> None:
     finally:
         listener.close()
     for record in heard:
-        if len(record) % _RANGE.size == 1:  # else whoever told it was ended meanwhile
+        if len(record) % _RANGE.size == 1:  # else the sender was ended meanwhile
             pages[record[0]] = record[1:]
 
 
@@ -103,7 +104,7 @@ def _hear(listener: _socket.socket) -> bytes:
 def _be_watched(
     run: Callable[[], None], address: bytes, context: int, init: int | None = None
 ) -> NoReturn:
-    """Be init, or a context. Contexts end by `os._exit`, and tell before they do."""
+    """Run as init or as a context. Contexts end by `os._exit`, and send their record first."""
     leave = os._exit
 
     def tell_and_leave(code: int) -> NoReturn:
@@ -122,7 +123,7 @@ def _be_watched(
 
 
 def _tell(address: bytes, whose: int) -> None:
-    # By its name: a context has no descriptor of anybody's.
+    # Connect by name: a context inherits no descriptor.
     line = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     line.connect(address)
     line.sendall(bytes([whose]) + written())
@@ -130,7 +131,7 @@ def _tell(address: bytes, whose: int) -> None:
 
 
 def written() -> bytes:
-    """The ranges of memory that this process shares with none, of what is nobody's file."""
+    """Return the memory ranges that this process shares with no other, without pages of files."""
     found: list[tuple[int, int]] = []
     with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
         for start, end in _writable():

@@ -1,8 +1,9 @@
-"""What init needs of the kernel about processes: how one ended, what it used, reaching all of it.
+"""Process calls that init needs of the kernel: how a process ended, what it used, how to signal it.
 
 Contexts, commands and workers use this. No state, no policy.
 
-A pid may be signalled only while its process is unreaped; after `wait4` it can belong to anybody.
+A pid may be signalled only while its process is unreaped; after `wait4` it can belong to any
+process.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ class Exit:
     __slots__ = ("exit_code", "rusage", "signal")
 
     def __init__(self, exit_code: int | None, signal: int | None, rusage: dict[str, int]) -> None:
-        """One of the two is None; `rusage` is in microseconds and KiB."""
+        """One of `exit_code` and `signal` is None; `rusage` is in microseconds and KiB."""
         self.exit_code = exit_code
         self.signal = signal
         self.rusage = rusage
 
 
 def leader_of(task: int) -> int:
-    """The process that a thread belongs to, as the kernel says it; 0 if it is gone."""
+    """Return the process to which a thread belongs, as the kernel reports it; 0 if it is gone."""
     try:
         with open(f"/proc/{task}/status", encoding="ascii", errors="replace") as status:
             for line in status:
@@ -61,7 +62,7 @@ def leader_of(task: int) -> int:
 
 
 def exit_from(status: int, usage: struct_rusage) -> Exit:
-    """Read a wait status."""
+    """Convert a wait status and its usage."""
     rusage = {
         "user_us": int(usage.ru_utime * 1_000_000),
         "system_us": int(usage.ru_stime * 1_000_000),
@@ -73,7 +74,7 @@ def exit_from(status: int, usage: struct_rusage) -> Exit:
 
 
 class LivingUsage:
-    """What a living process uses from now on, with the children that it waits for."""
+    """Usage of a living process from now on, with the children that it waits for."""
 
     def __init__(self, pid: int, previous: LivingUsage | None = None) -> None:
         """Counting starts now; what `previous` read at its end need not be read again."""
@@ -82,7 +83,7 @@ class LivingUsage:
         self._ticks: tuple[int, ...] = self._read_stat()[0] if previous is None else previous._ticks
 
     def since_start(self) -> dict[str, int]:
-        """The difference to the beginning; system time is known by the clock tick only."""
+        """Return the usage since the beginning; system time has the precision of a clock tick."""
         total_us = self.processor_us()
         ticks, resident_kib = self._read_stat()
         system, child_user, child_system = (
@@ -98,14 +99,14 @@ class LivingUsage:
         }
 
     def processor_us(self) -> int:
-        """Processor time since the beginning, without that of children."""
+        """Return the processor time in µs since the beginning, without that of children."""
         return max(0, self._read_total_us() - self._total_us)
 
     def _read_total_us(self) -> int:
         return processor_ns(self._pid) // 1000
 
     def _read_stat(self) -> tuple[tuple[int, int, int], int]:
-        """stime, cutime and cstime of proc_pid_stat(5), and the resident memory in KiB."""
+        """Return stime, cutime and cstime of proc_pid_stat(5), and the resident memory in KiB."""
         fields = read_stat(self._pid)
         if len(fields) <= 21:
             return (0, 0, 0), 0
@@ -114,7 +115,7 @@ class LivingUsage:
 
 
 def processor_ns(pid: int) -> int:
-    """Processor time of a whole process, dead or alive; 0 once it has been waited for."""
+    """Return the ns of CPU of a whole process, dead or alive; 0 once it has been waited for."""
     try:
         # CPUCLOCK_SCHED of the whole process, clock_getcpuclockid(3).
         return time.clock_gettime_ns((~pid << 3) | 2)
@@ -123,15 +124,16 @@ def processor_ns(pid: int) -> int:
 
 
 def read_stat(pid: int, name: str = "stat") -> list[bytes]:
-    """The fields of proc_pid_stat(5) from the third on; none if the process is gone.
+    """Return the fields of proc_pid_stat(5) from the third on; none if the process is gone.
 
-    The second is a name that may hold anything, so they count from its closing bracket.
+    The second field is a name that may hold any character, so the fields count from its closing
+    bracket.
     """
     return read_proc(pid, name).rpartition(b")")[2].split()
 
 
 def read_proc(pid: int, name: str) -> bytes:
-    """A short file of a process's directory in /proc; nothing if it cannot be read."""
+    """Return a short file of a process's directory in /proc; empty if it cannot be read."""
     try:
         fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -145,7 +147,10 @@ def read_proc(pid: int, name: str) -> bytes:
 
 
 def private_bytes(pid: int) -> int:
-    """Resident memory that belongs to no file, proc_pid_statm(5); 0 if the process is gone."""
+    """Return the bytes of resident memory that belong to no file; 0 if the process is gone.
+
+    The source is proc_pid_statm(5).
+    """
     fields = read_proc(pid, "statm").split()
     if len(fields) <= 2:
         return 0
@@ -153,7 +158,7 @@ def private_bytes(pid: int) -> int:
 
 
 def read_whole(path: str) -> bytes:
-    """A short file of /proc; nothing if it cannot be read."""
+    """Return a short file of /proc; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -162,11 +167,11 @@ def read_whole(path: str) -> bytes:
 
 
 def fork_quietly() -> int:
-    """fork(2) without CPython's fork hooks; for a process with one thread that is at rest.
+    """Call fork(2) without CPython's fork hooks, in a process with one thread that is at rest.
 
-    The hooks mend locks that another thread may hold and restart what threads did; with one
-    thread there is nothing to mend, and they write to hundreds of pages that every context would
-    then copy. libc's own handlers run. Random generators are `reseed.py`'s. Raises OSError.
+    The hooks mend locks that another thread may hold and restart what threads did. With one thread
+    there is nothing to mend, and the hooks write to hundreds of pages that every context would then
+    copy. libc's own handlers run. `reseed.py` takes care of random generators. Raises OSError.
     """
     from cellwall.guest.process import libc as native
 
@@ -174,7 +179,7 @@ def fork_quietly() -> int:
 
 
 def set_dumpable(wanted: bool) -> None:
-    """Decide whether processes of the same user may look into this one. Best effort."""
+    """Decide whether processes of the same user may inspect this one. Best effort."""
     # SECURITY: init holds the channel; its /proc/1/mem and /proc/1/fd must not be a way to it.
     _prctl(PR_SET_DUMPABLE, int(wanted))
 
@@ -199,13 +204,13 @@ def reset_signals() -> None:
 
 
 def ignore_signals() -> None:
-    """Have what would end an ordinary process pass by; SIGINT would become an exception."""
+    """Ignore the signals that would end an ordinary process; SIGINT would become an exception."""
     for number in _IGNORED_BY_INIT:
         _signal.signal(number, _signal.SIG_IGN)
 
 
 def _do_nothing(_number: int, _frame: object) -> None:
-    """A handler has to exist for the signal to reach the wake-up descriptor."""
+    """Do nothing; a handler has to exist for the signal to reach the wake-up descriptor."""
 
 
 def wake_on_child(wakeup_fd: int) -> None:
@@ -234,7 +239,7 @@ def become_init() -> None:
 
 
 def confine() -> None:
-    """Hide what init holds from what it starts, and from processes of the same user."""
+    """Hide init's descriptors from its children, and init from processes of the same user."""
     # SECURITY: no command may inherit the channel, nor anything a runtime left open.
     bequeath_nothing(3)
     set_dumpable(False)
@@ -261,7 +266,7 @@ def close_from(first_fd: int) -> None:
 
 
 def ended_child() -> int | None:
-    """A child that has ended and was not waited for; it keeps its pid, and its name, until then."""
+    """Return a child that has ended and was not waited for; until then its pid stays valid."""
     try:
         found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -270,7 +275,7 @@ def ended_child() -> int | None:
 
 
 def session_of(pid: int) -> int:
-    """The session of a child that may have ended, before wait4(2); 0 if it is gone."""
+    """Return the session of a child that may have ended, before wait4(2); 0 if it is gone."""
     try:
         return os.getsid(pid)
     except OSError:
@@ -314,12 +319,13 @@ def _session_members(leader: int) -> list[int]:
 
 
 def kill_descendants() -> None:
-    """Kill and reap every process below this one; for an init that no namespace dies with."""
+    """Kill and reap every process below this one; for an init whose end ends no namespace."""
     while True:
         for pid in _children():
             signal_process(pid, _SIGKILL)
         try:
-            # Orphans of what dies here arrive as our own children and are found next round.
+            # Orphans of the processes that die here become children of init and are found next
+            # round.
             os.waitpid(-1, 0)
         except ChildProcessError:
             return

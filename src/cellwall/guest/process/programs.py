@@ -1,4 +1,4 @@
-"""Programs about to be executed: where they lie, and which signals they begin with."""
+"""Programs about to be executed: how they are found, and which signals are reset for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIGNALS_TO_RESET = (
 
 
 def find_program(name: str, path: str) -> str:
-    """The file to execute, by the rules of a shell. Raises Refusal."""
+    """Return the file to execute, by the rules of a shell. Raises Refusal."""
     if "/" in name:
         return name
     for folder in path.split(":"):

@@ -1,11 +1,11 @@
-"""Random generators that were alive before the fork, and fresh seeds for them after it.
+"""Random generators that existed before the fork, and fresh seeds for them after it.
 
 `collect` is called in the fork-server after the preload and before `gc.freeze`, which would hide
-them; `apply` in every context process. It does not touch `os.urandom`, `secrets` or generators
-made after the fork: those differ by themselves.
+them; `apply` in every context process. It does not touch `os.urandom`, `secrets` or generators made
+after the fork: those differ by themselves.
 
-Without `apply` every sandbox of a template draws the same "random" numbers, and one tenant can
-predict another's.
+Without `apply` every sandbox of a template draws the same "random" numbers, and one
+tenant can predict another's.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _seed = _random.Random.seed
 _number_of = int.from_bytes
 
 _MT19937_KEY_BYTES = 624 * 4
-"""numpy's mt19937_state: 624 words of 32 bits, then the position as a C int."""
+"""Bytes of the 624 words in numpy's mt19937_state; after them comes the position, a C int."""
 _MT19937_SPENT = ctypes.c_int(624)
-"""The position at which the next number makes the generator stir its words first."""
+"""Position at which the next number makes the generator stir its words first."""
 
 
 class _Key(NamedTuple):
-    """A generator that must stay alive, and where its words and its position lie."""
+    """A generator that must stay alive, and the addresses of its words and its position."""
 
     bits: Any
     words: ctypes.c_void_p
@@ -40,16 +40,16 @@ _plain: list[random.Random] = [random._inst]
 _numpy_states: list[Any] = []
 _numpy_bits: list[Any] = []
 _numpy_keys: dict[int, _Key] = {}
-"""By address: generators whose words are renewed without numpy's help."""
+"""Generators by address whose words are renewed without numpy's help."""
 
 
 def collect() -> int:
-    """Find every generator made since the last `gc.freeze`; returns how many are known."""
+    """Find every generator made since the last `gc.freeze`; return how many are known."""
     numpy_random = sys.modules.get("numpy.random")
     state_type = getattr(numpy_random, "RandomState", ())
     bits_type = getattr(numpy_random, "BitGenerator", ())
     for thing in gc.get_objects():
-        # type(), not isinstance(): a lazy proxy's __class__ may import half a library.
+        # Use type(), not isinstance(): a lazy proxy's __class__ may import half a library.
         kind = type(thing)
         if issubclass(kind, random.Random):
             if not issubclass(kind, random.SystemRandom):
@@ -57,14 +57,14 @@ def collect() -> int:
         elif state_type and issubclass(kind, state_type):
             _add(_numpy_states, thing)
         elif bits_type and issubclass(kind, bits_type):
-            # A Generator only borrows its bit generator, which is what holds the state.
+            # A Generator only borrows its bit generator, which holds the state.
             _add(_numpy_bits, thing)
     _split_off_keys()
     return len(_plain) + len(_numpy_states) + len(_numpy_bits) + len(_numpy_keys)
 
 
 def _split_off_keys() -> None:
-    """Note where the words of MT19937 generators lie; numpy's own seeding touches thirty pages."""
+    """Note the addresses of MT19937 generators' words; numpy's own seeding touches thirty pages."""
     if "numpy.random" not in sys.modules:
         return
     global_state: Any = sys.modules["numpy.random"].mtrand._rand
@@ -84,7 +84,7 @@ def _split_off_keys() -> None:
 
 
 def _mt19937_address(bits: Any) -> int | None:  # noqa: ANN401  numpy's, which this file never imports
-    """Where the words lie, if that is really what lies there."""
+    """Return the address of the words, if they are really there."""
     if type(bits).__name__ != "MT19937":
         return None
     address = int(bits.ctypes.state_address)
@@ -94,7 +94,7 @@ def _mt19937_address(bits: Any) -> int | None:  # noqa: ANN401  numpy's, which t
 
 
 def _add(found: list[Any], thing: object) -> None:
-    # By identity: what a generator makes of == is its own affair.
+    # By identity: a generator may define == as it likes.
     if not any(thing is each for each in found):
         found.append(thing)
 
@@ -102,8 +102,8 @@ def _add(found: list[Any], thing: object) -> None:
 def apply() -> None:
     """Give every collected generator, and the global ones, a seed of this process alone."""
     for generator in _plain:
-        # What random.Random.seed does for a number, in the C class under it: not generator.seed,
-        # a subclass may make of that what it likes.
+        # What random.Random.seed does for a number, in the C class under it. Not generator.seed: a
+        # subclass may have replaced that.
         _seed(generator, _number_of(os.urandom(_SEED_BYTES), "little"))
         generator.gauss_next = None  # type: ignore[attr-defined]  # typeshed lacks it
     for _bits, words, position in _numpy_keys.values():
