@@ -91,7 +91,7 @@ class Decoder:
         return not self._buffer
 
     def feed(self, data: Buffer) -> Iterator[Frame]:
-        """Take bytes and yield the frames they complete. A FrameError repeats at every later call."""
+        """Take bytes and yield the frames they complete. A FrameError repeats at later calls."""
         if self._is_broken:
             raise FrameError("frame decoder: used after an error; close the connection")
         self._buffer += data

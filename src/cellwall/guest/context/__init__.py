@@ -1,4 +1,4 @@
 """The process that runs caller code in Python: one program, or one notebook's cells.
 
-Everything here shares its memory with caller code; nothing that it says is evidence.
+All modules here share memory with caller code; nothing that they report is evidence.
 """

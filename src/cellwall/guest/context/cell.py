@@ -1,10 +1,10 @@
 """Notebook cells: code run one piece after another in one namespace that stays.
 
 Called by `context/main.py` for every `execute` in cell mode. It is not the one-shot program
-(`program.py`), and magics, `!` and `?` are IPython's business (`ipython.py`) where there is one.
+(`program.py`), and IPython, where it is installed, handles magics, `!` and `?` (`ipython.py`).
 
-Valid Python never goes through IPython's run_cell, which costs ten times what a small cell does;
-so whatever IPython would have kept (In, Out, `_`, the count, its events) is kept here.
+Valid Python never goes through IPython's run_cell, which costs ten times what a small cell does. So
+everything that IPython would have kept (In, Out, `_`, the count, its events) is kept here.
 """
 
 from __future__ import annotations
@@ -32,32 +32,35 @@ if TYPE_CHECKING:
     from cellwall.guest.display.figures import Figures
 
     class Memory(Protocol):
-        """What a notebook needs of whoever remembers its cells: `PlainMemory`, `ipython.Shell`."""
+        """What a notebook needs of the object that remembers its cells.
+
+        `PlainMemory` and `ipython.Shell` implement it.
+        """
 
         namespace: dict[str, Any]
 
         @property
         def count(self) -> int:
-            """How many cells were run."""
+            """Return how many cells were run."""
 
         def handles(self, source: str) -> bool:
-            """True when `run` has to run the cell, valid Python or not."""
+            """Return whether `run` has to run the cell, valid Python or not."""
 
         def run(self, source: str) -> Ending | None:
-            """Run what is not Python; None if that means nothing here."""
+            """Run a cell that is not Python; return None if that means nothing here."""
 
         def begin(self, source: str) -> int:
-            """Note the cell; returns its number."""
+            """Note the cell and return its number."""
 
         def end(self) -> None:
-            """The cell is over."""
+            """Note that the cell is over."""
 
         def show(self, value: object) -> None:
             """Keep and show a cell's value."""
 
 
 _IS_COROUTINE = 0x80
-"""inspect.CO_COROUTINE, without importing inspect."""
+"""The value of inspect.CO_COROUTINE, without importing inspect."""
 
 
 class PlainMemory:
@@ -76,21 +79,21 @@ class PlainMemory:
         vars(builtins)["display"] = self._display_all
 
     def handles(self, source: str) -> bool:
-        """Nothing but Python here."""
+        """Return False: all cells are Python here."""
         return False
 
     def run(self, source: str) -> Ending | None:
-        """Let the ordinary path report that it is not Python."""
+        """Return None, so that the ordinary path reports that the cell is not Python."""
         return None
 
     def begin(self, source: str) -> int:
-        """Note the cell; returns its number."""
+        """Note the cell and return its number."""
         self.count += 1
         self._inputs.append(source)
         return self.count
 
     def end(self) -> None:
-        """Nothing listens."""
+        """Do nothing: no listener exists."""
 
     def show(self, value: object) -> None:
         """Keep a cell's value in Out and `_`, and show it."""
@@ -108,7 +111,7 @@ class Notebook:
     """One interpreter that outlives its cells."""
 
     def __init__(self, outbox: Outbox, display: Display, figures: Figures) -> None:
-        """Take over `__main__`, `display` and what happens to figures in this process."""
+        """Take over `__main__`, `display` and the display of figures in this process."""
         self._outbox = outbox
         self._memory: Memory = ipython.adopt(display, self.report) or PlainMemory(display)
         self._namespace = self._memory.namespace
@@ -123,7 +126,7 @@ class Notebook:
             sys.path.insert(0, "")
 
     def run(self, source: str, is_displayed: bool, before: Callable[[], None]) -> Ending:
-        """Run one cell, `before` first; whatever it raises is reported, and the state stays."""
+        """Run one cell, `before` first; report whatever it raises, and keep the state."""
         try:
             before()
             if "import" in source:
@@ -184,7 +187,7 @@ class Notebook:
     def _compile(
         self, source: str, name: str, is_displayed: bool
     ) -> tuple[CodeType | None, CodeType | None]:
-        """The cell as statements and, if it is to be shown, a last expression."""
+        """Return the cell as statements and, if it is to be shown, a last expression."""
         try:
             return self._split(source, name, is_displayed)
         except RecursionError:
@@ -200,7 +203,7 @@ class Notebook:
         self, source: str, name: str, is_displayed: bool
     ) -> tuple[CodeType | None, CodeType | None]:
         flags = self._future_flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-        # dont_inherit: our own __future__ imports are not the caller's.
+        # dont_inherit: the __future__ imports of this module are not the caller's.
         tree = compile(source, name, "exec", flags | ast.PyCF_ONLY_AST, True)
         last = tree.body[-1] if tree.body else None
         is_shown = is_displayed and isinstance(last, ast.Expr) and not _is_silenced(source, last)
@@ -216,7 +219,7 @@ class Notebook:
         return body, compile(ast.Expression(last.value), name, "eval", flags, True)
 
     def _execute(self, body: CodeType | None, tail: CodeType | None) -> object:
-        """Run the statements, then the expression; returns the value of the expression."""
+        """Run the statements, then the expression; return the value of the expression."""
         parts = [code for code in (body, tail) if code is not None]
         value: object = None
         if any(code.co_flags & _IS_COROUTINE for code in parts):
@@ -227,7 +230,7 @@ class Notebook:
         return None if tail is None else value
 
     async def _execute_awaiting(self, parts: list[CodeType]) -> object:
-        # All of it inside the loop, so that what stands before the first await can make tasks.
+        # All parts run inside the loop, so that code before the first await can make tasks.
         value: Any = None
         for code in parts:
             value = eval(code, self._namespace)  # noqa: S307  likewise
@@ -244,7 +247,7 @@ class Notebook:
 
 
 def _is_silenced(source: str, last: ast.stmt) -> bool:
-    """True when a semicolon follows the last expression."""
+    """Return whether a semicolon follows the last expression."""
     if ";" not in source:
         return False
     lines = source_registry.lines_of(source)

@@ -1,8 +1,9 @@
-"""Sources nested deeper than Python's own objects for syntax can be, compiled as `python3` does.
+"""Sources that nest deeper than a syntax tree may, compiled as `python3` compiles them.
 
-Loaded by `program.py` and `cell.py` with the first RecursionError of a compilation. A source alone
-may nest three times as deep as calls may (COMPILER_STACK_FRAME_SCALE in CPython's symtable.c), but
-once, on the way back from the tree that its last expression is taken out of.
+Loaded by `program.py` and `cell.py` with the first RecursionError of a compilation. A source that
+is compiled directly may nest three times as deep as calls may (COMPILER_STACK_FRAME_SCALE in
+CPython's symtable.c). Compiled from a syntax tree, whose last expression is taken out, it may nest
+only as deep as calls.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _SCALE = 3
 def compiled(
     split: Callable[[], tuple[Body, CodeType | None]], whole: Callable[[], CodeType]
 ) -> tuple[Body | CodeType, CodeType | None]:
-    """The code as `split` makes it, or as `whole` does, without a value, where that is refused."""
+    """Return the code that `split` makes, or if it cannot, that of `whole` without a last value."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(limit * _SCALE)
     try:

@@ -1,9 +1,9 @@
-"""A notebook's event loop: there for every cell, and running whenever nothing else does.
+"""A notebook's event loop: it serves every cell, and runs between cells.
 
 Used by `cell.py`, and by `context/main.py` between cells. As in Jupyter, a cell need not await to
-make a task, and tasks go on after their cell. Other than there, `asyncio.run` works in a cell, too:
-the loop counts as the running one for who asks for it, and stands still while a cell's own code
-runs.
+make a task, and tasks go on after their cell. Unlike there, `asyncio.run` works in a cell, too: the
+loop is reported as the running one to code that asks for it, and stands still while a cell's own
+code runs.
 
 It is made when it is first wanted, because it takes three descriptors.
 """
@@ -28,24 +28,24 @@ class Background:
     """One event loop of a context, for all its cells."""
 
     def __init__(self) -> None:
-        """Change what `asyncio` says of the running loop, now or once it is imported."""
+        """Change what `asyncio` reports as the running loop, now or once it is imported."""
         self._loop: Any = None
         self._thread: int | None = None
-        """Of the cell that runs, while its code does."""
+        """Id of the thread of the running cell, while the cell's code runs."""
         after_import("asyncio", self._lend)
 
     def begin(self) -> None:
-        """Be the running loop for this thread, where no other one is."""
+        """Become the running loop for this thread, where no other one runs."""
         self._thread = _thread.get_ident()
 
     def end(self) -> None:
-        """No longer; what a cell has made of asyncio's current loop is undone."""
+        """Stop being the running loop; undo a cell's change of asyncio's current loop."""
         self._thread = None
         if self._loop is not None and not self._loop.is_closed():
             sys.modules["asyncio"].set_event_loop(self._loop)
 
     def loop(self) -> Any:  # noqa: ANN401  asyncio is imported late
-        """The loop, made now if there is none; one that the caller has set is taken."""
+        """Return the loop; a loop that the caller has set is taken, else one is made."""
         import asyncio
         import warnings
 
@@ -62,7 +62,7 @@ class Background:
         return self._loop
 
     def wait_for(self, coroutine: Coroutine[Any, Any, object]) -> object:
-        """Run it to its end; other tasks go on meanwhile."""
+        """Run `coroutine` to its end; other tasks go on meanwhile."""
         import asyncio
 
         loop = self.loop()
@@ -77,13 +77,13 @@ class Background:
             raise
 
     def turn(self) -> None:
-        """Have tasks that a cell has made begin, while what they print is still that cell's."""
+        """Start tasks that a cell has made, while their output still belongs to that cell."""
         if self._is_wanted():
             self._loop.call_soon(self._loop.stop)
             self._loop.run_forever()
 
     def run_until_readable(self, descriptor: int) -> None:
-        """Run what cells have left to run until `descriptor` can be read."""
+        """Run the tasks that cells have left, until `descriptor` can be read."""
         while self._is_wanted() and not _is_readable(descriptor):
             self._loop.add_reader(descriptor, self._loop.stop)
             try:
@@ -99,7 +99,7 @@ class Background:
         loop = self._loop
         if loop is None or loop.is_closed() or loop.is_running():
             return False
-        # Others than asyncio's own do not say what waits for its time.
+        # Loops other than asyncio's own do not say what waits for its time.
         waiting = getattr(loop, "_ready", True) or getattr(loop, "_scheduled", True)
         return bool(waiting or sys.modules["asyncio"].all_tasks(loop))
 

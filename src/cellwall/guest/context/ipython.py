@@ -1,7 +1,7 @@
 """IPython's shell inside a context: magics, `!`, `?`, formatters; quiet, plain and threadless.
 
 Built by `preload.py` in the fork-server when the template has IPython, connected by `cell.py` in a
-context. It is not how valid Python is run (`cell.py`), and no program ever sees it.
+context. Valid Python is not run by it (`cell.py` does that), and no program ever sees it.
 
 Nothing here may open SQLite, start a thread or write a profile folder: the fork-server forks with
 whatever exists then, and its root is read-only.
@@ -41,9 +41,9 @@ _built: list[Shell] = []
 
 
 def build() -> Shell | None:
-    """The shell of this process, made now if IPython is installed; None without IPython.
+    """Return the shell of this process, made now if IPython is installed; else None.
 
-    Its terminal half (15 MiB more) stays out: the shell is embedded, nobody types at it.
+    Its terminal half (15 MiB more) stays out: the shell is embedded and has no keyboard.
     """
     if not _built:
         if importlib.util.find_spec("IPython") is None:
@@ -53,7 +53,7 @@ def build() -> Shell | None:
 
 
 def adopt(display: Display, report: Callable[[BaseException], None]) -> Shell | None:
-    """The shell, connected to this context's display and error report, as `__main__`."""
+    """Return the shell as `__main__`, connected to this context's display and error report."""
     built = build()
     if built is not None:
         built.connect(display, report)
@@ -94,18 +94,18 @@ class Shell:
     def reset(self) -> None:
         """Forget every cell, as if none had been run."""
         self._ip.reset(new_session=True)
-        # IPython's own only set a flag that a terminal would look at.
+        # IPython's own `exit` only sets a flag that a terminal would look at.
         leave = {"exit": sys.exit, "quit": sys.exit}
         self.namespace.update(leave)
         self._ip.user_ns_hidden.update(leave)
 
     @property
     def count(self) -> int:
-        """How many cells were run."""
+        """Return how many cells were run."""
         return int(self._ip.execution_count) - 1
 
     def connect(self, display: Display, report: Callable[[BaseException], None]) -> None:
-        """Send what is shown to `display` and every exception to `report`."""
+        """Send displays to `display` and every exception to `report`."""
         ip = self._ip
         self._display = ip.display_pub.sink = ip.displayhook.sink = display
         ip.report = report
@@ -113,7 +113,7 @@ class Shell:
         sys.displayhook = ip.displayhook
         ip_display = importlib.import_module("IPython.display").display
         vars(builtins).update(get_ipython=ip.get_ipython, display=ip_display, __IPYTHON__=True)
-        # `%cd -` and `%dhist` go by where the cells began, not by where the shell was made.
+        # `%cd -` and `%dhist` start where the cells began, not where the shell was made.
         ip.user_ns["_dh"][:] = [Path.cwd()]
         source_registry.hide_frames_of(os.path.dirname(str(sys.modules["IPython"].__file__)))
 
@@ -126,7 +126,7 @@ class Shell:
         self._ip.display_pub.publish(bundle, metadata)
 
     def handles(self, source: str) -> bool:
-        """True when IPython has to run the cell although it may be valid Python."""
+        """Return whether IPython has to run the cell although it may be valid Python."""
         ip = self._ip
         callbacks = ip.events.callbacks
         if ip.ast_transformers or callbacks["pre_run_cell"] or callbacks["post_run_cell"]:
@@ -151,7 +151,7 @@ class Shell:
         return Ending(error is not None, None)
 
     def begin(self, source: str) -> int:
-        """Note the cell as IPython would before running it; returns its number."""
+        """Note the cell as IPython would before running it; return its number."""
         ip = self._ip
         number = int(ip.execution_count)
         ip.history_manager.store_inputs(number, source, source)
@@ -172,7 +172,7 @@ class Shell:
         kind = type(value)
         metadata: dict[str, Any] = {}
         if kind in _PLAIN_TYPES and self._printers.get(kind) is self._known_printers[kind]:
-            # Ten formatters have nothing to say about a number, and take 0.1 ms to say it.
+            # Ten formatters have nothing to add to a number, and take 0.1 ms for that.
             bundle = {"text/plain": bounded_repr(value)}
         else:
             bundle, metadata = self._ip.display_formatter.format(value)
@@ -211,24 +211,24 @@ def _shell_class() -> Any:  # noqa: ANN401, C901  fourteen small overrides of a 
         report: Callable[[BaseException], None] = staticmethod(_print_only)
 
         def init_ipython_dir(self, _folder: object) -> None:
-            """No folder: there is no profile to read and none to write."""
+            """Do nothing: no profile folder is read or written."""
 
         def init_profile_dir(self, _folder: object) -> None:
-            """No folder, likewise."""
+            """Do nothing: there is no profile folder."""
 
         def init_virtualenv(self) -> None:
-            """The template decides what can be imported."""
+            """Do nothing: the template decides what can be imported."""
 
         def enable_gui(self, gui: object = None) -> None:
-            """No event loop of a toolkit: figures are drawn when shown."""
+            """Do nothing: no toolkit has an event loop here, and figures are drawn when shown."""
 
         def enable_matplotlib(self, gui: object = None) -> tuple[str, str]:
-            """`%matplotlib anything`: figures are captured in any case."""
+            """Handle `%matplotlib anything`: figures are captured in any case."""
             importlib.import_module("matplotlib.pyplot")
             return "agg", "agg"
 
         def showtraceback(self, exc_tuple: Any = None, *_args: Any, **_options: Any) -> None:  # noqa: ANN401
-            """Plain, and as an event."""
+            """Report the exception in plain text and as an event."""
             error = exc_tuple[1] if exc_tuple else sys.exc_info()[1]
             if isinstance(error, usage_error):
                 source_registry.print_to_stderr(f"UsageError: {error}\n")
@@ -236,24 +236,24 @@ def _shell_class() -> Any:  # noqa: ANN401, C901  fourteen small overrides of a 
                 self.report(error)
 
         def showsyntaxerror(self, *_args: object, **_options: object) -> None:
-            """Like any other exception."""
+            """Report it like any other exception."""
             self.showtraceback()
 
         def showindentationerror(self) -> None:
-            """Likewise; IPython would recommend %paste."""
+            """Report it like any other exception; IPython would recommend %paste."""
             self.showtraceback()
 
         def ask_exit(self) -> None:
-            """There is no terminal to leave: end the cell."""
+            """End the cell, because there is no terminal to leave."""
             raise SystemExit(0)
 
         def system(self, cmd: str) -> None:
-            """`!command`, on the streams of the cell and without a terminal."""
+            """Run `!command` on the streams of the cell and without a terminal."""
             line = self.var_expand(cmd, depth=1)
             self.user_ns["_exit_code"] = _run_command(line)
 
         def getoutput(self, cmd: str, split: bool = True, depth: int = 0) -> object:
-            """`x = !command`."""
+            """Run `x = !command`."""
             line = self.var_expand(cmd, depth=depth + 1)
             done = subprocess.run(  # noqa: S602  the caller's shell command, in the caller's jail
                 line, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
@@ -266,7 +266,7 @@ def _shell_class() -> Any:  # noqa: ANN401, C901  fourteen small overrides of a 
 
 
 def _run_pip(ip: Any, line: str) -> None:  # noqa: ANN401  IPython's shell
-    """`%pip`, also where the template has no pip: the system's then knows of the template."""
+    """Run `%pip`; where the template has no pip, use the system's and name the template to it."""
     has_own = importlib.util.find_spec("pip") is not None
     this = sys.executable
     ip.system(f"{this} -m pip {line}" if has_own else f"pip --python {this} {line}")
@@ -300,7 +300,7 @@ def _publisher_class() -> Any:  # noqa: ANN401  as in _shell_class
     base: Any = importlib.import_module("IPython.core.displaypub").DisplayPublisher
 
     class ContextPublisher(base):  # type: ignore[misc]
-        """display() becomes an event."""
+        """Publisher that turns display() into an event."""
 
         sink: Display | None = None
 
@@ -316,7 +316,7 @@ def _publisher_class() -> Any:  # noqa: ANN401  as in _shell_class
                 self.sink.publish(data, metadata)
 
         def clear_output(self, wait: bool = False) -> None:
-            """What was sent stays; IPython would print escape codes."""
+            """Do nothing: what was sent stays; IPython would print escape codes."""
 
     return ContextPublisher
 
@@ -325,15 +325,15 @@ def _displayhook_class() -> Any:  # noqa: ANN401  as in _shell_class
     base: Any = importlib.import_module("IPython.core.displayhook").DisplayHook
 
     class ContextDisplayHook(base):  # type: ignore[misc]
-        """A cell's value becomes an event, not a printed Out[n]."""
+        """Display hook that turns a cell's value into an event, not a printed Out[n]."""
 
         sink: Display | None = None
 
         def start_displayhook(self) -> None:
-            """No prompt."""
+            """Print no prompt."""
 
         def write_output_prompt(self) -> None:
-            """No prompt."""
+            """Print no prompt."""
 
         def write_format_data(
             self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None
@@ -343,10 +343,10 @@ def _displayhook_class() -> Any:  # noqa: ANN401  as in _shell_class
                 self.sink.publish(format_dict, md_dict, "result")
 
         def log_output(self, format_dict: dict[str, Any]) -> None:
-            """Results are not kept a second time."""
+            """Do nothing: results are not kept a second time."""
 
         def finish_displayhook(self) -> None:
-            """No separator."""
+            """Print no separator."""
 
     return ContextDisplayHook
 
@@ -355,10 +355,10 @@ def _compiler_class() -> Any:  # noqa: ANN401  as in _shell_class
     base: Any = importlib.import_module("IPython.core.compilerop").CachingCompiler
 
     class ContextCompiler(base):  # type: ignore[misc]
-        """Names cells as `cell.py` does."""
+        """Compiler that names cells as `cell.py` does."""
 
         def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
-            """The file name that tracebacks show."""
+            """Return the file name that tracebacks show."""
             return f"<cell {number}>"
 
         def cache(self, transformed_code: str, number: int = 0, raw_code: Any = None) -> str:  # noqa: ANN401  as in IPython
@@ -368,6 +368,6 @@ def _compiler_class() -> Any:  # noqa: ANN401  as in _shell_class
             return name
 
         def format_code_name(self, name: str) -> None:
-            """No special form in IPython's own tracebacks, which are not used."""
+            """Return None: IPython's own tracebacks, which are not used, get no special form."""
 
     return ContextCompiler

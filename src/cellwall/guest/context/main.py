@@ -1,10 +1,10 @@
-"""The context process: wait for code, run it, say how it ended; again and again for a notebook.
+"""The context process: wait for code, run it, report how it ended; repeatedly for a notebook.
 
 Forked by init (`contexts.py`), warm from the fork-server. It is not a security boundary and holds
-no secret: caller code shares this process, and init believes nothing it says without evidence.
+no secret: caller code shares this process, and init believes nothing it reports without evidence.
 
-While caller code runs, descriptors 0, 1 and 2 are all there is: the link is closed before the
-first line of it and opened only for a moment to report.
+While caller code runs, only descriptors 0, 1 and 2 are open: the link is closed before the first
+line of caller code and opened only for a moment to report.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _SIGINT: int = _signal.SIGINT
 _MOST_LATE_INTERRUPTS = 100
 _OURS = ("python", "sql")
-"""What runs in this process; other languages have an interpreter of their own."""
+"""Languages that run in this process; others have an interpreter process of their own."""
 
 
 def main(link: Link, config: dict[str, Any]) -> NoReturn:
@@ -67,27 +67,28 @@ def main(link: Link, config: dict[str, Any]) -> NoReturn:
 
 
 def prepare() -> None:
-    """Build a context once, in a fork-server: its forks only give it a link and fresh seeds.
+    """Build a context once, in a fork-server; its forks only get a link and fresh seeds.
 
-    What they need not build they need not write, and every page that a fork writes to is copied.
+    A fork does not write to pages that were filled here, and every page that a fork writes to is
+    copied.
     """
     if not _prepared:
-        # What a stream finds out about its descriptor it remembers: these are a context's.
+        # A stream remembers what it finds out about its descriptor: these must be like a context's.
         with StandardStreams():
             _prepared.append(_Context())
 
 
 def forget() -> None:
-    """Undo what a rehearsal in this process left of itself in what `prepare` has built."""
+    """Undo what a rehearsal in this process left in the objects that `prepare` has built."""
     for each in _prepared:
         each.forget()
 
 
 class StandardStreams:
-    """While it is entered 0, 1 and 2 are a context's: nothing, and pipes that nobody reads."""
+    """Context manager: 0, 1 and 2 are like a context's, /dev/null and a pipe that is not read."""
 
     def __enter__(self) -> None:
-        """Put them there."""
+        """Put these descriptors in place."""
         self._kept = [os.dup(number) for number in range(3)]
         nothing = os.open(os.devnull, os.O_RDONLY)
         self._pipe = os.pipe()
@@ -96,7 +97,7 @@ class StandardStreams:
         os.close(nothing)
 
     def __exit__(self, *_: object) -> None:
-        """Put back what was there."""
+        """Restore the former descriptors."""
         for number, descriptor in enumerate(self._kept):
             os.dup2(descriptor, number)
         for descriptor in (*self._kept, *self._pipe):
@@ -104,7 +105,7 @@ class StandardStreams:
 
 
 class _Context:
-    """Takes over this process's streams, figures and threads' last words, for its forks."""
+    """This process as a context: its streams, figures and thread tracebacks, for its forks."""
 
     def __init__(self) -> None:
         self._outbox = Outbox()
@@ -113,12 +114,12 @@ class _Context:
         self._language = "python"
         self._notebook: Notebook | SqlCells | None = None
         self._handler: Any = _signal.default_int_handler
-        """The caller's, while we note interrupts ourselves."""
+        """The caller's SIGINT handler, while `_note_interrupt` stands in for it."""
         self._is_deaf = False
         self._is_interrupted = False
         self._is_end_foreseen = False
         self._is_program = False
-        """One, and then it ends: the usual run is known."""
+        """Whether the context runs one program and then ends, so that the usual run is known."""
         self._is_alone = False
         sys.stdin = sys.__stdin__ = _input()  # type: ignore[misc, assignment]
         sys.stdout = sys.__stdout__ = _output(1, "<stdout>")  # type: ignore[misc, assignment]
@@ -129,7 +130,7 @@ class _Context:
         after_import("threading", _report_threads)
 
     def begin(self, link: Link, config: dict[str, Any]) -> None:
-        """Be this process's context, and nobody else's."""
+        """Make this process the context that `config` describes."""
         self._link = link
         self._is_end_foreseen = bool(config.get("is_end_foreseen"))
         self._is_program = config.get("purpose") == "program"
@@ -137,7 +138,7 @@ class _Context:
         self._language = str(config.get("language", "python"))
         self._outbox.open(link)
         self._display.limit_bytes = int(config.get("display_bytes") or DEFAULT_DISPLAY_BYTES)
-        if "random" in sys.modules:  # else no generator was alive before the fork
+        if "random" in sys.modules:  # else no generator existed before the fork
             _reseed()
         threading: Any = sys.modules.get("threading")
         if threading is not None:
@@ -146,12 +147,12 @@ class _Context:
             threading._main_thread._native_id = get_native_id()
 
     def forget(self) -> None:
-        """Be nobody's again, and hold nothing that a fork would have to let go of."""
+        """Drop the link, so that a fork has nothing to release."""
         self._link = None  # type: ignore[assignment]  # until `begin`
         self._outbox.forget()
 
     def serve(self) -> NoReturn:
-        """Report idle, take one execution, run it; a program never comes back."""
+        """Report idle, take one execution, run it; a program does not return."""
         while True:
             header, source, stdin_fd = self._wait_for_work()
             is_streamed = stdin_fd >= 0
@@ -174,11 +175,12 @@ class _Context:
                 _drop_stdin()
 
     def _wait_for_work(self) -> tuple[dict[str, Any], bytes, int]:
-        """One `execute` and its input, or -1. An interrupt is kept for the code it was meant for.
+        """Return one `execute`, its source and its input descriptor (-1: none).
 
-        Init passes interrupts on only between sending an execution and reading its end, and after
-        one it asks for `idle` a second time: whatever was on its way has come by then, and was
-        meant for what is over.
+        An interrupt that arrives meanwhile is kept for the code that it was meant for. Init passes
+        interrupts on only between sending an execution and reading its end, and after an interrupt
+        it asks for `idle` a second time: any signal on its way has arrived by then, and was meant
+        for the execution that is over.
         """
         self._deafen()
         self._link.say(IDLE)
@@ -199,21 +201,22 @@ class _Context:
         return header, source, stdin_fd
 
     def _receive(self) -> tuple[dict[str, Any], bytes, int]:
-        """What init sends; until it comes, tasks that cells have left go on."""
+        """Return what init sends; tasks that cells have left run until it comes."""
         background = getattr(self._notebook, "background", None)
         if background is not None:
             background.run_until_readable(self._link.fileno())
         return self._link.receive_work()
 
     def _wait_to_go_on(self) -> None:
-        """Have only the host's word to wait for, and then nothing of ours open."""
+        """Wait until the host starts a held program; then no descriptor of the link is open."""
         self._link.wait_to_go_on()
         self._raise_interrupt()
 
     def _deafen(self) -> None:
-        """From now on an interrupt is only noted."""
+        """Only note interrupts from now on."""
         if not self._is_deaf:
-            # Raises what the caller's handler raises, if one came before this took effect.
+            # This raises what the caller's handler raises, if an interrupt came before it took
+            # effect.
             handler = _signal.signal(_SIGINT, self._note_interrupt)
             self._handler, self._is_deaf = handler, True
 
@@ -224,7 +227,7 @@ class _Context:
         self._is_interrupted = False
 
     def _raise_interrupt(self) -> None:
-        """Give SIGINT back to the caller, and the one that came early as well."""
+        """Give SIGINT back to the caller, together with an interrupt that came early."""
         handler = _signal.default_int_handler if self._handler is None else self._handler
         self._is_deaf = False
         _signal.signal(_SIGINT, handler)
@@ -260,7 +263,7 @@ class _Context:
     def _run_deafly(self, notebook: Notebook | SqlCells, source: str, is_displayed: bool) -> Ending:
         """Run a cell and leave SIGINT to `_note_interrupt`; an interrupt may come in between.
 
-        `notebook.run` raises nothing of the cell's, so what leaves it here came from a signal's
+        `notebook.run` raises nothing that the cell raised, so an exception here comes from a signal
         handler after the cell's code had ended.
         """
         ending: Ending | None = None
@@ -284,7 +287,7 @@ _prepared: list[_Context] = []
 
 
 def _reseed() -> None:
-    # Not an import statement: the way to a module that is loaded leads over a dozen pages.
+    # Not an import statement: even for a loaded module it touches a dozen pages.
     reseed: Any = sys.modules.get("cellwall.guest.process.reseed")
     if reseed is None:
         from cellwall.guest.process import reseed
@@ -292,7 +295,7 @@ def _reseed() -> None:
 
 
 def _report_threads(threading: Any) -> None:  # noqa: ANN401  the module
-    """Have the last words of threads show the caller's lines."""
+    """Make tracebacks of threads show the caller's lines."""
     from cellwall.guest.display import tracebacks
 
     threading.excepthook = tracebacks.report_thread
@@ -316,12 +319,12 @@ def _output(descriptor: int, name: str) -> TextIO:
     raw = io.FileIO(descriptor, "w", closefd=False)
     raw.name = name
     buffered = io.BufferedWriter(raw)
-    # Line by line, as on a terminal: somebody is watching while the code runs.
+    # Line by line, as on a terminal: a user may be watching while the code runs.
     return io.TextIOWrapper(buffered, "utf-8", "backslashreplace", line_buffering=True)
 
 
 def _reopen_streams() -> None:
-    """A cell that closed a stream does not close it for the next one."""
+    """Reopen the streams that a cell has closed, for the next cell."""
     if getattr(sys.stdin, "closed", True):
         sys.stdin = sys.__stdin__ = _input()  # type: ignore[misc, assignment]
     if getattr(sys.stdout, "closed", True):
@@ -334,7 +337,7 @@ def _take_stdin(descriptor: int) -> None:
     if descriptor:  # else a cell has closed its input
         os.dup2(descriptor, 0)
         os.close(descriptor)
-    # A new one: the old may hold bytes meant for the cell before.
+    # A new object: the old one may hold bytes meant for the cell before.
     sys.stdin = sys.__stdin__ = _input()  # type: ignore[misc, assignment]
 
 

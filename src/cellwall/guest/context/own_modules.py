@@ -1,12 +1,13 @@
-"""A caller's own modules win over what the fork-server has loaded, as they do under `python3`.
+"""A caller's own modules win over those the fork-server has loaded, as under `python3`.
 
-Used by `program.py` and `cell.py`. There `token.py` beside a program is found before the standard
-library's; here the standard library's is in `sys.modules` already, and would be what an import
-finds. So what has a namesake in the caller's folder is taken out, and the next import looks again.
+Used by `program.py` and `cell.py`. Under `python3` a `token.py` beside a program is found before
+the standard library's. Here the standard library's is already in `sys.modules`, where an import
+would find it. So a module with a namesake in the caller's folder is removed from there, and the
+next import searches again.
 
-What CPython itself loads before the first line, or finds before it looks into any folder, has no
-namesake there either. Modules of ours keep what they have imported, and import nothing by a name
-that the caller may have taken (`_load_ours`).
+Modules that CPython itself loads before the first line, or finds before it searches any folder,
+have no namesake under `python3` either. Modules of cellwall keep what they have imported, and
+import nothing by a name that the caller may have taken (`_load_ours`).
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ _ALWAYS_LOADED = frozenset(
         *("os", "posix", "posixpath", "site", "stat", "time", "zipimport"),
     )
 )
-"""What `python3` has loaded before it looks at a program; of packages all of them."""
+"""Modules that `python3` loads before it looks at a program; a package means all its modules."""
 _OURS = "cellwall"
 _SUFFIX = ".py"
 
 _left_alone: set[str] = set()
-"""Names that were looked at before: what the caller imports since then is the caller's."""
+"""Names that were removed before: modules imported under them since then are the caller's."""
 
 
 def make_room(folder: str, namespace: dict[str, Any] | None = None) -> None:
-    """Have imports of what lies in `folder` find it there.
+    """Have imports of modules that lie in `folder` find them there.
 
-    What cells before have a name for in their `namespace` stays what it is.
+    Modules that earlier cells have bound to a name in their `namespace` stay as they are.
     """
     try:
         names = os.listdir(folder)
@@ -62,12 +63,12 @@ def make_room(folder: str, namespace: dict[str, Any] | None = None) -> None:
 
 
 class _Theirs:
-    """Looks into the caller's folder ahead of a finder that knows modules without any folder."""
+    """Finder for the caller's folder, ahead of a finder that knows modules without any folder."""
 
     folder = ""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:  # noqa: ANN401  a ModuleSpec, of a module that is not imported for its name
-        """Find what lies there, and would be found there under `python3`."""
+        """Find a module in the folder if `python3` would find it there."""
         if path is not None or _is_found_first(name) or not _is_module(f"{self.folder}/{name}"):
             return None
         from importlib.machinery import PathFinder
@@ -92,7 +93,7 @@ def _is_found_first(name: str) -> bool:
 def _is_shadowed(name: str, folder: str) -> bool:
     if _is_found_first(name) or not _is_module(os.path.join(folder, name)):
         return False
-    # What the caller has imported from there is not imported twice.
+    # A module that the caller has imported from there is not imported twice.
     origin = getattr(sys.modules[name], "__file__", None) or ""
     return os.path.dirname(os.path.abspath(origin)) not in _places(folder, name)
 
@@ -109,12 +110,12 @@ def _places(folder: str, name: str) -> tuple[str, str]:
 def _take_out(names: Iterable[str]) -> None:
     for name in names:
         del sys.modules[name]
-        if name != _OURS:  # of ours only the name: the rest is what runs here
+        if name != _OURS:  # of cellwall only the name: its modules are running here
             for part in [each for each in sys.modules if each.startswith(name + ".")]:
                 del sys.modules[part]
 
 
 def _load_ours() -> None:
-    """Load what we would load later, and by then would find the caller's modules in the way."""
+    """Load modules of cellwall whose later import could find the caller's modules instead."""
     from cellwall.guest.context import deep_sources, tools  # noqa: F401  loaded, not used
     from cellwall.guest.display import json_value, mime_bundles, tracebacks  # noqa: F401  as above

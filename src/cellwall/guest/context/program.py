@@ -1,10 +1,10 @@
-"""One program in a context of its own: run it as `python file.py` would, report, and leave.
+"""One program in a context of its own: run it as `python file.py` would, report, and exit.
 
 Called by `context/main.py`, once in the life of a process. It is not a notebook cell (`cell.py`)
 and it knows nothing of IPython.
 
-Nothing is imported between the first byte of the program and its exit, because that time is paid
-by every execution; and whatever fails on the way out, the exit code is still the program's.
+Nothing is imported between the first byte of the program and its exit, because every execution pays
+for that time. Whatever fails on the way out, the exit code is still the program's.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from cellwall.guest.display.figures import Figures
 
 _EXIT_FLUSH_FAILED = 120
-"""What CPython exits with when stdout cannot be flushed at the end."""
+"""Exit code of CPython when stdout cannot be flushed at the end."""
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-"""How a program's file is opened; a rehearsal has nothing to write to."""
+"""Flags with which a program's file is created; a rehearsal replaces them to write nothing."""
 
 _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 EXIT_INTERRUPTED = 130
-"""128 + SIGINT: how a shell tells of a program that ended by an interrupt."""
+"""Exit code 128 + SIGINT, as a shell reports a program that ended by an interrupt."""
 
 
 class Ending:
@@ -56,13 +56,13 @@ class Ending:
 
 
 class Program:
-    """What came with the request."""
+    """The fields of an `execute` request that concern a program."""
 
     def __init__(self, header: dict[str, Any], source: bytes, *, is_alone: bool = False) -> None:
-        """Take the fields of `execute` that concern a program; `is_alone`: it came with no files.
+        """Take the fields from `header`; `is_alone`: the program came with no files.
 
-        Its file is in the working directory, and called by its whole path, as `python3 main.py`
-        calls its own: what a program finds out from it holds wherever it goes.
+        Its file is in the working directory. The program is called by its whole path, as `python3
+        main.py` calls its own, so paths that it derives from that stay valid wherever it goes.
         """
         self.source = source
         self.is_alone = is_alone
@@ -91,18 +91,18 @@ def run(
         ending = execute(program, module, outbox, display, before)
         code = _leave(ending, module, figures)
         ending.exit_code = code
-        if ending.is_raised or display.cut_bytes:  # else the exit says it all
+        if ending.is_raised or display.cut_bytes:  # else the exit code says it all
             end = {"ev": "end", "raised": ending.is_raised, "exit_code": code}
             outbox.post({**end, "display_cut": display.cut_bytes})
         if outbox.is_ours:
             after()
     finally:
-        # Even an interrupt or a lack of memory in our own lines must not start a traceback here.
+        # Even an interrupt or a lack of memory in this module must not start a traceback here.
         os._exit(1 if ending.exit_code is None else ending.exit_code)
 
 
 def prepare_main(program: Program) -> ModuleType:
-    """A fresh `__main__` with everything a script finds when it starts."""
+    """Make a fresh `__main__` with everything that a script finds when it starts."""
     module = type(sys)("__main__")
     module.__file__ = program.filename
     namespace = module.__dict__
@@ -126,7 +126,7 @@ def prepare_main(program: Program) -> ModuleType:
 
 
 def _write(program: Program) -> bool:
-    """Put the program where it says it is, unless a file of the caller's is there already."""
+    """Write the program to its file, unless the caller already has a file of that name there."""
     try:
         file = os.open(program.filename, NEW_FILE, 0o644)
     except OSError:
@@ -149,9 +149,10 @@ def execute(
     display: Display,
     before: Callable[[], None],
 ) -> Ending:
-    """Run the code and, if asked to, its `main`; report what came of it.
+    """Run the code and, if asked to, its `main`; report the outcome.
 
-    All that needs no line of it to run is done ahead of `before`, which may take its time.
+    All that can be done without running a line of it is done ahead of `before`, which may take its
+    time.
     """
     namespace = module.__dict__
     # The builtin, not a module variable: a program's own `display` must win.
@@ -164,7 +165,7 @@ def execute(
 
             body, tail = deep_sources.compiled(lambda: _compiled(program), lambda: _whole(program))
         finally:
-            before()  # what cannot be compiled is told afterwards, too
+            before()  # an error of compilation is reported afterwards, too
         exec(body, namespace)  # noqa: S102  running the caller's code is what this is for
         shown = None if tail is None else eval(tail, namespace)  # noqa: S307  likewise
         if shown is not None:
@@ -179,8 +180,8 @@ def execute(
 
 
 def _compiled(program: Program) -> tuple[CodeType, CodeType | None]:
-    """Its code, and apart from it a last expression whose value is to be shown."""
-    # dont_inherit: our own __future__ imports are not the caller's.
+    """Compile the program; a last expression whose value is to be shown is compiled apart."""
+    # dont_inherit: the __future__ imports of this module are not the caller's.
     if not program.is_displayed:
         return _whole(program), None
     tree: Any = compile(program.source, program.filename, "exec", _ast.PyCF_ONLY_AST, True)
@@ -198,7 +199,7 @@ def _whole(program: Program) -> CodeType:
 
 
 def _report_value(program: Program, namespace: dict[str, Any], outbox: Outbox) -> None:
-    # A call comes first: `result` may be what an example below the function has left.
+    # A call comes first: an example below the function may have left a `result`.
     if program.arguments is not None and callable(namespace.get("main")):
         value = namespace["main"](**program.arguments)
         if hasattr(type(value), "__await__"):
@@ -253,7 +254,7 @@ def report_error(error: BaseException, text: str, outbox: Outbox) -> None:
 
 
 def exit_code_of(stop: SystemExit) -> int:
-    """CPython's reading of sys.exit's argument, message on stderr included."""
+    """Return CPython's exit code for the argument of sys.exit; print a message to stderr."""
     code = stop.code
     if code is None:
         return 0
@@ -264,7 +265,7 @@ def exit_code_of(stop: SystemExit) -> int:
 
 
 def _leave(ending: Ending, module: ModuleType, figures: Figures) -> int:
-    """What CPython does between the last line and the exit; returns the exit code."""
+    """Do what CPython does between the last line and the exit; return the exit code."""
     _guarded(figures.flush)
     threading = sys.modules.get("threading")
     shutdown = getattr(threading, "_shutdown", None)  # the caller may have a threading.py
@@ -273,7 +274,8 @@ def _leave(ending: Ending, module: ModuleType, figures: Figures) -> int:
     _guarded(atexit._run_exitfuncs)
     # Before the collector, which closes a file that is in a cycle without writing its buffer.
     _flush_files()
-    # Daemon threads would trip over names that are gone; CPython stops them first, we cannot.
+    # Daemon threads would trip over names that are gone; CPython stops them first, which is
+    # impossible here.
     if len(sys._current_frames()) == 1:
         _guarded(lambda: _clear(module))
     _flush_files()
@@ -288,7 +290,10 @@ def _leave(ending: Ending, module: ModuleType, figures: Figures) -> int:
 
 
 def _has_work(threading: ModuleType) -> bool:
-    """Whether its end does more than to call the main thread stopped, which takes a dozen pages."""
+    """Return whether threading's shutdown does more than mark the main thread as stopped.
+
+    That mark alone would touch a dozen pages.
+    """
     return len(sys._current_frames()) > 1 or bool(getattr(threading, "_threading_atexits", True))
 
 
@@ -311,13 +316,14 @@ def _clear(module: ModuleType) -> None:
         for name in names:
             if (name.startswith("_") and not name.startswith("__")) is is_private:
                 namespace[name] = None
-    # What a fork-server left is frozen. Until something of ours reached the oldest generation, the
-    # others are all there is; a full collection also empties every free list, a page each.
+    # Objects that a fork-server left are frozen. Until an object of this process reached the oldest
+    # generation, the other generations hold everything; a full collection also empties every free
+    # list, a page each.
     gc.collect(2 if gc.get_count()[2] else 1)
 
 
 def _flush_files() -> None:
-    # What modules of the caller's, or cycles, still hold: os._exit would lose its buffers.
+    # Files that the caller's modules, or cycles, still hold: os._exit would lose their buffers.
     for thing in gc.get_objects():
         if type(thing) in _WRITERS:
             try:
@@ -333,7 +339,7 @@ def _lend_main(spawn: ModuleType, program: Program) -> None:
 
     def get_preparation_data(name: str) -> dict[str, Any]:
         data: dict[str, Any] = prepare(name)
-        # Even if a file of that name exists: it is not what is running.
+        # Even if a file of that name exists: it is not the running program.
         if "init_main_from_path" in data:
             data["init_main_from_path"] = _written_out(program)
         return data

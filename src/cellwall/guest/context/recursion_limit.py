@@ -1,8 +1,8 @@
-"""How deep caller code may call: no less than under `python3`, whatever of ours lies below it.
+"""The recursion limit of caller code: no lower than under `python3`, whatever frames lie below it.
 
 Used by `context/main.py`. CPython counts the frames of its whole stack, and up to a few dozen of
-them are ours, so the limit is higher by as many; who asks for it, or sets it, is told and sets what
-it would be elsewhere. To count ours exactly would cost each program two dozen pages.
+them are cellwall's, so the limit is higher by as many. Code that reads or sets the limit reads and
+sets the value that it would have elsewhere. An exact count would cost each program two dozen pages.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 _get, _set = sys.getrecursionlimit, sys.setrecursionlimit
 _BELOW = 32
-"""Frames of ours below caller code: 20 in a jail, and most in cells with a magic."""
+"""Number of cellwall's frames below caller code: 20 in a jail, most in cells with a magic."""
 
 
 def getrecursionlimit() -> int:
@@ -25,7 +25,7 @@ def setrecursionlimit(limit: int, /) -> None:
 
 
 def prepare() -> None:
-    """Make room below, in a fork-server or where there is none."""
+    """Raise the limit by these frames, in a fork-server or where there is none."""
     if sys.getrecursionlimit is not getrecursionlimit:
         _set(_get() + _BELOW)
         sys.getrecursionlimit, sys.setrecursionlimit = getrecursionlimit, setrecursionlimit

@@ -1,11 +1,11 @@
 """SQL cells: DuckDB in a context's own process, over files of the sandbox and data frames.
 
-Used by `context/main.py` for a context that speaks SQL, and by `ipython.py` for `%%sql` in a Python
-one, where data frames of the notebook are tables by their names. DuckDB comes with the template; it
-is imported with the first statement, never before the fork, because it keeps threads.
+Used by `context/main.py` for a context of language SQL, and by `ipython.py` for `%%sql` in a Python
+context, where data frames of the notebook are tables by their names. DuckDB comes with the
+template; it is imported with the first statement, never before the fork, because it keeps threads.
 
-What a statement returns is shown as text, HTML and JSON, each bounded; the whole of it can be
-written to a file by SQL's own COPY.
+A statement's result is shown as text, HTML and JSON, each bounded; SQL's own COPY can write the
+whole result to a file.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from cellwall.guest.display.display import Display
 
 MOST_SHOWN_ROWS = 1000
-"""Of a result in JSON; HTML and text show fewer."""
+"""Maximum number of rows of a result in JSON; HTML and text show fewer."""
 _MOST_RESULT_ROWS = 100_000
-"""Of a program's result, which has a bound in bytes, too."""
+"""Maximum number of rows of a program's result, which has a bound in bytes, too."""
 _MOST_HTML_ROWS = 200
 _MOST_TEXT_ROWS = 40
 _MOST_CELL_CHARACTERS = 2000
 
 
 class Table:
-    """What a statement returned: column names and the first rows."""
+    """The result of a statement: column names and the first rows."""
 
     def __init__(self, columns: list[str], rows: list[tuple[Any, ...]], is_whole: bool) -> None:
         """`is_whole` is False when there were more rows."""
@@ -53,7 +53,7 @@ class Table:
         return self.bundle()
 
     def bundle(self) -> dict[str, Any]:
-        """The forms a notebook shows."""
+        """Return the forms that a notebook shows."""
         return {
             "text/plain": self._text(),
             "text/html": self._html(),
@@ -65,7 +65,7 @@ class Table:
         }
 
     def records(self) -> list[dict[str, Any]]:
-        """Rows by column name, for a program's result; a name that comes again is numbered."""
+        """Return rows by column name, for a program's result; a repeated name is numbered."""
         names = _distinct(self.columns)
         return [dict(zip(names, map(_plain, row))) for row in self.rows]
 
@@ -102,7 +102,6 @@ class Database:
     """One DuckDB connection, made with the first statement."""
 
     def __init__(self) -> None:
-        """Nothing is imported yet."""
         self._connection: Any = None
         self._duckdb: Any = None
 
@@ -115,11 +114,11 @@ class Database:
         most_rows: int = MOST_SHOWN_ROWS,
         on_earlier: Callable[[Table], None] | None = None,
     ) -> Table | None:
-        """Run all statements; what the last one returned, if it returned rows, `most_rows` of it.
+        """Run all statements; return up to `most_rows` rows of the last one, if it returned rows.
 
-        `arguments` are parameters by name (`$name`). `frames` may hold data frames under names
-        that statements use. `on_earlier` gets the tables of statements before the last, each
-        before the next one runs. Raises what DuckDB raises.
+        `arguments` are parameters by name (`$name`). `frames` may hold data frames under names that
+        statements use. `on_earlier` gets the tables of statements before the last, each before the
+        next one runs. Raises what DuckDB raises.
         """
         connection = self._open()
         table = None
@@ -137,7 +136,7 @@ class Database:
         if self._connection is None:
             self._duckdb = importlib.import_module("duckdb")
             threads = len(os.sched_getaffinity(0))
-            # Extensions would come from the network, which there is none of.
+            # Extensions would come from the network, and a sandbox has none.
             settings = {"autoinstall_known_extensions": False, "threads": threads}
             self._connection = self._duckdb.connect(":memory:", config=settings)
         return self._connection
@@ -148,7 +147,7 @@ class Database:
         try:
             names = connection.get_table_names(query)
         except self._duckdb.Error:
-            return  # the statement says itself what is wrong with it
+            return  # the statement's own error says what is wrong with it
         for name in names:
             if name in frames and hasattr(frames[name], "columns"):
                 connection.register(name, frames[name])
@@ -165,21 +164,20 @@ class Database:
         columns = [str(column[0]) for column in cursor.description]
         kind = getattr(getattr(statement, "type", None), "name", "SELECT")
         if kind != "SELECT" and columns in (["Count"], ["Success"]):
-            return None  # how many rows an INSERT wrote: said by no SQL shell
+            return None  # the row count of an INSERT, which no SQL shell shows
         return Table(columns, rows[:most], len(rows) <= most)
 
 
 class SqlCells:
-    """A notebook of SQL, with the shape of `cell.Notebook`."""
+    """A notebook of SQL, with the interface of `cell.Notebook`."""
 
     def __init__(self, outbox: Outbox, display: Display) -> None:
-        """Nothing is connected yet."""
         self._outbox = outbox
         self._display = display
         self._database = Database()
 
     def run(self, source: str, is_displayed: bool, before: Callable[[], None]) -> Ending:
-        """Run one cell, `before` first; whatever it raises is reported, and the state stays."""
+        """Run one cell, `before` first; report whatever it raises, and keep the state."""
         try:
             before()
             table = self._database.run(source)
@@ -191,9 +189,9 @@ class SqlCells:
         return Ending(False, None)
 
     def report(self, error: BaseException) -> None:
-        """Print what is wrong and send it as an event; where in our lines is of no interest."""
+        """Print the error and send it as an event, without a traceback of this module's lines."""
         if str(error) == "Query interrupted":
-            error = KeyboardInterrupt()  # which DuckDB says in its own words
+            error = KeyboardInterrupt()  # DuckDB has its own message for it
         text = f"{type(error).__name__}: {error}\n"
         flush_stdout()
         source_registry.print_to_stderr(text)
@@ -251,14 +249,14 @@ def run_program(
 
 
 def _result_of(table: Table) -> Encoded:
-    """All of its rows or none: a part would be taken for the whole."""
+    """Return all rows or a refusal: a part would be taken for the whole."""
     if table.is_whole:
         return encode_value(table.records())
     return refused(f"table (more than {_MOST_RESULT_ROWS} rows; COPY writes it to a file)")
 
 
 def _distinct(columns: list[str]) -> list[str]:
-    """The second `id` is `id_1`, as in a data frame of DuckDB's."""
+    """Number repeated names: the second `id` is `id_1`, as in a data frame of DuckDB's."""
     names: list[str] = []
     taken = set(columns)
     for name in columns:
@@ -278,7 +276,7 @@ def _short(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """A value as JSON has it; what JSON has no form for becomes its text."""
+    """Return a value as JSON has it; a value without a JSON form becomes its text."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):

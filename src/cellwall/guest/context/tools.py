@@ -1,10 +1,10 @@
 """`tools` inside a context: functions whose bodies are on the host.
 
-`context/main.py` installs them for every execution that comes with some. No checking is done here
-but what spares a trip: caller code can write to init's socket without us, and the host knows that.
+`context/main.py` installs them for every execution that comes with some. Checks here only save a
+round trip: caller code can write to init's socket without this module, and the host knows that.
 
-A call is a connection of its own, open for as long as it lasts. Threads call beside each other;
-a process that caller code forked cannot: init knows it by its pid.
+A call is a connection of its own, open for as long as it lasts. Threads call in parallel; a process
+that caller code forked cannot call, because init knows callers by their pid.
 """
 
 from __future__ import annotations
@@ -71,17 +71,17 @@ class Tools(ModuleType):
         return made
 
     def __dir__(self) -> list[str]:
-        """What there is to call."""
+        """Return the names that can be called."""
         return [*self.__all__, "ToolError", "__doc__", "__name__"]
 
     def __repr__(self) -> str:
-        """The calls, as one would write them."""
+        """Return the calls as a program would write them."""
         functions = vars(self)["_manifest"]["functions"]
         return f"<tools: {', '.join(name + each['head'] for name, each in functions.items())}>"
 
 
 class _Callers:
-    """Every thread of this process that calls."""
+    """The calls of all threads of this process."""
 
     def __init__(self, link: Link, manifest: dict[str, Any]) -> None:
         import threading
@@ -89,13 +89,13 @@ class _Callers:
         self._link = link
         self._owner_pid = os.getpid()
         self._functions = manifest["functions"]
-        # More would be refused by init.
+        # Init would refuse more.
         self._seats = threading.Semaphore(manifest["at_once"])
-        # Init hears few connections that have not said yet what they are.
+        # Init accepts few connections on which nothing has been sent yet.
         self._speaking = threading.RLock()
 
     def call(self, tool: str, arguments: dict[str, Any]) -> Any:  # noqa: ANN401  JSON
-        """Ask the host and wait; raises ToolError."""
+        """Ask the host and wait for its answer. Raises ToolError."""
         if os.getpid() != self._owner_pid:
             raise ToolError(
                 f"{tool}: a child process cannot call tools; call in the process of the program",
@@ -136,7 +136,7 @@ class _Callers:
 
 
 def install(manifest: dict[str, Any] | None, link: Link) -> None:
-    """Put `tools` where the code of the next execution finds it, or take the last one's away."""
+    """Put `tools` where the code of the next execution finds it, or remove the last one."""
     known = sys.modules.get(_NAME)
     is_ours = isinstance(known, Tools)
     if manifest is None:
@@ -155,11 +155,11 @@ def install(manifest: dict[str, Any] | None, link: Link) -> None:
 def _function(
     name: str, described: dict[str, Any], call: Callable[[str, dict[str, Any]], Any]
 ) -> Callable[..., Any]:
-    """A real function, so that its signature, its help and its TypeErrors are those of one."""
+    """Return a real function, so that it has a function's signature, help and TypeErrors."""
     head = described["head"]
     try:
         code = _compiled(name, head, "arguments" if head == _ANY_ARGUMENTS else "_locals()")
-    except (SyntaxError, ValueError):  # of a server's client, whose text nobody has parsed
+    except (SyntaxError, ValueError):  # from a remote client, whose text was not parsed on the host
         code = _compiled(name, _ANY_ARGUMENTS, "arguments")
     namespace: dict[str, Any] = {"_call": call, "_locals": locals, "__name__": _NAME}
     exec(code, namespace)  # noqa: S102  what it may do, the code around it may
@@ -172,14 +172,14 @@ def _function(
 
 def _compiled(name: str, head: str, given: str) -> CodeType:
     source = f"def {name}{head}:\n    return _call({name!r}, {given})\n"
-    # Annotations stay texts: what they name need not exist here.
+    # Annotations stay texts: the names in them need not exist here.
     flags = __future__.annotations.compiler_flag
     code: CodeType = compile(source, "<tools>", "exec", flags, True)
     return code
 
 
 class _Annotation(str):
-    """Shown by `help` as it was written, without quotes."""
+    """An annotation that `help` shows as it was written, without quotes."""
 
     __slots__ = ()
 

@@ -1,1 +1,1 @@
-"""A context for another language: an interpreter's process beside it, and what is said to that."""
+"""A context for another language: its interpreter process, and the protocol with it."""

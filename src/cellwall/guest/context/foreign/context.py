@@ -1,12 +1,12 @@
 """The context process of another language: passes cells on to its interpreter, and answers back.
 
 Forked by init as every context (`contexts.py`); `context/main.py` calls `main` here when the
-context is not Python's. It runs no caller code itself: the interpreter (`interpreter.py`) does, as
-a child in this process's group with this process's stdout and stderr, so output never passes
-through here.
+context's language is not Python. It runs no caller code itself: the interpreter (`interpreter.py`)
+does, as a child in this process's group with this process's stdout and stderr, so output never
+passes through here.
 
-What the interpreter says is believed as far as init believes a context: not at all. The one thing
-that is evidence is its end, and this process ends the same way, so that init sees it.
+The interpreter's messages are believed as far as init believes a context: not at all. Only its end
+is evidence, and this process ends the same way, so that init sees it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Kernel:
     """One context, its interpreter, and the link to init."""
 
     def __init__(self, link: Link, config: dict[str, Any]) -> None:
-        """Own the link; nothing is started yet."""
+        """Own the link; the interpreter is not started yet."""
         self._link = link
         self._language = str(config["language"])
         driver = drivers.find(self._language)
@@ -89,13 +89,13 @@ class Kernel:
         self._relay: Relay | None = None
         self._is_interrupted = False
         self._is_late = False
-        """The execution before was interrupted, or nearly."""
+        """Whether the last execution was interrupted, or nearly."""
         self._is_raised = False
         self._is_running = False
 
     @property
     def interpreter(self) -> Interpreter:
-        """What runs the code."""
+        """Return the interpreter that runs the code."""
         assert self._interpreter is not None  # noqa: S101  for the type checker only
         return self._interpreter
 
@@ -117,7 +117,7 @@ class Kernel:
         self._is_interrupted = True
 
     def serve(self) -> NoReturn:
-        """Report idle, take one execution, have it run; a program never comes back."""
+        """Report idle, take one execution, have it run; a program does not return."""
         while True:
             header, source, stdin_fd = self._wait_for_work()
             self._display.begin()
@@ -130,9 +130,9 @@ class Kernel:
             self._post_end(status, keep_open=True)
 
     def _wait_for_work(self) -> tuple[dict[str, Any], bytes, int]:
-        """One `execute` and its input, or -1.
+        """Return one `execute`, its source and its input descriptor (-1: none).
 
-        The end of the interpreter meanwhile is the end of the context.
+        If the interpreter ends meanwhile, the context ends.
         """
         try:
             while True:
@@ -154,7 +154,7 @@ class Kernel:
         return header, source, stdin_fd
 
     def _hear_late(self, message: dict[str, Any]) -> None:
-        """Something that a cell left behind shows something: there is no cell it belongs to."""
+        """Drop a display or an error between cells: it belongs to no cell that still runs."""
         if message["ev"] not in ("display", "error"):
             raise DriverBroken(f"{message['ev']!r:.40} with nothing to answer")
 
@@ -197,7 +197,7 @@ class Kernel:
         raise AssertionError("an interpreter is heard until it ends")
 
     def _listen(self) -> Iterator[dict[str, Any]]:
-        """What the interpreter says of an execution; calls of its code go on meanwhile."""
+        """Yield the interpreter's messages about an execution; serve its tool calls meanwhile."""
         relay = self._relay
         for message in self.interpreter.listen(-1 if relay is None else relay.fileno()):
             if message is not None:
@@ -206,7 +206,7 @@ class Kernel:
                 relay.step()
 
     def _offer(self, header: dict[str, Any]) -> bytes:
-        """Get ready for calls to host tools; what the interpreter is told of them, if any."""
+        """Prepare for calls to host tools; return what the interpreter is told of them, if any."""
         manifest = header.get("tools")
         if manifest is None or not self._driver.tools:
             return b""
@@ -220,7 +220,7 @@ class Kernel:
         return json.dumps(told).encode("ascii")
 
     def _take_back(self) -> None:
-        """Its execution is over: nothing is called any more."""
+        """Close the relay of an execution that is over: no tool is called any more."""
         relay, self._relay = self._relay, None
         if relay is not None:
             relay.close()
@@ -228,7 +228,7 @@ class Kernel:
     def _hear(self, message: dict[str, Any]) -> None:
         event = message["ev"]
         if event == "running":
-            # It listens for interrupts from now on; one that came before was not heard.
+            # The interpreter handles interrupts from now on; it did not see an earlier one.
             if self._is_interrupted and not self._is_running:
                 os.kill(self.interpreter.pid, SIGINT)
             self._is_running = True
@@ -241,7 +241,7 @@ class Kernel:
         elif event == "call" and self._relay is not None:
             self._relay.begin(message)
         elif event == "leaving":
-            # What has been said before has been passed on by now.
+            # Earlier messages have been passed on by now.
             is_silent = not self._is_raised and not self._display.cut_bytes
             if self._is_end_foreseen and is_silent and self.interpreter.is_leaving():
                 exit_watch.announce()
@@ -257,7 +257,7 @@ class Kernel:
             raise OSError("end of a cell: cannot reach init")
 
     def leave(self, status: int) -> None:
-        """End as the interpreter ended; only a signal that it survives comes back from here."""
+        """End as the interpreter ended; return only after a signal that this process survives."""
         self.interpreter.forget_title()
         self._interpreter = None
         if self._is_raised or self._display.cut_bytes:
@@ -271,7 +271,7 @@ class Kernel:
         os.kill(os.getpid(), number)
 
     def kill(self) -> None:
-        """Leave no interpreter behind."""
+        """Kill the interpreter, if it still runs."""
         if self._interpreter is not None:
             try:
                 os.kill(self._interpreter.pid, SIGKILL)
@@ -301,7 +301,7 @@ def _object(message: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _bundle_of(message: dict[str, Any]) -> dict[str, Any]:
-    """Its forms; a picture may lie in a file, because not every language can write base64."""
+    """Return the forms of a message; a picture may lie in a file, where base64 is not available."""
     bundle = dict(list(_object(message, "data").items())[:_MOST_FORMS])
     for mime, path in list(_object(message, "files").items())[:_MOST_FORMS]:
         try:

@@ -1,12 +1,12 @@
-"""The interpreter of another language, below a context: started, asked, listened to.
+"""The interpreter of another language, a child of a context: start it, send requests, read answers.
 
 Used by `foreign/context.py`, in the context's process. It knows pipes and processes, not cells.
-What the interpreter says is caller code's word: it is bounded and checked here, and whatever is not
-a message of the protocol is a `DriverBroken`, which ends this one context.
+Caller code can send anything in the interpreter's place, so messages are bounded and checked here.
+Anything that is not a message of the protocol is a `DriverBroken`, which ends this one context.
 
-The interpreter is a child in the context's process group, so a signal to the group reaches both.
-It gets paths of our pipes and not the pipes: it opens one for a moment, and no program that caller
-code starts inherits it.
+The interpreter is in the context's process group, so a signal to the group reaches both. It gets
+paths of the context's pipes and not the pipes: it opens one for a moment, and no program that
+caller code starts inherits it.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 _SIGCHLD = int(SIGCHLD)
 _READ_BYTES = 64 * 1024
 _PIPE_BYTES = 64 * 1024
-"""What a pipe takes before somebody reads; pipe(7)."""
+"""Number of bytes that a pipe takes before it is read; pipe(7)."""
 _LEAVING_S = 0.0002
-"""Between two looks at one that leaves: its own part of that takes about a millisecond."""
+"""Seconds between two checks of an exiting process, whose own part of it takes about 1 ms."""
 _MOST_MESSAGE_BYTES = 16 * 1024 * 1024
-"""One line of an interpreter: a bundle of pictures, which `Display` then cuts to what it may be."""
+"""Maximum size of one message: a bundle of pictures, which `Display` then cuts to its limit."""
 
 
 class DriverBroken(Exception):
-    """The interpreter said something that no driver says."""
+    """The interpreter sent something that no driver sends."""
 
 
 class InterpreterEnded(Exception):
-    """Its process has ended; `status` is the kernel's word on how."""
+    """The interpreter's process has ended; `status` is the kernel's word on how."""
 
     def __init__(self, status: int) -> None:
-        """`status` as of waitpid(2)."""
+        """`status` is as from waitpid(2)."""
         super().__init__(f"wait status {status}")
         self.status = status
 
@@ -56,7 +56,7 @@ class Interpreter:
     """One interpreter process and the two pipes towards it."""
 
     def __init__(self, driver: Driver) -> None:
-        """Start it; `wait_for("ready")` has to follow. Raises Refusal, OSError."""
+        """Start it; the caller waits for its `ready` with `listen`. Raises Refusal, OSError."""
         self._folder = f"/proc/{os.getpid()}/fd"
         self._requests_r, self._requests_w = os.pipe()
         self._answers_r, self._answers_w = os.pipe()
@@ -88,7 +88,7 @@ class Interpreter:
         )
 
     def path(self, fd: int) -> str:
-        """Where the interpreter opens a descriptor of ours."""
+        """Return the path by which the interpreter opens a descriptor of this process."""
         return f"{self._folder}/{fd}"
 
     def ask(
@@ -96,7 +96,7 @@ class Interpreter:
     ) -> None:
         """Send one request; `stdin_fd` is -1 for none. The descriptors stay open until `forget`.
 
-        `tools` is what a driver that knows them is told of host tools.
+        `tools` describes host tools, for a driver that supports them.
         """
         self._source_fd = _kept(body, _pipe)
         source = self._titled(self.path(self._source_fd))
@@ -108,30 +108,30 @@ class Interpreter:
         os.write(self._requests_w, "\t".join(words).encode() + b"\n")
 
     def _titled(self, path: str) -> str:
-        """A path of the driver's choice that leads to `path`; that one where it cannot be made."""
+        """Return a path of the driver's choice that leads to `path`, or `path` itself."""
         self._asked += 1
         if self._driver.title:
             for number in (f"{self._asked}", f"{self._asked}-{os.getpid()}"):
                 title = self._driver.title % number
-                with contextlib.suppress(OSError):  # another context's, or there is no room
+                with contextlib.suppress(OSError):  # another context has it, or there is no room
                     os.symlink(path, title)
                     self._title = title
                     return title
         return path
 
     def forget_title(self) -> None:
-        """Take the path of its own away, if it has one."""
+        """Remove the driver's path, if there is one."""
         if self._title:
             with contextlib.suppress(OSError):
                 os.unlink(self._title)
             self._title = ""
 
     def is_leaving(self) -> bool:
-        """It says that it leaves: wait a moment for the kernel to say so, too."""
+        """Return whether the kernel soon confirms an exit that the interpreter announced."""
         return exit_watch.foreseen(self.pid, self._wakeup_r, _LEAVING_S) is not None
 
     def forget(self) -> None:
-        """The request is done: let go of its source."""
+        """Close the descriptors of a request that is done."""
         os.close(self._source_fd)
         self._source_fd = -1
         self.forget_title()
@@ -140,7 +140,7 @@ class Interpreter:
             self._tools_fd = -1
 
     def listen(self, other_fd: int = -1) -> Iterator[dict[str, Any] | None]:
-        """What it says, one message after another; None when a signal came or `other_fd` is ready.
+        """Yield its messages one by one; yield None when a signal came or `other_fd` is ready.
 
         Raises `InterpreterEnded` after the last message, and `DriverBroken`.
         """
@@ -187,7 +187,7 @@ class Interpreter:
 
 
 def _do_nothing(_number: int, _frame: object) -> None:
-    """A handler has to exist for the signal to reach the wake-up descriptor."""
+    """Do nothing; a handler has to exist for the signal to reach the wake-up descriptor."""
 
 
 def _parsed(line: bytes | bytearray) -> dict[str, Any]:
@@ -201,9 +201,9 @@ def _parsed(line: bytes | bytearray) -> dict[str, Any]:
 
 
 def _kept(data: bytes, instead: Callable[[bytes], int]) -> int:
-    """A descriptor whose path `data` is read from; `instead` where there is no memfd.
+    """Return a descriptor by whose path `data` is read; call `instead` where there is no memfd.
 
-    It is refused where nobody could count its memory (`linux/no_memory_cgroup.policy`).
+    A memfd is refused where its memory could not be counted (`linux/no_memory_cgroup.policy`).
     """
     try:
         fd = os.memfd_create("cell")
@@ -215,7 +215,10 @@ def _kept(data: bytes, instead: Callable[[bytes], int]) -> int:
 
 
 def _pipe(data: bytes) -> int:
-    """For what is read once: it takes nothing of a work area that may be full, if it fits."""
+    """Return a descriptor for data that is read once.
+
+    A pipe, if the data fits, takes no space in a work area that may be full.
+    """
     if len(data) > _PIPE_BYTES:
         return _nameless_file(data)
     read_end, write_end = os.pipe()
@@ -226,12 +229,12 @@ def _pipe(data: bytes) -> int:
         os.close(write_end)
     if written == len(data):
         return read_end
-    os.close(read_end)  # the kernel gives less room to whoever has many pipes
+    os.close(read_end)  # the kernel gives less room to a user with many pipes
     return _nameless_file(data)
 
 
 def _nameless_file(data: bytes) -> int:
-    """It counts as part of the work area."""
+    """Return a descriptor of a file without a name; it counts as part of the work area."""
     fd = os.open("/tmp", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)  # noqa: S108 - our mount
     return _filled(fd, data)
 

@@ -1,9 +1,9 @@
-"""Calls of another language's code to host tools, passed on to init by the context's process.
+"""Tool calls of another language's code, passed on to init by the context's process.
 
-Used by `foreign/context.py` for one execution. Init hears only a context's own process, and the
-code runs in a child of it (`interpreter.py`), so what the child says on its pipe goes on from here,
-each call on a connection of its own. The bounds are init's; here they are kept once more, so that
-an interpreter that does not read its answers costs no more memory than its places.
+Used by `foreign/context.py` for one execution. Init accepts calls only from a context's own
+process, and the code runs in a child of it (`interpreter.py`). So the child's messages go on from
+here, each call on a connection of its own. Init keeps the bounds; they are kept here once more, so
+that an interpreter that does not read its answers costs no memory beyond its allowed calls.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from cellwall.guest.channel.init_link import Link
 
 _MOST_BYTES = 1024 * 1024
-"""Of arguments; a larger frame would end the context (design/0002)."""
+"""Maximum bytes of arguments; a larger frame would end the context (design/0002)."""
 _MOST_REFUSALS = 256
-"""Waiting to be read; whoever reads none of them is told no more."""
+"""Maximum number of refusals that wait to be read; further ones are dropped."""
 
 
 class Relay:
-    """See the module; `fileno` is ready when there is something to do."""
+    """The tool calls of one execution; `fileno` is ready when `step` has work."""
 
     def __init__(self, link: Link, manifest: dict[str, Any]) -> None:
         """`manifest` is the field `tools` of `execute`."""
@@ -41,7 +41,7 @@ class Relay:
         self._replies: Deque[bytes] = deque()
 
     def fileno(self) -> int:
-        """A descriptor that is readable when `step` has work."""
+        """Return a descriptor that is readable when `step` has work."""
         return self._ready.fileno()
 
     def begin(self, message: dict[str, Any]) -> None:
@@ -69,7 +69,7 @@ class Relay:
         self._ready.register(line.fileno(), select.EPOLLIN)
 
     def step(self) -> None:
-        """Do what can be done without waiting."""
+        """Do the work that needs no waiting."""
         for fd, _events in self._ready.poll(0):
             if fd == self._replies_w:
                 self._write()
@@ -101,7 +101,7 @@ class Relay:
         self._write()
 
     def _write(self) -> None:
-        """Write what the pipe takes: whoever is busy with its code reads nothing meanwhile."""
+        """Write as much as the pipe takes: a busy interpreter does not read meanwhile."""
         while self._replies:
             reply = self._replies[0]
             try:
@@ -115,7 +115,7 @@ class Relay:
         self._ready.unregister(self._replies_w)
 
     def close(self) -> None:
-        """The execution is over: hang up on everybody."""
+        """Close all connections because the execution is over."""
         for line, _number in self._lines.values():
             line.close()
         self._lines.clear()
