@@ -1,1 +1,1 @@
-"""What a program shows: results, charts, tables, tracebacks, bounded; runs in a context."""
+"""Results, charts, tables and tracebacks of a program, bounded; the modules run in a context."""

@@ -1,10 +1,10 @@
-"""What plotly and `IPython.display` show becomes display events, with and without IPython's shell.
+"""Displays of plotly and `IPython.display` become display events, with and without IPython's shell.
 
-Used by `context/main.py` for programs and cells alike. Nothing is imported here: each change is
-made when the caller imports what is changed. `figures.py` does the same for matplotlib.
+Used by `context/main.py` for programs and cells alike. No library is imported here: each change is
+made when the caller imports the library. `figures.py` does the same for matplotlib.
 
-A program has no shell, and without one plotly looks for a browser and IPython prints the repr. In
-a notebook plotly would show its whole library as HTML (5 MB) with the first figure.
+A program has no shell, and without one plotly looks for a browser and IPython prints the repr. In a
+notebook plotly would show its whole library as HTML (5 MB) with the first figure.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _RENDERER = "plotly_mimetype"
 
 
 class Charts:
-    """The way out for what libraries show by themselves."""
+    """Redirects what plotting libraries show by themselves to the context's display."""
 
     def __init__(self, display: Display) -> None:
-        """Send it all to `display`."""
+        """Send everything to `display`."""
         self._display = display
 
     def capture(self) -> None:
@@ -68,12 +68,13 @@ class Charts:
         functions.publish_display_data = publish_display_data  # type: ignore[attr-defined]
 
     def _has_shell(self) -> bool:
-        """Whether IPython's shell shows things to whom we do."""
+        """Return whether IPython's shell sends displays to the same place as this object."""
         shells: Any = sys.modules.get("IPython.core.interactiveshell")
         if shells is None or not shells.InteractiveShell.initialized():
             return False
         publisher = shells.InteractiveShell.instance().display_pub
-        # That of a fork-server leads nowhere for a program; a shell of a program's own is its own.
+        # A fork-server's shell leads nowhere for a program; a shell that the program made is its
+        # own.
         return getattr(publisher, "sink", self._display) is self._display
 
     def show(self, *things: object, raw: bool = False, **options: Any) -> None:  # noqa: ANN401  IPython's
@@ -93,7 +94,7 @@ class _Shows:
 
     @staticmethod
     def display_html(*_things: object, **_options: object) -> None:
-        """What only a page could use is not shown."""
+        """Do nothing: only a web page could use it."""
 
 
 class _Nbformat:

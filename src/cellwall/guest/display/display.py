@@ -1,10 +1,10 @@
-"""What the caller shows: objects to MIME bundles, bundles to bounded `display` events.
+"""Displays of caller code: objects to MIME bundles, bundles to bounded `display` events.
 
 Used by programs and cells alike; IPython's formatters, where a cell has them, only replace the
 first half. It does not draw figures (`figures.py`) and does not capture stdout.
 
-A bundle larger than a frame would end the sandbox, so `mime_bundles.fit` is the only way to a body;
-and the order in which things appear is only right because stdout is flushed before each.
+A bundle larger than a frame would end the sandbox, so `mime_bundles.fit` is the only way to a body.
+Things appear in the right order only because stdout is flushed before each display.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from cellwall.guest.channel.outbox import Outbox
 
 DEFAULT_DISPLAY_BYTES = 8 * 1024 * 1024
-"""All bundles of one execution together; a page of results, not a way to move data."""
+"""Maximum bytes of all bundles of one execution: a page of results, not a way to move data."""
 
 MOST_PLAIN = 200_000
-"""Characters of text/plain: more than anybody reads, less than a frame after JSON escapes."""
+"""Maximum characters of text/plain; after JSON escapes they are still less than a frame."""
 
 _MOST_NOTE = 100
-"""Characters that a note on what was cut may add without being cut again."""
+"""Maximum characters that a note on a cut may add without being cut again."""
 
 _METHODS = (
     ("text/html", "_repr_html_"),
@@ -41,7 +41,7 @@ _METHODS = (
 
 
 class Display:
-    """The bounded way out for everything shown during one execution after another."""
+    """The bounded way out for everything that is shown, one execution after another."""
 
     def __init__(self, outbox: Outbox, limit_bytes: int = DEFAULT_DISPLAY_BYTES) -> None:
         """Bound all bundles of one execution together to `limit_bytes`."""
@@ -84,7 +84,7 @@ class Display:
             self._show_without_link(body)
 
     def _show_without_link(self, body: bytes) -> None:
-        # A forked child, or no descriptor left: the text still has stdout to go to.
+        # In a forked child, or without a free descriptor, the text still has stdout to go to.
         from cellwall.guest.display import mime_bundles
 
         text = mime_bundles.plain_of(body)
@@ -95,7 +95,7 @@ class Display:
 
 
 def flush_stdout() -> None:
-    """Bring what was printed so far out before what is shown now."""
+    """Flush earlier output before something is displayed."""
     try:
         sys.stdout.flush()
     except Exception:  # noqa: BLE001  the caller may have closed or replaced it
@@ -139,7 +139,7 @@ def _ask(thing: object, method: str) -> Any:  # noqa: ANN401  whatever the calle
 
 
 def bounded_repr(thing: object) -> str:
-    """repr(), without building a gigabyte of it when a slice already fills the limit."""
+    """Return repr(), without building a gigabyte of it when a slice already fills the limit."""
     try:
         if type(thing) in (str, bytes, bytearray, list, tuple):
             length = len(thing)  # type: ignore[arg-type]
@@ -152,7 +152,7 @@ def bounded_repr(thing: object) -> str:
 
 
 def cut_plain(text: str, note: str = "") -> str:
-    """Text for text/plain, cut if needed with a word on what is missing."""
+    """Return text for text/plain, cut if needed, with a note on the missing part."""
     if not note and len(text) <= MOST_PLAIN + _MOST_NOTE:
         return text
     return f"{text[:MOST_PLAIN]}... [cut {note or f'of {len(text)} characters'}]"

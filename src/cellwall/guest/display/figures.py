@@ -1,7 +1,7 @@
 """matplotlib figures become PNG display events: at plt.show() and at the end of the code.
 
-Used by `program.py` and `cell.py`. It never imports matplotlib: without pyplot in sys.modules
-there can be no figure. It does not choose the caller's backend once pyplot is loaded.
+Used by `program.py` and `cell.py`. It never imports matplotlib: without pyplot in sys.modules there
+can be no figure. It does not choose the caller's backend once pyplot is loaded.
 
 A PNG larger than a frame would be dropped, so it is drawn again at a lower resolution.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Publish = Callable[[dict[str, Any], dict[str, Any]], None]
 
 _MOST_PNG_BYTES = (MAX_BODY_BYTES - 4096) // 4 * 3
-"""Base64 takes four bytes for three, and the bundle's text has to fit too."""
+"""Maximum bytes of a PNG: base64 takes four bytes for three, and the text has to fit, too."""
 
 _LEAST_DPI = 10
 
@@ -68,7 +68,7 @@ class Figures:
 
 
 def is_figure(thing: object) -> bool:
-    """True for matplotlib's Figure."""
+    """Return whether an object is matplotlib's Figure."""
     module = sys.modules.get("matplotlib.figure")
     return module is not None and isinstance(thing, module.Figure)
 
@@ -80,7 +80,7 @@ def png_of(figure: Any) -> bytes:  # noqa: ANN401  matplotlib's, never imported 
 
 
 def draw(figure: Any) -> bytes:  # noqa: ANN401  matplotlib's, never imported here
-    """The figure as a PNG that fits a frame, at a lower resolution if it has to be."""
+    """Return the figure as a PNG that fits a frame, at a lower resolution if necessary."""
     dpi = float(figure.dpi)
     while True:
         buffer = io.BytesIO()

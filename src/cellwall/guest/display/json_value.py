@@ -1,10 +1,10 @@
 """A program's result as strict JSON.
 
-Used by `program.py`. It is not a general serialiser: what JSON cannot say exactly is refused with
-the name of its type, and nothing is pickled or guessed.
+Used by `program.py`. It is not a general serialiser: a value that JSON cannot express exactly is
+refused with the name of its type, and nothing is pickled or guessed.
 
-numpy and pandas are recognised by name and never imported: an object of theirs can only exist
-when they are loaded already.
+numpy and pandas are recognised by name and never imported: an object of theirs can only exist when
+they are already loaded.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
 _MOST_LEVELS = 128
 _MOST_FORM_LEVELS = 64
-"""Of what numpy and pandas make of an object. Together below the 200 of the host, which takes more
-for an attack and kills the sandbox."""
+"""Maximum nesting of the form that numpy or pandas gives an object.
+
+Together with `_MOST_LEVELS` it stays below the host's 200; the host takes deeper nesting for an
+attack and kills the sandbox.
+"""
 
 
 class Encoded(NamedTuple):
@@ -32,7 +35,7 @@ class Encoded(NamedTuple):
 
 
 class _CannotSay(TypeError):
-    """Carries the name of the type that JSON has no form for."""
+    """JSON has no form for a type; the error carries the type's name."""
 
 
 def encode_value(value: object) -> Encoded:
@@ -53,14 +56,14 @@ def encode_value(value: object) -> Encoded:
         return refused(type(value).__name__)
     if len(body) > MAX_BODY_BYTES:
         return refused(f"{type(value).__name__} ({len(body)} bytes; limit {MAX_BODY_BYTES})")
-    # Only now, when there is no cycle in it; and few have as many brackets.
+    # Only now, when the value is known to have no cycle; and few values have as many brackets.
     if body.count(b"[") + body.count(b"{") > _MOST_LEVELS and _is_nested(value, forms):
         return refused(f"{type(value).__name__} (nested deeper than {_MOST_LEVELS} levels)")
     return Encoded({"ev": "value"}, body)
 
 
 def encode_fields(fields: dict[str, str]) -> bytes:
-    """Encode the fields of an `error` event: at most six bytes a character, whatever it is.
+    """Encode the fields of an `error` event, with at most six bytes for any character.
 
     As ASCII a character beyond the first plane would take twelve.
     """
@@ -72,7 +75,7 @@ def _is_nested(value: object, forms: list[object]) -> bool:
 
 
 def refused(reason: str) -> Encoded:
-    """Say why there is no value although there is a result."""
+    """Return a refusal that says why a result has no value."""
     return Encoded({"ev": "value", "unserialisable": reason[:200]}, b"")
 
 

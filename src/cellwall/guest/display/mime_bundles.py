@@ -1,6 +1,6 @@
-"""MIME bundles as bodies of `display` events: text, bounded, with a word on what was left out.
+"""MIME bundles as bodies of `display` events: text, bounded, with a note on omitted parts.
 
-Used by `display.py`, which loads it with the first thing shown. It imports all it needs at once:
+Used by `display.py`, which loads it with the first display. It imports everything it needs at once:
 the caller may have a `json.py` of its own (`own_modules.py`).
 """
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 _MOST_METADATA_BYTES = 2 * 1024
-"""A context's header has 4 KiB at most where the host reads it."""
+"""Maximum bytes of metadata; the host accepts a context's header of at most 4 KiB."""
 _PLAIN, _HTML = "text/plain", "text/html"
 
 
 def fit(bundle: dict[str, Any]) -> tuple[bytes, int]:
-    """A bundle as a body that fits a frame, and how many bytes were lost for it.
+    """Return a bundle as a body that fits a frame, and how many bytes were lost for it.
 
-    HTML beside a form that arrives whole is no loss: it draws the same once more, with its library.
+    HTML beside a form that arrives whole is no loss: it shows the same once more, with its library.
     """
     texts = {}
     for mime, form in bundle.items():
@@ -56,23 +56,23 @@ def _is_whole_without_html(texts: dict[str, str]) -> bool:
 
 
 def _is_richer(mime: str) -> bool:
-    """A picture, or a chart as its library knows it."""
+    """Return whether a form is a picture, or a chart in its library's own format."""
     return mime.startswith(("image/", "application/vnd."))
 
 
 def encoded(texts: dict[str, str]) -> bytes:
-    """The body of a bundle of texts."""
+    """Return the body of a bundle of texts."""
     return json.dumps(texts, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
 def plain_of(body: bytes) -> str | None:
-    """The plain text in a body."""
+    """Return the plain text in a body."""
     text: str | None = json.loads(body).get(_PLAIN)
     return text
 
 
 def bounded(metadata: dict[str, Any] | None) -> dict[str, Any]:
-    """Metadata, or none of it if it is no JSON or too large for a header."""
+    """Return the metadata, or none of it if it is not JSON or too large for a header."""
     if not metadata:
         return {}
     try:

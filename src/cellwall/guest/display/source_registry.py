@@ -1,7 +1,7 @@
-"""What caller code was made from, whose frames are nobody's business, and a last word on stderr.
+"""Sources of caller code for tracebacks, files whose frames are hidden, and output to stderr.
 
-Used by whatever runs caller code, and by `tracebacks.py`, which is loaded with the first exception:
-most programs raise none. It imports nothing that a start would have to wait for.
+Used by the modules that run caller code, and by `tracebacks.py`, which is loaded with the first
+exception: most programs raise none. It imports nothing that a start would have to wait for.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Entry = tuple[int, None, list[str], str]
 
 _early: dict[str, Entry] = {}
-"""Sources for `linecache`, until somebody imports it."""
+"""Sources for `linecache`, until that module is imported."""
 
 
 def remember(filename: str, source: str) -> None:
@@ -35,7 +35,7 @@ def remember(filename: str, source: str) -> None:
 
 
 def lines_of(source: str) -> list[str]:
-    """The lines that Python counts, each with its end, which linecache gives the last one, too.
+    """Return the lines as Python counts them, each with its end; linecache ends the last one, too.
 
     `splitlines` would end lines at form feeds and a dozen other characters.
     """
@@ -52,17 +52,17 @@ def _hand_over(linecache: Any) -> None:  # noqa: ANN401  the module
 
 
 def hide_frames_of(folder: str) -> None:
-    """Leave frames of code under `folder`, and our own, out of every traceback from now on."""
+    """Leave frames of code under `folder`, and cellwall's own, out of every later traceback."""
     hidden[1:] = [folder + os.sep]
 
 
 def hide_only_our_frames() -> None:
-    """Undo `hide_frames_of`: a program that uses IPython sees IPython."""
+    """Undo `hide_frames_of`: a program that uses IPython sees IPython's frames."""
     del hidden[1:]
 
 
 def print_to_stderr(text: str) -> None:
-    """Write to whatever the caller made of sys.stderr, or to descriptor 2 if that fails."""
+    """Write to the caller's sys.stderr, or to descriptor 2 if that fails."""
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -76,4 +76,4 @@ def print_to_stderr(text: str) -> None:
 # Not __file__: inside a zipapp, or after a relocated compileall, code objects say otherwise.
 _GUEST = os.path.dirname(os.path.dirname(remember.__code__.co_filename))
 hidden = [_GUEST + os.sep]
-"""Prefixes of file names: the whole guest's at first."""
+"""Prefixes of file names whose frames are hidden; at first only that of the whole guest."""

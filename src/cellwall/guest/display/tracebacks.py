@@ -1,10 +1,10 @@
-"""Tracebacks as Python itself would print them, with the caller's source and without our frames.
+"""Tracebacks as Python would print them, with the caller's source, without cellwall's frames.
 
 Used by `program.py` and `cell.py`. It is not IPython's coloured report, and it does not decide
 whether an exception is an error.
 
-CPython's own printer reads source from disk, and the caller's code is never there: whatever runs
-has to be registered here first, or its tracebacks lose their lines.
+CPython's own printer reads source from disk, and the caller's code is never there: all code that
+runs has to be registered here first, or its tracebacks lose their lines.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 _MOST_TEXT = 50_000
-"""Characters of one field of an error event: two fields of six bytes each fit a 1 MiB frame."""
+"""Maximum characters of a field of an error event: two of six bytes each fit a 1 MiB frame."""
 
 
 class ErrorReport(NamedTuple):
-    """One exception, told three ways, each bounded."""
+    """One exception in three bounded fields."""
 
     name: str
     value: str
@@ -33,7 +33,7 @@ class ErrorReport(NamedTuple):
 
 
 def text_of(error: BaseException) -> str:
-    """The traceback of `error`, complete, as `python file.py` would print it."""
+    """Return the complete traceback of `error`, as `python file.py` would print it."""
     try:
         tb = _callers_part(error.__traceback__)
         report = traceback.TracebackException(type(error), error, tb)
@@ -47,7 +47,7 @@ def text_of(error: BaseException) -> str:
 
 
 def report_of(error: BaseException, text: str | None = None) -> ErrorReport:
-    """The three fields of an error event."""
+    """Return the three fields of an error event."""
     try:
         value = str(error)
     except Exception:  # noqa: BLE001  the caller's __str__ may do anything
@@ -57,7 +57,7 @@ def report_of(error: BaseException, text: str | None = None) -> ErrorReport:
 
 
 def report_uncaught(error: BaseException) -> str:
-    """Print an uncaught exception through sys.excepthook if it was replaced; returns its text."""
+    """Print an uncaught exception, through sys.excepthook if that was replaced; return its text."""
     text = text_of(error)
     hook = sys.excepthook
     if hook is sys.__excepthook__:
@@ -72,7 +72,7 @@ def report_uncaught(error: BaseException) -> str:
 
 
 def report_thread(args: Any) -> None:  # noqa: ANN401  threading.ExceptHookArgs, absent from 3.8
-    """threading.excepthook: CPython's own would not find the caller's lines."""
+    """Replace threading.excepthook: CPython's own would not find the caller's lines."""
     if args.exc_type is SystemExit or args.exc_value is None:
         return
     name = args.thread.name if args.thread is not None else "?"

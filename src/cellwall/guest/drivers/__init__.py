@@ -1,10 +1,10 @@
 """The small programs that run another language's code for a context, one file for each.
 
-Data for `interpreter.py`; nothing here runs in Python. Each is started with the paths of two pipes
-(requests, answers), says `ready`, and then answers one request after another. The protocol is
-design/0010's. The invariant: none of them has a pipe open while caller code runs.
+They are data for `interpreter.py`; they do not run in this process. Each is started with the paths
+of two pipes (requests, answers), sends `ready`, and then answers one request after another. The
+protocol is design/0010's. The invariant: no driver has a pipe open while caller code runs.
 
-Their text is read when this is imported, because the bundle may be out of sight later.
+Their text is read when this module is imported, because the bundle may be out of sight later.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ class Driver(NamedTuple):
     """How one language's interpreter is started; evaluated on Python 3.8."""
 
     argv: Tuple[str, ...]
-    """`{text}` stands for the driver itself, `{path}` for a file that holds it."""
+    """Command line; `{text}` stands for the driver itself, `{path}` for a file that holds it."""
     text: bytes
     flavour: str = ""
-    """A third argument, for a driver that knows more than one language."""
+    """A third argument, for a driver that supports more than one language."""
     tools: bytes = b""
-    """What it needs to call host tools; sent with the first execution that has some."""
+    """Code with which the driver calls host tools; sent with the first execution that has some."""
     late: str = "cell"
-    """The kind of a cell after one that was interrupted: something of that may still be on its way
-    inside the interpreter."""
+    """Kind of a cell after an interrupted one, which may still have work inside the interpreter."""
     title: str = ""
-    """What a cell's source is called while it runs, with `%s` for its number: a path, for an
-    interpreter that tells it in its errors."""
+    """Path by which a cell's source is opened, with `%s` for its number; empty for none.
+
+    It is for an interpreter that shows the path in its errors.
+    """
 
 
 def _text(name: str) -> bytes:
@@ -57,14 +58,14 @@ DRIVERS = {
     "r": Driver(_R, _text("driver.R")),
     "java": Driver(_JAVA, _text("Driver.java")),
 }
-"""By the name that a language's entry gives as its `context`."""
+"""Drivers by the name that a language's entry gives as its `context`."""
 
 _JUPYTER = _text("jupyter.py")
 _JUPYTER_MARK = "jupyter:"
 
 
 def find(language: str) -> Driver | None:
-    """What runs `language`, which may name a Jupyter kernel; None if nothing does."""
+    """Return the driver of `language`, which may name a Jupyter kernel; None if there is none."""
     if language.startswith(_JUPYTER_MARK):
         name = language[len(_JUPYTER_MARK) :]
         return Driver(("python", "-c", "{text}"), _JUPYTER, name)

@@ -1,4 +1,4 @@
-"""Whether a context of a language can be started here, asked before anything is."""
+"""Check whether a context of a language can be started here, before any process is started."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 EXIT_MISSING = 127
-"""What a context ends with, before it was ready, whose tool is not there."""
+"""Exit code of a context that ends before it is ready because its tool is missing."""
 
 
 def check(language: str, environment: Mapping[str, str]) -> None:
-    """Raise `Refusal` where a context of `language` cannot be started, before anything is."""
+    """Raise `Refusal` if a context of `language` cannot be started here."""
     if language == "python":
         return
     if language == "sql":
@@ -33,5 +33,5 @@ def check(language: str, environment: Mapping[str, str]) -> None:
 
 
 def has_duckdb() -> bool:
-    """Whether the template has DuckDB."""
+    """Return whether the template has DuckDB."""
     return find_spec("duckdb") is not None

@@ -1,10 +1,11 @@
 """Runs any installed Jupyter kernel for a context: one request, one answer.
 
-Not imported: its text is started by the template's interpreter (`interpreter.py`) with the paths
-of two pipes and the kernelspec's name, and starts that kernel as its own child. Talks to it over
-Unix sockets, because a sandbox has no network. Needs jupyter_client in the template.
+This file is not imported: the template's interpreter (`interpreter.py`) runs its text with the
+paths of two pipes and the kernelspec's name, and it starts that kernel as its own child. It talks
+to the kernel over Unix sockets, because a sandbox has no network. It needs jupyter_client in the
+template.
 
-The kernel gets our group's signals itself, and dies with us.
+The kernel receives the signals of this process's group itself, and dies with this process.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _PR_SET_PDEATHSIG = 1
 _PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
 _PATIENCE_MS = 1000
 _PUBLISHED_MS = 100
-"""Within that time of an answer comes what is published about it."""
+"""Milliseconds within which a kernel publishes its messages about an answer."""
 _MOST_ASKED = 50
-"""A kernel that publishes nothing about such a question is taken at its word then."""
+"""Number of questions after which a kernel that publishes nothing about them counts as ready."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _WITHOUT_TCP = """\
 # libzmq gives up on the whole process when it asks for network interfaces and there is no netlink.
@@ -51,10 +52,9 @@ else:
 
 
 class Driver:
-    """One kernel and our connection to it."""
+    """One kernel and the connection to it."""
 
     def __init__(self, requests: str, answers: str, name: str) -> None:
-        """Nothing is started yet."""
         self._requests = requests
         self._answers = answers
         self._name = name
@@ -107,7 +107,7 @@ class Driver:
         words = {"{connection_file}": path, "{resource_dir}": spec.resource_dir}
         argv = [_filled(word, words) for word in spec.argv]
         try:
-            # One thread so far, so that something may be done between fork and exec.
+            # One thread so far, so that code may run between fork and exec.
             self._kernel = subprocess.Popen(
                 argv,
                 env=environment,
@@ -125,7 +125,7 @@ class Driver:
     def _in_kernel(self) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
         if self._is_message_mode:
-            os.setpgid(0, 0)  # a signal to our group is not meant for it
+            os.setpgid(0, 0)  # a signal to the context's group is not meant for it
 
     def _wait_ready(self) -> None:
         self._poller: Any = import_module("zmq").Poller()
@@ -134,8 +134,9 @@ class Driver:
         self._poller.register(self._wakeup_r, 1)
         while not self._heard(self._client.shell_channel, self._client.kernel_info()):
             self._check_alive()
-        # That it answers is not enough: what it publishes comes on a connection of its own, which
-        # may be made later, and until then is lost. So it is asked until that comes as well.
+        # An answer is not enough: messages that the kernel publishes come on a connection of their
+        # own, which may be made later, and until then are lost. So the kernel is asked until they
+        # come as well.
         for _ in range(_MOST_ASKED):
             asked = self._client.kernel_info()
             self._heard(self._client.shell_channel, asked)
@@ -149,7 +150,7 @@ class Driver:
         asked: str,
         patience_ms: int = _PATIENCE_MS,
     ) -> bool:
-        """Whether the last word about `asked` comes; what it said before concerns nobody."""
+        """Return whether the last message about `asked` comes; earlier messages are dropped."""
         while channel.socket.poll(patience_ms):
             message = channel.get_msg(timeout=0)
             is_last = message["content"].get("execution_state", "idle") == "idle"
@@ -169,7 +170,7 @@ class Driver:
         os._exit(code)
 
     def serve(self) -> None:
-        """Answer requests until there is nobody to send any."""
+        """Answer requests until the context closes the pipe."""
         while True:
             with open(self._requests, encoding="utf-8") as pipe:
                 line = pipe.readline()

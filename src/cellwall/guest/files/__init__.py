@@ -1,1 +1,1 @@
-"""Files, trees and watches of a caller's, each in a short-lived child of init."""
+"""Operations on a caller's files, trees and watches; the long ones run in children of init."""

@@ -1,10 +1,11 @@
-"""Workers: forked children of init that do what could take long, such as moving whole trees.
+"""Workers: forked children of init for work that could take long, such as moving whole trees.
 
-`init/main.py` owns the table and reports exits to it. A worker runs our code (`trees.py`), never
-the caller's, and it never holds the channel.
+`init/main.py` owns the table and reports exits to it. A worker runs cellwall's code (`trees.py`),
+never the caller's, and it never holds the channel.
 
 A worker answers by one short report on a pipe of its own; without a report it failed, whatever its
-exit status says. Input that it does not take in time ends it, because the host's channel waits.
+exit status says. A worker that does not take its input in time is killed, because the host's
+channel waits.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
 
 MOST_WORKERS = 16
 MOST_WATCHES = 8
-"""Apart from the others: they last, and transfers must not have to wait for them."""
+"""Maximum number of watches, counted apart: they last, and transfers must not wait for them."""
 
 PATIENCE_S = 20.0
-"""How long a worker may leave the host's channel paused; only something hostile stops one."""
+"""Seconds for which a worker may leave the host's channel paused; only hostile code stops one."""
 
 _MOST_PENDING_BYTES = 4 * 1024 * 1024
 _MOST_REPORT_BYTES = 4096  # PIPE_BUF: written at once or not at all, so it never blocks
@@ -45,7 +46,7 @@ _REPORT_FD = 3
 
 
 class GrantedOutput:
-    """A worker's output that comes as the host asks for it; a pump's comes at once."""
+    """A worker's output that is sent as the host grants it; a pump's is sent at once."""
 
     def __init__(self, loop: Loop, channel: Channel, fd: int, number: int) -> None:
         """Own `fd`."""
@@ -56,11 +57,11 @@ class GrantedOutput:
 
     @property
     def is_open(self) -> bool:
-        """False after the end of the output."""
+        """Whether the output has not ended."""
         return self._fd >= 0
 
     def close(self) -> None:
-        """Give up the descriptor; what was not asked for is lost."""
+        """Close the descriptor; output that was not granted is lost."""
         if self._fd >= 0:
             self.stream.stop()
             os.close(self._fd)
@@ -89,7 +90,6 @@ class Workers:
     """All workers at work."""
 
     def __init__(self, loop: Loop, channel: Channel) -> None:
-        """None at work."""
         self._loop = loop
         self._channel = channel
         self._by_pid: dict[int, Worker] = {}
@@ -143,13 +143,13 @@ class Workers:
         return worker
 
     def grant(self, number: int, count: int) -> None:
-        """The host can take more of a watch's output."""
+        """Let a watch send `count` bytes more."""
         worker = self._find(number)
         if worker is not None and isinstance(worker.output, GrantedOutput):
             worker.output.stream.grant(count)
 
     def chunk(self, number: int, data: bytes) -> None:
-        """Input for a worker; for one that has ended already, it is dropped."""
+        """Give a worker input; it is dropped if the worker has already ended."""
         worker = self._find(number)
         if worker is None:
             return
@@ -161,13 +161,13 @@ class Workers:
             self._loop.set_alarm(self, PATIENCE_S, lambda: self._on_stuck(worker))
 
     def chunk_end(self, number: int) -> None:
-        """No more input."""
+        """End a worker's input."""
         worker = self._find(number)
         if worker is not None:
             worker.feed.end()
 
     def cancel(self, number: int) -> bool:
-        """Kill the worker of a request; True if there was one."""
+        """Kill the worker of a request; return True if there was one."""
         worker = self._find(number)
         if worker is not None:
             worker.is_cancelled = True
@@ -175,7 +175,7 @@ class Workers:
         return worker is not None
 
     def on_exit(self, pid: int, _end: Exit) -> bool:
-        """A process ended; True if it was a worker."""
+        """Handle the end of a process; return True if it was a worker."""
         worker = self._by_pid.get(pid)
         if worker is None:
             return False
@@ -183,7 +183,7 @@ class Workers:
         worker.feed.close()
         self._forgive(worker)
         if worker.is_cancelled and isinstance(worker.output, GrantedOutput):
-            worker.output.close()  # nobody asks for the rest
+            worker.output.close()  # the host does not ask for the rest
         self._finish(worker)
         return True
 
@@ -209,7 +209,8 @@ class Workers:
         processes.signal_process(worker.pid, signal.SIGKILL)
 
     def _finish(self, worker: Worker) -> None:
-        # Both its exit and the end of its output: the last chunks may still be on their way.
+        # Wait for both its exit and the end of its output: the last chunks may still be on their
+        # way.
         if not worker.has_exited or worker.output.is_open or worker.pid not in self._by_pid:
             return
         del self._by_pid[worker.pid]
@@ -245,7 +246,7 @@ def _fail(number: int, code: str, message: str) -> Header:
 def _become_worker(task: Task, fds: tuple[int, int, int]) -> NoReturn:
     try:
         processes.reset_signals()
-        # First out of the way: dup2 would overwrite a source that lies among the targets.
+        # First move them out of the way: dup2 would overwrite a source that lies among the targets.
         high = [fcntl.fcntl(fd, fcntl.F_DUPFD, _REPORT_FD + 1) for fd in fds]
         for fd, target in zip(high, (0, 1, _REPORT_FD)):
             os.dup2(fd, target)

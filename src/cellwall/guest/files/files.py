@@ -1,7 +1,7 @@
-"""Single files and folders: the operations that are quick enough for init itself.
+"""Operations on single files and folders that are quick enough for init itself.
 
-`init/main.py` calls these by name. Whole trees are elsewhere (`trees.py`, in a worker), and so is
-every check of rights: init has the rights of the caller's code and no more.
+`init/main.py` calls these by name. Whole trees are elsewhere (`trees.py`, in a worker). No rights
+are checked here: init has the rights of the caller's code and no more.
 
 Init must never wait for what it opens. A caller can put a FIFO, a socket or a device anywhere, so
 everything is opened non-blocking and only a regular file is read or written.
@@ -29,7 +29,7 @@ _TYPES = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlin
 
 
 def describe(path: str) -> Header:
-    """What lies at a path, links not followed."""
+    """Return what lies at a path, links not followed."""
     found = os.lstat(path)
     entry: Header = {
         "name": os.path.basename(path) or "/",
@@ -60,18 +60,18 @@ def open_regular(path: str, flags: int, mode: int = 0o666) -> int:
 
 
 class Files:
-    """The file operations, below one home directory."""
+    """The file operations, relative to one home directory."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         """Relative paths start at `home`, which is known only once there is a sandbox."""
         self._config = config
 
     def resolve(self, request: Request, name: str = "path") -> str:
-        """A request's path, made absolute."""
+        """Return a request's path, made absolute."""
         return resolve(self._config["home"], request.path(name))
 
     def read(self, request: Request) -> tuple[Header, bytes]:
-        """`file_read`: one piece of a file."""
+        """Handle `file_read`: return one piece of a file."""
         path = self.resolve(request)
         offset = request.integer("offset", 0)
         length = request.integer("length", MAX_EVENT_BODY_BYTES, high=MAX_EVENT_BODY_BYTES)
@@ -83,11 +83,11 @@ class Files:
             os.close(fd)
         # Files of /proc claim to be empty; there only a short read is the end.
         eof = len(data) < length or 0 < found.st_size <= offset + len(data)
-        # Who reads in pieces learns from the inode that another file has taken the name.
+        # From the inode a client that reads in pieces learns that another file has taken the name.
         return {"size": found.st_size, "eof": eof, "inode": found.st_ino}, data
 
     def write(self, request: Request) -> tuple[Header, bytes]:
-        """`file_write`: replace a file at once, or append to it."""
+        """Handle `file_write`: replace a file at once, or append to it."""
         path = self.resolve(request)
         mode = request.optional_integer("mode", 0, _PERMISSION_BITS)
         if request.flag("parents"):
@@ -98,11 +98,11 @@ class Files:
         return {"size": len(request.body)}, b""
 
     def stat(self, request: Request) -> tuple[Header, bytes]:
-        """`file_stat`: one entry."""
+        """Handle `file_stat`: return one entry."""
         return {}, json.dumps(describe(self.resolve(request))).encode()
 
     def list(self, request: Request) -> tuple[Header, bytes]:
-        """`file_list`: the entries below a directory, as many as fit."""
+        """Handle `file_list`: return the entries below a directory, as many as fit."""
         path = self.resolve(request)
         depth = request.integer("depth", 1, 1, _MOST_DEPTH)
         limit = request.integer("limit", 1000, 1, _MOST_ENTRIES)
@@ -119,7 +119,7 @@ class Files:
         return {"truncated": is_truncated}, f"[{','.join(texts)}]".encode()
 
     def mkdir(self, request: Request) -> tuple[Header, bytes]:
-        """`file_mkdir`: a directory; with `parents` it may exist."""
+        """Handle `file_mkdir`: make a directory; with `parents` it may exist."""
         path = self.resolve(request)
         if request.flag("parents"):
             _make_folders(path)
@@ -128,12 +128,12 @@ class Files:
         return {}, b""
 
     def move(self, request: Request) -> tuple[Header, bytes]:
-        """`file_move`: rename, replacing a file at the target."""
+        """Handle `file_move`: rename, replacing a file at the target."""
         os.rename(self.resolve(request), self.resolve(request, "target"))
         return {}, b""
 
     def remove(self, request: Request) -> tuple[Header, bytes]:
-        """`file_remove` of a file, a link or an empty directory."""
+        """Handle `file_remove` of a file, a link or an empty directory."""
         path = self.resolve(request)
         if stat.S_ISDIR(os.lstat(path).st_mode):
             os.rmdir(path)
@@ -185,7 +185,7 @@ def _append(path: str, data: bytes, mode: int | None) -> int:
 
 
 def _replace(path: str, data: bytes, mode: int | None) -> None:
-    """Write a new file beside the old one and rename it: nobody ever sees half of it."""
+    """Write a new file beside the old one and rename it: no process ever sees half of it."""
     final_mode = _mode_of_target(path) if mode is None else mode
     folder, name = os.path.split(path)
     if not name:
@@ -205,7 +205,7 @@ def _replace(path: str, data: bytes, mode: int | None) -> None:
 
 
 def _mode_of_target(path: str) -> int:
-    """The mode to write with; refuses what must not be replaced by a file."""
+    """Return the mode to write with; refuse a target that a file must not replace."""
     try:
         kind = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -218,7 +218,7 @@ def _mode_of_target(path: str) -> int:
 
 
 def _walk(top: str, depth: int, limit: int) -> Iterator[Header]:
-    """Entries below a directory, each before its children, names in order."""
+    """Yield entries below a directory, each before its children, names in order."""
     pending: list[tuple[str, int]] = []
 
     def enter(folder: str, level: int) -> None:
@@ -239,4 +239,4 @@ def _walk(top: str, depth: int, limit: int) -> Iterator[Header]:
             try:
                 enter(path, level + 1)
             except OSError:
-                continue  # not ours to read; the entry itself is listed
+                continue  # init may not read it; the entry itself is listed

@@ -1,11 +1,11 @@
-"""Watching a directory: what changes in it, one line of JSON for each change.
+"""Watch a directory: report each change in it as one line of JSON.
 
-The work of a worker (`child_tasks.py`): it scans, it blocks, and its memory is its own. Init only
-passes on what it writes, as fast as the host asks for it. Who does not ask in time loses changes
-and is told so: the kernel's queue is the one that overflows.
+A worker (`child_tasks.py`) runs this: it scans, it blocks, and its memory is its own. Init only
+passes its output on, as fast as the host grants it. A host that does not grant in time loses
+changes and is told so: the kernel's queue is the one that overflows.
 
-The invariant: a directory is watched before it is listed, so nothing that is made in between is
-missed; and a name that is known already is not reported as new when the kernel says so, too.
+The invariant: a directory is watched before it is listed, so nothing made in between is missed; and
+a name that is already known is not reported as new when the kernel reports it, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_FOLDERS = 4096
 MOST_NAMES = 20_000
 _READ_BYTES = 64 * 1024
 _PATIENCE_MS = 20
-"""How long the second half of a move may take to follow the first."""
+"""Milliseconds by which the second half of a move may follow the first."""
 
 _MODIFY, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x2, 0x40, 0x80, 0x100, 0x200
 _DELETE_SELF, _MOVE_SELF, _UNMOUNT = 0x400, 0x800, 0x2000
@@ -43,7 +43,7 @@ _ROOT_IS_GONE = _DELETE_SELF | _MOVE_SELF | _UNMOUNT
 _EVENT = struct.Struct("iIII")
 _LIBC: Any = ctypes.CDLL(None, use_errno=True)
 _IS_DRAFT = re.compile(r"\.cw-[0-9a-f]{16}").fullmatch
-"""Files that `files.py` is writing: their rename is the change."""
+"""Matches files that `files.py` is writing: only their rename is reported."""
 
 
 class Event(NamedTuple):
@@ -59,26 +59,26 @@ class Folder:
     """One watched directory."""
 
     def __init__(self, path: str, names: set[str] | None) -> None:
-        """`path` relative to the root; `names` it holds, or None if they are too many to know."""
+        """`path` is relative to the root; `names` are its entries, None if there are too many."""
         self.path = path
         self.names = names
 
     def inner(self, name: str) -> str:
-        """The relative path of an entry."""
+        """Return the relative path of an entry."""
         return f"{self.path}/{name}" if self.path else name
 
     def knows(self, name: str) -> bool:
-        """Whether an entry of this name was there before."""
+        """Return whether an entry of this name was there before."""
         return self.names is not None and name in self.names
 
 
 def watching(path: str, recursive: bool) -> Task:
-    """Report changes of a directory until it is gone."""
+    """Return a task that reports changes of a directory until it is gone."""
     return lambda _input, output_w: Watching(path, recursive, output_w).run()
 
 
 class Watching:
-    """One directory, perhaps with all below it, under watch."""
+    """One watched directory, perhaps with everything below it."""
 
     def __init__(self, path: str, recursive: bool, output_w: int) -> None:
         """Lines go to `output_w`, which may block."""
@@ -128,7 +128,7 @@ class Watching:
         self._enter([(number, "")], is_reported=False)
 
     def _begin_again(self) -> bool:
-        """After an overflow nothing known is certain; what is there now counts as known."""
+        """Start anew after an overflow; all entries count as known. Return False if it is gone."""
         os.close(self._fd)
         self._folders.clear()
         self._names = 0
@@ -144,21 +144,21 @@ class Watching:
         return number
 
     def _watch_below(self, path: str) -> None:
-        """Watch a directory that was made below the root, and report all in it."""
+        """Watch a directory that was made below the root, and report everything in it."""
         pending: list[tuple[int, str]] = []
         if not self._queue(path, pending):
             self._say("overflow", path, is_directory=True)
         self._enter(pending, is_reported=True)
 
     def _queue(self, path: str, pending: list[tuple[int, str]]) -> bool:
-        """Watch one directory, to be listed later; False when changes in it will not be seen."""
+        """Watch one directory, to be listed later; return False if its changes cannot be seen."""
         if len(self._folders) + len(pending) >= MOST_FOLDERS:
             return False
         number = self._add(f"{self._root}/{path}", _MASK | _NO_LINKS)
         if number >= 0:
             pending.append((number, path))
             return True
-        return ctypes.get_errno() in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # gone again
+        return ctypes.get_errno() in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # already gone
 
     def _enter(self, pending: list[tuple[int, str]], is_reported: bool) -> None:
         """Learn the names in directories that are watched from now on, and in those below."""
@@ -218,10 +218,10 @@ class Watching:
         return events
 
     def _take(self, event: Event, partner: Event | None) -> bool:
-        """Report one event; False when it is the end of the root."""
+        """Report one event; return False when it is the end of the root."""
         folder = self._folders.get(event.watch)
         if folder is None:
-            return True  # of a watch that was given up
+            return True  # from a watch that was given up
         if event.mask & _IGNORED:
             self._forget(event.watch)
         elif event.mask & _ROOT_IS_GONE:
@@ -241,7 +241,7 @@ class Watching:
             return
         path, is_directory = folder.inner(event.name), bool(event.mask & _IS_DIRECTORY)
         if folder.knows(event.name):
-            # Seen when its directory was listed, unless something was moved over it from outside.
+            # Seen when its directory was listed, unless an entry was moved over it from outside.
             if event.mask & _MOVED_TO and not is_directory:
                 self._on_modified(path)
             return
@@ -262,7 +262,7 @@ class Watching:
                 self._forget(number)
 
     def _on_modified(self, path: str) -> None:
-        # A program that writes a file in small pieces is one change for each round.
+        # Small writes of a program to one file are one change for each round.
         if path not in self._modified:
             self._modified.add(path)
             self._say("modified", path)
@@ -285,7 +285,7 @@ class Watching:
             self._follow(old, path)
 
     def _follow(self, old: str, new: str) -> None:
-        """A directory has another path now, and so has what is below it."""
+        """Change the path of a moved directory and of everything below it."""
         below = self._below(old)
         for _, folder in below:
             folder.path = new + folder.path[len(old) :]
@@ -320,13 +320,13 @@ def _no_instance(code: int) -> Refusal:
 
 
 def _entries(path: str) -> Iterator[tuple[str, bool]]:
-    """Names in a directory, and whether each is a directory itself."""
+    """Yield the names in a directory, and whether each is a directory itself."""
     try:
         with os.scandir(path) as entries:
             for entry in entries:
                 yield entry.name, entry.is_dir(follow_symlinks=False)
     except OSError:
-        return  # gone again, or not ours to read: the watch tells what it can
+        return  # already gone, or not readable for init: the watch reports what it can
 
 
 def _parsed(data: bytes) -> Iterator[Event]:
@@ -340,13 +340,13 @@ def _parsed(data: bytes) -> Iterator[Event]:
 
 
 def _has_open_end(events: list[Event]) -> bool:
-    """Whether a move began whose second half has not been read."""
+    """Return whether a move began whose second half has not been read."""
     seen = {event.cookie for event in events if event.mask & _MOVED_TO}
     return any(event.mask & _MOVED_FROM and event.cookie not in seen for event in events)
 
 
 def _paired(events: list[Event]) -> Iterator[tuple[Event, Event | None]]:
-    """Each event in order, a move's first half together with its second."""
+    """Yield each event in order, a move's first half together with its second."""
     targets = {event.cookie: event for event in events if event.mask & _MOVED_TO}
     sources = {event.cookie for event in events if event.mask & _MOVED_FROM}
     for event in events:

@@ -4,8 +4,8 @@
 run in init. It follows no symbolic link and keeps no descriptor open per level.
 
 Paths are never joined: a tree a thousand levels deep has no path that the kernel would accept. On
-the way up it checks that `..` is where it came from, because hostile code may move directories
-under its feet.
+the way up the walk checks that `..` is where it came from, because hostile code may move
+directories meanwhile.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from cellwall.guest.channel.errors import Refusal
 _MOST_LEVELS = 100_000
 
 ENTRY = 0
-"""Something that is not a directory, in the current directory."""
+"""A visit of an entry of the current directory that is not a directory."""
 
 BEFORE = 1
-"""A directory, about to be entered."""
+"""A visit of a directory that is about to be entered."""
 
 AFTER = 2
-"""The same directory, left again: its content has been visited."""
+"""A visit of the same directory after it was left: its content has been visited."""
 
 
 class Visit(NamedTuple):
-    """One thing met on the way; `name` is relative to the current directory.
+    """One entry met on the way; `name` is relative to the current directory.
 
-    `parents` is the walk's own list, right until the next step: a copy for each of a hundred
+    `parents` is the walk's own list, valid until the next step: a copy for each of a hundred
     thousand levels would not fit any memory.
     """
 

@@ -1,12 +1,12 @@
-"""Whole trees: removing, taking and bringing them. The work that `child_tasks.py` does in a child.
+"""Remove, move, pack and unpack whole trees; `child_tasks.py` runs this in a child.
 
 Each function makes a task; the task reads descriptor 0 or writes descriptor 1 as a tar stream and
 returns the fields of the reply. It never runs in init: it blocks, it changes directory, and a
 hostile archive may exhaust its memory.
 
-SECURITY: extraction opens every parent without following links, so neither an archive nor what
-lies in the target can redirect a write. A link may lead anywhere, as one that is made inside may:
-who follows it later is confined as whoever made it.
+SECURITY: extraction opens every parent without following links, so neither an archive nor what lies
+in the target can redirect a write. A link may lead anywhere, as one that is made inside may: the
+process that follows it later is confined as the process that made it.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def removal(path: str) -> Task:
-    """Remove a directory and everything in it, however deep."""
+    """Return a task that removes a directory and everything in it, however deep."""
     return lambda _input, _output: _remove(path)
 
 
 def relocation(path: str, target: str) -> Task:
-    """Move between file systems: copy, then remove."""
+    """Return a task that moves between file systems: copy, then remove."""
     return lambda _input, _output: _relocate(path, target)
 
 
 def departure(path: str) -> Task:
-    """Write a file or a directory's content as a tar stream."""
+    """Return a task that writes a file or a directory's content as a tar stream."""
     return lambda _input, output_w: _pack(path, output_w)
 
 
 def arrival(path: str) -> Task:
-    """Unpack a tar stream below a directory, which is made if need be."""
+    """Return a task that unpacks a tar stream below a directory, which is made if need be."""
     return lambda input_r, _output: _unpack(path, input_r)
 
 
@@ -73,7 +73,7 @@ def _remove(path: str) -> Header:
 
 
 def _make_passable(name: str, status: os.stat_result) -> None:
-    # A directory that its owner cannot read or change is still its owner's to remove.
+    # An owner may remove a directory even if its mode lets the owner neither read nor change it.
     if status.st_mode & stat.S_IRWXU != stat.S_IRWXU:
         os.chmod(name, stat.S_IRWXU)
 
@@ -105,7 +105,7 @@ class _Exactly:
         self._left = size
 
     def read(self, size: int) -> bytes:
-        """Bytes of the file; zeros where it has shrunk."""
+        """Return bytes of the file; zeros where it has shrunk."""
         wanted = min(size, self._left)
         data = os.read(self._fd, wanted) if wanted else b""
         if not data:
@@ -245,7 +245,7 @@ class _Unpacking:
             raise refusal_from(error, f"unpack {member.name!r}") from None
 
     def _enter(self, parent: tuple[str, ...]) -> None:
-        """Make `parent` the open directory; the one before is kept as long as it is the same."""
+        """Make `parent` the open directory; keep the current one if it is the same."""
         if parent == self._parent:
             return
         opened = self._open_folder(parent)

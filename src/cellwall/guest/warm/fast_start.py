@@ -1,8 +1,8 @@
-"""A sandbox's start for one program where nobody has warmed an interpreter up: a context at once.
+"""A sandbox's start for one program without a warm interpreter: fork a context at once.
 
-Called by a runtime's boot when the sandbox is wanted now. It forks the context and serves its first
-program (`first_program.py`) with a fifth of init's modules; whatever else is asked for loads the
-rest (`init.main`), in the middle of a run if need be. It decides nothing that init does not.
+Called by a runtime's boot when a sandbox is wanted immediately. It forks the context and serves its
+first program (`first_program.py`) with a fifth of init's modules. Any other request loads the rest
+(`init.main`), in the middle of a run if need be. It decides nothing that init does not.
 
 Init stays a process of its own: the first process of a sandbox cannot be killed from inside.
 """
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class Begun:
-    """What the rest of init needs to go on."""
+    """The state that the rest of init needs to continue."""
 
     def __init__(
         self, listener: tuple[_socket.socket, str], wakeup_fd: int, stretch: Stretch
     ) -> None:
-        """Hold what was opened."""
+        """Hold the listening socket, the wake-up descriptor and the state of the first program."""
         self.listener = listener
         self.wakeup_fd = wakeup_fd
         self.stretch = stretch
@@ -46,7 +46,7 @@ def may_serve(config: dict[str, Any]) -> bool:
 
 
 def begin(channel_fd: int, config: dict[str, Any]) -> Begun:
-    """Be init for as long as the first program is all there is. Raises OSError."""
+    """Serve as init for as long as the first program is all there is. Raises OSError."""
     os.umask(0o022)
     processes.ignore_signals()
     wakeup_fd = processes.await_children()
@@ -54,7 +54,8 @@ def begin(channel_fd: int, config: dict[str, Any]) -> Begun:
     are_named = bool(config.get("are_callers_named"))
     parent = context_spawn.Parent(listener[1], are_named=are_named, is_hidden=False)
     named = {**config, "context": "main", "language": "python"}
-    # A context of its own from here on: what it loads now need not be copied for it.
+    # The context is a process of its own from here on: modules that it loads now need not be copied
+    # for it.
     born = context_spawn.fork_context(named, dict(os.environ), parent, _become_context, os.fork)
     stretch = Stretch(*born)
     serve(stretch, channel_fd, wakeup_fd, listener[0].fileno(), meanwhile=_hide)
@@ -62,7 +63,7 @@ def begin(channel_fd: int, config: dict[str, Any]) -> Begun:
 
 
 def go_on() -> None:
-    """Make up for what `begin` left out, before the rest of init is loaded."""
+    """Do the steps that `begin` left out, before the rest of init is loaded."""
     import site
 
     site.main()

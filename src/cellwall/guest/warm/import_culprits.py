@@ -1,8 +1,8 @@
-"""Which module, of all that an import pulls in, starts a thread or leaves something open.
+"""Find the module, among all that an import loads, that starts a thread or leaves a file open.
 
-Used by `preload.py` while a template's modules are imported, and out of the way afterwards. It
-refuses nothing: it only knows whom to name. The invariant: it finds no module, so imports are what
-they are without it.
+Used by `preload.py` while a template's modules are imported, and removed afterwards. It refuses
+nothing: it only names the module. The invariant: it finds no module, so imports are the same as
+without it.
 """
 
 from __future__ import annotations
@@ -19,43 +19,42 @@ _OURS = "/proc/"
 
 
 class Culprits:
-    """A finder that finds nothing, and looks at each name how many threads there are."""
+    """An import finder that finds nothing, and counts the threads at each name."""
 
     def __init__(self) -> None:
-        """Watch nothing yet."""
         self.threaded = ""
-        """The module that was being imported when there was a second thread."""
+        """The module that was being imported when a second thread appeared."""
         self._begun = ""
         self._left: dict[str, tuple[str, str]] = {}
-        """By descriptor: what it leads to, and the module that left it open."""
+        """By descriptor: its target, and the module that left it open."""
 
     def __enter__(self) -> Culprits:
-        """Be asked before every other finder."""
+        """Install this finder before every other one."""
         sys.meta_path.insert(0, self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Be gone."""
+        """Remove this finder."""
         sys.meta_path.remove(self)
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> Any:  # noqa: ANN401
-        """None: whoever comes after this one looks for it."""
+        """Return None, so that the next finder looks for the module."""
         self.look()
         self._begun = name
 
     def look(self) -> None:
-        """Name the module that was begun last, if there is a thread now that was not before."""
+        """Record the module that was begun last, if there is a new thread now."""
         if not self.threaded and _count(_TASKS) > 1:
             self.threaded = self._begun
 
     def note_open(self, module: str) -> None:
-        """Remember what is open now and was not before, as left by `module`."""
+        """Record the descriptors that are newly open as left by `module`."""
         for fd, target in _open().items():
             if self._left.get(fd, ("", ""))[0] != target:
                 self._left[fd] = (target, module)
 
     def left_open(self) -> tuple[str, str] | None:
-        """What is still open, and the module that left it; None if nothing is."""
+        """Return a target that is still open and the module that left it open, or None."""
         still = _open()
         for fd, (target, module) in self._left.items():
             if module and still.get(fd) == target:
@@ -80,7 +79,7 @@ def _open() -> dict[str, str]:
         try:
             target = os.readlink(f"{_OPEN}/{name}")
         except OSError:
-            continue  # the listing's own
+            continue  # the listing's own descriptor
         if int(name) > 2 and not target.startswith(_OURS):
             found[name] = target
     return found

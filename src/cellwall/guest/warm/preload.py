@@ -1,12 +1,12 @@
 """Warming a fork-server: import, build, draw and run once, so that no fork pays for it again.
 
-In two stages: `warm` for programs, then `warm_sessions` adds what only notebook cells use (IPython
-is two thirds of the `python` image, and a fork pays for its size). Called in the fork-server, each
-before the forks that are to have it; freezing the heap is left to the caller. It does
-not decide what to preload, and it collects no random generators (`reseed.py`).
+There are two stages: `warm` for programs, then `warm_sessions` adds what only notebook cells use
+(IPython is two thirds of the `python` image, and a fork pays for its size). Both are called in the
+fork-server, each before the forks that need it; the caller freezes the heap. This module does not
+decide what to preload, and it collects no random generators (`reseed.py`).
 
-It must end with exactly one thread: a fork copies only the thread that forks, and a lock another
-one held stays locked for ever in every sandbox.
+It must end with exactly one thread: a fork copies only the thread that forks, and a lock held by
+another thread stays locked for ever in every sandbox.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from cellwall.guest.channel.outbox import Outbox
 
-# What json, pickle and friends load only when first used would be loaded again by every fork.
+# Modules that json, pickle and others load on first use would be loaded again by every fork.
 from cellwall.guest.context import (  # noqa: F401 - loaded, not used
     deep_sources,
     own_modules,
@@ -59,7 +59,7 @@ _ONE_THREAD_EACH = (
 )
 
 _PATIENCE_S = 2.0
-"""How long a thread that is already ending, such as matplotlib's font timer, may take."""
+"""Seconds that an already ending thread, such as matplotlib's font timer, may take."""
 
 _CELLS = ("1 + 1", "print(2)", "[1, 'two', 3.0]", "{'a': b'1'}", "None", "1 / 0", "(", "import os")
 _MAGICS = ("%who", "pwd", "%%time\n1", "!true")
@@ -77,18 +77,18 @@ def warm(
     *,
     is_rehearsed: bool = True,
 ) -> dict[str, Any]:
-    """Make ready for programs, import `modules` and prime what they need; returns what was done.
+    """Make ready for programs, import `modules` and prime what they need; return a report.
 
-    What forks will touch comes first, so that it lies together and the rest stays unwritten; a
-    huge page that a fork writes to falls apart into 512 small ones. The process takes on the
-    `environment` of the sandboxes; `for_imports` is added to it while modules are imported. A
-    rehearsal is for a process that many sandboxes are forked from, not for one of them.
+    Objects that forks will touch come first, so that they lie together and the rest stays
+    unwritten; a huge page that a fork writes to splits into 512 small ones. The process takes on
+    the `environment` of the sandboxes; `for_imports` is added to it while modules are imported. A
+    rehearsal is for a process from which many sandboxes are forked, not for one of them.
     """
     started = time.perf_counter()
     if environment is not None:
         os.environ.clear()
         os.environ.update(environment)
-    sys.argv[:] = [""]  # ours: a fork would have to let go of each word
+    sys.argv[:] = [""]  # objects of this process: a fork would release each word
     _restore_site_names()
     context.prepare()
     if is_rehearsed:
@@ -113,10 +113,10 @@ def warm(
 
 
 def _rehearse() -> None:
-    """Do what forks will do, so that CPython knows it by heart.
+    """Do what forks will do, so that CPython's caches already hold it.
 
-    First of all CPython's cache of attribute lookups is emptied: it holds the names that imports
-    looked up last, all over the heap, and each fork would let go of them one by one.
+    First CPython's cache of attribute lookups is emptied: it holds the names that imports looked up
+    last, all over the heap, and each fork would release them one by one.
     """
     sys._clear_type_cache()
     _run_program_here()
@@ -126,17 +126,17 @@ def _rehearse() -> None:
 
 
 def recall() -> None:
-    """Do once more what programs do, for CPython's cache of attribute lookups.
+    """Repeat what programs do, for CPython's cache of attribute lookups.
 
-    A fork that looks for something else than its fork-server did last writes to the cache, and
-    to the name that it pushes out. So what programs look for has to be what is there.
+    A fork that looks up another name than its fork-server did last writes to the cache, and to the
+    name that it displaces. So the cache has to hold the names that programs look up.
     """
     sys._clear_type_cache()
     _run_program_here(rounds=1)
 
 
 def learn() -> None:
-    """Find out what a first program writes to, once the heap is as forks will see it."""
+    """Find out which pages a first program writes, once the heap is as forks will see it."""
     prefault.learn(
         lambda: warmup_runs.rehearse_first(lambda: init.Init(context.main), rounds=1),
         lambda: warmup_runs.rehearse_last(single_program.main),
@@ -210,7 +210,7 @@ def _require_one_thread(
 
 
 def _settled_thread_count() -> int:
-    """The kernel's count, once threads that Python has joined are really gone."""
+    """Return the kernel's count, once threads that Python has joined are really gone."""
     deadline = time.monotonic() + _PATIENCE_S
     count = _thread_count()
     # A thread that Python still lists will not go away by itself.
@@ -228,7 +228,7 @@ def _thread_count() -> int:
 
 
 def _restore_site_names() -> None:
-    # Under -S nobody has made them, and programs call exit().
+    # Under -S these names are missing, and programs call exit().
     if not hasattr(builtins, "exit"):
         importlib.import_module("site").setquit()
         importlib.import_module("site").sethelper()
@@ -244,7 +244,7 @@ def _draw_once() -> None:
     axes.legend()
     figure.savefig(io.BytesIO(), format="png", bbox_inches="tight")
     pyplot.close(figure)
-    # A cached font is an open file, and a fork has none of our descriptors.
+    # A cached font is an open file, and a fork has none of this process's descriptors.
     manager: Any = sys.modules["matplotlib.font_manager"]
     manager._get_font.cache_clear()
     del figure, axes
@@ -252,7 +252,7 @@ def _draw_once() -> None:
 
 
 def _format_once() -> None:
-    """pandas loads its formatting code with the first table shown."""
+    """Show a table once: pandas loads its formatting code with the first one."""
     pandas: Any = sys.modules["pandas"]
     table = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
     repr(table)
@@ -260,13 +260,13 @@ def _format_once() -> None:
 
 
 class _Nowhere:
-    """A link that leads nowhere, for runs whose events interest nobody."""
+    """A link that leads nowhere, for runs whose events are not needed."""
 
     def send(self, header: dict[str, Any], body: bytes = b"") -> None:
-        """Drop it."""
+        """Drop the frame."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is no connection."""
 
 
 def _outbox() -> Outbox:
@@ -276,14 +276,14 @@ def _outbox() -> Outbox:
 
 
 def _run_program_here(rounds: int = warmup_runs.ROUNDS) -> None:
-    """In this very process, which its forks are copies of."""
+    """Run a program in this very process, of which its forks are copies."""
     _run_program(rounds)
     with untouched_interpreter():
         warmup_runs.rehearse_program(single_program.main, rounds)
 
 
 def _run_program(rounds: int) -> None:
-    """The exact paths of a program, so that their code is loaded and specialised."""
+    """Run the exact paths of a program, so that their code is loaded and specialised."""
     outbox = _outbox()
     display = Display(outbox)
     with untouched_interpreter(), warmup_runs.writing_nowhere(), _quiet():
@@ -295,7 +295,7 @@ def _run_program(rounds: int) -> None:
 
 
 def _run_cells() -> None:
-    """The same for cells."""
+    """Run the exact paths of cells, likewise."""
     outbox = _outbox()
     display = Display(outbox)
     with untouched_interpreter(), _quiet():
@@ -323,7 +323,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def untouched_interpreter() -> Iterator[None]:
-    """Put back everything a run changes in this process."""
+    """Restore everything that a run changes in this process."""
     main, argv, path = sys.modules.get("__main__"), sys.argv[:], sys.path[:]
     hook, finders, sources = sys.displayhook, sys.meta_path[:], dict(linecache.cache)
     names = dict(vars(builtins))

@@ -1,8 +1,8 @@
-"""A context with no init of ours beside it: a copy of the fork-server's worker, locked down.
+"""A context with no init of cellwall beside it: a locked-down copy of the fork-server's worker.
 
-Called by `jail.fast.single_program` with all descriptors in place: nothing, two pipes, and the
-channel. It does what `context_spawn` does in a context that init has forked, and the host what init
-does for one.
+Called by `jail.fast.single_program` with all descriptors in place: /dev/null, two pipes, and the
+channel. It does what `context_spawn` does in a context that init has forked; the host does what
+init would do.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 def main(address: str, line: int, config: dict[str, Any], told: dict[str, str] | None) -> NoReturn:
     """Serve one program.
 
-    `line` is its first line to the host, which it calls at `address` later; `told` an environment
-    that is not the worker's.
+    `line` is the first connection to the host, which the context later calls at `address`; `told`
+    is an environment that differs from the worker's.
     """
     processes.reset_signals()
-    # The worker's objects hold numbers that will be reused: none of them may be finalised.
+    # The worker's objects hold descriptor numbers that will be reused, so none may be finalised.
     gc.freeze()
     if told is not None:
         context_spawn.change_environment(dict(os.environ), told)

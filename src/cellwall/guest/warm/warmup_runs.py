@@ -1,10 +1,11 @@
-"""A rehearsal of init in the fork-server: real contexts, real programs, a host that says little.
+"""A rehearsal of init in the fork-server: real contexts, real programs, a minimal host.
 
-Called once by `preload.py`. It is no test, and nothing of it is left but what CPython learnt.
+Called once by `preload.py`. It is no test, and nothing of it remains but what CPython learnt.
 
-An interpreter rewrites its own code as it runs (inline caches, type caches). Done here once, that
-is shared by all forks; done there, every fork copies the pages. So the rounds must be enough for
-all of it to settle, and whatever they change of this process must be put back.
+An interpreter rewrites its own code as it runs (inline caches, type caches). If that happens once
+in the fork-server, all forks share the result; if it happens in the forks, each of them copies the
+pages. So there must be enough rounds for all of it to settle, and every change to this process must
+be undone.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ if TYPE_CHECKING:
     from cellwall.guest.init.main import Init
 
 ROUNDS = 12
-"""CPython 3.11 specialises a function at its eighth call."""
+"""Number of rounds; CPython 3.11 specialises a function at its eighth call."""
 
 _PATIENCE_S = 30
 _leave = os._exit
-"""Also while this name stands for something else (`prefault`)."""
+"""The real `os._exit`, even while that name stands for another function (`prefault`)."""
 _PROGRAM = b"import sys\nprint(1)\n"
 FILENAME = f"{'../' * 32}dev/null"
-"""Of a program that is rehearsed: there may be no place to write to, and nothing must stay."""
+"""File name of a rehearsed program: it leads to /dev/null, so that no place is needed or filled."""
 _SIGNALS = (signal.SIGINT, *processes.DEFAULT_IN_CHILDREN)
 
 
@@ -71,15 +72,15 @@ def _rehearse_init(make: Callable[[], Init], names: list[str], purpose: str) -> 
         ours.close()
         with contextlib.suppress(HostGone):
             make().run(theirs.detach(), config)
-        with contextlib.suppress(ChildProcessError):  # init reaps whatever ends
+        with contextlib.suppress(ChildProcessError):  # init reaps every child
             os.waitpid(host, 0)
 
 
 def rehearse_program(main: Callable[..., Any], rounds: int = ROUNDS) -> None:
-    """Be the context of a program in this very process, a dozen times, until it would exit.
+    """Run as the context of a program in this very process, a dozen times, up to its exit.
 
-    What CPython learns of code that only forks run is lost with them, and each fork writes to that
-    code as it begins to learn. `main` is `single_program.main`.
+    CPython's specialisation of code that only forks run is lost with them, and each fork writes to
+    that code as it begins to specialise it. `main` is `single_program.main`.
     """
     with _unchanged_process(), _stand_ins(), context.StandardStreams():
         for _ in range(rounds):
@@ -89,7 +90,7 @@ def rehearse_program(main: Callable[..., Any], rounds: int = ROUNDS) -> None:
 
 
 def rehearse_last(main: Callable[..., Any]) -> NoReturn:
-    """Be the context of a program in this process, which ends with it as a context's does."""
+    """Run as the context of a program in this process, which ends with it as a context does."""
     with _changed(_UNSAID), context.StandardStreams():
         _be_context(main)
     _leave(1)
@@ -106,7 +107,7 @@ def _be_context(main: Callable[..., Any]) -> None:
 
 
 class _Left(ConnectionError):
-    """In the place of an exit; a context takes it for its init's end, and exits as well."""
+    """Stands in for an exit; a context takes it for the end of its init, and exits as well."""
 
 
 def _stay(_code: int) -> NoReturn:
@@ -115,9 +116,10 @@ def _stay(_code: int) -> NoReturn:
 
 @contextlib.contextmanager
 def _stand_ins() -> Iterator[None]:
-    """Nobody exits, and what a process does once before it does is left out.
+    """Replace exits, and steps that a process takes only once before it exits.
 
-    CPython learns how a call is made: so what is called without arguments has a stand-in like it.
+    CPython specialises the form of a call: so each stand-in of a function without arguments takes
+    none either.
     """
     changes: list[tuple[Any, str, Any]] = [
         (os, "_exit", _stay),
@@ -138,12 +140,12 @@ _UNSAID: list[tuple[Any, str, Any]] = [
     (prefault, "pages", [b"", b"", bytes(16)]),  # a range without a length
     (program, "NEW_FILE", os.O_WRONLY),
 ]
-"""What a rehearsal neither tells its parent, nor copies ahead, nor leaves behind."""
+"""Changes that keep a rehearsal from telling its parent, copying ahead or leaving a file."""
 
 
 @contextlib.contextmanager
 def writing_nowhere() -> Iterator[None]:
-    """Have programs called `FILENAME` written to where nothing is."""
+    """Have programs called `FILENAME` written to /dev/null."""
     with _changed([(program, "NEW_FILE", os.O_WRONLY)]):
         yield
 
@@ -165,8 +167,8 @@ def _nothing() -> None:
 
 
 def rehearse_link() -> None:
-    """Have a link, too, say and hear what a context and its init say to each other."""
-    # Unix sockets make up an abstract name for who binds without one.
+    """Have a link send and receive the messages of a context and its init."""
+    # A Unix socket that is bound without a name gets an abstract one from the kernel.
     listener = socket.socket(socket.AF_UNIX)
     listener.bind("")
     listener.listen()
@@ -185,7 +187,7 @@ def rehearse_link() -> None:
 
 
 def _be_host(line: socket.socket, names: list[str]) -> NoReturn:
-    """The other end, in a process of its own: wait for `ready`, run all, hang up."""
+    """Act as the host in a process of its own: wait for `ready`, run all, hang up."""
     try:
         line.settimeout(_PATIENCE_S)
         frames = _frames(line)
@@ -210,7 +212,7 @@ def _frames(line: socket.socket) -> Iterator[object]:
 
 @contextlib.contextmanager
 def _unchanged_process() -> Iterator[None]:
-    """Put back signals and descriptors that an init takes and, being the last, never returns."""
+    """Restore signals and descriptors that an init takes and, as it never ends, does not return."""
     before = _descriptors()
     handlers = [(number, signal.getsignal(number)) for number in _SIGNALS]
     wakeup_fd = signal.set_wakeup_fd(-1)
@@ -223,7 +225,7 @@ def _unchanged_process() -> Iterator[None]:
         # Objects first: they close what they own, and must not close a number twice.
         gc.collect()
         for descriptor in _descriptors() - before:
-            with contextlib.suppress(OSError):  # the listing's own
+            with contextlib.suppress(OSError):  # the listing's own descriptor
                 os.close(descriptor)
 
 
