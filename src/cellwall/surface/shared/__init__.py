@@ -1,1 +1,1 @@
-"""What library and SDK both need apart from their faces: tasks, callbacks, forwarded ports."""
+"""Parts that library and SDK share apart from their faces: tasks, callbacks, forwarded ports."""

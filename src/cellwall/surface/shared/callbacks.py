@@ -1,4 +1,4 @@
-"""Callbacks of a run: what they are, and how the three of them become one.
+"""Callbacks of a run: their types, and one callback that serves all three.
 
 Called by everything that runs something for a caller.
 """
@@ -12,7 +12,7 @@ from cellwall.model.execution import Event
 OnEvent = Callable[[Event], None]
 OnText = Callable[[str], None]
 OnProgress = Callable[[int, int | None], None]
-"""Called with the bytes so far and those there are in all; None where nobody knows."""
+"""Called with the bytes so far and the bytes in total; None where the total is unknown."""
 
 
 def by_stream(

@@ -1,8 +1,8 @@
 """A port of the host's loopback that leads to a port inside a sandbox.
 
-Made by `ports.forward`. Any process of this machine can connect to it; whoever has to ask for a
-key puts a door before `ports.connect` instead. The invariant: bytes wait in windows on both
-sides, so neither a slow client nor a slow server makes our memory grow.
+Made by `ports.forward`. Any process of this machine can connect to it; a caller that has to ask for
+a key puts a door before `ports.connect` instead. The invariant: bytes wait in windows on both
+sides, so neither a slow client nor a slow server makes this process's memory grow.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ _BROKEN_OFF = (PortError, SandboxUnavailable, OSError)
 
 
 class Connection(Protocol):
-    """What a forward needs of a connection to the inside."""
+    """The operations that a forward needs of a connection to the inside."""
 
     async def read(self, most_bytes: int = ..., /) -> bytes:
-        """Return what has come, at least one byte; `b""` after the last."""
+        """Return at least one received byte; `b""` after the last."""
 
     async def write(self, data: bytes, /) -> None:
-        """Send; waits while the server takes none."""
+        """Send data; wait while the server takes none."""
 
     async def write_eof(self) -> None:
-        """Say that no more will be written."""
+        """End the sending direction."""
 
     async def aclose(self) -> None:
-        """Close it: what was written still arrives."""
+        """Close the connection; written bytes still arrive."""
 
     def abort(self) -> None:
-        """Break it off."""
+        """Break the connection off."""
 
 
 class Forward:
-    """Await it, or enter it; it listens until it is closed or its sandbox ends."""
+    """A forwarded port: await it or enter it; it listens until it is closed or its sandbox ends."""
 
     def __init__(
         self, tasks: Tasks, connect: Callable[[], Awaitable[Connection]], local_port: int
     ) -> None:
-        """Nothing listens until it is awaited or entered."""
+        """Nothing listens until the forward is awaited or entered."""
         self._tasks = tasks
         self._connect = connect
         self.port = local_port
-        """Of this machine's loopback; 0 until it listens, if any will do."""
+        """Port of this machine's loopback; 0 until it listens, if any port will do."""
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
 
@@ -72,7 +72,7 @@ class Forward:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where to connect to."""
+        """Return the address to which clients connect."""
         return HOST, self.port
 
     # -- clients ---------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class Forward:
         try:
             connection = await self._connect()
         except (CellwallError, asyncio.CancelledError):
-            writer.transport.abort()  # as a machine does on whose port nobody listens
+            writer.transport.abort()  # as a machine does on whose port no process listens
             return
         try:
             async with asyncio.TaskGroup() as both:
@@ -105,12 +105,12 @@ class Forward:
     # -- end -------------------------------------------------------------------------------
 
     def stop_listening(self) -> None:
-        """Take no further client; idempotent."""
+        """Accept no further client; idempotent."""
         if self._server is not None:
             self._server.close()
 
     async def aclose(self) -> None:
-        """Listen no more and break off what is under way; idempotent."""
+        """Stop listening and break off open connections; idempotent."""
         self.stop_listening()
         for task in self._serving:
             task.cancel()
@@ -118,7 +118,7 @@ class Forward:
             await asyncio.wait(self._serving)
 
     def __await__(self) -> Generator[Any, None, Forward]:
-        """Listen; its owner closes it."""
+        """Listen; the owner closes the forward."""
         return self._open().__await__()
 
     async def __aenter__(self) -> Forward:
@@ -131,7 +131,7 @@ class Forward:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the forward."""
         await self.aclose()
 
 

@@ -1,8 +1,8 @@
-"""An answer for a model whose whole output stays in the sandbox, in a file that can be read there.
+"""Keep output that an answer for a model leaves out, in a file inside the sandbox.
 
 For live sandboxes, of the library and of the SDK alike. The file is written through the guest,
-under the sandbox's own confinement; where it cannot be (a full disk, a sandbox that has ended),
-the answer says only how much was left out.
+under the sandbox's own confinement. Where it cannot be written (a full disk, a sandbox that has
+ended), the answer only says how much was left out.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ async def for_model(
     result: Execution | CommandResult,
     budget_chars: int = DEFAULT_BUDGET_CHARS,
 ) -> str:
-    """Return `result.for_model(budget_chars)`, and keep inside what that leaves out.
+    """Return `result.for_model(budget_chars)`, and keep in a file inside what that leaves out.
 
-    `sandbox` is the one it ran in. The note on a cut names the file.
+    `sandbox` is the sandbox in which `result` ran. The note on a cut names the file.
     """
     return result.for_model(budget_chars, await keep(sandbox, result, budget_chars))
 
@@ -58,6 +58,6 @@ async def _keep(sandbox: AnySandbox, name: str, whole: Mapping[str, str]) -> dic
         try:
             await sandbox.files.write(path, text.encode(errors="replace"))
         except CellwallError:
-            continue  # the answer does without: it says how much is missing
+            continue  # the answer then only says how much is missing
         kept_in[part] = path
     return kept_in

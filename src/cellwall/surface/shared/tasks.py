@@ -1,7 +1,7 @@
 """The one place where background tasks start: a group whose owner awaits its end.
 
-Not a scheduler. Used for destroying sandboxes after the answer, refilling the pool and reaping.
-An error in a task is kept and counted, never lost; `aclose` leaves no task behind.
+It is not a scheduler. It is used for destroying sandboxes after the answer, refilling the pool and
+reaping. An error in a task is kept and counted, never lost; `aclose` leaves no task behind.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ class Tasks:
     """A supervised group of tasks on one event loop."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._running: set[asyncio.Task[None]] = set()
         self.failed = 0
 

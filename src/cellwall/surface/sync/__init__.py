@@ -1,1 +1,1 @@
-"""The synchronous face of asynchronous objects, over one loop on a background thread."""
+"""The synchronous face of asynchronous objects, over one event loop on a background thread."""

@@ -22,39 +22,39 @@ class SyncCommand(Part):
     """A command in the background."""
 
     def __init__(self, thread: LoopThread[Any], sandbox: AnySandbox, command: AnyCommand) -> None:
-        """Made by `SyncCommands.start`."""
+        """`SyncCommands.start` makes this object."""
         super().__init__(thread, sandbox)
         self._command = command
 
     @property
     def id(self) -> Any:  # noqa: ANN401 - a number in the engine, a text over HTTP
-        """Its id."""
+        """The id of the command."""
         return self._command.id
 
     @property
     def pid(self) -> int | None:
-        """Its pid inside, as the inside says."""
+        """The command's pid inside, as the sandbox reports it."""
         return self._command.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether the command has not ended yet."""
         return self._command.is_running
 
     def wait(self) -> CommandResult:
-        """Return how it ended."""
+        """Wait for the command's end and return its result."""
         return self._do(self._command.wait)
 
     def send_stdin(self, data: str | bytes) -> None:
-        """Write to its standard input."""
+        """Write to the command's standard input."""
         self._do(lambda: self._command.send_stdin(data))
 
     def close_stdin(self) -> None:
-        """End its standard input."""
+        """End the command's standard input."""
         self._do(self._command.close_stdin)
 
     def kill(self, signal: int = 9) -> None:
-        """Signal its whole process tree."""
+        """Signal the command's whole process tree."""
         self._do(lambda: self._command.kill(signal))
 
 
@@ -70,7 +70,7 @@ class SyncCommands(Part):
         on_event: OnEvent | None = None,
         **options: Any,  # noqa: ANN401 - of the asynchronous `run`
     ) -> CommandResult:
-        """Run a command (a string goes to a shell) and return how it ended."""
+        """Run a command (a string goes to a shell) and return its result."""
         deliver = by_stream(on_stdout, on_stderr, on_event)
         return self._thread.call(
             lambda _subject, put: self._inner.commands.run(
@@ -82,7 +82,7 @@ class SyncCommands(Part):
     async def arun(self, command: str | Sequence[str], **options: Any) -> CommandResult:  # noqa: ANN401 - of run
         """Do what `run` does for a caller on an event loop, which goes on meanwhile.
 
-        Its callbacks run on the loop's thread. Cancelling it cancels the command.
+        Callbacks run on the loop's thread. Cancelling the call cancels the command.
         """
         return await self._ado(lambda: self._inner.commands.run(command, **options))
 
@@ -111,7 +111,7 @@ class SyncCommands(Part):
     ) -> SyncCommand:
         """Start a command in the background; its callbacks run on the loop's thread.
 
-        With `pty`, (rows, columns), it runs on a terminal.
+        With `pty`, (rows, columns), the command runs on a terminal.
         """
         if pty is not None:
             options["pty"] = pty

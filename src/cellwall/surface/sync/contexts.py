@@ -14,7 +14,7 @@ class SyncContexts(Part):
     """The contexts of one sandbox."""
 
     def create(self, name: str, language: str = "python") -> ContextName:
-        """Start another context, of any language that keeps state between cells; its name."""
+        """Start another context of a language that keeps state between cells; return its name."""
         return self._do(lambda: self._inner.contexts.create(name, language))
 
     def list(self) -> list[ContextName]:

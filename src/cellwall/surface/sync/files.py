@@ -54,7 +54,7 @@ class SyncFiles(Part):
         return self._do(lambda: self._inner.files.stat(path))
 
     def exists(self, path: str) -> bool:
-        """Report whether there is something of that name."""
+        """Report whether an entry of that name exists."""
         return self._do(lambda: self._inner.files.exists(path))
 
     def list(self, path: str = ".", *, depth: int = 1, limit: int = 1000) -> list[FileEntry]:
@@ -128,7 +128,7 @@ class SyncFiles(Part):
         )
 
     def watch(self, path: str = ".", *, recursive: bool = True) -> SyncWatch:
-        """Return an iterator over the changes in a directory from now on; close it."""
+        """Return an iterator over the changes in a directory from now on; close it after use."""
         from cellwall.surface.sync.watches import SyncWatch
 
         return SyncWatch(
@@ -142,7 +142,7 @@ class SyncFiles(Part):
 
 
 def _putting(put: Put, on_progress: OnProgress | None) -> OnProgress | None:
-    """Return what the loop calls: progress travels to the caller's thread."""
+    """Return a callback for the loop that passes progress to the caller's thread."""
     return None if on_progress is None else lambda done, total: put((done, total))
 
 

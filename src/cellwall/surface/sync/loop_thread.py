@@ -1,8 +1,8 @@
 """One event loop on one background thread, for callers that have none.
 
-The synchronous library is made of it. Each call is handed over and waited for; callbacks run in
-the caller's thread. The invariant: leaving a call early, by an exception above all, cancels the
-work over there and waits for its end.
+The synchronous library is built on it. Each call is handed over and waited for; callbacks run in
+the caller's thread. The invariant: a caller that leaves a call early, above all by an exception,
+cancels the work on the loop and waits for its end.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from cellwall.model.errors import Conflict, UsageError
 
 _STOP_S = 30.0
 _LEAVE_S = 10.0
-"""For the calls that a close cancels to clean up; then what they use is closed under them."""
+"""Seconds for cancelled calls to clean up when the thread closes; then their subject is closed."""
 _SIGNAL_S = 0.25
-"""How late a signal's handler may run in a thread that waits."""
+"""Seconds by which a signal handler may be delayed in a thread that waits."""
 
 
 class Closable(Protocol):
-    """What lives on the loop: an engine, a client."""
+    """An object that lives on the loop: an engine, a client."""
 
     async def aclose(self) -> None:
-        """Let go of everything."""
+        """Release everything that the object holds."""
 
 
 S = TypeVar("S", bound=Closable)
@@ -38,7 +38,7 @@ Put = Callable[[Any], None]
 
 
 class Ended:
-    """Last item in a call's queue."""
+    """Last item in a call's queue: the outcome of the call."""
 
     __slots__ = ("error", "value")
 
@@ -60,7 +60,7 @@ def _cancelled(loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
 
 
 class LoopThread(Generic[S]):
-    """See the module; it holds one subject, made over there on first use."""
+    """One event loop on one thread; it holds one subject, which it makes on first use."""
 
     def __init__(self, make_subject: Callable[[], S]) -> None:
         """Start the thread."""
@@ -69,13 +69,14 @@ class LoopThread(Generic[S]):
         self._subject: S | None = None
         self._pid = os.getpid()
         self._calls: set[asyncio.Future[Any]] = set()
-        """Under way; touched on the loop only."""
+        """Calls under way; touched on the loop only."""
         self._is_closing = False
         self._is_stopped = False
-        # Between "is it there" and "hand over" nobody may stop it. Reentrant: for signal handlers.
+        # Between "is it there" and "hand over" no thread may stop it. Reentrant: for signal
+        # handlers.
         self._open = threading.RLock()
         self._ending = threading.RLock()
-        """Held by who closes: a second one comes back when that is done."""
+        """Held by the thread that closes: a second one returns when that is done."""
         self._thread = threading.Thread(target=self._main, name="cellwall", daemon=True)
         self._thread.start()
 
@@ -85,7 +86,7 @@ class LoopThread(Generic[S]):
 
     @property
     def subject(self) -> S:
-        """What lives here; only for code that runs on this loop."""
+        """The object that lives here; only for code that runs on this loop."""
         if self._subject is None:
             self._subject = self._make_subject()
         return self._subject
@@ -95,7 +96,7 @@ class LoopThread(Generic[S]):
         work: Callable[[S, Put], Coroutine[Any, Any, T]],
         deliver: Callable[[Any], None] | None = None,
     ) -> T:
-        """Run `work` over there and return its result; its second argument feeds `deliver` here.
+        """Run `work` on the loop and return its result; what it puts goes to `deliver` here.
 
         An exception here, KeyboardInterrupt above all, cancels the work and waits for its end.
         """
@@ -113,7 +114,7 @@ class LoopThread(Generic[S]):
     def iterate(
         self, work: Callable[[S, Put], Coroutine[Any, Any, Any]]
     ) -> Generator[Any, None, None]:
-        """Yield what `work` puts, then its `Ended`; leaving early cancels it."""
+        """Yield the items that `work` puts, then its `Ended`; leaving early cancels it."""
         self._check_caller()
         queue: SimpleQueue[Any] = SimpleQueue()
         tasks: list[asyncio.Future[Any]] = []
@@ -140,7 +141,7 @@ class LoopThread(Generic[S]):
                     pass
 
     async def acall(self, work: Callable[[S], Coroutine[Any, Any, T]]) -> T:
-        """Run `work` over there and return its result, for a caller on an event loop of its own.
+        """Run `work` on the loop and return its result, for a caller on an event loop of its own.
 
         Cancelling the caller cancels the work and waits for its end.
         """
@@ -152,7 +153,7 @@ class LoopThread(Generic[S]):
         def tell(item: Ended) -> None:
             here.call_soon_threadsafe(ended.set_result, item)
 
-        def cancel() -> None:  # begun by then: what comes to this loop first is done first
+        def cancel() -> None:  # the work has begun by then: a loop runs its steps in order
             tasks[0].cancel()
 
         if not self._hand_over(lambda: tasks.append(self._begin(work, tell))):
@@ -170,7 +171,7 @@ class LoopThread(Generic[S]):
     def _begin(
         self, work: Callable[[S], Coroutine[Any, Any, Any]], tell: Callable[[Ended], None]
     ) -> asyncio.Future[Any]:
-        """Start `work`, on this loop; `tell` hears of its end."""
+        """Start `work` on this loop; `tell` receives its end."""
         task: asyncio.Future[Any]
         try:
             if self._is_closing:
@@ -206,15 +207,15 @@ class LoopThread(Generic[S]):
             raise _closed()
 
     def _hand_over(self, step: Callable[[], None]) -> bool:
-        """Have the loop do `step`; False if it was stopped: no call is left then."""
+        """Have the loop run `step`; return False if it was stopped, so that no call is left."""
         with self._open:
             if not self._is_stopped:
                 self._loop.call_soon_threadsafe(step)
             return not self._is_stopped
 
     def close(self) -> None:
-        """Close the subject and end the thread; calls of others end as `Conflict`. Idempotent."""
-        if self._pid != os.getpid():  # the thread is the parent's, and so may be who held a lock
+        """Close the subject and end the thread; other calls end as `Conflict`. Idempotent."""
+        if self._pid != os.getpid():  # the thread is the parent's, perhaps with a lock held
             return
         with self._ending:
             if self._thread.is_alive():
@@ -227,7 +228,7 @@ class LoopThread(Generic[S]):
 
     async def _close(self) -> None:
         self._is_closing = True
-        await self._leave(_LEAVE_S)  # before the subject: they clean up by its means
+        await self._leave(_LEAVE_S)  # before the subject, which their clean-up needs
         if self._subject is not None:
             await self._subject.aclose()
         await self._leave(None)
@@ -252,8 +253,8 @@ def _next(queue: SimpleQueue[Any]) -> Any:  # noqa: ANN401 - whatever was put
 
 def at_exit(close: Callable[[], None]) -> None:
     """Call `close` when the interpreter ends, while thread pools still work."""
-    # `atexit` comes after the thread pools are shut, and closing needs one; threading's own hook
-    # comes before, if registered after theirs.
+    # `atexit` runs after the thread pools are shut, and closing needs one. threading's own hook
+    # runs before, if it was registered after theirs.
     import concurrent.futures.thread  # noqa: F401 - for the order
 
     register = getattr(threading, "_register_atexit", atexit.register)

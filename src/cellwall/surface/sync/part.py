@@ -1,8 +1,8 @@
-"""What every part of a synchronous sandbox is: a name whose calls are forwarded.
+"""Base of the parts of a synchronous sandbox, which forward their calls.
 
-`commands`, `contexts`, `files` and `ports` are parts. Each call is handed to the loop's thread.
-The invariant: nothing here touches the asynchronous objects from the caller's thread, except to
-read plain facts.
+`commands`, `contexts`, `files` and `ports` are parts. Each call is handed to the loop's thread. The
+invariant: nothing here touches the asynchronous objects from the caller's thread, except to read
+plain facts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Part:
     """A part of a sandbox whose calls are forwarded."""
 
     def __init__(self, thread: LoopThread[Any], sandbox: AnySandbox) -> None:
-        """Made by `Sandbox`."""
+        """`Sandbox` makes its parts; they forward to `sandbox`, which lives on `thread`."""
         self._thread = thread
         self._inner = sandbox
 
@@ -30,5 +30,5 @@ class Part:
         return self._thread.call(lambda _subject, _put: work())
 
     async def _ado(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Do it for a caller on an event loop, which goes on meanwhile."""
+        """Run `work` for a caller on an event loop, which goes on meanwhile."""
         return await self._thread.acall(lambda _subject: work())

@@ -1,6 +1,6 @@
 """The ports of a synchronous sandbox; the asynchronous `ports` say what each call does.
 
-A connection looks like a socket as far as one is needed to talk: `recv`, `sendall`, `shutdown`.
+A connection looks like a socket as far as a conversation needs one: `recv`, `sendall`, `shutdown`.
 Programs that want a real one connect to a `forward`.
 """
 
@@ -27,33 +27,33 @@ class SyncConnection(Part):
     def __init__(
         self, thread: LoopThread[Any], sandbox: AnySandbox, connection: Connection
     ) -> None:
-        """Made by `SyncPorts.connect`."""
+        """`SyncPorts.connect` makes this object."""
         super().__init__(thread, sandbox)
         self._connection = connection
 
     def recv(self, most_bytes: int = 65_536) -> bytes:
-        """Return what has come, at least one byte; `b""` after the server's last."""
+        """Return at least one received byte; `b""` after the server's last."""
         return self._do(lambda: self._connection.read(most_bytes))
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield what comes until the server has said its last."""
+        """Yield received bytes until the server ends its output."""
         while data := self.recv():
             yield data
 
     def sendall(self, data: bytes) -> None:
-        """Send `data`; waits while the server takes none."""
+        """Send `data`; wait while the server takes none."""
         self._do(lambda: self._connection.write(data))
 
     def shutdown(self) -> None:
-        """Say that no more will be sent; receiving goes on."""
+        """End the sending direction; receiving goes on."""
         self._do(self._connection.write_eof)
 
     def close(self) -> None:
-        """Close it: what was sent still arrives, what was not received is lost."""
+        """Close the connection: sent bytes still arrive, bytes not yet received are lost."""
         self._do(self._connection.aclose)
 
     def abort(self) -> None:
-        """Break it off; the server sees a reset."""
+        """Break the connection off; the server sees a reset."""
 
         async def work() -> None:
             self._connection.abort()
@@ -61,7 +61,7 @@ class SyncConnection(Part):
         self._do(work)
 
     def __enter__(self) -> SyncConnection:
-        """Use it as a context manager that closes it."""
+        """Return the connection as a context manager that closes it."""
         return self
 
     def __exit__(
@@ -70,7 +70,7 @@ class SyncConnection(Part):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the connection."""
         self.close()
 
 
@@ -83,12 +83,12 @@ class SyncPorts(Part):
         return SyncConnection(self._thread, self._inner, connection)
 
     def list(self) -> list[ListeningPort]:
-        """Return the TCP ports that are listened on inside, as the inside says."""
+        """Return the TCP ports on which processes inside listen, as the sandbox reports them."""
         return self._do(self._inner.ports.list)
 
     @contextmanager
     def forward(self, port: int, local_port: int = 0) -> Iterator[Forward]:
-        """Listen on this machine's loopback; what connects there reaches `port` inside.
+        """Listen on this machine's loopback; clients that connect there reach `port` inside.
 
         `as` gives an object with `port` and `address`. Every process of this machine can connect.
         """

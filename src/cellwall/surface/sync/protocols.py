@@ -1,8 +1,7 @@
-"""What an asynchronous sandbox is, whoever does the work: the common face of engine and SDK.
+"""Protocols of an asynchronous sandbox: the common face of engine and SDK.
 
-Protocols only, of what the synchronous library forwards to; the type checker holds both sides to
-them. What each call does is said where it is done. Calls with many options are here by their
-result alone.
+The synchronous library forwards to these calls; the type checker holds both sides to them. The
+implementations say what each call does. Calls with many options are declared by their result alone.
 """
 
 from __future__ import annotations

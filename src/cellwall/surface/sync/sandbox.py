@@ -1,7 +1,7 @@
 """A sandbox without `await`: each call is forwarded to the asynchronous one on the loop's thread.
 
-The base of the `Sandbox` of the embedded library and of that of the SDK, which only differ in how
-one is made.
+This is the base of the embedded library's `Sandbox` and of the SDK's; they only differ in how a
+sandbox is made.
 """
 
 from __future__ import annotations
@@ -49,42 +49,42 @@ class SyncSandbox:
 
     @property
     def id(self) -> str:
-        """Its id."""
+        """The id of the sandbox."""
         return self._inner.id
 
     @property
     def status(self) -> str:
-        """`running` until it is closed or has ended."""
+        """`running` until the sandbox is closed or has ended."""
         return self._inner.status
 
     @property
     def template(self) -> str:
-        """The name of its template."""
+        """The name of the sandbox's template."""
         return self._inner.template
 
     @property
     def created_at(self) -> float:
-        """When it was made, in seconds since the epoch."""
+        """When the sandbox was made, in seconds since the epoch."""
         return self._inner.created_at
 
     @property
     def ends_at(self) -> float:
-        """When its whole life ends, in seconds since the epoch."""
+        """When the sandbox's whole life ends, in seconds since the epoch."""
         return self._inner.ends_at
 
     @property
     def isolation(self) -> Isolation:
-        """Which isolation really runs."""
+        """The isolation that really runs."""
         return self._inner.isolation
 
     @property
     def trust(self) -> str | None:
-        """The word of trust it was asked for with, if one was given."""
+        """The word of trust in the request for the sandbox, if it had one."""
         return self._inner.trust
 
     @property
     def limits(self) -> Limits:
-        """The limits that apply."""
+        """The limits that apply to the sandbox."""
         return self._inner.limits
 
     def run(  # noqa: PLR0913 - each is a choice of the caller's
@@ -122,14 +122,14 @@ class SyncSandbox:
     async def arun(self, code: str, language: str | None = None, **options: Any) -> Execution:  # noqa: ANN401 - of run
         """Do what `run` does for a caller on an event loop, which goes on meanwhile.
 
-        Its callbacks run on the loop's thread. Cancelling it cancels the run.
+        Callbacks run on the loop's thread. Cancelling the call cancels the run.
         """
         return await self._thread.acall(lambda _subject: self._inner.run(code, language, **options))
 
     def stream(self, code: str, **options: Any) -> Generator[Event, None, None]:  # noqa: ANN401 - of run
         """Yield the events of `run(code, …)` as they come; the last one is `end`.
 
-        Closing it early cancels the run.
+        Closing the generator early cancels the run.
         """
         with contextlib.closing(
             self._thread.iterate(
@@ -143,13 +143,13 @@ class SyncSandbox:
                     raise item.error
 
     def interrupt(self, context: str = "main") -> None:
-        """Raise KeyboardInterrupt in what the context runs now."""
+        """Raise KeyboardInterrupt in the code that the context runs now."""
         self._thread.call(lambda _subject, _put: self._inner.interrupt(context))
 
     def for_model(
         self, result: Execution | CommandResult, budget_chars: int = DEFAULT_BUDGET_CHARS
     ) -> str:
-        """Say to a language model what ran in here; what is left out stays in a file inside.
+        """Tell a language model what ran in here; text that is left out stays in a file inside.
 
         `result` is what `run` or `commands.run` of this sandbox returned; the note on a cut names
         the file.
@@ -157,15 +157,15 @@ class SyncSandbox:
         return self._thread.call(lambda _subject, _put: self._inner.for_model(result, budget_chars))
 
     def extend(self, life_s: float) -> None:
-        """Let it live `life_s` seconds from now."""
+        """Let the sandbox live `life_s` seconds from now."""
         self._thread.call(lambda _subject, _put: self._inner.extend(life_s))
 
     def close(self) -> None:
-        """Destroy it; idempotent."""
+        """Destroy the sandbox; idempotent."""
         self._thread.call(lambda _subject, _put: self._inner.close())
 
     def __enter__(self) -> Self:
-        """Use it as a context manager that closes it."""
+        """Return the sandbox as a context manager that closes it."""
         return self
 
     def __exit__(
@@ -174,5 +174,5 @@ class SyncSandbox:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the sandbox."""
         self.close()

@@ -17,27 +17,27 @@ class SyncTerminal(SyncCommand):
     """A command on a terminal: bytes out by `read` or iteration, bytes in by `write`."""
 
     def __init__(self, thread: LoopThread[Any], sandbox: AnySandbox, terminal: AnyTerminal) -> None:
-        """Made by `SyncCommands.start` with `pty`."""
+        """`SyncCommands.start` with `pty` makes this object."""
         super().__init__(thread, sandbox, terminal)
         self._terminal = terminal
 
     def read(self, most_bytes: int = 262_144) -> bytes:
-        """Return what it printed since, at least one byte; `b""` after its end."""
+        """Return at least one byte of new output; `b""` after the command's end."""
         return self._do(lambda: self._terminal.read(most_bytes))
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield what it prints until it ends."""
+        """Yield output until the command ends."""
         while data := self.read():
             yield data
 
     def write(self, data: str | bytes) -> None:
-        """Type `data`; waits while the program takes no input. Ignored after its end."""
+        """Type `data`; wait while the program takes no input. Ignored after the command's end."""
         self._do(lambda: self._terminal.write(data))
 
     def resize(self, rows: int, cols: int) -> None:
-        """Give it another size; the program learns it by SIGWINCH."""
+        """Change the terminal's size; the program learns it by SIGWINCH."""
         self._do(lambda: self._terminal.resize(rows, cols))
 
     def close(self) -> None:
-        """Hang up: kill its processes and forget what was not read."""
+        """Hang up: kill the command's processes and drop unread output."""
         self._do(self._terminal.close)

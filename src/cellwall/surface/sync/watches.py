@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 class SyncWatch(Part):
-    """Changes as they come; it ends when it is closed, and with the directory or the sandbox."""
+    """Iterator over changes; it ends when it is closed, and with its directory or sandbox."""
 
     def __init__(self, thread: LoopThread[Any], sandbox: AnySandbox, watch: AnyWatch) -> None:
-        """Made by `SyncFiles.watch`, started."""
+        """`SyncFiles.watch` makes this object of a started watch."""
         super().__init__(thread, sandbox)
         self._watch = watch
 
     def __iter__(self) -> SyncWatch:
-        """Yield changes."""
+        """Return the watch itself, which yields changes."""
         return self
 
     def __next__(self) -> Change:
-        """Return the next change; waits for it."""
+        """Wait for the next change and return it."""
         change = self._do(self._next)
         if change is None:
             raise StopIteration
@@ -40,11 +40,11 @@ class SyncWatch(Part):
             return None
 
     def close(self) -> None:
-        """Watch no more; a thread that waits for a change learns it. Idempotent."""
+        """Stop watching; a thread that waits for a change is woken. Idempotent."""
         self._do(self._watch.aclose)
 
     def __enter__(self) -> SyncWatch:
-        """Use it as a context manager that closes it."""
+        """Return the watch as a context manager that closes it."""
         return self
 
     def __exit__(
@@ -53,5 +53,5 @@ class SyncWatch(Part):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the watch."""
         self.close()

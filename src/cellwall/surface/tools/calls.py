@@ -1,10 +1,11 @@
 """One call of a host tool: checked, approved, timed, answered.
 
-Used by whoever carries calls: the engine, or the SDK. It is given what hostile code wrote and
-returns bytes that may go back to it: never a traceback, never a path, never more than the bound.
+Used by the carrier of calls: the engine, or the SDK. Its input was written by hostile code, and it
+returns bytes that may go back to that code: never a traceback, never a path, never more than the
+bound.
 
-A function that is not `async` runs on a thread of its own, which nothing can stop: a call that is
-given up leaves it running, and its seat taken until it ends.
+A function that is not `async` runs on a thread of its own, which nothing can stop: an abandoned
+call leaves it running, and its seat taken until it ends.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ _log = logging.getLogger("cellwall")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What goes back inside."""
+    """The answer that goes back inside."""
 
     decision: Decision
     body: bytes
     """JSON: the result, or `kind`, `type` and `message` of the error."""
     error: str = ""
-    """The name of the exception, if the function raised one."""
+    """Name of the exception, if the function raised one."""
 
     @property
     def is_ok(self) -> bool:
@@ -51,7 +52,7 @@ class Answer:
 
 
 class _Refused(Exception):
-    """Carries the answer of a call that gets no result."""
+    """A call gets no result; the exception carries its answer."""
 
     def __init__(self, decision: Decision, message: str, name: str = "") -> None:
         super().__init__(message)
@@ -65,23 +66,23 @@ def refusal(decision: Decision, message: str, name: str = "") -> Answer:
 
 
 def above(size_bytes: int, most_bytes: int) -> str | None:
-    """Return what is said of arguments above the bound of their tool; None within it."""
+    """Return the complaint about arguments above the bound of their tool; None within it."""
     if size_bytes <= most_bytes:
         return None
     return f"{size_bytes} bytes of arguments; the limit is {most_bytes}"
 
 
 class Desk:
-    """Answers the calls of one loop to one tool box, no more of them at once than it says."""
+    """Answers the calls of one loop to one tool box, within the box's bound of calls at once."""
 
     def __init__(self, box: ToolBox) -> None:
-        """Make it on the loop that it serves."""
+        """Create the desk on the loop that it serves."""
         self._box = box
         self._loop = asyncio.get_running_loop()
         self._seats = box.seats()
 
     async def answer(self, call: Incoming) -> Answer:
-        """Do a call."""
+        """Check, approve and run a call; return its answer."""
         try:
             return await self._answer(call)
         except _Refused as refused:
@@ -103,9 +104,9 @@ class Desk:
             return
         approve = self._box.approve if asked is True else asked
         try:
-            # Not on the loop: whoever asks a person would stop everybody's clocks.
+            # Not on the loop: a function that asks a person would stop the clocks of all sandboxes.
             verdict = approve is not None and await self._done(approve, lambda it: it, call)
-        except Exception as error:  # noqa: BLE001 - the caller's; who cannot decide has not agreed
+        except Exception as error:  # noqa: BLE001 - the caller's; a failure is no approval
             _log.warning("approval of tool %s failed", known.name, exc_info=error)
             verdict = False
         # `is`: an object that merely looks true was no decision.
@@ -164,7 +165,7 @@ class Desk:
                 future.set_result((result, error))
 
         def tell(result: Any, error: Exception | None) -> None:  # noqa: ANN401 - likewise
-            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
+            with contextlib.suppress(RuntimeError):  # the loop was closed: no caller waits
                 self._loop.call_soon_threadsafe(ended, result, error)
 
         def main() -> Callable[[], None]:
@@ -193,7 +194,7 @@ def _checked(known: Known, read: Callable[[], object]) -> tuple[ToolCall, dict[s
 
 
 def arguments_of(read: Callable[[], object]) -> dict[str, Any]:
-    """Return what `read` gives if it can be arguments at all; raises ValueError."""
+    """Return what `read` gives if it can be arguments at all. Raises ValueError."""
     given = read()
     if not isinstance(given, dict):
         raise InvalidArguments("they are not an object")
@@ -231,9 +232,9 @@ def _raised(known: Known, error: BaseException) -> _Refused:
 
 
 def _message(error: BaseException) -> str:
-    """What it says, without where things are on the host."""
+    """Return the message of an error, without paths of the host."""
     try:
-        # Of an OSError the kernel's words; its `str` has the file name.
+        # For an OSError the kernel's words; its `str` has the file name.
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     except Exception:  # noqa: BLE001 - a `__str__` of the caller's
         return ""

@@ -1,8 +1,9 @@
-"""Whether the arguments of a call are what its tool takes.
+"""Check whether the arguments of a call fit its tool.
 
-From a function's type hints (pydantic) or from a JSON schema (jsonschema), both imported when the
-first tool is made: they come with `cellwall[tools]`. Arguments are hostile: strict types, no
-unknown names, bounded depth, and nothing is fetched that a schema refers to.
+The check comes from a function's type hints (pydantic) or from a JSON schema (jsonschema). Both
+libraries are imported when the first tool is made; they come with `cellwall[tools]`. Arguments are
+hostile: types are strict, unknown names are refused, depth is bounded, and nothing to which a
+schema refers is fetched.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ Arguments = dict[str, Any]
 
 
 class InvalidArguments(ValueError):
-    """They do not fit; the message says which and why, in words for whoever wrote the call."""
+    """Arguments do not fit; the message says which and why, for the author of the call."""
 
 
 class Check(NamedTuple):
     """How the arguments of one tool are checked."""
 
     schema: Mapping[str, Any]
-    """As JSON schema: what a model or a person is shown."""
+    """JSON schema of the arguments, as it is shown to a model or a person."""
     read: Callable[[Arguments], Arguments]
     """Returns the function's arguments, as its hints want them; raises `InvalidArguments`."""
 
@@ -42,7 +43,7 @@ def check_of(name: str, function: Callable[..., Any], schema: Mapping[str, Any] 
 
 
 def check_depth(arguments: object) -> None:
-    """Raise `InvalidArguments` for JSON nested deeper than anybody means."""
+    """Raise `InvalidArguments` for JSON nested deeper than any sensible call."""
     if is_nested(arguments, _MOST_DEPTH):
         raise InvalidArguments(f"nested deeper than {_MOST_DEPTH} levels")
 
@@ -78,7 +79,7 @@ def _from_hints(name: str, function: Callable[..., Any]) -> Check:
 
 
 def _fields(name: str, function: Callable[..., Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The type of each parameter, and the defaults of those that have one."""
+    """Return the type of each parameter, and the defaults of those that have one."""
     try:
         parameters = inspect.signature(function).parameters
         called = function if inspect.isroutine(function) else type(function).__call__
@@ -147,7 +148,7 @@ def _from_schema(name: str, schema: Mapping[str, Any]) -> Check:
 
 
 def _references(schema: object) -> Iterator[str]:
-    """Every `$ref`, and what only looks like one."""
+    """Yield every `$ref`, and every value that only looks like one."""
     if isinstance(schema, Mapping):
         for word, value in schema.items():
             if word in ("$ref", "$dynamicRef") and isinstance(value, str):

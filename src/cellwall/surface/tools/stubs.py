@@ -1,8 +1,8 @@
 """The first line of a tool as the inside sees it: `(query: str, limit: int = 5) -> list[str]`.
 
-Pure. The line is compiled inside, so it must be Python of 3.8 that means nothing but itself:
-annotations are texts there, and defaults are literals, or `...` for what has no literal; an
-argument that is `...` is not sent.
+This module is pure. The line is compiled inside, so it must be Python 3.8 without any effect of its
+own: annotations are texts there, and defaults are literals, or `...` for values without a literal.
+An argument that is `...` is not sent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_CHARACTERS = 4096
 
 
 def head_of(function: Callable[..., Any], schema: Mapping[str, Any]) -> str:
-    """Return the parameters, and what the function returns if it says so."""
+    """Return the parameters, and the function's return type if it is annotated."""
     properties = schema.get("properties", {})
     names = list(properties)
     if not _is_closed(schema) or not all(_is_parameter(name) for name in names):
@@ -36,7 +36,7 @@ def head_of(function: Callable[..., Any], schema: Mapping[str, Any]) -> str:
     needed = set(schema.get("required", ()))
     hints, returned = _hints(function)
     parts = []
-    for name in sorted(names, key=lambda name: name not in needed):  # stable: order is theirs
+    for name in sorted(names, key=lambda name: name not in needed):  # stable: in their order
         described = properties[name] if isinstance(properties[name], Mapping) else {}
         hint = hints.get(name) or _JSON_TYPES.get(str(described.get("type")), "")
         part = f"{name}: {hint}" if hint else name
@@ -59,7 +59,7 @@ def _is_parameter(name: str) -> bool:
 
 
 def _hints(function: Callable[..., Any]) -> tuple[dict[str, str], str]:
-    """Annotations as text, where a text says them."""
+    """Return annotations as text, where a text can express them."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -76,7 +76,7 @@ def _text(annotation: object) -> str:
         ast.parse(text, mode="eval")
     except (SyntaxError, ValueError):
         return ""
-    # Where a class of the caller's lives is the caller's business.
+    # Only the caller needs to know in which module its class lives.
     return text.rpartition(".")[2] if text.replace(".", "").isidentifier() else text
 
 

@@ -1,7 +1,8 @@
-"""Threads for functions that are not `async`: daemons, kept warm, as many as there is work.
+"""Threads for functions that are not `async`: daemons, kept warm, one for each call under way.
 
-Used by `calls`, which bounds them (`ToolBox.seats`). Not an executor of the standard library:
-the interpreter waits for the threads of those at its end, and a function that hangs would keep it.
+Used by `calls`, which bounds their number (`ToolBox.seats`). It is not an executor of the standard
+library: at its end the interpreter waits for the threads of executors, and a function that hangs
+would delay it for ever.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from queue import Empty, SimpleQueue
 _IDLE_S = 10.0
 
 Work = Callable[[], Callable[[], object]]
-"""Does something, and returns what tells of it."""
+"""Does a piece of work, and returns the function that reports it."""
 
 
 class _Worker:
@@ -34,7 +35,7 @@ class _Worker:
                 continue
             tell = work()
             del work
-            # First free, then heard of: the next call comes at once, and finds us.
+            # Become idle before reporting: the next call comes at once, and finds this worker.
             with _lock:
                 _idle.append(self)
             tell()
@@ -53,7 +54,7 @@ def submit(work: Work) -> None:
 
 
 def _retire(worker: _Worker) -> bool:
-    """Whether it may end; somebody may have taken it from the list a moment ago."""
+    """Return whether the worker may end; a caller may have just taken it from the idle list."""
     with _lock:
         if worker not in _idle:
             return False

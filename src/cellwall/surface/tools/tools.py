@@ -1,9 +1,9 @@
-"""Host tools: what a caller offers to the code inside, and within which bounds.
+"""Host tools: the functions that a caller offers to the code inside, and their bounds.
 
-Made by callers (`Tool`, `ToolBox`), used by whoever runs their code: the engine, or the SDK. Not
-the schema (`schema`), not what the inside sees (`stubs`), not a call (`calls`).
-The invariant: everything a caller can get wrong about a tool is an error here, before any code
-that could call it runs.
+Callers make them (`Tool`, `ToolBox`); the engine or the SDK uses them when it runs the callers'
+code. The schema is in `schema`, the view from inside in `stubs`, a call in `calls`. The invariant:
+everything that a caller can get wrong about a tool is an error here, before any code that could
+call it runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cellwall.surface.tools.calls import Answer
 
 MOST_BYTES = 1024 * 1024
-"""A frame out of a sandbox carries no more (design/0002)."""
+"""Maximum bytes of arguments or result: a frame out of a sandbox carries no more (design/0002)."""
 MOST_TOOLS = 64
 MOST_AT_ONCE = 64
 MOST_CALLS = 1_000_000
@@ -40,15 +40,16 @@ _TAKEN = frozenset({
     "__lookupGetter__", "__lookupSetter__",
 })
 # fmt: on
-"""What `tools` inside has already, or its language asks any module or object for."""
+"""Names that `tools` inside already has, or that its language asks any module or object for."""
 _ASKED_FOR = ("_repr_", "_ipython_")
-"""How names begin that a notebook asks of whatever it shows."""
+"""Prefixes of names that a notebook asks of every object that it shows."""
 
 
 class ToolError(Exception):
     """Raised by a tool to tell the code inside something, word for word.
 
-    Of other exceptions it learns the name and the message, without what looks like a path.
+    Of other exceptions the code learns the name and the message, without anything that looks like a
+    path.
     """
 
 
@@ -58,7 +59,7 @@ class ToolCall:
 
     tool: str
     arguments: Mapping[str, Any]
-    """As they came, in JSON's types."""
+    """Arguments as they came, in JSON's types."""
 
 
 Approve = Callable[[ToolCall], "bool | Awaitable[bool]"]
@@ -69,17 +70,17 @@ class Tool:
     """One function of the host's, and its bounds."""
 
     function: Callable[..., Any]
-    """Called with keywords; may be `async`. Another one runs on a thread of its own."""
+    """Called with keywords; may be `async`. A function that is not runs on a thread of its own."""
     schema: Mapping[str, Any] | None = None
     """JSON schema of the arguments, an object; None: made from the function's type hints."""
     timeout_s: float = 30.0
-    """For the function. The wall clock of the execution goes on meanwhile."""
+    """Seconds that the function may take. The wall clock of the execution goes on meanwhile."""
     max_bytes: int = 256 * 1024
-    """Of JSON: for the arguments, and for the result."""
+    """Maximum bytes of JSON, for the arguments and for the result."""
     needs_approval: bool | Approve = False
-    """Who is asked before each call; True: the `approve` of the tool box."""
+    """Function that is asked before each call; True: the `approve` of the tool box."""
     description: str | None = None
-    """What `help` shows inside; None: the function's docstring."""
+    """Text that `help` shows inside; None: the function's docstring."""
 
     def __post_init__(self) -> None:
         """Refuse what can never work."""
@@ -101,7 +102,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A tool under its name, ready to be called."""
+    """A named tool that is ready to be called."""
 
     name: str
     tool: Tool
@@ -114,42 +115,42 @@ class Incoming(NamedTuple):
     """A call as it comes out of a sandbox: nothing in it is checked."""
 
     number: int
-    """1, 2, … within its execution."""
+    """Number of the call within its execution: 1, 2, …"""
     tool: str
     size_bytes: int
-    """Of its arguments, as JSON."""
+    """Bytes of its arguments, as JSON."""
     read: Callable[[], object]
-    """Parses them, or raises ValueError."""
+    """Parses the arguments, or raises ValueError."""
 
 
 class Answering(Protocol):
-    """Gives the answers of one execution's calls."""
+    """Answers the calls of one execution."""
 
     async def answer(self, call: Incoming) -> Answer:
-        """Do a call; whoever gives it up cancels."""
+        """Do a call; a caller that gives the call up cancels it."""
 
 
 class Offer(ABC):
-    """Tools as whoever carries their calls sees them: here, or at the end of a connection."""
+    """Tools as the carrier of their calls sees them: in this process, or over a connection."""
 
     manifest: Mapping[str, Any]
-    """What the inside is told."""
+    """Description of the tools that is sent inside."""
     calls: int
-    """How many an execution may make."""
+    """Number of calls that an execution may make."""
     at_once: int
-    """How many of them beside each other."""
+    """Number of those calls that may be under way at once."""
 
     @abstractmethod
     def desk(self) -> Answering:
-        """Return what answers the calls of one execution; on the loop that it serves."""
+        """Return the object that answers one execution's calls, on the loop that it serves."""
 
 
 Tools = Offer | Mapping[str, Any] | Iterable[Any]
-"""What a caller may give as `tools=`."""
+"""Values that a caller may give as `tools=`."""
 
 
 class ToolBox(Offer):
-    """Tools, and what all of them share. Make it once and use it for many sandboxes."""
+    """Tools, and the settings that all of them share. Make one and use it for many sandboxes."""
 
     def __init__(
         self,
@@ -161,8 +162,8 @@ class ToolBox(Offer):
     ) -> None:
         """Take functions or `Tool`s by name, or a list of them.
 
-        `calls`: how many an execution may make; `at_once`: how many of them beside each other.
-        Raises `UsageError`.
+        `calls`: how many an execution may make; `at_once`: how many of them in parallel. Raises
+        `UsageError`.
         """
         self.approve = approve
         self.calls = _number("calls", calls, MOST_CALLS)
@@ -205,18 +206,18 @@ class ToolBox(Offer):
         return self._known.get(name)
 
     def seats(self) -> asyncio.Semaphore:
-        """Return what bounds the threads of the running loop: one that hangs keeps its seat."""
+        """Return the bound on threads of the running loop: a function that hangs keeps its seat."""
         loop = asyncio.get_running_loop()
         return self._seats.setdefault(loop, asyncio.Semaphore(self.at_once))
 
     def desk(self) -> Answering:
-        """Return what answers the calls of one execution; on the loop that it serves."""
+        """Return the object that answers one execution's calls, on the loop that it serves."""
         from cellwall.surface.tools.calls import Desk
 
         return Desk(self)
 
     def __bool__(self) -> bool:
-        """Report whether there is any."""
+        """Report whether there is any tool."""
         return bool(self._known)
 
 
@@ -250,7 +251,7 @@ def check_name(name: object) -> str:
 def _is_free(name: str) -> bool:
     """Report whether a name with a leading _ means nothing to Python or a notebook yet.
 
-    `__name` is none: in a class, Python reads it as another name.
+    `__name` is not free: in a class, Python reads it as another name.
     """
     is_mangled = name.startswith("__") and not name.endswith("__")
     is_taken = hasattr(ModuleType, name) or name.startswith(_ASKED_FOR)

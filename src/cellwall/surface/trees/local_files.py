@@ -1,8 +1,8 @@
 """Files and directories of the caller's own machine, as pieces to send and from pieces received.
 
-Used by `files.upload`, `download` and their siblings for directories, embedded and remote. What
-comes from a sandbox goes into a file here only under the name the caller gave. The invariant: a
-file that is being received appears under its name only when it is complete.
+Used by `files.upload`, `download` and their siblings for directories, embedded and remote. Bytes
+from a sandbox go into a file here only under the name that the caller gave. The invariant: a file
+that is being received appears under its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _PIECE_BYTES = 1024 * 1024
 
 
 class Progress:
-    """Counts bytes and tells the caller."""
+    """Counts bytes and reports them to the caller."""
 
     def __init__(self, on_progress: OnProgress | None, total: int | None = None) -> None:
-        """`total` bytes are expected; None: nobody knows."""
+        """`total` is the number of expected bytes; None if it is unknown."""
         self._on_progress = on_progress
         self._total = total
         self.bytes = 0
@@ -40,19 +40,19 @@ class Progress:
 
 
 def check_content(content: str | bytes) -> bytes:
-    """Return what is to be written; `UsageError` unless it is text or bytes."""
+    """Return the bytes to write; `UsageError` unless `content` is text or bytes."""
     if isinstance(content, str):
         return utf8(content, "content")
     if isinstance(content, (bytes, bytearray, memoryview)):
         return bytes(content)
-    # `bytes` takes more than that: of a number it makes as many NULs.
+    # `bytes` accepts more types: of a number it makes as many NULs.
     raise UsageError(
         f"content: {type(content).__name__} is not text", remedy="give a string or bytes"
     )
 
 
 async def check_file(path: Path, step: str) -> int:
-    """Return the size of a regular file of the caller's; `UsageError` if it is none."""
+    """Return the size of a regular file of the caller's; `UsageError` for anything else."""
     with _refused(f"{step}: read {path}", "name a file you may read"):
         if not await asyncio.to_thread(path.is_file):
             raise UsageError(f"{step}: {path} is not a file", remedy="name a file of this machine")
@@ -79,11 +79,11 @@ async def check_directory(path: Path, step: str) -> None:
 
 @contextlib.contextmanager
 def _refused(step: str, remedy: str) -> Iterator[None]:
-    """Make what this machine refuses to do with the caller's files a `UsageError`."""
+    """Convert an error of this machine about the caller's files into a `UsageError`."""
     try:
         yield
     except CellwallError:
-        raise  # of the other side: a file error of the sandbox's is an `OSError`, too
+        raise  # from the other side: a file error of the sandbox's is an `OSError`, too
     except OSError as error:
         raise UsageError(f"{step}: {error.strerror}", remedy=remedy) from None
 
@@ -112,7 +112,7 @@ async def tree_pieces(root: Path, progress: Progress) -> AsyncIterator[bytes]:
 
 
 async def save(path: Path, pieces: AsyncIterable[bytes], progress: Progress) -> int:
-    """Write pieces to a file of the caller's, at once when all are there; return its size."""
+    """Write pieces to a caller's file, which appears when all are there; return its size."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     with _refused(f"download: write {path}", "name a file you may write"):
         if await asyncio.to_thread(path.is_dir):
@@ -132,7 +132,7 @@ async def save(path: Path, pieces: AsyncIterable[bytes], progress: Progress) -> 
 async def unpack(
     local: Path, pieces: AsyncIterable[bytes], most_bytes: int, progress: Progress
 ) -> int:
-    """Take a hostile tar stream apart into a new or empty directory; return its file count."""
+    """Unpack a hostile tar stream into a new or empty directory; return its file count."""
     with _refused(f"download_dir: write {local}", "name a directory you may write"):
         arrival = await asyncio.to_thread(Arrival, local, most_bytes)
     try:

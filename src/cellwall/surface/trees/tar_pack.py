@@ -1,7 +1,7 @@
 """The caller's own directory as a tar stream, on its way into a sandbox.
 
 The other direction, where the stream is hostile, is `tar_unpack`. The invariant: of a file of any
-size no more than one piece is in memory, what is sent is as long as its header says, and nothing
+size no more than one piece is in memory, the bytes sent are as many as the header says, and nothing
 is left out because it could not be read.
 """
 
@@ -22,8 +22,8 @@ _PIECE_BYTES = 1024 * 1024
 def tar_steps(root: Path) -> Iterator[bytes]:
     """Yield everything below `root` as tar, in pieces of about 1 MiB.
 
-    Owners are left out, sockets too. `UsageError` for what may not be read, and for a file that
-    becomes shorter meanwhile.
+    Owners and sockets are left out. Raises `UsageError` for a file that may not be read, and for
+    one that becomes shorter meanwhile.
     """
     held = bytearray()
     try:

@@ -1,9 +1,9 @@
-"""Takes a tar stream from hostile code apart into a directory of the caller's.
+"""Unpacks a tar stream from hostile code into a directory of the caller's.
 
-Not `tarfile.extract`: names, links, devices, sizes and counts are all chosen by the other side.
-Only regular files and directories are made, every component is opened below a directory
-descriptor without following links, and both bytes and entries are capped. The invariant: nothing
-outside the target directory is ever opened, and nothing that exists is overwritten.
+It is not `tarfile.extract`: the other side chooses all names, links, devices, sizes and counts.
+Only regular files and directories are made, every component is opened below a directory descriptor
+without following links, and both bytes and entries are capped. The invariant: nothing outside the
+target directory is ever opened, and nothing that exists is overwritten.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Arrival:
     """A push parser of ustar with GNU and pax long names; feed it pieces of any size."""
 
     def __init__(self, target: Path, most_bytes: int) -> None:
-        """Make `target`; it must not hold anything yet."""
+        """Make `target`, which must not hold anything yet."""
         target.mkdir(parents=True, exist_ok=True)
         self._root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         if os.listdir(self._root):
@@ -135,7 +135,7 @@ class Arrival:
             )
         except FileExistsError:
             raise _refused(f"{'/'.join(parts)!r} comes twice") from None
-        except OSError as error:  # our disk is full, or the name is impossible here
+        except OSError as error:  # the caller's disk is full, or the name is impossible here
             raise _refused(f"{'/'.join(parts)!r}: {error.strerror}") from None
         finally:
             os.close(directory)
@@ -151,7 +151,7 @@ class Arrival:
                 below = os.open(part, _DIRECTORY, dir_fd=current)
                 os.close(current)
                 current = below
-        except OSError as error:  # a file, or somebody's link, is in the way
+        except OSError as error:  # a file, or a link that another process made, is in the way
             os.close(current)
             raise _refused(f"{'/'.join(parts)!r}: {error.strerror}") from None
         if not keep:
