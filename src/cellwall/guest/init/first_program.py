@@ -51,8 +51,7 @@ class Stretch:
         self.end: tuple[int, Any] | None = None
         """Wait status and rusage of the context."""
         self.may_be_foreseen = False
-        """Whether the context's end counts as soon as it is certain, perhaps before it is reaped.
-        """
+        """Whether the context's end counts as soon as it is certain, maybe before it is reaped."""
         self.has_interpreter = False
         """Whether the program runs in another process, the only child of the context's."""
         self.is_done = False

@@ -336,7 +336,7 @@ class Init:
     # -- children ------------------------------------------------------------------------------
 
     def _on_child(self, _events: int) -> None:
-        with contextlib.suppress(BlockingIOError):  # read in an earlier round
+        with contextlib.suppress(BlockingIOError):  # the byte was read in an earlier round
             os.read(self._wakeup_r, 4096)
         while (pid := processes.ended_child()) is not None:
             # One at a time: a process that ends later may send something until it does.

@@ -91,7 +91,7 @@ class LivingUsage:
         )
         system_us = min(total_us, system)
         self._ticks = ticks
-        # The peak would be another file to read for every cell; the host has the cgroup's.
+        # The peak memory would be another file to read for every cell; the host has the cgroup's.
         return {
             "user_us": total_us - system_us + child_user,
             "system_us": system_us + child_system,

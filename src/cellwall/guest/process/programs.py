@@ -8,7 +8,7 @@ import signal
 from cellwall.guest.channel.errors import Refusal
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
-# Python ignores these two and init some more; an exec keeps what is ignored.
+# Python ignores the first two and init some of the others; an exec keeps ignored signals ignored.
 SIGNALS_TO_RESET = (
     signal.SIGPIPE,
     signal.SIGXFSZ,

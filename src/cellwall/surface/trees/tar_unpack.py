@@ -183,7 +183,7 @@ class Arrival:
     def _read_pax(self, data: bytes) -> None:
         while data:
             digits, _, _ = data.partition(b" ")
-            # More digits than the length of all records has: no number, however many zeros lead.
+            # More digits than the length of all records has are refused, even if zeros lead.
             if not digits.isdigit() or len(digits) > len(str(_MOST_EXTENSION_BYTES)):
                 raise _refused("a broken extended header")
             length = int(digits)

@@ -89,7 +89,7 @@ class Kernel:
         self._relay: Relay | None = None
         self._is_interrupted = False
         self._is_late = False
-        """Whether the last execution was interrupted, or nearly."""
+        """Whether an interrupt was meant for the last execution, even if it came too late."""
         self._is_raised = False
         self._is_running = False
 
