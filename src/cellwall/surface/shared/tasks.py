@@ -1,7 +1,7 @@
 """The one place where background tasks start: a group whose owner awaits its end.
 
 It is not a scheduler. It is used for destroying sandboxes after the answer, refilling the pool and
-reaping. An error in a task is kept and counted, never lost; `aclose` leaves no task behind.
+reaping. An error in a task is logged and counted, never lost; `cancel` leaves no task behind.
 """
 
 from __future__ import annotations
