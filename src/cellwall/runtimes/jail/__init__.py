@@ -1,4 +1,5 @@
 """The engine process's half of a Linux jail: fork-servers, their children, limits, the watchdog.
 
-asyncio. What runs privileged is `cellwall.jail`; what a program meets is `cellwall.guest`.
+Runs on asyncio. The privileged part is `cellwall.jail`; what runs beside a program is
+`cellwall.guest`.
 """

@@ -1,11 +1,11 @@
-"""The cgroup work of one jail runtime: on the loop while the kernel is quick, else on a thread.
+"""The cgroup work of one jail runtime: on the event loop while the kernel is quick, else a thread.
 
-Called by `runtime`. Not which files are written (`linux.cgroups.sandbox_groups`). Each hop to a
-thread and back costs as much as the work itself, so where workers move themselves, and nothing in
-the kernel waits for a grace period, their directories are made in between; and what ended sandboxes
-left is removed along with the next move; when nothing moves, soon after. The invariant: a kernel
-that makes us wait, as another program that moves processes may, holds up the loop once in a while
-and not for long.
+Called by `runtime` in the engine process. The files that are written are in
+`linux.cgroups.sandbox_groups`. A hop to a thread and back costs as much as the work itself. So
+where workers move themselves, and the kernel waits for no grace period, directories are made on the
+loop; those of ended sandboxes are removed along with the next move, or soon after if nothing moves.
+The invariant: a kernel that is slow, for example because another program moves processes, blocks
+the loop only rarely and not for long.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ _RETRY_S = 0.01
 _QUARANTINE_FIRST_S = 1.0
 _QUARANTINE_MOST_S = 60.0
 _LINGER_S = 0.005
-"""How long an ended sandbox's directories wait for a move to go along with."""
+"""Seconds that an ended sandbox's directories wait for a move to be removed along with."""
 _SLOW_S = 0.002
-"""Of late, on average: from there on a thread is cheaper for those who wait for the loop."""
+"""Average seconds of recent moves above which a thread is cheaper for the other users of the loop.
+"""
 _REST_S = 1.0
 _WEIGHT = 1 / 8
-"""Of the latest move in the average."""
+"""Weight of the latest move in the average."""
 
 
 _Tell = Callable[[Callable[[], None]], object]
-"""Has the loop call something."""
+"""A function that has the loop call another function."""
 
 
 class _Ended(NamedTuple):
@@ -48,10 +49,9 @@ class _Ended(NamedTuple):
 
 
 class GroupKeeper:
-    """Makes, hands out and removes the directories of one runtime's sandboxes."""
+    """Makes, hands out and removes the cgroup directories of one runtime's sandboxes."""
 
     def __init__(self, layout: hierarchies.Layout) -> None:
-        """Make no directory yet."""
         self._groups = EngineGroups(layout, owner_label.new_label())
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="cellwall-cgroup")
         self._ended: list[_Ended] = []
@@ -63,22 +63,24 @@ class GroupKeeper:
         self._usual_s = self._rests_until = 0.0
         barrier = threading.Barrier(_THREADS + 1)
         for _ in range(_THREADS):
-            # Now: later, with no process left to be had, what has ended could not be removed.
+            # Start the threads now. Later, with no process number free, ended sandboxes could not
+            # be removed.
             self._threads.submit(barrier.wait)
         barrier.wait()
 
     @property
     def name(self) -> str:
-        """Of the engine's directory in each hierarchy."""
+        """Name of the engine's directory in each hierarchy."""
         return self._groups.name
 
     @property
     def workers_move_themselves(self) -> bool:
-        """Whether `move_on` only prepares the way."""
+        """Whether workers move themselves, so that `move_on` only opens the files for it."""
         return self._groups.layout.lets_move_itself
 
     def move_at_once(self, worker: Worker) -> bool:
-        """Do as `move_on` does, if the kernel does it without waiting; False if it may not."""
+        """Do what `move_on` does on the loop, if the kernel is quick enough; return False if not
+        done."""
         began = time.monotonic()
         if not self.workers_move_themselves or began < self._rests_until:
             return False
@@ -89,7 +91,7 @@ class GroupKeeper:
         return True
 
     async def move_on(self, worker: Worker) -> None:
-        """Put a worker into the directories of a sandbox to come, or open them for it."""
+        """Put a worker into the directories of a future sandbox, or open them for it."""
         await asyncio.wrap_future(self._submit(worker))
 
     def _note(self, took_s: float) -> None:
@@ -99,14 +101,14 @@ class GroupKeeper:
             self._rests_until = time.monotonic() + _REST_S
 
     async def make(self, limits: Limits) -> sandbox_groups.Groups:
-        """Make directories with `limits` in them, for a sandbox that moves itself there."""
+        """Make directories with `limits` set, for a sandbox that moves itself there."""
         return await asyncio.wrap_future(self._threads.submit(self._groups.create, limits))
 
     async def remove(self, groups: sandbox_groups.Groups) -> None:
-        """Take an ended sandbox's directories back.
+        """Remove or reuse an ended sandbox's directories.
 
-        rmdir says EBUSY until the kernel has let go of the last task; try for a second, and then
-        now and again.
+        rmdir fails with EBUSY until the kernel has released the last task. Retry for a second, and
+        after that at growing intervals.
         """
         for _ in range(_REMOVE_TRIES):
             if await self._try_to_remove(groups):
@@ -116,7 +118,7 @@ class GroupKeeper:
 
     @property
     def quarantined(self) -> int:
-        """How many ended sandboxes' directories could not be removed yet."""
+        """Number of ended sandboxes whose directories could not be removed yet."""
         return len(self._quarantine)
 
     def _isolate(self, groups: sandbox_groups.Groups) -> None:
@@ -174,7 +176,7 @@ class GroupKeeper:
         return ended
 
     def _work(self, tell: _Tell, worker: Worker | None, ended: list[_Ended]) -> None:
-        """The move, for which somebody waits, then the removals."""
+        """Do the move first, because a caller waits for it, and then the removals."""
         try:
             if worker is not None:
                 self._move(tell, worker)
@@ -191,7 +193,7 @@ class GroupKeeper:
             else:
                 worker.move(groups)
         except BaseException:
-            if groups.remove():  # it is in some of them, until its fork-server is ended
+            if groups.remove():  # the worker is in some of them until its fork-server ends
                 tell(partial(self._isolate, groups))
             raise
 

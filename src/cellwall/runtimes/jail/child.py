@@ -1,7 +1,7 @@
-"""A child that a fork-server cloned, on its way to being a sandbox.
+"""A child that a fork-server cloned, until it is a sandbox.
 
-asyncio, the host's side. Not how it is asked for (`fork_server`) and not what it may do
-(`posture`). The invariants: what a fork-server hands over is one child of its own, or nothing; a
+Runs on asyncio in the engine process. Asking for the clone is in `fork_server`, and what the child
+may do in `posture`. The invariants: a fork-server hands over one child of its own, or nothing; a
 `Spawned` whose posture was not compared is never handed out as a sandbox.
 """
 
@@ -25,27 +25,29 @@ from cellwall.runtimes.jail.replies import error_number, wait_readable
 
 _WORD_TIMEOUT_S = 20.0
 _FLAGS, _THREADS = 6, 17
-"""Of what `posture.read_stat` gives: flags and num_threads."""
+"""Indices into the result of `posture.read_stat`: flags and num_threads."""
 _PF_EXITING = 4
-"""include/linux/sched.h"""
+"""PF_EXITING in include/linux/sched.h."""
 REMEDY = "run `cellwall doctor`; it checks each step and names the command that fixes it"
 
 
 @dataclass(slots=True)
 class Spawned:
-    """A child on its way to being a sandbox: pid on the host, pidfd, the host's channel end."""
+    """A child that is not yet a sandbox: its pid on the host, its pidfd, the host's end of the
+    channel."""
 
     pid: int
     pidfd: int
     channel: socket.socket
     outputs: list[int] = field(default_factory=list)
-    """Our ends of its stdout and stderr, where we have them; whoever takes them empties it."""
+    """File descriptors of the host's ends of its stdout and stderr, if any. Code that takes them
+    over empties this list."""
     _ended: asyncio.Future[None] | None = field(default=None, repr=False)
     _is_killed: bool = False
 
     @property
     def is_alive(self) -> bool:
-        """Whether init has not ended; its pid is its own as long."""
+        """Whether init has not ended; until then no other process can get its pid."""
         if self.pidfd < 0:
             return False
         poller = select.poll()
@@ -53,7 +55,7 @@ class Spawned:
         return not poller.poll(0)
 
     def kill(self) -> None:
-        """SIGKILL the pid namespace's init: the kernel kills the rest; nothing once closed."""
+        """SIGKILL the pid namespace's init: the kernel kills the rest. Do nothing once closed."""
         if self.pidfd < 0 or self._is_killed:
             return
         self._is_killed = True
@@ -61,7 +63,7 @@ class Spawned:
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def watch(self) -> asyncio.Future[None]:
-        """A future that is done when init, and so the whole tree, is gone."""
+        """Return a future that is done when init, and so the whole tree, is gone."""
         if self._ended is None:
             loop = asyncio.get_running_loop()
             self._ended = loop.create_future()
@@ -74,7 +76,7 @@ class Spawned:
             self._ended.set_result(None)
 
     def discard(self) -> None:
-        """Kill and close; for children that never became a sandbox."""
+        """Kill and close a child that never became a sandbox."""
         self.kill()
         if self._ended is not None and not self._ended.done():
             asyncio.get_running_loop().remove_reader(self.pidfd)
@@ -98,9 +100,10 @@ def _is_in_other_pid_namespace(pid: int) -> bool:
 
 
 def _is_leaving(pid: int) -> bool:
-    """Whether it has one thread, which is on its way out: proc_pid_stat(5), readable by all.
+    """Whether a process has only one thread, which is exiting.
 
-    Between that and its end newer kernels let nobody but root look at its namespaces.
+    See proc_pid_stat(5), which every user can read. From then until its end, newer kernels let only
+    root read its namespaces.
     """
     fields = posture.read_stat(pid)
     if len(fields) <= _THREADS or fields[_THREADS] != "1":
@@ -109,7 +112,7 @@ def _is_leaving(pid: int) -> bool:
 
 
 def _has_ended(pidfd: int) -> bool:
-    """Whether it is a pidfd, and its process dead. poll(2), pidfd_open(2)."""
+    """Whether `pidfd` is a pidfd whose process is dead. poll(2), pidfd_open(2)."""
     try:
         link = os.readlink(f"/proc/self/fd/{pidfd}")
     except OSError:
@@ -120,7 +123,7 @@ def _has_ended(pidfd: int) -> bool:
 
 
 def checked(received: list[int]) -> int:
-    """The pid on the host of a child just cloned, -1 if it is dead and gone already."""
+    """Return the host's pid of a child just cloned, -1 if it is already dead and gone."""
     is_ours = len(received) == 1
     try:
         pid = pid_of(received[0])
@@ -128,14 +131,14 @@ def checked(received: list[int]) -> int:
     except OSError as error:
         step = "fork-server: look at the child it cloned"
         raise shortage(error.errno, step, error) or error from error
-    # One that is dead, or about to be, cannot be harmed; what ended it is in its channel: `hear`.
+    # A child that is dead or exiting cannot be harmed; its channel says what ended it: `hear`.
     if is_ours or (len(received) == 1 and (_is_leaving(pid) or _has_ended(received[0]))):
         return pid
     raise SandboxBroken("fork-server: it answered with a process that is no sandbox's")
 
 
 async def hear(child: Spawned, word: bytes) -> None:
-    """Wait for one word of a child's own set-up, or raise with the step that failed in it."""
+    """Wait for one word of a child's own set-up; raise with the step that failed instead of it."""
     child.channel.setblocking(False)
     await wait_readable(child.channel.fileno(), _WORD_TIMEOUT_S)
     first = child.channel.recv(1)
@@ -144,10 +147,10 @@ async def hear(child: Spawned, word: bytes) -> None:
 
 
 async def hear_alone(child: Spawned, idle: bytes) -> tuple[socket.socket, bool]:
-    """The same for a sandbox of one program: its listener, and whether its context is idle.
+    """Wait for the set-up of a sandbox of one program.
 
-    The listener comes first, with a word of its own. The context says that it is idle in the bytes
-    `idle`, before the last word or after it.
+    Returns its listener, and whether its context is idle. The listener comes first, with a word of
+    its own. The context says that it is idle in the bytes `idle`, before the last word or after it.
     """
     child.channel.setblocking(False)
     numbers: list[int] = []
@@ -169,9 +172,9 @@ async def hear_alone(child: Spawned, idle: bytes) -> tuple[socket.socket, bool]:
 
 
 async def _heard_whole(child: Spawned, idle: bytes, numbers: list[int]) -> bytes:
-    """What it says up to its last word; descriptors that came with it are added to `numbers`.
+    """Return what the child says up to its last word; add received descriptors to `numbers`.
 
-    Not a byte more is read: what comes behind that word is the channel's.
+    Not a byte more is read: what follows that word belongs to the channel.
     """
     heard = said = b""
     while not said.endswith(machine_code.WORD):
@@ -193,17 +196,20 @@ async def _heard_whole(child: Spawned, idle: bytes, numbers: list[int]) -> bytes
 
 
 def _is_listener(sock: socket.socket) -> bool:
-    """SECURITY: a worker, which imported packages nobody reviewed, could hand us anything."""
+    """Whether `sock` is a listening Unix stream socket.
+
+    SECURITY: a worker has imported unreviewed packages, and could hand over any descriptor.
+    """
     is_ours = (sock.family, sock.type) == (socket.AF_UNIX, socket.SOCK_STREAM)
     return is_ours and bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _failed(child: Spawned, first: bytes, more: bytes = b"") -> CellwallError:
-    """What a child's report says, or that it made none."""
+    """The error that a child's report describes, or one saying that it made no report."""
     if first != b"E":
         return SandboxBroken("sandbox set-up: the child ended without a word")
     try:
-        # A context about to be killed may have said that it is idle, behind it: a zero begins that.
+        # A context about to be killed may have added that it is idle; that begins with a zero byte.
         report, _, _ = (more + child.channel.recv(65_536)).partition(b"\0")
         data = json.loads(report)
         step, problem, errno = data["step"], data["error"], error_number(data)

@@ -1,8 +1,9 @@
-"""From a clone to a sandbox that is known to be confined, in the jail runtime.
+"""Confinement in the jail runtime: from a clone to a sandbox that is known to be confined.
 
-Not how it is cloned, nor what becomes of one that fails (`runtime`); what has to be found is
-computed in `jail.plan.plan`, and `jail.inspect.posture` reads it. The invariant: `confine` returns
-only after the kernel's report of init and of every context equals the plan's expectation.
+Runs on asyncio in the engine process. Cloning a sandbox, and discarding one that fails, is in
+`runtime`; `jail.plan.plan` computes the expected posture and `jail.inspect.posture` reads the real
+one. The invariant: `confine` returns only after the kernel's report of init and of every context
+equals the plan's expectation.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class Born(NamedTuple):
     groups: sandbox_groups.Groups
     uid_index: int
     leaving: asyncio.Task[None]
-    """Done when the worker that cloned it has left its cgroups."""
+    """Task that is done when the worker that cloned the sandbox has left the sandbox's cgroups."""
     has_left: bool
-    """It had when it answered; else that has to be waited for."""
+    """Whether the worker had left when it answered; otherwise the engine has to wait for it."""
 
 
 class Confined(NamedTuple):
@@ -48,22 +49,22 @@ class Confined(NamedTuple):
     channel: GuestChannel
     contexts: tuple[int, ...]
     work_fd: int
-    """Its work area, opened before caller code exists."""
+    """File descriptor of its work area, opened before caller code exists."""
     digest: str
-    """Of its posture."""
+    """Digest of its posture."""
 
 
 def _is_whole(spec: SandboxSpec, contexts: Sequence[int]) -> bool:
-    """Whether all of its processes are there, and a caller waits: that one may have it.
+    """Whether all its processes exist and a caller waits, so that the caller may have it at once.
 
-    It is not ready then. Init reads what is sent to it once its context is.
+    It is not ready at that time. Init reads what is sent to it once its context is ready.
     """
     is_usual = spec.purpose == "program" and spec.language == "python" and spec.start == "fork"
     return spec.is_awaited and is_usual and len(contexts) == len(spec.contexts) == 1
 
 
 async def _heard(child: Spawned, spec: SandboxSpec) -> GuestChannel:
-    """The channel, once the child is locked down and has forked its contexts."""
+    """Return the channel once the child is locked down and has forked its contexts."""
     if spec.is_alone:
         listener, is_idle = await hear_alone(child, IDLE)
         stdout, stderr = child.outputs
@@ -83,7 +84,7 @@ async def _heard(child: Spawned, spec: SandboxSpec) -> GuestChannel:
 
 
 def _kill_contexts(child: Spawned) -> None:
-    """Kill init's children; what has their numbers by now is none of them."""
+    """Kill init's children. A process that got one of their pids meanwhile is not killed."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for pid in posture.children(child.pid) if child.is_alive else ():
             pidfd = os.pidfd_open(pid)
@@ -101,15 +102,16 @@ def _only(contexts: Sequence[int]) -> int:
 
 
 def _ids(entry: Entry, index: int) -> tuple[int, int]:
-    """User and group on the host behind an index of the fork-server's."""
+    """Return user and group id on the host for an index of the fork-server's range."""
     return entry.uids.host_uid(index), entry.uids.host_gid(index)
 
 
 class Confinement:
-    """Compares one sandbox after the other; what was verified once is recognised."""
+    """Compares the posture of sandboxes with the plan; a posture that was verified before is
+    recognised."""
 
     def __init__(self, facts: plan.HostFacts) -> None:
-        """Plans are made from `facts`; a sandbox shares no namespace with this process."""
+        """Make plans from `facts`. A sandbox must share no namespace with this process."""
         self._facts = facts
         self._namespaces: Mapping[str, str] = posture.host_namespaces()
         self._verifier = posture.Verifier()
@@ -118,10 +120,14 @@ class Confinement:
     async def confine(
         self, entry: Entry, spec: SandboxSpec, shape: plan.Shape, born: Born
     ) -> Confined:
-        """Hear "L", compare, hear `ready` unless a caller waits, compare the contexts, set limits.
+        """Verify that a cloned child is confined, and set its limits.
 
-        SECURITY: until this returns nobody can send the guest anything. Raises `PostureMismatch`,
-        `OSError`, `ChannelLost`, `HostUnsupported`; the child is the caller's to discard.
+        Wait for "L", compare init, wait for `ready` unless a caller waits, compare the contexts,
+        set the limits.
+
+        SECURITY: until this returns, no caller can send the guest anything. Raises
+        `PostureMismatch`, `OSError`, `ChannelLost`, `HostUnsupported`; the caller must then discard
+        the child.
         """
         child, groups = born.child, born.groups
         channel = await _heard(child, spec)
@@ -142,10 +148,11 @@ class Confinement:
                 contexts = posture.descendants(child.pid)
             for pid in contexts:
                 self._verifier.verify_beside(pid, want, namespaces)
-            entry.server.check_alive()  # else it would die with the caller's code in it
-            # SECURITY: nothing of ours is in the sandbox's cgroups when caller code comes.
+            entry.server.check_alive()  # otherwise it would die with the caller's code in it
+            # SECURITY: no process of the engine is in the sandbox's cgroups when caller code comes.
             if not born.has_left:
-                # Shielded: given up half way, the worker would clone into the same ones again.
+                # Shielded: if it were cancelled half way, the worker would clone into the same
+                # cgroups again.
                 await asyncio.shield(born.leaving)
             groups.begin()
             groups.apply(spec.limits)
@@ -167,7 +174,8 @@ class Confinement:
         )
 
     def _decided(self, shape: plan.Shape) -> tuple[Lockdown, str]:
-        """The lockdown a shape must show, and the posture's digest; computed once for each."""
+        """The lockdown that a shape must show, and the posture's digest; computed once for each
+        shape."""
         if shape not in self._decisions:
             what = plan.sandbox_plan(self._facts, shape)
             digest = posture.digest(what.lockdown, plan.digest(what.steps))

@@ -1,7 +1,8 @@
-"""The host's side of one fork-server: start it, ask it for sandboxes, notice its end.
+"""The host's side of one fork-server: start it, have it clone sandboxes, detect its end.
 
-asyncio, called by `runtimes.jail.runtime`. Not the guest channel, not policy, not what becomes of a
-child (`child`). The invariant: whoever fails half way kills what was made.
+Runs on asyncio in the engine process; `runtimes.jail.runtime` calls it. It is not the guest
+channel, not policy, and it does not follow a child after the clone (`child`). The invariant: a
+method that fails half way kills what it had started.
 """
 
 from __future__ import annotations
@@ -34,15 +35,16 @@ _PRELOAD_STEP = "fork-server: preload"
 _TEMPLATE_REMEDY = "change its preload list or its packages in templates.toml and build it again"
 _STEP_TIMEOUT_S = 20.0
 _OTHERS_ENDED = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ESRCH})
-"""What it says when a process that it rehearses with is gone: no lack of the host's, and another
-fork-server will not say it."""
+"""Error numbers of a set-up step that mean that a process it rehearsed with has ended. The host
+lacks nothing then, and another fork-server will not fail in the same way."""
 _START_DESCRIPTORS = 8
-"""Two ends of a channel and of two pipes, or of one pipe each, a pidfd and a listener; the work
-area, and one to read with."""
+"""Number of free descriptors that one start needs. Before the clone these are both ends of the
+channel and of two pipes; after it one end of each, a pidfd and a listener. One more is for the work
+area and one to read files with."""
 
 
 class _NotSent(Exception):
-    """An order could not be sent; `meant` is why."""
+    """An order could not be sent to a worker; `meant` is the error to raise to the caller."""
 
     def __init__(self, meant: CellwallError) -> None:
         super().__init__(str(meant))
@@ -50,18 +52,19 @@ class _NotSent(Exception):
 
 
 class _Ends(NamedTuple):
-    """What a sandbox is started with."""
+    """The channel and the pipes that a sandbox is started with."""
 
     ours: socket.socket
     theirs: socket.socket
     outputs: list[int]
-    """Ours of its stdout and stderr, if we are to have them."""
+    """File descriptors of the host's ends of stdout and stderr; empty if the sandbox keeps both
+    itself."""
     inputs: list[int]
-    """Theirs."""
+    """File descriptors of the sandbox's ends of those pipes."""
 
     @classmethod
     def opened(cls, own_environment: Mapping[str, str] | None, *, is_alone: bool) -> _Ends:
-        """Raises as `_channel` does."""
+        """Open the channel, and the pipes if the sandbox runs alone. Raises as `_channel` does."""
         ours, theirs = _channel(own_environment)
         pipes: list[tuple[int, int]] = []
         try:
@@ -75,12 +78,12 @@ class _Ends(NamedTuple):
         return cls(ours, theirs, *_sides(pipes))
 
     def close_ours(self) -> None:
-        """For one that does not come."""
+        """Close the host's ends, for a sandbox that could not be started."""
         self.ours.close()
         fds.close_all(self.outputs)
 
     def close_theirs(self) -> None:
-        """It has them."""
+        """Close the sandbox's ends; the sandbox has its own copies."""
         self.theirs.close()
         fds.close_all(self.inputs)
 
@@ -90,7 +93,10 @@ def _sides(pipes: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
 
 
 def _channel(own_environment: Mapping[str, str] | None) -> tuple[socket.socket, socket.socket]:
-    """Our end and the sandbox's, with its own environment in it, if it has one."""
+    """Open the host's end and the sandbox's end of a channel.
+
+    If `own_environment` is given, it is sent into the channel.
+    """
     try:
         told = None if own_environment is None else environment.packed(own_environment)
     except ValueError as error:
@@ -110,7 +116,7 @@ def _channel(own_environment: Mapping[str, str] | None) -> tuple[socket.socket, 
 
 
 def _check_room() -> None:
-    """Raise OSError (EMFILE, ENFILE) unless a start finds the descriptors that it needs."""
+    """Raise OSError (EMFILE, ENFILE) unless enough descriptors are free for one start."""
     taken: list[int] = []
     try:
         while len(taken) < _START_DESCRIPTORS:
@@ -123,12 +129,12 @@ def _check_room() -> None:
 class ForkServer:
     """One running fork-server with its workers.
 
-    Those for programs come first. What sessions need is imported behind them, when somebody wants
-    a session or a moment after the start: who only runs a program does not wait for it.
+    The workers for programs are forked first. What sessions need is imported afterwards: when a
+    session is first asked for, or a moment after the start. So a program never waits for that
+    import.
     """
 
     def __init__(self, settings: Settings, facts: plan.HostFacts) -> None:
-        """Start nothing yet."""
         self.settings = settings
         self.facts = facts
         self.forks = 0
@@ -137,14 +143,14 @@ class ForkServer:
         self.pid = 0
         self._boot: subprocess.Popen[bytes] | None = None
         self._first = -1
-        """A pidfd of the fork-server's first process."""
+        """Pidfd of the fork-server's first process; -1 if there is none."""
         self._control: socket.socket | None = None
         self._idle: dict[str, asyncio.LifoQueue[Worker | None]] = {
             purpose: asyncio.LifoQueue() for purpose in settings.workers
         }
-        """None: there will be no other one."""
+        """Idle workers by purpose. None in a queue means that it will get no more workers."""
         self._failure: CellwallError | None = None
-        """Why there are no workers for sessions."""
+        """The reason why there are no workers for sessions."""
         self._is_whole = False
         self._wanted = asyncio.Event()
         self._sockets: list[socket.socket] = []
@@ -153,11 +159,12 @@ class ForkServer:
 
     @property
     def is_usable(self) -> bool:
-        """Whether sandboxes can be forked from it."""
+        """Whether sandboxes can be forked from this fork-server."""
         return self._control is not None and not self._broken and not self._has_hung_up()
 
     def _has_hung_up(self) -> bool:
-        """Whether its end of the control socket is closed: the kernel does that first of all."""
+        """Whether the fork-server's end of the control socket is closed. The kernel closes it
+        before anything else when the process ends."""
         if self._control is None:
             return True
         poller = select.poll()
@@ -167,9 +174,10 @@ class ForkServer:
         return bool(self._broken)
 
     async def start(self) -> None:
-        """Start boot, wait until there are workers for programs.
+        """Start boot and wait until there are workers for programs.
 
-        HostUnsupported with the step that failed; SandboxBroken if it went away under it.
+        Raises HostUnsupported with the step that failed, or SandboxBroken if the fork-server ended
+        meanwhile.
         """
         try:
             self._launch()
@@ -187,10 +195,10 @@ class ForkServer:
             self.give_back(worker)
 
     async def complete(self, after_s: float) -> list[Worker]:
-        """Have it get ready for sessions once one is wanted, after `after_s` seconds in any case.
+        """Make it ready for sessions: on the first demand, at the latest after `after_s` seconds.
 
-        Returns the workers for them: put where they belong, they are given back. Raises as
-        `start`; then whoever waits for a worker is told, too.
+        Returns the workers for sessions; the caller places them and then gives them back. Raises as
+        `start` does; an error is also raised in every call that waits for a worker for a session.
         """
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wanted.wait(), after_s)
@@ -201,7 +209,7 @@ class ForkServer:
             fds.send_message(self._control, {"go": "on"})
             await self._wait_for("ready")
             self._find_workers(len(self._sockets))
-        except HostUnsupported as error:  # in its own words: it lives, and so do its programs
+        except HostUnsupported as error:  # it lives, and so do its programs
             self.refuse_sessions(error)
             raise
         except (CellwallError, OSError, fds.ControlClosed) as error:
@@ -213,11 +221,11 @@ class ForkServer:
         return self.workers[known:]
 
     def want_sessions(self) -> None:
-        """Have `complete` wait no longer."""
+        """End the wait in `complete` at once."""
         self._wanted.set()
 
     def refuse_sessions(self, error: CellwallError) -> None:
-        """Tell whoever waits for a worker for sessions, or asks for one, why there is none."""
+        """Have every present and later wait for a session worker raise `error`."""
         self._failure = error
         self._idle["session"].put_nowait(None)
 
@@ -225,14 +233,15 @@ class ForkServer:
         self._boot, self._control, self._sockets = launch(self.settings, self.facts)
 
     async def _wait_for(self, wanted: str) -> dict[str, Any]:
-        """The message of that event; `forked` may come before it."""
+        """Wait for the message of event `wanted`; the event `forked` may come before it."""
         if self._control is None:
             raise SandboxBroken("fork-server: not started")
         while True:
             try:
                 message, received = await receive(self._control, _PRELOAD_TIMEOUT_S)
             except (fds.ControlClosed, TimeoutError) as error:
-                # What the host lacks has a step and an errno; this was killed, or it crashed.
+                # If the host lacks something, a message names the step and the errno. Without a
+                # message the fork-server was killed or crashed.
                 raise SandboxBroken(
                     f"start the fork-server: it ended without a word ({error})", remedy=REMEDY
                 ) from error
@@ -255,21 +264,22 @@ class ForkServer:
         what = f"{step}: {problem}{message.get('detail', '')}"
         if (lack := shortage(number, step, problem)) is not None:
             return lack
-        if not number and step.startswith(
-            _PRELOAD_STEP
-        ):  # the template's own, whatever the host is like
+        if not number and step.startswith(_PRELOAD_STEP):  # the template's own problem, on any host
             return HostUnsupported("template", what, remedy=_TEMPLATE_REMEDY, errno=number)
         return HostUnsupported("jail", what, remedy=REMEDY, errno=number)
 
     def _checked_pid(self, pid: int) -> int:
-        """SECURITY: what is said to be the fork-server must be the child of our boot process:
-        its children are moved into cgroups, and must never be processes of the host's."""
+        """Check the pid that the fork-server reports.
+
+        SECURITY: it must be the child of our boot process. The children of this pid are moved into
+        cgroups, and a process of the host must never be moved there.
+        """
         if self._boot is None or pid not in posture.children(self._boot.pid):
             raise SandboxBroken(f"fork-server: process {pid} is not the one that boot started")
         return pid
 
     def _find_workers(self, count: int) -> None:
-        """Know the first `count` workers: the kernel lists them in the order of their forks."""
+        """Record the first `count` workers; the kernel lists them in the order of their forks."""
         try:
             pids = posture.children(self.pid)
         except (FileNotFoundError, ProcessLookupError) as error:
@@ -286,18 +296,18 @@ class ForkServer:
         ]
 
     async def take_worker(self, purpose: str) -> Worker:
-        """Wait for an idle worker; whoever takes it gives it back, whatever happens."""
+        """Wait for an idle worker. The caller must give it back in every case."""
         if purpose == "session":
             self.want_sessions()
         worker = await self._idle[purpose].get()
         if worker is None or self._broken:
-            self._idle[purpose].put_nowait(worker)  # whoever else waits must hear of it, too
+            self._idle[purpose].put_nowait(worker)  # every other waiting call must see it, too
             no_sessions = self._failure if worker is None else None
             raise no_sessions or SandboxBroken(f"fork-server: {self._broken}")
         return worker
 
     async def settle(self, worker: Worker) -> None:
-        """Have a worker go to its first berth."""
+        """Have a worker move itself into the cgroups of its first sandbox."""
         try:
             fds.send(
                 worker.control, clone_request.MOVE, worker.berth.entrances if worker.berth else ()
@@ -308,17 +318,17 @@ class ForkServer:
         worker.arrive()
 
     def give_back(self, worker: Worker) -> None:
-        """Let another sandbox have the worker."""
+        """Make the worker available to another sandbox."""
         self._idle[worker.purpose].put_nowait(worker)
 
     def check_alive(self) -> None:
-        """Raise if its boot process has ended: then it ends as well, and its sandboxes with it."""
+        """Raise if the boot process has ended: the fork-server and its sandboxes end with it."""
         if self._boot is None or self._boot.poll() is not None:
             self.lose("it has ended")
             raise SandboxBroken(f"fork-server: {self._broken}")
 
     def lose(self, why: str) -> None:
-        """Fork nothing more from here: a worker is gone, or not where it should be."""
+        """Fork nothing more here: a worker has ended, or is not in the right cgroups."""
         self._broken = self._broken or why
 
     async def spawn(
@@ -331,10 +341,10 @@ class ForkServer:
         start: str,
         own_environment: Mapping[str, str] | None = None,
     ) -> Spawned:
-        """Have a worker clone a child into new namespaces and into the cgroups it is in itself.
+        """Have a worker clone a child into new namespaces and into the worker's own cgroups.
 
-        Then the worker goes on to its berth, if it has one. `own_environment`: another than the
-        fork-server's; UsageError if it is too large.
+        Afterwards the worker moves itself into its berth, if it has one. `own_environment` replaces
+        the fork-server's environment; UsageError if it is too large.
         """
         ends = _Ends.opened(own_environment, is_alone=start == clone_request.ALONE)
         order = clone_request.written(shape, uid, guest, start, is_told=own_environment is not None)
@@ -343,7 +353,7 @@ class ForkServer:
             self._send(worker.control, order, entrances, ends)
             message, received = await receive(worker.control, _STEP_TIMEOUT_S)
             number = None if received else error_number(message)
-        except _NotSent as error:  # the worker has not heard of it, and is as it was
+        except _NotSent as error:  # the order did not reach the worker, which is unchanged
             ends.close_ours()
             raise error.meant from error
         except BaseException as error:
@@ -365,8 +375,9 @@ class ForkServer:
         try:
             pid = checked(received)
         except BaseException as error:
-            # SECURITY: it holds a pidfd of ours, to notice our end. Whatever it hands us is
-            # killed on the slightest doubt, so that must never be a process of the host.
+            # SECURITY: the fork-server holds a pidfd of the engine, to detect its end. A process
+            # that it hands over is killed on the slightest doubt, so that must never be a process
+            # of the host.
             fds.close_all(received)
             ends.close_ours()
             self.lose(str(error))
@@ -384,18 +395,19 @@ class ForkServer:
 
     @staticmethod
     def _send(worker: socket.socket, order: bytes, entrances: Sequence[int], ends: _Ends) -> None:
-        """Send an order. Raises `_NotSent` where something has run out."""
+        """Send an order. Raises `_NotSent` if the host is out of descriptors or memory."""
         try:
             fds.send(worker, order, [ends.theirs.fileno(), *ends.inputs, *entrances])
         except OSError as error:
             short = shortage(error.errno, "clone a sandbox", error)
             raise error if short is None else _NotSent(short) from error
         finally:
-            # Closed before the answer comes: there is a number free for its descriptor.
+            # Closed before the answer arrives, so that a number is free for the answer's
+            # descriptor.
             ends.close_theirs()
 
     def abandon(self) -> None:
-        """In a forked child: close our ends; the parent still has its own."""
+        """Close the fork-server's descriptors in a forked child; the parent keeps its own."""
         for sock in (self._control, *self._sockets):
             if sock is not None:
                 sock.close()
@@ -413,7 +425,7 @@ class ForkServer:
         boot, self._boot = self._boot, None
         if boot is not None:
             if not self._is_whole and self._first >= 0:
-                # It may be importing, and would not look up for a second. Boot reaps it.
+                # It may be importing, and would not notice the end for a second. Boot reaps it.
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._first, signal.SIGKILL)
             loop = asyncio.get_running_loop()

@@ -1,8 +1,8 @@
-"""The fork-servers of the jail runtime: one for each template in use, replaced before it wears.
+"""The fork-servers of the jail runtime: one for each template in use, replaced before it wears out.
 
-Not how one is started (`runtimes.jail.fork_server`) and not what is forked from it (`runtime`). The
-invariant: a fork-server is closed only when no sandbox made from it lives, because its end is
-theirs.
+Starting one is in `runtimes.jail.fork_server`, and forking sandboxes from it in `runtime`. The
+invariant: a fork-server is closed only when no sandbox made from it lives, because its end is also
+the end of those sandboxes.
 """
 
 from __future__ import annotations
@@ -40,42 +40,46 @@ _BUNDLE = (
 )
 _MAX_FORKS = 10_000
 _MAX_AGE_S = 1800.0
-"""A fork-server's address layout and hash seed are shared by its forks; this bounds how long."""
+"""Most seconds for which one fork-server is used. All its forks share its address layout and hash
+seed; this limits for how long."""
 _SESSIONS_AFTER_S = 0.25
-"""From a start until it imports what sessions need, unless one is wanted sooner. Longer than a
-single program takes, which then has the processor for itself."""
+"""Seconds from a start until the fork-server imports what sessions need, unless a session is asked
+for sooner. This is longer than a single program takes, so that the program has the processor for
+itself."""
 _PRELOAD_ENVIRONMENT = {"HOME": "/tmp", "MPLCONFIGDIR": "/tmp/matplotlib", "LD_BIND_NOW": "1"}
-"""Only the preload sees these: its own /tmp, which every sandbox covers with one of its own."""
+"""Variables that only the preload has. Its /tmp is its own, and every sandbox mounts another over
+it."""
 
 
 def workers_on(cpus: int) -> dict[str, int]:
-    """How many processes of a fork-server clone sandboxes, by what the sandboxes are for.
+    """Number of processes of a fork-server that clone sandboxes, by the purpose of the sandboxes.
 
-    One more than there are CPUs for programs: a worker stands still while its child locks down.
+    For programs it is one more than there are CPUs: a worker stands still while its child locks
+    down.
     """
     return {"program": max(2, cpus) + 1, "session": max(1, cpus // 2)}
 
 
 @dataclass(slots=True)
 class Entry:
-    """A fork-server, the ids its sandboxes get, and how many of them live."""
+    """A fork-server, the ids of its sandboxes, and the number of them that live."""
 
     server: fork_server.ForkServer
     uids: uids.UidRange
     namespaces: Mapping[str, str]
-    """Its own: no sandbox may be in one of them."""
+    """Namespaces of the fork-server itself: no sandbox may be in one of them."""
     live: int = 0
     completing: asyncio.Task[None] | None = None
-    """What makes it ready for sessions."""
+    """Task that makes the fork-server ready for sessions."""
 
     @property
     def is_worn(self) -> bool:
-        """Whether new sandboxes should come from another one."""
+        """Whether new sandboxes should come from another fork-server."""
         age_s = asyncio.get_running_loop().time() - self.server.started_at
         return not self.server.is_usable or self.server.forks >= _MAX_FORKS or age_s > _MAX_AGE_S
 
     async def aclose(self) -> None:
-        """End it, and with it whatever it forked."""
+        """End the fork-server, and with it all processes that it forked."""
         if self.completing is not None:
             self.completing.cancel()
             await asyncio.gather(self.completing, return_exceptions=True)
@@ -84,17 +88,17 @@ class Entry:
 
 
 class Placing(Protocol):
-    """Where workers wait: in the cgroups of the sandboxes they will clone."""
+    """Places waiting workers in the cgroups of the sandboxes that they will clone next."""
 
     async def place(self, entry: Entry, workers: Sequence[Worker]) -> None:
         """Put new workers of a fork-server into cgroups."""
 
     async def clear(self, entry: Entry) -> None:
-        """Remove the cgroups that the workers of an ended one were in."""
+        """Remove the cgroups that the workers of an ended fork-server were in."""
 
 
 class ForkServers:
-    """All of one runtime."""
+    """All fork-servers of one runtime."""
 
     def __init__(
         self,
@@ -105,7 +109,6 @@ class ForkServers:
         ids: uids.Ids,
         layout: hierarchies.Layout,
     ) -> None:
-        """Start nothing yet."""
         self._placing = placing
         self._state_dir = state_dir
         self._facts = facts
@@ -122,11 +125,12 @@ class ForkServers:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """Those in use and those that wait for their last sandbox to end."""
+        """The fork-servers in use, and the retired ones that wait for the end of their last
+        sandbox."""
         return (*self._current.values(), *self._retired)
 
     async def get(self, template: BuiltTemplate) -> Entry:
-        """Return the template's fork-server, started if need be."""
+        """Return the template's fork-server; start it if necessary."""
         lock = self._locks.setdefault(template.digest, asyncio.Lock())
         async with lock:
             entry = self._current.get(template.digest)
@@ -146,7 +150,7 @@ class ForkServers:
         return fresh
 
     async def _complete(self, entry: Entry) -> None:
-        """Let it get ready for sessions; whoever asks for one is told if that fails."""
+        """Make a fork-server ready for sessions; a request for one raises the failure."""
         server = entry.server
         with contextlib.suppress(CellwallError):
             workers = await server.complete(_SESSIONS_AFTER_S)
@@ -193,20 +197,20 @@ class ForkServers:
             raise
 
     async def wait_whole(self) -> None:
-        """Wait until those in use are ready for sessions, or known not to be."""
+        """Wait until each fork-server is ready for sessions, or has failed to become so."""
         for entry in self.entries:
             entry.server.want_sessions()
             if entry.completing is not None:
                 await asyncio.wait([entry.completing])
 
     async def close_unused(self) -> None:
-        """End the retired ones whose last sandbox is gone."""
+        """End the retired fork-servers whose last sandbox has ended."""
         for entry in [each for each in self._retired if each.live <= 0]:
             self._retired.remove(entry)
             await self._end(entry)
 
     async def aclose(self) -> None:
-        """End all of them."""
+        """End all fork-servers."""
         entries = self.entries
         self._current.clear()
         self._retired.clear()
@@ -218,7 +222,7 @@ class ForkServers:
         await self._placing.clear(entry)
 
     def abandon(self) -> None:
-        """In a forked child: let go of the parent's descriptors, end nothing."""
+        """Close the parent's descriptors in a forked child, and end nothing."""
         for entry in self.entries:
             entry.server.abandon()
             entry.uids.release()

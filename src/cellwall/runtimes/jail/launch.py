@@ -1,6 +1,7 @@
-"""Starting the processes of one fork-server: what they are told, and the sockets they are given.
+"""Start the processes of one fork-server: their configuration and their sockets.
 
-Not what is said through them (`fork_server`). The invariant: who cannot be started leaves nothing.
+Runs in the engine process. The messages on those sockets are in `fork_server`. The invariant: a
+start that fails leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from cellwall.jail.plan import plan
 from cellwall.jail.protocol import fds
 
 _ARENAS, _BARE_ARENAS = 48, 16
-"""Of CPython's heap (1 MiB each), mapped ahead for a template with packages and for one without;
-more than `data` and `python` fill. Those left over are given back."""
+"""Number of arenas of CPython's heap (1 MiB each) that are mapped ahead, for a template with
+packages and for one without. That is more than `data` and `python` fill; unused arenas are given
+back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How one fork-server is started."""
+    """The configuration of one fork-server."""
 
     guest_path: Path
     template_path: Path
@@ -35,19 +37,22 @@ class Settings:
     """Path of the template's interpreter inside the root."""
     preload: tuple[str, ...]
     environment: Mapping[str, str]
-    """What sandboxes have unless their spec says otherwise."""
+    """Environment of its sandboxes unless their spec has another."""
     preload_environment: Mapping[str, str]
-    """What is different while packages are imported."""
+    """Variables that differ while packages are imported."""
     uid_base: int
-    """The first id for the fork-server's namespace, as `boot` sees it."""
+    """First id for the fork-server's namespace, as `boot` sees it."""
     uid_count: int
     rootless: bool
     outer: Mapping[str, Any] | None
-    """What `boot` maps into a namespace of its own first (`id_maps`); None: our own id only."""
+    """The id maps that `boot` first writes for a namespace of its own (`id_maps`); None: only the
+    engine's own id."""
     is_mover_kept: bool
-    """A worker has to be one that we may put into cgroups of version 1 (`forkserver`)."""
+    """Whether a worker must stay a process that the engine may put into cgroups of version 1
+    (`forkserver`)."""
     workers: Mapping[str, int]
-    """How many processes clone sandboxes, by purpose: `program` and `session`, in this order."""
+    """Number of processes that clone sandboxes, by purpose: `program` and `session`, in this order.
+    """
     seccomp: bytes
     guest_main: str
     guest_preload: str
@@ -56,16 +61,17 @@ class Settings:
 
 
 class Launched(NamedTuple):
-    """Processes that begin to import, and our ends of their sockets, which do not block."""
+    """The started processes, which begin to import, and our ends of their sockets, which do not
+    block."""
 
     boot: subprocess.Popen[bytes]
     control: socket.socket
     workers: list[socket.socket]
-    """One for each process that will clone sandboxes, in the order of their forks."""
+    """One socket for each process that will clone sandboxes, in the order of their forks."""
 
 
 def launch(settings: Settings, facts: plan.HostFacts) -> Launched:
-    """Start boot with its ends of our sockets; raises OSError."""
+    """Start boot with its ends of our sockets. Raises OSError."""
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
 
         def pair() -> tuple[socket.socket, int]:

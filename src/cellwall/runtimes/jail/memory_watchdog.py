@@ -1,8 +1,8 @@
-"""Holds the memory of sandboxes where no cgroup does: looks at each, and kills.
+"""A task that enforces the memory limit of sandboxes where no cgroup does: it looks, and it kills.
 
-Not how memory is counted (`jail.inspect.usage_sums`). A look takes 0.05 ms of the event loop where
-nothing inside has touched memory, and 1 ms where something has; so the longer nothing happens in a
-sandbox the less often it is looked at, and most of the time is for other work.
+Runs on asyncio in the engine process. How memory is counted is in `jail.inspect.usage_sums`. A look
+takes 0.05 ms of the event loop if nothing inside has used memory, and 1 ms otherwise. So the longer
+a sandbox is idle, the less often the watchdog looks at it, and most of the time is for other work.
 """
 
 from __future__ import annotations
@@ -15,46 +15,46 @@ from weakref import WeakKeyDictionary
 
 
 class Watched(Protocol):
-    """What it asks of a sandbox."""
+    """The part of a sandbox that the watchdog uses."""
 
     @property
     def is_closing(self) -> bool:
-        """Whether it is on its way out."""
+        """Whether the sandbox is being closed."""
 
     @property
     def idle_looks(self) -> int:
-        """How many looks in a row found that nothing inside touched memory."""
+        """Number of consecutive looks that found no use of memory inside."""
 
     def kill_above_limit(self) -> None:
-        """Look, and kill it if it has more memory than it may have. Raises OSError."""
+        """Look at the sandbox, and kill if it has more memory than it may have. Raises OSError."""
 
 
 _ROUND_S = 0.05
 _MOST_S = 0.2
-"""Between two looks at a sandbox in which nothing happens."""
+"""Most seconds between two looks at a sandbox in which nothing happens."""
 _STRETCH_S = 0.002
-"""Of looks, until other work gets its turn."""
+"""Seconds of looks after which other work of the loop gets its turn."""
 _REST = 2.0
-"""As long as the looks of a round took, so many times, is the pause after it at least: a program of
-a hundred processes makes each look at it dear, and must not have the event loop for itself."""
+"""Minimum pause after a round, as a multiple of the time its looks took. A look at a program of a
+hundred processes is expensive, and such a program must not have the event loop for itself."""
 
 
 class Watchdog:
-    """Of one runtime; at work while there are sandboxes."""
+    """The memory watchdog of one runtime; it runs while there are sandboxes."""
 
     def __init__(self, live: Collection[Watched]) -> None:
-        """Look at whatever is in `live` at the time."""
+        """Watch the sandboxes that are in `live` at the time of each round."""
         self._live = live
         self._seen_s: WeakKeyDictionary[Watched, float] = WeakKeyDictionary()
         self._task: asyncio.Task[None] | None = None
 
     def wake(self) -> None:
-        """Begin, unless it is at work."""
+        """Start the watchdog's task unless it runs."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._watch())
 
     async def aclose(self) -> None:
-        """Stop."""
+        """Stop the watchdog."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -69,7 +69,7 @@ class Watchdog:
             self._task = None
 
     async def _look_at_all(self) -> float:
-        """Look at whoever is due; returns how long the looks took."""
+        """Look at every sandbox that is due; return the seconds that the looks took."""
         now = asyncio.get_running_loop().time
         whole_s = stretch_s = 0.0
         for sandbox in tuple(self._live):
@@ -77,7 +77,7 @@ class Watchdog:
             if sandbox.is_closing or not self._is_due(sandbox, begun):
                 continue
             self._seen_s[sandbox] = begun
-            with contextlib.suppress(OSError):  # of no descriptors, say: there is a next round
+            with contextlib.suppress(OSError):  # no descriptor left, for example; retried later
                 sandbox.kill_above_limit()
             took = now() - begun
             whole_s += took

@@ -1,6 +1,7 @@
-"""What a fork-server says, read with bounds: it imported packages that nobody reviewed.
+"""Bounded reading of a fork-server's replies: it has imported unreviewed packages.
 
-asyncio. Not what is asked (`fork_server`) and not how messages look (`fds`).
+Runs on asyncio in the engine process. Orders to it are in `fork_server`, the message format in
+`fds`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ async def receive(sock: socket.socket, timeout_s: float) -> tuple[dict[str, Any]
 
 
 def member(message: Mapping[str, Any], name: str, kind: type[T]) -> T:
-    """One field of a message, of that type; SandboxBroken if it has none."""
+    """Return one field of a message; raise SandboxBroken unless it is of type `kind`."""
     value = message.get(name)
     if not isinstance(value, kind):
         raise SandboxBroken(f"fork-server: a message without a proper {name!r}")
@@ -34,12 +35,13 @@ def member(message: Mapping[str, Any], name: str, kind: type[T]) -> T:
 
 
 def error_number(message: Mapping[str, Any]) -> int | None:
-    """The errno in a message, if it has one; SandboxBroken if that is no number."""
+    """Return the errno in a message, or None if it has none; raise SandboxBroken if it is no
+    number."""
     return None if message.get("errno") is None else member(message, "errno", int)
 
 
 async def wait_readable(fd: int, timeout_s: float) -> None:
-    """Return once `fd` can be read; TimeoutError after `timeout_s` seconds."""
+    """Return once `fd` can be read; raise TimeoutError after `timeout_s` seconds."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
 

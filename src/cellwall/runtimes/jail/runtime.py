@@ -1,8 +1,8 @@
 """The embedded jail as a runtime: cgroups, fork-servers, posture, sandboxes.
 
-The adapter between `engine`'s contract and the jail. The invariant: `start` returns a sandbox only
-after the kernel's report of init and of every context equals the plan's expectation, and anything
-half made is destroyed before an error leaves it.
+The adapter between the contract of `engine` and the jail, in the engine process. The invariant:
+`start` returns a sandbox only after the kernel's report of init and of every context equals the
+plan's expectation, and it destroys anything half made before it raises.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ from cellwall.runtimes.shared.environment import inside_environment
 
 T = TypeVar("T")
 _TRIES = 4
-"""Of one start, each from a fork-server of its own if the one before was killed under it: on a host
-that is short of memory that happens more than once in the second that a new one takes."""
+"""Number of attempts for one start. Each uses another fork-server if the one before was killed
+meanwhile: on a host that is short of memory that happens more than once in the second that a new
+fork-server takes."""
 
 
 def shape_of(
@@ -53,7 +54,7 @@ def shape_of(
     rootless: bool,
     base_mounts: tuple[str, ...] = (),
 ) -> plan.Shape:
-    """The part of limits, and of a template, that is built in at the start."""
+    """The part of limits, and of a template, that is built in when a sandbox starts."""
     return plan.Shape(
         cpus=max(1, math.ceil(limits.cpus)),
         memory_mb=limits.memory_mb,
@@ -71,7 +72,7 @@ def shape_of(
 
 
 def hardness_of(limits: Limits, layout: hierarchies.Layout) -> dict[str, str]:
-    """How each limit is held on this host."""
+    """How firmly each limit is enforced on this host: "hard" or "soft", by the limit's name."""
     hard = layout.hard
     return {
         "memory_mb": "hard" if "memory" in hard else "soft",
@@ -86,12 +87,12 @@ def hardness_of(limits: Limits, layout: hierarchies.Layout) -> dict[str, str]:
 
 
 def _is_of_the_fork_server(error: BaseException, entry: Entry | None) -> bool:
-    """Whether a start failed because its fork-server went away, or did while it started."""
+    """Whether a start failed because its fork-server ended, during its own start or later."""
     return isinstance(error, SandboxBroken) and (entry is None or not entry.server.is_usable)
 
 
 def _explained(error: Exception, step: str) -> CellwallError:
-    """The error of a start that failed after the clone, as a caller should get it."""
+    """Translate the error of a start that failed after the clone into one for the caller."""
     short = shortage(getattr(error, "errno", None), step, error)
     if short is not None:
         return short
@@ -104,13 +105,12 @@ def _explained(error: Exception, step: str) -> CellwallError:
 
 
 class JailRuntime:
-    """See the module."""
+    """The jail as a runtime; see the module."""
 
     name = "jail"
     level = IsolationLevel.NAMESPACE
 
     def __init__(self, state_dir: Path) -> None:
-        """Touch nothing yet."""
         self._state_dir = state_dir
         self._live: set[JailSandbox] = set()
         self._under_way: set[asyncio.Task[Any]] = set()
@@ -125,22 +125,22 @@ class JailRuntime:
 
     @cached_property
     def layout(self) -> hierarchies.Layout:
-        """The cgroup hierarchies of this host that we may use."""
+        """The cgroup hierarchies of this host that this process may use."""
         return hierarchies.discover()
 
     @cached_property
     def ids(self) -> uid_ranges.Ids:
-        """Where the ids of sandboxes come from."""
+        """The source of user and group ids for sandboxes."""
         return uid_ranges.find()
 
     @property
     def rootless(self) -> bool:
-        """Whether every sandbox runs under our own id; see `linux.uid_ranges`."""
+        """Whether every sandbox runs under this process's own id; see `linux.uid_ranges`."""
         return self.ids.are_shared
 
     @cached_property
     def host_facts(self) -> plan.HostFacts:
-        """The facts every plan is made from."""
+        """The facts of the host that every plan is made from."""
         return facts.for_jails(self._state_dir)
 
     @cached_property
@@ -168,9 +168,10 @@ class JailRuntime:
 
     @property
     def runs_alone(self) -> bool:
-        """Whether a sandbox of one program does without an interpreter as init.
+        """Whether a sandbox of one program can do without an interpreter as its init.
 
-        Where memory is held softly an end is waited for, which only a full init tells enough of.
+        With a soft memory limit the engine waits for the end of the process, and only a full init
+        reports enough about it.
         """
         return "memory" in self.layout.hard and facts.runs_alone()
 
@@ -199,10 +200,10 @@ class JailRuntime:
         if self.rootless:
             shared_counts.check(spec.limits)
         if not self.host_facts.core_limit:
-            facts.core_limit()  # somebody may have installed a handler since we asked
+            facts.core_limit()  # a handler may have been installed since the last check
         if not self._is_swept:
             self._is_swept = True
-            await self.sweep()  # what a killed engine left: it cannot remove it itself
+            await self.sweep()  # what a killed engine left: it cannot remove that itself
         sandbox = await self._start_again(spec, hardness)
         self._started += 1
         self._live.add(sandbox)
@@ -212,9 +213,9 @@ class JailRuntime:
         return sandbox
 
     async def _start_again(self, spec: SandboxSpec, hardness: dict[str, str]) -> JailSandbox:
-        """Start it, from another fork-server if the first one went away meanwhile.
+        """Start a sandbox, from another fork-server if the first one ended meanwhile.
 
-        Nothing of the caller's has been handed over by then, so nothing of it can run twice.
+        The caller's code has not been handed over by then, so it cannot run twice.
         """
         for tries_left in reversed(range(_TRIES)):
             entry: Entry | None = None
@@ -224,7 +225,7 @@ class JailRuntime:
                 return await self._build(entry, spec, hardness)
             except BaseException as caught:
                 error: BaseException = caught
-                if isinstance(caught, OSError):  # a process ended while we looked at it in /proc
+                if isinstance(caught, OSError):  # a process ended while it was read in /proc
                     error = _explained(caught, f"start sandbox {spec.sandbox_id}")
                 if entry is not None:
                     entry.live -= 1
@@ -240,7 +241,8 @@ class JailRuntime:
         self, entry: Entry, spec: SandboxSpec, hardness: dict[str, str]
     ) -> JailSandbox:
         worker = await entry.server.take_worker(spec.purpose)
-        # A worker that was asked will answer: what it made must be taken, whoever has left.
+        # A worker that was asked will answer, and its child must be taken even if the caller has
+        # left.
         forking = self._begin(self._fork(entry, worker, spec))
         try:
             born = await asyncio.shield(forking)
@@ -258,7 +260,7 @@ class JailRuntime:
             raise
 
     async def _fork(self, entry: Entry, worker: Worker, spec: SandboxSpec) -> Born:
-        """Have a worker clone the sandbox, and go on to the next one's cgroups."""
+        """Have a worker clone the sandbox and then move on to the next sandbox's cgroups."""
         index = entry.uids.take()
         try:
             groups = worker.groups
@@ -267,10 +269,10 @@ class JailRuntime:
             child = await self._spawn(entry, worker, spec, index)
         except BaseException:
             entry.uids.give_back(index)
-            entry.server.give_back(worker)  # it is where it was
+            entry.server.give_back(worker)  # it is still where it was
             raise
         if worker.groups is groups:
-            worker.groups = None  # they are the sandbox's now, whatever becomes of the worker
+            worker.groups = None  # they belong to the sandbox now, whatever happens to the worker
         leaving = self._begin(self._leave(entry, worker))
         return Born(child, groups, index, leaving, self._groups.workers_move_themselves)
 
@@ -282,11 +284,11 @@ class JailRuntime:
         entry.uids.give_back(born.uid_index)
 
     async def _discard_unwanted(self, entry: Entry, forking: asyncio.Task[Born]) -> None:
-        with contextlib.suppress(CellwallError):  # then there is nothing to discard
+        with contextlib.suppress(CellwallError):  # the fork failed: there is nothing to discard
             await self._discard(entry, await forking)
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Do `work` to its end; `aclose` waits for it."""
+        """Start `work` as a task that runs to its end; `aclose` waits for it."""
         task = asyncio.get_running_loop().create_task(work)
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
@@ -301,7 +303,7 @@ class JailRuntime:
                 await self._move(entry, worker)
 
     async def clear(self, entry: Entry) -> None:
-        """Remove the cgroups of sandboxes that an ended fork-server did not come to clone."""
+        """Remove the cgroups that an ended fork-server's workers were in or would go to."""
         await asyncio.gather(*self._moving, return_exceptions=True)
         for worker in entry.server.workers:
             for groups in worker.let_go():
@@ -310,15 +312,15 @@ class JailRuntime:
     async def _leave(self, entry: Entry, worker: Worker) -> None:
         """Make the worker ready for the next sandbox.
 
-        Where it cannot move itself, it still has to leave the new sandbox's cgroups. Then that
-        takes milliseconds when the host is idle (the kernel waits for a grace period), so it goes
-        on while the child locks itself down.
+        A worker that cannot move itself has to be moved out of the new sandbox's cgroups. On an
+        idle host that takes milliseconds (the kernel waits for a grace period), so it continues
+        while the child locks itself down.
         """
         try:
             await self._move(entry, worker)
         except CellwallError:
             if not self._groups.workers_move_themselves:
-                raise  # else nobody waits for it; the fork-server is lost, which is known
+                raise  # otherwise no task awaits this one; `_move` has marked the fork-server lost
         finally:
             entry.server.give_back(worker)
 
@@ -328,7 +330,7 @@ class JailRuntime:
                 moving = self._begin(self._groups.move_on(worker))
                 self._moving.add(moving)
                 moving.add_done_callback(self._moving.discard)
-                await asyncio.shield(moving)  # the thread that does it goes on in any case
+                await asyncio.shield(moving)  # the thread that moves it continues in any case
         except Exception as error:
             entry.server.lose(f"a worker could not be moved: {error}")
             raise
@@ -341,7 +343,8 @@ class JailRuntime:
             "language": spec.language,
             "purpose": spec.purpose,
             "is_alone": spec.is_alone,
-            # Where only a process's end says how much memory it had, that has to be waited for.
+            # Where only the end of a process shows how much memory it used, the engine has to wait
+            # for it.
             "is_end_foreseen": spec.purpose == "program" and "memory" in self.layout.hard,
         }
         is_usual = environment == entry.server.settings.environment
@@ -374,7 +377,7 @@ class JailRuntime:
         return JailSandbox(self, spec, made)
 
     async def remove(self, sandbox: JailSandbox, made: Made) -> None:
-        """Take down what a dead sandbox had on the host."""
+        """Remove what a dead sandbox had on the host."""
         made.close_descriptors()
         await self._groups.remove(made.groups)
         self._live.discard(sandbox)
@@ -383,9 +386,9 @@ class JailRuntime:
         await self._servers.close_unused()
 
     async def wait_settled(self) -> None:
-        """Wait until its fork-servers have all of their workers; for whoever counts processes.
+        """Wait until all fork-servers have all their workers, for a caller that counts processes.
 
-        Before that for what was begun and is wanted by nobody any more.
+        Before that, wait for every task under way, also if its result is no longer wanted.
         """
         while self._under_way:
             await asyncio.wait(self._under_way)
@@ -393,7 +396,7 @@ class JailRuntime:
             await self._servers.wait_whole()
 
     def statistics(self) -> RuntimeStatistics:
-        """Counts."""
+        """Return the counters of this runtime."""
         entries = self._servers.entries if "_servers" in vars(self) else ()
         detail = {
             "fork_servers": len(entries),
@@ -404,7 +407,7 @@ class JailRuntime:
         return RuntimeStatistics(len(self._live), self._started, self._failed, detail)
 
     async def sweep(self) -> SweepReport:
-        """Remove cgroups, and what still runs in them, of engines that are gone."""
+        """Remove the cgroups of engines that are gone, and kill what still runs in them."""
         judge = owner_label.is_dead_in_this_boot
         removed, kept = await asyncio.to_thread(leftovers.sweep, self.layout, judge)
         return SweepReport({"cgroups": removed}, tuple(kept))
@@ -412,7 +415,7 @@ class JailRuntime:
     async def aclose(self) -> None:
         """Destroy every sandbox and fork-server."""
         await asyncio.gather(*(sandbox.aclose() for sandbox in list(self._live)))
-        if "_servers" in vars(self):  # else: never used, and not to be made on a host that cannot
+        if "_servers" in vars(self):  # otherwise never used, and perhaps impossible here
             await asyncio.gather(*self._under_way, return_exceptions=True)
             await self._servers.aclose()
         await self._watchdog.aclose()
@@ -420,7 +423,7 @@ class JailRuntime:
             self._groups.close()
 
     def abandon(self) -> None:
-        """In a forked child: let go of the parent's descriptors, end nothing."""
+        """Close the parent's descriptors in a forked child, and end nothing."""
         if "_servers" in vars(self):
             self._servers.abandon()
         for sandbox in self._live:

@@ -1,7 +1,7 @@
-"""One live jail as the engine sees it: limits from outside, counters, the end.
+"""One live jail as the engine sees it: limits set from outside, counters, the end.
 
-Made by `runtime.JailRuntime` and by nobody else, after its posture was verified. Nothing here opens
-a path that caller code can change; what is needed of the inside was opened before it existed.
+Only `runtime.JailRuntime` makes it, after it has verified the posture. Nothing here opens a path
+that caller code can change; what is needed from inside was opened before caller code existed.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ from cellwall.runtimes.shared.cpu_placement import Cpus
 
 
 class Owner(Protocol):
-    """What a sandbox asks of its runtime."""
+    """The part of a runtime that a sandbox uses."""
 
     cpus: Cpus
     can_lower_rlimits: bool
-    """False once the kernel refused: prlimit(2) wants CAP_SYS_RESOURCE, which root may lack."""
+    """False once the kernel has refused: prlimit(2) needs CAP_SYS_RESOURCE, which even root may
+    lack."""
 
     async def remove(self, sandbox: JailSandbox, made: Made) -> None:
-        """Take down what a dead sandbox had on the host."""
+        """Remove what a dead sandbox had on the host."""
 
 
 @dataclass(slots=True)
 class Made:
-    """What one sandbox has on the host."""
+    """The host's resources of one sandbox."""
 
     child: Spawned
     channel: GuestChannel
@@ -51,11 +52,14 @@ class Made:
     pids: tuple[int, ...]
     isolation: Isolation
     work_fd: int
-    """The work area, opened before caller code existed; -1 once closed."""
+    """File descriptor of the work area, opened before caller code existed; -1 once closed."""
     entry: Entry
 
     def close_descriptors(self) -> None:
-        """SECURITY: numbers are given out again; nobody may use these once they are closed."""
+        """Close the descriptors and forget their numbers.
+
+        SECURITY: the kernel gives closed numbers out again, so these must not be used any more.
+        """
         for fd in (self.work_fd, self.child.pidfd):
             if fd >= 0:
                 os.close(fd)
@@ -71,27 +75,26 @@ class JailSandbox:
         spec: SandboxSpec,
         made: Made,
     ) -> None:
-        """Take over what the runtime made and checked."""
         self._runtime = runtime
         self._spec = spec
         self._made = made
         self._limits = spec.limits
         self._cpus: frozenset[int] = frozenset()
         self._is_apart = False
-        """Init is on other CPUs than the program, so that both go on at once."""
+        """Whether init is on other CPUs than the program, so that both run at once."""
         self._watch = made.child.watch()
         self._closing: asyncio.Task[None] | None = None
         self.soft_kills = 0
         self._meter = usage_sums.Meter(made.child.pid)
         self._peak_bytes = 0
         self._full_looks = 0
-        """How many looks found as many processes as there may be."""
+        """Number of reads of `sums` that found as many processes as the limit allows."""
         self._peak_processes = 0
-        """As far as anybody looked; init is not counted."""
+        """Largest number of processes that a read of `sums` found, without init."""
 
     @property
     def isolation(self) -> Isolation:
-        """Which isolation really runs."""
+        """The isolation that is really in force."""
         return self._made.isolation
 
     @property
@@ -106,16 +109,20 @@ class JailSandbox:
 
     @property
     def is_closing(self) -> bool:
-        """Whether it is on its way out; its pid may belong to somebody else any moment."""
+        """Whether the sandbox is being closed; its pid may soon belong to another process."""
         return self._closing is not None
 
     @property
     def pid(self) -> int:
-        """The host's pid of init."""
+        """The pid of init on the host."""
         return self._made.child.pid
 
     def fits(self, spec: SandboxSpec) -> bool:
-        """Built-in limits must be equal, lowerable ones not lower than asked for."""
+        """Whether this sandbox can serve `spec`.
+
+        Limits that are built in must be equal; those that can be lowered must not be below the
+        wanted ones.
+        """
         ours, theirs = self._spec.limits, spec.limits
         built_in = ("memory_mb", "disk_mb", "inodes")
         lowerable = ("processes", "file_mb", "open_files")
@@ -136,9 +143,10 @@ class JailSandbox:
         return ours == theirs or (ours > theirs and self._runtime.can_lower_rlimits)
 
     async def apply_limits(self, limits: Limits) -> None:
-        """Lower what the kernel holds, from outside, before caller code runs.
+        """Lower what the kernel enforces, from outside, before caller code runs.
 
-        SandboxBroken if it has ended by itself, parked or on its way to its owner.
+        Raises SandboxBroken if the sandbox has ended by itself, while parked or on its way to its
+        owner.
         """
         try:
             self._apply_limits(limits)
@@ -164,7 +172,8 @@ class JailSandbox:
                     resource.prlimit(pid, number, (size, size))
 
     def pin(self) -> None:
-        """Show and give the sandbox as many CPUs as its quota has, the least used ones."""
+        """Give the sandbox as many CPUs as its quota has, the least used ones, and show it only
+        those."""
         count = max(1, math.ceil(self._limits.cpus))
         if count == len(self._cpus):
             return
@@ -177,28 +186,33 @@ class JailSandbox:
             return
         beside = self._cpus
         if self._spec.purpose == "program" and not self._spec.is_alone:
-            # What passes on a program's output, and waits for its end, does it meanwhile.
+            # Init passes the program's output on and waits for its end; on other CPUs it does so
+            # meanwhile.
             beside = self._runtime.cpus.others(self._cpus) or self._cpus
             self._is_apart = beside is not self._cpus
         is_forked = self._spec.language == "python" and self._spec.start == "fork"
         for pid in pids:
             cpus = self._cpus if pid == pids[-1] else beside
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                # A fork has one; an interpreter of another language several before it runs.
+                # A fork has one thread; an interpreter of another language has several before it
+                # runs.
                 for thread in (pid,) if is_forked else posture.threads(pid):
                     os.sched_setaffinity(thread, cpus)
 
     @property
     def fresh(self) -> KernelReadings:
-        """Zero: `Groups.begin` set the counters back, or what they are counted from."""
+        """The readings of a sandbox that has run nothing.
+
+        They are zero with cgroups: `Groups.begin` has reset the counters, or their base values.
+        """
         return KernelReadings() if self._made.groups.holds("memory") else self.readings()
 
     def readings(self) -> KernelReadings:
-        """Counters of the cgroup, or sums over the tree where there is none."""
+        """Read the counters of the cgroups, or sums over the process tree where there are none."""
         disk_full, work_bytes = work_area.used(self._made.work_fd)
         if not self._made.groups.holds("memory"):
             sums = self.sums()
-            self._meter.idle_looks = 0  # somebody runs something: the watchdog is to look soon
+            self._meter.idle_looks = 0  # something runs: the watchdog is to look soon
             return KernelReadings(
                 cpu_s=max(sums.cpu_s, self._made.groups.cpu_s()),
                 memory_bytes=sums.memory_bytes,
@@ -224,7 +238,7 @@ class JailSandbox:
         )
 
     def sums(self) -> usage_sums.Sums:
-        """Count from outside what no cgroup counts for us."""
+        """Sum up from outside what no cgroup counts."""
         sums = self._meter.read(work_area.used(self._made.work_fd)[1])
         self._peak_bytes = max(self._peak_bytes, sums.memory_bytes)
         self._peak_processes = max(self._peak_processes, sums.processes - 1)
@@ -233,13 +247,14 @@ class JailSandbox:
 
     @property
     def idle_looks(self) -> int:
-        """How often in a row `sums` has found that nothing inside touched memory."""
+        """Number of consecutive calls of `sums` that found no use of memory inside."""
         return self._meter.idle_looks
 
     def kill_above_limit(self) -> None:
-        """For the soft watchdog: end what has most of the memory, if that is more than may be.
+        """Kill the process with the most memory if the sandbox is above its limit.
 
-        All of it, where it is a program's own, where that would not help or cannot be done.
+        For the soft watchdog. The whole sandbox is killed if it is one program's own, or if killing
+        that process would not help or is not possible.
         """
         excess_bytes = self.sums().memory_bytes - self._limits.memory_bytes
         if excess_bytes <= 0:
@@ -257,24 +272,25 @@ class JailSandbox:
         self._made.groups.kill()
 
     def _clear_our_cpu(self) -> None:
-        """Have init die elsewhere: it takes a millisecond, and we are about to tell the end here.
+        """Have init die on another CPU than this process runs on.
 
-        While its channel is open it is there, and the pid its own.
+        Its death takes a millisecond, and the engine is about to report the end on this CPU. While
+        its channel is open, init is there and the pid is its own.
         """
         if self._is_apart and self._made.channel.is_open and not self._watch.done():
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(self._made.pids[0], self._runtime.cpus.elsewhere())
 
     async def wait_ended(self) -> None:
-        """Return when init is gone, which the kernel delays until all others are."""
+        """Return when init is gone. The kernel delays that until all other processes are gone."""
         await asyncio.shield(self._watch)
 
     def abandon(self) -> None:
-        """In a forked child: let go of the parent's descriptors, kill nothing."""
+        """Close the parent's descriptors in a forked child, and kill nothing."""
         self._made.close_descriptors()
 
     async def aclose(self) -> None:
-        """Kill, wait and remove; a second call waits for the first."""
+        """Kill the sandbox, wait for its end and remove it; a second call waits for the first."""
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.shield(self._closing)

@@ -1,8 +1,8 @@
-"""A process that clones sandboxes, one of a fork-server: which one it is, and where.
+"""One of the processes of a fork-server that clone sandboxes: its identity and its cgroups.
 
-Called by `runtimes.jail.fork_server` and `runtimes.jail.runtime`. Not how it is asked
-(`fork_server`). The invariant: a worker is in the cgroups of the next sandbox, and of no living
-one, when it clones.
+Called by `runtimes.jail.fork_server` and `runtimes.jail.runtime` in the engine process. Sending
+orders to a worker is in `fork_server`. The invariant: when a worker clones, it is in the cgroups of
+the next sandbox, and of no living one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cellwall.model.errors import HostUnsupported, SandboxBroken
 
 
 class Berth(NamedTuple):
-    """Cgroups a worker will move itself to, and the open files through which it does."""
+    """Cgroups into which a worker will move itself, and the open files through which it moves."""
 
     groups: sandbox_groups.Groups
     entrances: tuple[int, ...]
@@ -32,25 +32,27 @@ class Berth(NamedTuple):
 
 @dataclass(slots=True)
 class Worker:
-    """One process of a fork-server that clones sandboxes, one after the other."""
+    """A process of a fork-server that clones sandboxes, one after the other."""
 
     control: socket.socket
     purpose: str
     pid: int
-    """On the host."""
+    """Pid on the host."""
     started: int | None
     groups: sandbox_groups.Groups | None = None
-    """Where it is now: the cgroups of the next sandbox, which is born into them."""
+    """Cgroups where the worker is now. They are the next sandbox's, which is born into them."""
     berth: Berth | None = None
-    """Where it goes by itself once it has cloned that one; None where the host has to move it."""
+    """Cgroups into which the worker moves itself after the next clone; None if the host has to move
+    it."""
 
     @property
     def is_gone(self) -> bool:
-        """Whether its process has ended."""
+        """Whether the process of this worker has ended."""
         return self.started is None or owner_label.start_time(self.pid) != self.started
 
     def move(self, groups: sandbox_groups.Groups) -> None:
-        """Put the worker into other cgroups; raise if it is gone, or its pid somebody else's."""
+        """Put the worker into other cgroups; raise if it has ended, or its pid belongs to another
+        process."""
         if self.is_gone:
             raise SandboxBroken("fork-server: a worker is gone before it could be moved")
         try:
@@ -62,7 +64,8 @@ class Worker:
         self.groups = groups
 
     def let_go(self) -> list[sandbox_groups.Groups]:
-        """Forget where it is and where it would go; returns the directories, to be removed."""
+        """Forget where the worker is and where it would go. Returns the directories, which the
+        caller removes."""
         held = [] if self.groups is None else [self.groups]
         if self.berth is not None:
             held.append(self.berth.groups)
@@ -71,10 +74,10 @@ class Worker:
         return held
 
     def arrive(self) -> None:
-        """It says that it has gone to its berth.
+        """Record that the worker has moved into its berth, which the worker itself has reported.
 
-        SECURITY: the kernel is asked, because the worker imported packages that nobody reviewed,
-        and nothing of ours may be in a sandbox's cgroups when caller code comes.
+        SECURITY: the kernel is asked, because the worker imported unreviewed packages, and no
+        process of the engine may be in a sandbox's cgroups when caller code comes.
         """
         if self.berth is None:
             return

@@ -1,11 +1,12 @@
-"""The channel of a sandbox of one program, whose init only reaps: its part is done here.
+"""The channel of a sandbox of one program, whose init only reaps: init's other work is done here.
 
-The jail makes it (`confinement`) once "L" was heard; the engine sees a `GuestChannel`. The request
-goes to the context itself. What comes back is put together from the context's two pipes, from what
-it says (`connections`) and from init's word on how it ended, with init's own books of an execution
-(`guest.init.execution`, `guest.channel.pipes`), so that an answer is the same either way. The
-invariants: what a program prints or says is bounded where it is read, and its end is the kernel's:
-a wait status, or /proc of a process whose threads have all been told to leave (design/0014).
+Runs in the engine process. The jail makes it (`confinement`) after "L" was received; the engine
+uses it as a `GuestChannel`. The request goes directly to the context. The answer is put together
+from the context's two pipes, from its messages (`connections`) and from init's report of how it
+ended. The records of an execution are init's own classes (`guest.init.execution`,
+`guest.channel.pipes`), so that an answer is the same either way. The invariants: what a program
+prints or says is bounded where it is read, and its end is read from the kernel: a wait status, or
+/proc of a process whose threads have all been told to leave (design/0014).
 """
 
 from __future__ import annotations
@@ -29,41 +30,41 @@ from cellwall.runtimes.jail.single_program.lazy_loop import LateLoop
 from cellwall.runtimes.jail.single_program.output_pump import Output
 
 _DISPLAY_BYTES = 8 * 1024 * 1024
-"""As init's own bound."""
+"""Bytes of displays per execution; init has the same bound."""
 _LOOKS_S = (0.0005,)
-"""Until another look at a process that is about to end; then its end is waited for. Three looks
-more cost eight callers 3 %."""
+"""Seconds before each further look at a process that is about to end; after the last, wait for its
+end. Three more looks slow eight callers down by 3 %."""
 _DEAF_S = 0.02
-"""After every mark from the one on that is no honest program's any more."""
+"""Seconds without reading after every mark above `_HONEST_MARKS`, which no honest program sends."""
 _HONEST_MARKS = 3
 _READ_BYTES = 4096
 _REFUSED = "a sandbox of one program does nothing else"
 
 
 class Parts(NamedTuple):
-    """What the jail hands over."""
+    """The descriptors and facts that the jail hands over."""
 
     channel: socket.socket
     outputs: tuple[int, int]
     listener: socket.socket
     is_idle: bool
-    """The context has said so already."""
+    """Whether the context has already said that it is idle."""
 
 
 class _Sink:
-    """Where init's books and pumps send to, as if it were the way to the host."""
+    """Stands in for the connection to the host that init's `Execution` and pumps send to."""
 
     is_full = False
-    """The channel stops all reading at once instead."""
+    """Always False: the channel stops all reading at once instead."""
 
     def __init__(self, tell: Callable[[dict[str, Any], bytes], None]) -> None:
         self._tell = tell
 
     def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
-        """Pass it on to whoever asked, as it would come from JSON.
+        """Pass a message on to the listener, with the values that JSON would give it.
 
-        A display's metadata is nobody's. Of texts there is one; a lone surrogate in it could not
-        be encoded again.
+        The metadata of a display is dropped: no caller sees it. There is one text, and a lone
+        surrogate in it is replaced because it could not be encoded again.
         """
         told = {name: value for name, value in header.items() if name != "metadata"}
         if isinstance(note := told.get("unserialisable"), str):
@@ -73,12 +74,12 @@ class _Sink:
         self._tell(told, body)
 
     def wait_for_room(self, callback: Callable[[], None]) -> None:
-        """There is room."""
+        """Call `callback` at once: there is always room."""
         callback()
 
 
 class AloneChannel(GuestChannel):
-    """See the module."""
+    """The channel of a sandbox of one program; see the module."""
 
     def __init__(
         self,
@@ -88,9 +89,10 @@ class AloneChannel(GuestChannel):
         on_violation: Callable[[str], None],
         kill_context: Callable[[], None],
     ) -> None:
-        """Own all parts. `on_violation` must kill the sandbox, `kill_context` its program.
+        """Own all parts.
 
-        `init_pid`: the host's number of its init.
+        `on_violation` must kill the sandbox, and `kill_context` its program. `init_pid` is the
+        host's pid of its init.
         """
         super().__init__(parts.channel, on_violation=on_violation, may_hold=True)
         self._init_pid = init_pid
@@ -102,7 +104,7 @@ class AloneChannel(GuestChannel):
         self._books: Execution | None = None
         self._has_begun = self._has_concluded = self._is_ending = False
         self._exit: Exit | None = None
-        """How its program ended, once the kernel has said so."""
+        """How the program ended, once the kernel has said so."""
         self._heard = b""
         self._marks = 0
         self._looks = 0
@@ -111,7 +113,7 @@ class AloneChannel(GuestChannel):
 
     @property
     def context_pid(self) -> int:
-        """The host's number of the process that runs the program."""
+        """The host's pid of the process that runs the program."""
         return self._lines.context_pid
 
     @context_pid.setter
@@ -121,7 +123,7 @@ class AloneChannel(GuestChannel):
     # -- asking ----------------------------------------------------------------------------
 
     def send(self, header: Mapping[str, Any], body: bytes | memoryview = b"") -> None:
-        """Tell the context; whatever is not its one program is refused."""
+        """Send a request to the context; refuse everything but its one program."""
         op = header.get("op")
         if op == "execute" and self._books is None:
             super().send(header, body)
@@ -139,7 +141,7 @@ class AloneChannel(GuestChannel):
 
     def _open_books(self, request: Mapping[str, Any]) -> None:
         number, output_bytes = request["id"], request["output_bytes"]
-        sink: Any = _Sink(self._tell)  # as much of a guest's channel as is asked of one
+        sink: Any = _Sink(self._tell)  # it has only the methods that are used here
         self._books = books = Execution(sink, number, output_bytes, _DISPLAY_BYTES)
         meters = (("stdout", books.stdout), ("stderr", books.stderr))
         for fd, (event, meter) in zip(self._outputs, meters, strict=True):
@@ -150,7 +152,7 @@ class AloneChannel(GuestChannel):
             self._begin()
 
     def _tell(self, header: dict[str, Any], body: bytes) -> None:
-        if header["id"] in self._listeners:  # else it was given up
+        if header["id"] in self._listeners:  # otherwise the execution was abandoned
             self._dispatch(header, body)
 
     def _begin(self) -> None:
@@ -180,7 +182,7 @@ class AloneChannel(GuestChannel):
         return True
 
     def _take_word(self) -> bool:
-        """Understand what was heard first; False while it is not all there."""
+        """Process the first word of `_heard`; return False while it is incomplete."""
         heard = self._heard
         if heard[:1] == machine_code.MARK:
             self._heard = heard.lstrip(machine_code.MARK)
@@ -214,7 +216,7 @@ class AloneChannel(GuestChannel):
         self._conclude(status, rusage)
 
     def _on_mark(self) -> None:
-        """Somebody inside, as a rule the context, says that it is about to end: look."""
+        """Look at the context: a process inside, usually itself, says that it is about to end."""
         self._marks += 1
         if self._marks > _HONEST_MARKS:
             self._loop.remove_reader(self._fd)
@@ -228,7 +230,8 @@ class AloneChannel(GuestChannel):
             self._look_ahead()
 
     def _look_ahead(self) -> None:
-        """Take the context's end for certain once the kernel says that it is: design/0014."""
+        """Conclude the execution as soon as the kernel shows that the context's end is certain:
+        design/0014."""
         if self._books is None or self._lost is not None or self._pauses:
             return
         if not host_facts.sees_exit_codes():
@@ -244,9 +247,9 @@ class AloneChannel(GuestChannel):
             self._looks += 1
 
     def _conclude(self, status: int, rusage: dict[str, int]) -> None:
-        """Take in what the context printed and said last, then tell how it ended."""
+        """Take in the last output and messages of the context, then report how it ended."""
         if self._exit is not None:
-            return  # it was foreseen
+            return  # its end was detected earlier
         if self._books is None or not self._has_begun or self.is_unready:
             self._end(ChannelLost("guest channel: the program's process ended before it began"))
             return
@@ -256,7 +259,10 @@ class AloneChannel(GuestChannel):
         self._finish_once_heard()
 
     def _finish_once_heard(self) -> None:
-        """A program that said more at its end than may be heard at once waits for its `done`."""
+        """Finish, or postpone it while the program said more than may be read at once.
+
+        The `done` of such a program is sent after the rest was read.
+        """
         if self._drain():
             self._finish()
         else:
@@ -278,7 +284,7 @@ class AloneChannel(GuestChannel):
         self._late.close()
 
     def _drain(self) -> bool:
-        """Take in what is there; False if more was said than may be heard now."""
+        """Take in what is there; return False if more was said than may be read now."""
         is_all = True
         if self._books is not None:
             self._drain_output()
@@ -295,7 +301,7 @@ class AloneChannel(GuestChannel):
     # -- hearing: the context --------------------------------------------------------------
 
     def _on_said(self, header: dict[str, Any], body: bytes) -> None:
-        """One frame of what caller code may have said as well."""
+        """Process one frame of the context; caller code may have sent it as well."""
         self._drain_output()  # so that events keep their order
         books, event = self._books, header.get("ev")
         if books is None or self._lost is not None:
@@ -316,12 +322,12 @@ class AloneChannel(GuestChannel):
     # -- the rest of a channel -------------------------------------------------------------
 
     def pause(self) -> None:
-        """See `GuestChannel`."""
+        """Pause as `GuestChannel` does, and the streams too."""
         super().pause()
         self._late.pause()
 
     def resume(self) -> None:
-        """See `GuestChannel`."""
+        """Resume as `GuestChannel` does, and the streams too."""
         super().resume()
         if not self._pauses and self._lost is None:
             self._late.resume()
@@ -329,7 +335,7 @@ class AloneChannel(GuestChannel):
                 self._hear_the_rest()
 
     def poll(self) -> None:
-        """See `GuestChannel`."""
+        """Read what is there now, as `GuestChannel` does."""
         self._drain()
         super().poll()
 
@@ -338,7 +344,7 @@ class AloneChannel(GuestChannel):
             self._is_ending = True
             self._drain()
             if self._exit is not None and not error.is_hostile:
-                self._finish()  # that is known, whatever else is lost
+                self._finish()  # the result is known, whatever else is lost
             self._late.close()
             self._lines.close()
             self._close_outputs()
@@ -354,7 +360,7 @@ class AloneChannel(GuestChannel):
         self._outputs, self._pumps = (), []
 
     def abandon(self) -> None:
-        """See `GuestChannel`."""
+        """Close the descriptors in a forked child, as `GuestChannel` does."""
         super().abandon()
         self._late.abandon()
         self._lines.abandon()

@@ -1,11 +1,12 @@
-"""What the context of a sandbox of one program says: who calls, and each whole frame.
+"""Messages from the context of a sandbox of one program: its connections, and each whole frame.
 
-Used by `channel`; the other end is `guest/channel/init_link.py`. Not what a frame means.
+Runs in the engine process; used by `channel`. The other end is `guest/channel/init_link.py`. The
+meaning of a frame is not decided here.
 
-SECURITY: a connection is heard only when the kernel says that the context opened it (SO_PEERCRED),
-and whatever it says counts as said by caller code. Two connections at once are read, so that what
-is held here of frames that never end is two of them. They are heard in turns, each of which is
-taken down (`hearing`), and a program that has said more than any that means well is cut off.
+SECURITY: a connection is read only if the kernel says that the context opened it (SO_PEERCRED), and
+everything on it counts as said by caller code. At most two connections are read at a time, which
+bounds the memory for incomplete frames to two. They are read in turns, each of which is accounted
+for (`Hearing`), and a program that has said more than any well-behaved one does is cut off.
 """
 
 from __future__ import annotations
@@ -27,32 +28,34 @@ if TYPE_CHECKING:
 
 _MOST_LINES = 2
 _MOST_HEADER_BYTES = 4 * 1024
-"""A context that means well says less: what it shows is in bodies."""
+"""Most bytes of a header. A well-behaved context sends less: what it shows is in bodies."""
 _MOST_BYTES = 16 * 1024 * 1024
-"""Of one program: displays of 8 MiB, a value, an error, and as much again. Then it is cut off."""
+"""Most bytes of one program: displays of 8 MiB, a value, an error, and as much again. A program
+that sends more is cut off."""
 _LEAST_BYTES = 512
-"""What a frame counts for at least."""
+"""Minimum number of bytes that a frame counts for."""
 _READ_BYTES = 64 * 1024
 _DRAIN_S = 0.005
-"""Of the loop's time, for what was said before an end; an end that can wait waits for the rest."""
+"""Seconds of the loop's time for reading what was said before an end. If the end can wait, the rest
+is read first."""
 _PEER = struct.Struct("3i")
 
 OnFrame = Callable[[dict[str, Any], bytes], None]
 
 
 def _ignore(_header: dict[str, Any], _body: bytes) -> None:
-    """Nobody listens any more."""
+    """Ignore a frame: the channel is closed."""
 
 
 def _nothing() -> None:
-    """Nobody is to be told."""
+    """Do nothing: the channel is closed."""
 
 
 class Turn:
-    """What is heard at a stretch, of all lines."""
+    """One uninterrupted stretch of reading from all connections."""
 
     def __init__(self, most_s: float = TURN_S) -> None:
-        """It begins now."""
+        """Begin the turn now; it lasts at most `most_s` seconds."""
         self._began = time.thread_time()
         self._apart_s = Hearing.apart_s
         self._until = time.perf_counter() + most_s
@@ -61,17 +64,17 @@ class Turn:
 
     @property
     def is_over(self) -> bool:
-        """Whether somebody else is to have the loop."""
+        """Whether other work is to have the loop."""
         return time.perf_counter() >= self._until
 
     @property
     def spent_s(self) -> float:
-        """Of the processor's time."""
+        """Seconds of CPU time spent in this turn."""
         return time.thread_time() - self._began
 
     @property
     def apart_s(self) -> float:
-        """Of that, what large JSON took."""
+        """Seconds of that time that large JSON took."""
         return Hearing.apart_s - self._apart_s
 
 
@@ -84,14 +87,14 @@ class Line:
         self._socket = sock
         self._buffer = bytearray()
         self.is_behind = False
-        """There may be more than was heard."""
+        """Whether there may be more than was read."""
 
     def fileno(self) -> int:
-        """Its descriptor."""
+        """The connection's descriptor."""
         return self._socket.fileno()
 
     def read(self, turn: Turn, on_frame: OnFrame) -> bool:
-        """Take in what is there, until the turn is over; False at its end.
+        """Read what is there, until the turn is over; return False at the end of the connection.
 
         Raises `GuestFrameError`.
         """
@@ -108,14 +111,14 @@ class Line:
             except BlockingIOError:
                 return True
             except OSError:
-                return False  # we hung up, too
+                return False  # the engine may have closed it, too
             if not data:
                 return False
             turn.nbytes += len(data)
             self._buffer += data
 
     def _take(self) -> tuple[dict[str, Any], bytes] | None:
-        """The next frame, if all of it is here."""
+        """Return the next frame, if all of it is here."""
         buffer = self._buffer
         if len(buffer) < LENGTHS.size:
             return None
@@ -125,23 +128,23 @@ class Line:
         start = LENGTHS.size + head
         if len(buffer) < start + body:
             return None
-        # Lenient as init: metadata that no JSON can carry costs a display nothing else.
+        # As lenient as init: metadata that is not valid JSON does not spoil the rest of a display.
         header = timed(parse_header, bytes(buffer[LENGTHS.size : start]))
         content = bytes(buffer[start : start + body])
         del buffer[: start + body]
         return header, content
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._socket.close()
 
     def detach(self) -> int:
-        """Give the descriptor up, unclosed."""
+        """Return the descriptor without closing it; the caller owns it."""
         return self._socket.detach()
 
 
 class Lines:
-    """The listener that a context calls, and its connections."""
+    """The listener to which a context connects, and its connections."""
 
     def __init__(
         self,
@@ -150,7 +153,7 @@ class Lines:
         on_frame: OnFrame,
         on_broken: Callable[[], None],
     ) -> None:
-        """Own a listener that does not block; nobody is heard before `watch` or `drain`."""
+        """Own a listener that does not block; nothing is read before `watch` or `drain`."""
         self._loop = loop
         self._listener = listener
         self._on_frame = on_frame
@@ -158,14 +161,15 @@ class Lines:
         self._lines: list[Line] = []
         self._left_bytes = _MOST_BYTES
         self.context_pid = 0
-        """The one process that is heard; the host's number."""
+        """The host's pid of the one process whose connections are read."""
 
     def watch(self) -> None:
-        """Hear the context from now on."""
+        """Read from the context from now on."""
         self._loop.watch(self._listener.fileno(), READ, self._on_call)
 
     def drain(self) -> bool:
-        """Hear those who called already; False if they have more to say than may be heard now."""
+        """Read from the connections made so far; return False if there is more than may be read
+        now."""
         turn = Turn(_DRAIN_S)
         while True:
             for line in tuple(self._lines):
@@ -176,18 +180,19 @@ class Lines:
         return not turn.is_over
 
     def close(self) -> None:
-        """Hang up and hear nobody."""
+        """Close all connections and the listener."""
         for line in tuple(self._lines):
             self._drop(line)
         self._loop.forget(self._listener.fileno())
         self._listener.close()
-        # They are methods of who has us: in a circle, all of it would wait for the collector.
+        # Both are methods of the object that owns this one. As a reference cycle all of it would
+        # wait for the garbage collector.
         self._on_frame, self._on_broken = _ignore, _nothing
 
     def abandon(self) -> None:
-        """In a forked child: close the descriptors, tell no loop."""
+        """Close the descriptors in a forked child, and leave the loop alone."""
         for fd in (*(line.detach() for line in self._lines), self._listener.detach()):
-            if fd >= 0:  # else it was cut off
+            if fd >= 0:  # otherwise it was cut off
                 os.close(fd)
         self._lines.clear()
 
@@ -198,13 +203,13 @@ class Lines:
 
     def _accept(self, turn: Turn) -> bool:
         for earlier in tuple(self._lines):
-            self._hear(earlier, turn)  # what was said before must not be heard after
+            self._hear(earlier, turn)  # what was said before must not be read after
         if turn.is_over:
             return False
         try:
             connection, _ = self._listener.accept()
         except OSError:
-            return False  # nobody there, or no descriptor left, which passes
+            return False  # no connection waits, or no descriptor is left, which passes
         turn.frames += 1
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         if _PEER.unpack(peer)[0] != self.context_pid:
@@ -215,7 +220,7 @@ class Lines:
         line = Line(connection)
         self._lines.append(line)
         self._loop.watch(line.fileno(), READ, lambda _events: self._on_readable(line))
-        self._hear(line, turn)  # it is there already, as a rule
+        self._hear(line, turn)  # data is there already, as a rule
         return True
 
     def _on_readable(self, line: Line) -> None:
@@ -240,7 +245,7 @@ class Lines:
     def _said(self, header: dict[str, Any], body: bytes) -> None:
         self._left_bytes -= max(_LEAST_BYTES, len(body))
         if self._left_bytes < 0:
-            self.close()  # nothing that it says could count any more
+            self.close()  # nothing that the context says could count any more
         else:
             self._on_frame(header, body)
 

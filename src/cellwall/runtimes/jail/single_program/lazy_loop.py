@@ -1,8 +1,9 @@
-"""What parts of init ask of their loop, done by asyncio's: later and less often than it could be.
+"""The loop interface that parts of init expect, on asyncio, and called later and less often.
 
-Used by `channel`, which does for a sandbox of one program what init does for others. Most
-such programs end before anything is watched here, and a stream that is written to all the time
-wakes this loop once in a millisecond, not for each line. It reads nothing itself.
+Runs in the engine process; used by `channel`, which does for a sandbox of one program what init
+does for others. Most such programs end before anything is watched here, and a stream that is
+written to all the time wakes this loop once in a millisecond, not for each line. It reads nothing
+itself.
 """
 
 from __future__ import annotations
@@ -15,21 +16,22 @@ from cellwall.guest.channel.loop import READ
 from cellwall.runtimes.channel.loop_share import Hearing
 
 _FIRST_S = 0.003
-"""Until somebody looks at what a program prints; its end is heard at once."""
+"""Seconds until the first look at a program's output; the program's end is noticed at once."""
 _GATHER_S = 0.001
 _FLOOD_S = 0.0025
-"""After `slow_down`, times how many have: a wide pipe lets 300 MB a second go, which costs the loop
-9 % of its time, and more floods cost it no more."""
+"""Seconds between two reads after `slow_down`, multiplied by the number of loops that slowed down.
+A wide pipe passes 300 MB a second that way, which costs the loop 9 % of its time, and more floods
+cost it no more."""
 
 
 class LateLoop:
-    """Reading ends of one sandbox. Its callbacks are called with an event mask, as init's are."""
+    """Watches the reading ends of one sandbox. Its callbacks get an event mask, as those of init
+    do."""
 
     _floods = 0
-    """How many of all have slowed down."""
+    """Number of all loops that have slowed down."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Watch nothing yet."""
         self._loop = loop
         self._callbacks: dict[int, Callable[[int], None]] = {}
         self._registered: set[int] = set()
@@ -40,7 +42,7 @@ class LateLoop:
         self._hearing = Hearing()
         self._deaf_until = 0.0
         self._unheard: set[int] = set()
-        """Of whom something is here that was not told yet."""
+        """Descriptors with data that their callback has not been told of."""
 
     def watch(self, fd: int, _events: int, callback: Callable[[int], None]) -> None:
         """Call `callback` whenever `fd` can be read, soon."""
@@ -48,41 +50,41 @@ class LateLoop:
         self._arm(_FIRST_S)
 
     def forget(self, fd: int) -> None:
-        """Watch it no longer; harmless when it is not watched."""
+        """Stop watching `fd`; harmless when it is not watched."""
         self._callbacks.pop(fd, None)
         self._unheard.discard(fd)
         self._unregister(fd)
 
     def come_back(self, fd: int) -> None:
-        """Call its callback the next time, though nothing new may be there."""
+        """Call the descriptor's callback at the next opportunity, even without new data."""
         self._unheard.add(fd)
         self._arm(self.pause_s)
 
     def spend(self, spent_s: float, frames: int, nbytes: int, apart_s: float) -> None:
-        """Take down what a callback has heard; it may be a while until the next."""
+        """Account for what a callback has read; this may delay the next one."""
         now = time.perf_counter()
         self._deaf_until = now + self._hearing.spend(now, spent_s, frames, nbytes, apart_s)
 
     def set_alarm(self, whose: object, after_s: float, callback: Callable[[], None]) -> None:
-        """Call `callback` once, unless this is closed before."""
+        """Call `callback` once after `after_s` seconds, unless this is closed before."""
         self._alarms[whose] = self._loop.call_later(after_s, callback)
 
     def slow_down(self) -> None:
-        """From now on there is only what nobody will see."""
+        """Read more slowly: from now on all output is above its bound and is thrown away."""
         if not self._is_flooded:
             self._is_flooded = True
             LateLoop._floods += 1
 
     @property
     def pause_s(self) -> float:
-        """Until somebody is called again."""
+        """Seconds until the next callback."""
         gather_s = _FLOOD_S * LateLoop._floods if self._is_flooded else _GATHER_S
         if not self._deaf_until:
             return gather_s
         return max(gather_s, self._deaf_until - time.perf_counter())
 
     def pause(self) -> None:
-        """Call nobody until `resume`."""
+        """Call no callback until `resume`."""
         self._is_paused = True
         for fd in tuple(self._registered):
             self._unregister(fd)
@@ -94,7 +96,7 @@ class LateLoop:
             self._arm(self.pause_s)
 
     def close(self) -> None:
-        """Watch nothing any more; the descriptors are their owners'."""
+        """Stop watching everything; the descriptors stay with their owners."""
         for fd in tuple(self._registered):
             self._unregister(fd)
         self._callbacks.clear()
@@ -110,7 +112,7 @@ class LateLoop:
             LateLoop._floods -= 1
 
     def abandon(self) -> None:
-        """In a forked child: forget what is watched, tell no loop."""
+        """Forget what is watched, in a forked child, and leave the loop alone."""
         self._registered.clear()
         self._callbacks.clear()
 
@@ -123,7 +125,7 @@ class LateLoop:
         if self._is_paused:
             return
         if self._deaf_until > time.perf_counter():
-            self._arm(self.pause_s)  # somebody heard too much since this was arranged
+            self._arm(self.pause_s)  # too much was read since this was scheduled
             return
         for fd in self._callbacks:
             if fd in self._unheard:

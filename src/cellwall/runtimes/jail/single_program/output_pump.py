@@ -1,8 +1,9 @@
-"""A stream of a program alone, read on the host: what is above its bound costs next to nothing.
+"""A stream of a single program, read on the host: output above its bound costs next to nothing.
 
-Used by `channel`. It is init's own pump (`guest.channel.pipes`) in all but this: init pays for a
-flood from the sandbox's share of the processor, and here it would be the loop's, which everybody
-waits for. So what nobody will see is moved to nowhere uncopied, a pipe's content at a time.
+Runs in the engine process; used by `channel`. It is init's own pump (`guest.channel.pipes`) with
+one difference: init pays for a flood from the sandbox's share of the processor, but here the event
+loop would pay, which all users share. So output that no caller will see is spliced to /dev/null
+without a copy, one pipe's content at a time.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ _NONBLOCK = 2
 
 
 class Output(Pump):
-    """One pipe of a program alone."""
+    """One output pipe of a single program."""
 
     def __init__(self, loop: LateLoop, sink: Any, fd: int, event: str) -> None:  # noqa: ANN401
-        """Own `fd`; `sink` is as much of a guest's channel as is asked of one."""
-        late: Any = loop  # likewise of init's loop
+        """Own `fd`. `sink` has only the methods of a guest's channel that are used."""
+        late: Any = loop  # likewise only the used methods of init's loop
         super().__init__(late, sink, fd, event)
         self._late = loop
         self._nowhere = -1
 
     def close(self) -> None:
-        """Give up the descriptors."""
+        """Close the descriptors."""
         super().close()
         nowhere, self._nowhere = self._nowhere, -1
         if nowhere >= 0:
