@@ -1,4 +1,4 @@
-"""What makes starts fast and nothing else; runs in the fork-server and its workers.
+"""Code that only makes starts faster; runs in the fork-server and its workers.
 
-Nothing outside depends on it for correctness. README.md says of each what it is worth.
+No other package depends on it for correctness. README.md says what each module gains.
 """

@@ -1,8 +1,8 @@
-# What a worker calls (`jail.fast.syscall_script`): `clone` makes a child in this memory, `wait` has it go on
-# and stands still until it has left it again. Assembled into `machine.py`; a test compares.
+# Functions that a worker calls (`jail.fast.syscall_script`): `clone` makes a child in this memory,
+# `wait` releases it and stands still until it has left. Assembled into `machine_code.py`; a test compares.
 #
 # %rdi is the state, thirteen words:
-        .set    RSP, 0                  # the registers of who is in `wait`
+        .set    RSP, 0                  # the registers of the caller of `wait`
         .set    RBX, 8
         .set    RBP, 16
         .set    R12, 24
@@ -11,9 +11,9 @@
         .set    R15, 48
         .set    CLONE_ARGS, 56          # struct clone_args
         .set    SCRIPT, 64              # the child's list
-        .set    CONTEXT_SCRIPT, 72      # of who is forked in it
+        .set    CONTEXT_SCRIPT, 72      # the list of the process forked in it
         .set    GO, 80                  # 32 bits: not 0 when the child may go on
-        .set    TID, 84                 # 32 bits: 0 when it has left; the kernel writes that
+        .set    TID, 84                 # 32 bits: 0 when the child has left; the kernel writes it
         .set    FAILED, 88              # the record of the call that failed,
         .set    RESULT, 96              # and what it returned
 #
@@ -34,7 +34,7 @@ clone:                                  # long clone(state): the child's pid, or
         ret
 
         .balign 64
-wait:                                   # long wait(state): 0; 1 in who was forked
+wait:                                   # long wait(state): 0; 1 in the forked process
         mov     %rsp, RSP(%rdi)         # the return address is there
         mov     %rbx, RBX(%rdi)
         mov     %rbp, RBP(%rdi)
@@ -92,7 +92,7 @@ walk:                                   # %r12 is the record
         jnz     check
         mov     CONTEXT_SCRIPT(%rbx), %r12
         jmp     walk
-0:      syscall                         # the record's
+0:      syscall                         # the record's call
 check:
         mov     56(%r12), %rdx
         cmp     $-1, %rdx
@@ -117,7 +117,7 @@ next:
         add     $72, %r12
         jmp     walk
 
-resume:                                 # a copy of who stands in `wait`: return from it
+resume:                                 # a copy of the caller of `wait`: return from it
         mov     %rbx, %rdi
         mov     RSP(%rdi), %rsp
         mov     RBX(%rdi), %rbx

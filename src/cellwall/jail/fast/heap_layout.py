@@ -1,7 +1,8 @@
 """A compact warm heap: what forks write to lies together, and the rest may have huge pages.
 
-A huge page falls apart into 512 small ones when a fork writes one byte into it, and the process
-that it was forked from does the same when it goes on. No policy; called by the fork-server.
+When a fork writes one byte into a huge page, the page is split into 512 small ones. The same
+happens when the process that was forked writes to it afterwards. No policy; called by the
+fork-server.
 """
 
 from __future__ import annotations
@@ -15,34 +16,35 @@ from cellwall.jail.fast import huge_pages
 from cellwall.linux.syscalls.libc import LIBC
 
 SESSION_ARENAS = 24
-"""More than what only sessions need fills."""
+"""Number of arenas for what only sessions need, which fills fewer."""
 
 
 class Arenas:
     """CPython's arenas, mapped in one go so that they lie side by side.
 
-    They are 1 MiB each and are mapped one by one between the libraries that an import maps;
-    alone, none of them holds an aligned 2 MiB to collapse.
+    They are 1 MiB each. Mapped one by one, they would lie between the libraries that an import
+    maps, and none of them would contain an aligned 2 MiB to collapse.
     """
 
     def __init__(self, count: int) -> None:
-        """Map `count` of them; one small object in each keeps it from being given back."""
+        """Map `count` arenas; one small object in each keeps CPython from giving it back."""
         _keep_large_blocks_in_the_heap()
-        # As long as it will be: a list that grows is mapped again and again in between.
+        # Made in its final length: a growing list would be mapped again and again in between.
         blocks: List[bytes] = [b""] * (count * _BLOCKS_PER_ARENA)
         _align_next_mapping()
         for number in range(len(blocks)):
             blocks[number] = bytes(_BLOCK_PAYLOAD)
-        # The same in each: CPython fills the fullest first, and what it leaves lies together.
+        # At the same place in each arena: CPython fills the fullest arena first, and the free space
+        # that it leaves lies together.
         last = id(blocks[-1])
         start = next(each.start for each in huge_pages.mappings() if each.start <= last < each.end)
         self._kept = list({(id(block) - start) // _ARENA: block for block in blocks}.values())
-        # Rehearsals fork, too, and most of this is empty then.
+        # Rehearsals fork, too, and most of these pages are empty then.
         del blocks
         huge_pages.collapse_anonymous()
 
     def give_back(self) -> None:
-        """Unmap those that nobody came to use, and what malloc holds without using it."""
+        """Unmap the arenas that stayed unused, and memory that malloc holds without using it."""
         self._kept.clear()
         LIBC.malloc_trim(ctypes.c_size_t(0))
 
@@ -50,26 +52,28 @@ class Arenas:
 _ARENA = 1024 * 1024
 _MOST_PLACES = 8
 _BLOCK_PAYLOAD = 512 - 33
-"""The largest `bytes` that CPython's own allocator takes: 512 bytes with its header."""
+"""Bytes in the largest `bytes` object that CPython's own allocator takes: 512 with its header."""
 _BLOCKS_PER_ARENA = _ARENA // 512
 _LARGE = ctypes.c_size_t(4 * 1024 * 1024)
 _CHUNKS = tuple(2**exponent for exponent in range(20, 3, -1))
 
 
 def _keep_large_blocks_in_the_heap() -> None:
-    """Have malloc map none of its own that is smaller than this.
+    """Have malloc take blocks below `_LARGE` from its heap instead of mapping each of them.
 
-    Alone, a table of 2 MiB has no huge page. The least size that is mapped becomes that of a mapped
-    block which is given back, in whatever program that does: M_MMAP_THRESHOLD in mallopt(3).
+    A table of 2 MiB in a mapping of its own has no huge page. In every program, freeing a mapped
+    block raises the least size that is mapped to the size of that block: M_MMAP_THRESHOLD in
+    mallopt(3).
     """
     LIBC.free(ctypes.c_void_p(LIBC.malloc(_LARGE)))
 
 
 def _align_next_mapping() -> None:
-    """Have the next mappings end where a huge page may; what it takes is addresses, not memory.
+    """Have the next mapping end at a huge-page boundary. This occupies addresses, not memory.
 
-    Exactly those: the kernel would put what is small into a hole between two libraries. Where the
-    place for the next one is too short to be cut off, it is taken, and another one comes.
+    The addresses are chosen exactly, because the kernel would put a small mapping into a hole
+    between two libraries. If the place of the next mapping is too short to be cut off at a
+    boundary, all of it is occupied, and the place after it is tried.
     """
     for _ in range(_MOST_PLACES):
         probe = huge_pages.map_anonymous(_ARENA)
@@ -84,13 +88,13 @@ def _align_next_mapping() -> None:
 
 
 class _Mallinfo2(ctypes.Structure):
-    """What mallinfo2(3) returns: ten counters, the last is the size of the top chunk."""
+    """The result of mallinfo2(3): ten counters, the last of which is the size of the top chunk."""
 
     _fields_ = (("others", ctypes.c_size_t * 9), ("keepcost", ctypes.c_size_t))
 
 
 _MALLINFO = getattr(LIBC, "mallinfo2", None)
-"""glibc 2.33; with an older one the holes of malloc's heap stay."""
+"""mallinfo2 of glibc 2.33 or later; None with an older one, and malloc's holes stay."""
 if _MALLINFO is not None:
     _MALLINFO.restype = _Mallinfo2
 LIBC.malloc.restype = ctypes.c_void_p
@@ -100,14 +104,14 @@ LIBC.sbrk.restype = ctypes.c_ssize_t
 class Fillers:
     """Objects and blocks in every hole of the heap, so that forks allocate beside it, not in it.
 
-    What a fork allocates lands in whatever hole is next, all over the heap: a page copied for
-    each, and a huge page split for most. Behind the fillers it gets fresh pages next to each
-    other. They live as long as the process, and so does whatever was needed to make them: freed,
-    it was a hole again.
+    What a fork allocates lands in the next hole, all over the heap: each hole costs it a copied
+    page, and most cost a split huge page. With the holes filled it gets fresh pages next to each
+    other. The fillers live as long as the process, and so does everything that was needed to make
+    them; freed, it would be a hole again.
     """
 
     def __init__(self) -> None:
-        """Fill CPython's pools first: its arenas are not malloc's, but what holds fillers is."""
+        """Fill CPython's pools first: its arenas are not malloc's, but the list of fillers is."""
         self._objects: List[object] = []
         self._known = [
             (each.start, each.end)
@@ -115,12 +119,12 @@ class Fillers:
             if each.permissions == "rw-p" and not each.path
         ]
         self._makers = _one_of_each_size()
-        # What CPython keeps for its next tuples, lists, dicts and floats is holes, too. A full
-        # collection lets go of it, but for the one slice that it keeps.
+        # Free objects that CPython keeps for its next tuples, lists, dicts and floats are holes,
+        # too. A full collection frees them, except the one slice that it keeps.
         gc.collect()
         self._slice = slice(None)
-        # The largest first: whole pools, until a new arena is mapped. Then the others, which get
-        # their next pool from there.
+        # The largest first: they take whole pools, until a new arena is mapped. Then the others,
+        # which get their next pool from that arena.
         for make in reversed(self._makers):
             self._fill(make)
         if _MALLINFO is not None:
@@ -149,6 +153,6 @@ _fillers: List[Fillers] = []
 
 
 def _one_of_each_size() -> List[Callable[[], object]]:
-    """Makers of objects for each of CPython's size classes: 16, 32, … 512 bytes."""
+    """Return makers of objects for each of CPython's size classes: 16, 32, … 512 bytes."""
     small: List[Callable[[], object]] = [object, lambda: float("0.5")]
     return small + [partial(bytes, size - 33) for size in range(48, 513, 16)]

@@ -1,10 +1,10 @@
 """Huge pages under a warm interpreter, so that forking it copies few page-table entries.
 
-Measured on the reference machine: fork and exit of a process with 100 MiB of small pages costs
-7.3 ms, with huge pages 0.7 ms. A small page costs every fork 0.2 µs, to copy and to let go, also
-when it is empty. A refusal (older kernel, no memory for it) costs speed only, so it is counted
-and not raised. No policy; called by the fork-server before its first forks, and by a server for its
-own memory once it is up.
+Measured on the reference machine: fork and exit of a process with 100 MiB of small pages takes 7.3
+ms, with huge pages 0.7 ms. Each small page adds 0.2 µs to every fork, for the copy and for its
+release, even if the page is empty. If the kernel refuses (older kernel, no memory for it), this
+costs speed only, so refusals are counted and not raised. No policy; called by the fork-server
+before its first forks, and by a server for its own memory once it is up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from cellwall.linux.syscalls.libc import LIBC
 BYTES = 2 * 1024 * 1024
 _SIZE = ctypes.c_size_t(BYTES)
 _MADV_COLLAPSE = ctypes.c_int(25)
-"""madvise(2), Linux 6.1: gather present pages into huge ones now, whatever sysfs says but never."""
+"""MADV_COLLAPSE of madvise(2), Linux 6.1: gather present pages into huge ones now, whatever sysfs
+says unless it says never."""
 _NONE, _READ_WRITE, _READ_EXECUTE = ctypes.c_int(0), ctypes.c_int(1 | 2), ctypes.c_int(1 | 4)
 _PRIVATE_ANONYMOUS = ctypes.c_int(0x02 | 0x20)
 _MAY_MOVE_TO = ctypes.c_int(1 | 2)
@@ -29,9 +30,9 @@ LIBC.mmap.restype = LIBC.mremap.restype = ctypes.c_void_p
 def map_anonymous(
     length: int, protection: ctypes.c_int = _NONE, near: Optional[int] = None
 ) -> Optional[int]:
-    """Map private memory of nobody's, at the address `near` if that is free. mmap(2).
+    """Map private anonymous memory, at the address `near` if that is free. mmap(2).
 
-    Its address, None if the kernel refuses.
+    Returns its address, or None if the kernel refuses.
     """
     wanted = ctypes.c_void_p(near)
     address: Optional[int] = LIBC.mmap(
@@ -41,24 +42,24 @@ def map_anonymous(
 
 
 def unmap(address: int, length: int) -> None:
-    """Give it back, if it is any. munmap(2)."""
+    """Unmap `length` bytes at `address`, if `length` is not 0. munmap(2)."""
     if length:
         LIBC.munmap(ctypes.c_void_p(address), ctypes.c_size_t(length))
 
 
 class Mapping(NamedTuple):
-    """A line of /proc/self/maps; `path` is empty where memory is nobody's."""
+    """A line of /proc/self/maps; `path` is empty for anonymous memory."""
 
     start: int
     end: int
     permissions: str
     path: str
     offset: int
-    """Of its start in the file."""
+    """Offset of the mapping's start in its file, in bytes."""
 
 
 def mappings() -> List[Mapping]:
-    """Of this process, in the order of their addresses."""
+    """Return the mappings of this process, in the order of their addresses."""
     found = []
     with open("/proc/self/maps", encoding="ascii", errors="replace") as file:
         for line in file.read().splitlines():
@@ -82,8 +83,8 @@ def collapse_anonymous() -> int:
 def collapse_interpreter() -> int:
     """Move every whole 2 MiB of the interpreter's own code to huge pages; returns how many.
 
-    A file's pages cost each fork a fault for every 64 KiB that it runs or reads, and it runs 4 MiB
-    of the interpreter from end to end. The constants in the same 2 MiB become executable with it.
+    A file's pages cost each fork a fault for every 64 KiB that it runs or reads, and it runs all of
+    the interpreter's 4 MiB. The constants in the same 2 MiB become executable, too.
     """
     return sum(_move(address) for address in _whole(*_interpreter()))
 
@@ -98,7 +99,7 @@ def _collapse(address: int) -> bool:
 
 
 def _interpreter() -> Tuple[int, int]:
-    """What is mapped of the file with CPython's loop, code and constants: one stretch."""
+    """Return start and end of the mappings of the file with CPython's loop, code and constants."""
     loop = ctypes.cast(ctypes.pythonapi.PyEval_EvalFrameEx, ctypes.c_void_p).value or 0
     start = end = 0
     path = ""
@@ -113,12 +114,12 @@ def _interpreter() -> Tuple[int, int]:
 
 
 def _move(address: int) -> bool:
-    """Put a copy in the place of the 2 MiB at `address`, which are only read and run."""
+    """Replace the 2 MiB at `address`, which are only read and run, by a copy."""
     spare = map_anonymous(2 * BYTES, _READ_WRITE)
     if spare is None:
         return False
     copy = -(-spare // BYTES) * BYTES
-    # Its edges first, and nothing once it has moved: where it was, an arena may lie by then.
+    # Unmap its edges first, and nothing after the move: an arena may lie at the old place by then.
     unmap(spare, copy - spare)
     unmap(copy + BYTES, spare + BYTES - copy)
     ctypes.memmove(copy, address, BYTES)

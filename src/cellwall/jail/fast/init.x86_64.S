@@ -1,7 +1,7 @@
 # The first process of a sandbox of one program, locked down before it is executed (`jail.fast.single_program`).
 # Descriptor 3 is the channel to the host; its first child is the context.
-# Linked to a fixed address behind an ELF header of `machine.py`; a test compares.
-        .set    BUF, 0                  # D, status, and from USAGE on what is told of struct rusage
+# Linked to a fixed address behind an ELF header of `machine_code.py`; a test compares.
+        .set    BUF, 0                  # D, status, and from USAGE on what is reported of struct rusage
         .set    USAGE, 16
         .set    INFO, 256               # siginfo_t
         .text
@@ -24,7 +24,7 @@ _start:
         mov     $1, %eax                # write: L
         syscall
 
-reap:                                   # whoever has ended, until there is nobody
+reap:                                   # every process that has ended
         mov     $-1, %rdi
         lea     BUF+8(%rsp), %rsi
         mov     $0x40000001, %edx       # __WALL | WNOHANG
@@ -54,12 +54,12 @@ sleep:
         syscall
         cmp     $17, %eax               # SIGCHLD
         jne     reap
-        cmpl    $0, INFO+8(%rsp)        # si_code: above 0 it is the kernel's, somebody has ended
+        cmpl    $0, INFO+8(%rsp)        # si_code: above 0 it is the kernel's: a process has ended
         jg      reap
         mov     $3, %edi
         lea     mark(%rip), %rsi
         mov     $1, %edx
-        mov     $1, %eax                # write: ?, somebody sent it
+        mov     $1, %eax                # write: ?, a process sent the signal
         syscall
         jmp     reap
 

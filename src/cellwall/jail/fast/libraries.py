@@ -1,10 +1,11 @@
-"""What libraries are mapped as, so that forks of a process that loaded many copy less of them.
+"""How libraries are mapped, so that forks of a process that loaded many copy less of them.
 
 The loader makes five mappings of a library, and has written to two of them when it is done. A fork
-copies the list of all mappings, and of those that were written to each page-table entry and the
-tree of who shares them; its end undoes that. Template `data` loads a hundred libraries, which took
-an eighth of the processor time of its runs (design/0015). No policy; called by the fork-server,
-which has one thread, before its forks. What the kernel refuses costs speed only.
+copies the list of all mappings. For the mappings that were written to, it also copies each
+page-table entry and the tree of the processes that share them; the fork's end undoes all that.
+Template `data` loads a hundred libraries, which took an eighth of the processor time of its runs
+(design/0015). No policy; called by the fork-server, which has one thread, before its forks. If the
+kernel refuses a call, this costs speed only.
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _ENTRY = struct.Struct("=Q")
 _THERE = 1 << 63 | 1 << 62
 _FILE = 1 << 61
-"""Of an entry in /proc/PID/pagemap: present or swapped out; page of a file."""
+"""Flags of an entry in /proc/PID/pagemap: present or swapped out; page of a file."""
 _ELF64 = b"\x7fELF\x02"
 _ELF_HEADER = struct.Struct("=32xQ14xHH")
-"""Of elf(5): where the program headers are in the file, the size of one, their number."""
+"""Fields of the ELF header (elf(5)): offset of the program headers, size of one, their number."""
 _SEGMENT = struct.Struct("=I12xQ16xQ")
-"""A program header's type, address and size in memory."""
+"""Fields of a program header: type, address, size in memory."""
 _PT_LOAD = 1
 _MOST_BSS = 64 * 1024
-"""It is copied as well, and most of a large one nobody ever wrote to."""
+"""Largest .bss in bytes that is moved with its data. It is copied, too, and in a large one most
+pages were never written to."""
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 LIBC.pwrite.restype = ctypes.c_ssize_t
 
@@ -44,8 +46,8 @@ LIBC.pwrite.restype = ctypes.c_ssize_t
 def join_constants() -> int:
     """Make one mapping of a library's code and the constants around it; returns how many it spares.
 
-    The constants become executable with it; nothing becomes writable. mprotect(2) of pages that
-    belong to the file still, and follow each other there as they do in memory.
+    The constants become executable; nothing becomes writable. mprotect(2) is applied only to pages
+    that still belong to the file, and that follow each other in the file as they do in memory.
     """
     joined = 0
     for stretch in _stretches():
@@ -56,12 +58,12 @@ def join_constants() -> int:
 
 
 def share_relocated() -> int:
-    """Have what the loader wrote be pages of a file that forks share; returns of how many mappings.
+    """Replace what the loader wrote by pages of a shared file; returns how many mappings.
 
-    That is what it made read-only afterwards, of all libraries, and the data of extension modules
-    and what came with them. Whoever writes to those gets a page of its own, as before. The file has
-    no name, is sealed, and nobody has it open. SyscallError if a mapping is lost half way: then
-    this process is, too.
+    These are the parts that the loader made read-only afterwards, of all libraries, and the data of
+    extension modules and of the libraries that came with them. A process that writes to such data
+    gets a page of its own, as before. The file has no name, is sealed, and no process has it open.
+    SyscallError if a mapping is lost half way: then this process cannot go on.
     """
     try:
         found = _written()
@@ -71,7 +73,7 @@ def share_relocated() -> int:
     except OSError:
         return 0  # a kernel without pagemap, or one that allows no such file
     collects = gc.isenabled()
-    gc.disable()  # no code of theirs may run between the copy and its mapping
+    gc.disable()  # no destructor may run between the copy and its mapping
     try:
         offset = shared = 0
         for each in found:
@@ -86,7 +88,8 @@ def share_relocated() -> int:
 
 
 def _stretches() -> List[List[Mapping]]:
-    """Of each file what is read or run, as far as it lies in memory as it does in the file."""
+    """Return stretches of read-only or executable mappings that are contiguous in memory and in the
+    file."""
     found: List[List[Mapping]] = []
     last = Mapping(0, 0, "", "", 0)
     for each in mappings():
@@ -108,10 +111,10 @@ def _make_executable(mapping: Mapping) -> bool:
 
 
 def _written() -> List[Mapping]:
-    """Mappings of files with pages that are their file's no more, and that nothing writes to now.
+    """Return file mappings with pages that are no longer the file's, which nothing writes to.
 
-    Other writable ones are the interpreter's, libc's, or of what we call them with: they change
-    while we look at them.
+    The other writable mappings belong to the interpreter, to libc, or to the modules that this code
+    calls; they change while it reads them.
     """
     headers: Dict[str, int] = {}
     found = []
@@ -127,7 +130,7 @@ def _written() -> List[Mapping]:
 
 
 def _with_bss(data: Mapping, header: Optional[int]) -> Mapping:
-    """As far as the library's segment reaches; the kernel has what no file holds apart. elf(5)."""
+    """Extend a data mapping to the end of its segment: the kernel maps .bss separately. elf(5)."""
     if header is None or ctypes.string_at(header, 5) != _ELF64:
         return data
     table, size, count = _ELF_HEADER.unpack_from(ctypes.string_at(header, 64))
@@ -156,7 +159,7 @@ def _has_own_pages(pagemap: int, mapping: Mapping) -> bool:
 
 
 def _replace(mapping: Mapping, file: int, offset: int) -> bool:
-    """Copy it into the file and map that in its place; it must not change in between."""
+    """Copy the mapping into the file and map that in its place; it must not change in between."""
     place, size = ctypes.c_void_p(mapping.start), ctypes.c_size_t(mapping.end - mapping.start)
     protection = _READ_WRITE if mapping.permissions == "rw-p" else _READ
     where, fd = ctypes.c_long(offset), ctypes.c_int(file)

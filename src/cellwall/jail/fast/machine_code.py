@@ -1,16 +1,16 @@
 """Machine code for the two moments in which a sandbox must not be a copy of a Python process.
 
-`CLONER` has two functions. `clone` makes a child that shares the caller's memory and, once told to
-go on, walks a list of prepared system calls (`syscall_script`) there; `wait` tells it and stands
-still until it has left that memory. In the list the child forks: the fork goes on in the caller's
-code, as if its own `wait` had returned 1. `INIT` is what the child becomes in the end, a program
-that reaps and says how the first fork ended. So no page table is copied for a process that only
-waits, and the lockdown touches no page of Python's.
+`CLONER` has two functions. `clone` makes a child that shares the caller's memory; once released,
+the child walks a list of prepared system calls (`syscall_script`) there. `wait` releases it and
+stands still until it has left that memory. One step of the list is a fork: the forked process goes
+on in the caller's code, as if its own `wait` had returned 1. `INIT` is the program that the child
+executes in the end; it reaps and reports how the first fork ended. So no page table is copied for a
+process that only waits, and the lockdown touches no page of Python's.
 
 The sources lie beside this file, `cloner.x86_64.S` and `init.x86_64.S`; a test assembles them and
-compares. SECURITY: while a child shares the caller's memory it runs what is in the list and nothing
-else, and the caller stands in `wait`. Neither has a byte of a caller's, and none can come: the
-child reads nothing.
+compares. SECURITY: while a child shares the worker's memory it runs what is in the list and nothing
+else, and the worker stands in `wait`. Neither holds a byte that came from a sandbox's caller, and
+none can arrive: the child reads nothing.
 """
 
 from __future__ import annotations
@@ -49,34 +49,35 @@ INITS = {
     """
 }
 IS_KNOWN = _MACHINE in CLONERS
-"""Whether this processor's code is here."""
+"""Whether there is code for this processor."""
 WAIT = 64
-"""Where `wait` begins in `CLONER`; `clone` is its beginning."""
+"""Offset of `wait` in `CLONER`, in bytes; `clone` is at offset 0."""
 INIT_START = 0x400000
 INIT_HEADERS = 64 + 56
-"""Bytes before the code of `INIT`: an ELF header and one of a segment."""
+"""Number of bytes before the code of `INIT`: an ELF header and one program header."""
 
 LISTENER = b"N"
-"""With the listener as its descriptor; before the context is forked and `INIT` executed."""
+"""Message with the listener as its descriptor, sent before the context is forked and `INIT`
+executed."""
 WORD = b"L"
-"""What `INIT` says first."""
+"""First message of `INIT`."""
 MARK = b"?"
-"""It was told, by whomever, that somebody is about to end."""
+"""Message of `INIT`: a process, which may be any inside, told it that a process is about to end."""
 END = struct.Struct("=4s4xIxxxxQQQQQ")
-"""`D`, then wait status, seconds and microseconds of user and system time, most memory in KiB:
-how its first child ended, as wait4(2) has it."""
+"""Message of `INIT` on how its first child ended, as in wait4(2): `D`, wait status, seconds and
+microseconds of user and system time, most memory in KiB."""
 END_TAG = b"D\0\0\0"
 
 _PROT_READ_EXEC = 5
 
 
 class Code(NamedTuple):
-    """The two functions, callable."""
+    """The two functions of `CLONER`, callable."""
 
     clone: Callable[[ctypes.c_void_p], int]
     wait: Callable[[ctypes.c_void_p], int]
     kept: Any
-    """Holds the memory that they lie in."""
+    """The memory that holds the code; it must live as long as the functions."""
 
 
 def cloner() -> Code:
@@ -93,7 +94,7 @@ def cloner() -> Code:
 
 
 def init_program() -> bytes:
-    """`INIT` as a file: ELF, one segment, read-only and executable, at a fixed place. elf(5)."""
+    """Return `INIT` as an ELF file: one read-only, executable segment at a fixed place. elf(5)."""
     code = bytes.fromhex(INITS[_MACHINE])
     start, size = INIT_START + INIT_HEADERS, INIT_HEADERS + len(code)
     ident = b"\x7fELF" + bytes((2, 1, 1)) + bytes(9)  # 64 bits, little-endian, version 1

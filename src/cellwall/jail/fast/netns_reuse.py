@@ -1,21 +1,21 @@
-"""Network namespaces for sandboxes: a new one each, or one in which nobody left a trace.
+"""Network namespaces for sandboxes: a new one each, or a used one that is exactly as when new.
 
 Called by `forkserver` in a worker, which enters one for the moment of the clone and leaves it
-again. A new one costs the kernel half a millisecond and its clearing away as much again, an eighth
-of a small program's run, and most programs never open a socket (`design/0017`). So a worker keeps
-a descriptor of what it lent, and lends it again if the kernel says both:
+again. A new one costs the kernel half a millisecond, and its removal as much again; together an
+eighth of a small program's run, and most programs never open a socket (`design/0017`). So a worker
+keeps a descriptor of each namespace that it lent, and lends it again if the kernel says both:
 
 * its sandbox is dead: a pidfd of pid 1 is readable once no process of its pid namespace is left;
 * it is as it was when it was made: no socket of any family, nothing in TIME_WAIT, no flow label,
-  not one packet, and not one event counted since (`_WITNESSES`, letter by letter).
+  not one packet, and not one event counted since (`_WITNESSES`, compared byte by byte).
 
-Doubt destroys: what cannot be read, or is anything else, is given back to the kernel.
+In doubt a namespace is destroyed: one whose state cannot be read, or differs at all, is closed.
 
-SECURITY: such a namespace belongs to the fork-server's user namespace, so nobody in a sandbox ever
-has a capability over it: `lo` and its settings are as this module left them. So are the modes of
-its files below /proc/<pid>/net, which are that namespace's root's: of those that count for the
-whole machine nobody else reads one. A sandbox that has root's own id on the host, where there is no
-range of ids, can take the mode back: there they are a known limit.
+SECURITY: such a namespace belongs to the fork-server's user namespace, so no process in a sandbox
+ever has a capability over it: `lo` and its settings are as this module left them. The same holds
+for the modes of its files below /proc/<pid>/net, which belong to that namespace's root: no other
+process reads the files that count for the whole machine. Where there is no range of ids, a sandbox
+has root's own id on the host and can reset those modes; there these files are a known limit.
 """
 
 from __future__ import annotations
@@ -29,34 +29,38 @@ from cellwall.linux.syscalls import process
 from cellwall.linux.syscalls.libc import Prepared, SyscallError, do_all
 
 _HIGH_FD = 128
-"""From here on: the descriptors a worker receives are low ones, and the same every time."""
+"""Lowest number for this module's descriptors: those a worker receives are low, and the same every
+time."""
 MOST_KEPT = 8
-"""So many are kept, the latest; each is nine descriptors and some 100 KiB of the kernel's."""
+"""Most namespaces kept, the latest ones; each takes nine descriptors and some 100 KiB in the
+kernel."""
 _MOST_BYTES = 32_768
-"""Of one witness; the longest has 4,000. A longer one would be read in part."""
+"""Most bytes read of one witness. The longest has 4,000; a longer one would be read in part."""
 _COUNTED = "sockstat"
 _WITNESSES = ("dev", "snmp", "netstat", "snmp6", "ip6_flowlabel")
-"""Of /proc/net, proc_pid_net(5). What has no line in them has a socket, which `sockstat` counts:
-routes and addresses take capabilities, and what is learned of peers takes packets."""
+"""Files of /proc/net that must not change, proc_pid_net(5). State without a line in them needs a
+socket, which `sockstat` counts: routes and addresses need capabilities, and facts about peers need
+packets."""
 _OF_THE_MACHINE = ("softnet_stat", "sockstat", "protocols", "rt_acct", "stat")
-"""Of /proc/net: packets, sockets and memory of all namespaces together, some of them exact. What
-one sandbox does another could count there. `stat` is a directory."""
+"""Files of /proc/net on packets, sockets and memory of all namespaces together, some of them exact.
+One sandbox could measure there what another does. `stat` is a directory."""
 _DAY_MS = b"86400000"
 _REPORTS = (
     "ipv4/conf/lo/igmpv3_unsolicited_report_interval",
     "ipv6/conf/lo/mldv2_unsolicited_report_interval",
 )
-"""Of /proc/sys/net: how long after a group was left that is said again, in milliseconds. A packet
-of the last sandbox's must not come in the next one's time."""
+"""Files of /proc/sys/net: milliseconds after which leaving a group is reported again. A packet
+caused by the last sandbox must not be sent during the next one."""
 _ALWAYS = frozenset({"dev", "snmp", "netstat"})
-"""Of every kernel with a network."""
+"""Witnesses that every kernel with a network has."""
 _NO_SOCKET = b"sockets: used 0\n"
 _NONE_WAITING = b"\nTCP: inuse 0 orphan "
 _NO_TIME_WAIT = b" tw 0 "
 
 
 class Network:
-    """One network namespace with `lo` up, and what the kernel said of it before anybody was in."""
+    """A network namespace with `lo` up, and what the kernel said of it before any sandbox was in
+    it."""
 
     __slots__ = ("absent", "before", "counted", "enter", "namespace")
 
@@ -67,19 +71,21 @@ class Network:
         before: Tuple[Tuple[int, bytes], ...],
         absent: Tuple[str, ...],
     ) -> None:
-        """Of descriptors: itself, its `sockstat`, and with its text each other witness.
+        """Own the descriptors of the namespace, its `sockstat`, and each other witness with its
+        text.
 
-        `absent` are those that this kernel does not have, unless a protocol is loaded later.
+        `absent` are the witnesses that this kernel does not have, unless a protocol is loaded
+        later.
         """
         self.namespace = namespace
         self.enter: Tuple[Prepared] = process.prepare_join(namespace, process.CLONE_NEWNET)
-        """Moves this process there."""
+        """Prepared call that moves this process into the namespace."""
         self.counted = counted
         self.before = before
         self.absent = absent
 
     def is_as_new(self) -> bool:
-        """Whether nobody left anything; this process is in it."""
+        """Whether no sandbox left a trace in it; this process must be in it."""
         if not _is_empty(os.pread(self.counted, _MOST_BYTES, 0)):
             return False
         for fd, text in self.before:
@@ -88,24 +94,24 @@ class Network:
         return not (self.absent and any(os.path.exists(_path(name)) for name in self.absent))
 
     def close(self) -> None:
-        """Give it back; the kernel clears it away once no process is in it."""
+        """Close its descriptors; the kernel removes it once no process is in it."""
         for fd in (self.namespace, self.counted, *(fd for fd, _ in self.before)):
             os.close(fd)
 
 
 class Networks:
-    """Of one worker, which has one thread."""
+    """The network namespaces of one worker, which has one thread."""
 
     def __init__(self) -> None:
-        """Remember where this process is, which its user namespace must own; nothing is made."""
+        """Remember the namespace this process is in, which must belong to its user namespace."""
         self._go_home = process.prepare_join(_held("/proc/self/ns/net"), process.CLONE_NEWNET)
         self._current: Optional[Network] = None
         self._lent: Dict[int, Network] = {}
-        """By pidfd of the sandbox that has it, the oldest first."""
+        """Namespaces in use by the pidfd of their sandbox, the oldest first."""
         self._poller = select.poll()
 
     def enter(self) -> None:
-        """Move to where the next sandbox is to be. Raises OSError; we are at home then."""
+        """Move into a namespace for the next sandbox. On OSError this process is back at home."""
         try:
             self._current = self._unused() or self._made()
         except OSError:
@@ -113,7 +119,8 @@ class Networks:
             raise
 
     def lend(self, pidfd: int) -> None:
-        """A sandbox was cloned, whose pid 1 that is; the caller keeps its descriptor."""
+        """Record that a sandbox with this pidfd was cloned into it; the caller keeps its
+        descriptor."""
         network, self._current = self._current, None
         if network is None:
             return
@@ -124,7 +131,7 @@ class Networks:
             self._taken_back(next(iter(self._lent))).close()
 
     def leave(self) -> None:
-        """Go home. What was entered and not lent is given back. Raises SyscallError."""
+        """Go home; close a namespace that was entered and not lent. Raises SyscallError."""
         do_all(self._go_home)
         if self._current is not None:
             self._current.close()
@@ -136,7 +143,7 @@ class Networks:
         return self._lent.pop(pidfd)
 
     def _unused(self) -> Optional[Network]:
-        """One whose sandbox is dead and that is as new; this process is in it."""
+        """Enter and return a namespace whose sandbox is dead and that is as new, or None."""
         for pidfd, _ in self._poller.poll(0):
             network = self._taken_back(pidfd)
             try:
@@ -144,12 +151,12 @@ class Networks:
                 if network.is_as_new():
                     return network
             except OSError:
-                pass  # a new one is made in its place, or says what is wrong
+                pass  # a new one is made in its place, or raises the error
             network.close()
         return None
 
     def _made(self) -> Optional[Network]:
-        """A new one, in which this process is. None if the kernel could not say what it is like."""
+        """Make a namespace and enter it; return None if its state could not be read."""
         process.unshare(process.CLONE_NEWNET)
         process.loopback_up()
         _hide()
@@ -164,9 +171,10 @@ class Networks:
 
 
 def _hide() -> None:
-    """Leave to root what counts for the whole machine; proc_pid_net(5). Raises SyscallError.
+    """Make files that count for the whole machine readable by root only; proc_pid_net(5).
 
-    A mount cannot cover it, it hangs below each process; a mode lasts as long as its namespace.
+    A mount cannot cover them because they hang below each process; a mode lasts as long as its
+    namespace. Raises SyscallError.
     """
     for name in _OF_THE_MACHINE:
         try:
@@ -178,7 +186,7 @@ def _hide() -> None:
 
 
 def _keep_quiet() -> None:
-    """See `_REPORTS`. Raises OSError; then it is not lent again."""
+    """Delay the packets of `_REPORTS`. Raises OSError; then the namespace is not lent again."""
     for name in _REPORTS:
         try:
             fd = os.open(f"/proc/sys/net/{name}", os.O_WRONLY | os.O_CLOEXEC)
@@ -191,7 +199,7 @@ def _keep_quiet() -> None:
 
 
 def _described(opened: List[int]) -> Network:
-    """What this process is in. Adds each descriptor to `opened`. Raises OSError."""
+    """Describe the namespace of this process. Adds each descriptor to `opened`. Raises OSError."""
 
     def hold(path: str) -> int:
         opened.append(_held(path))
@@ -215,7 +223,8 @@ def _described(opened: List[int]) -> Network:
 
 
 def _is_empty(counted: bytes) -> bool:
-    """Of a `sockstat`: the numbers behind `orphan` and `mem` are the whole host's."""
+    """Whether a `sockstat` shows no socket; its numbers behind `orphan` and `mem` are the whole
+    host's."""
     return counted.startswith(_NO_SOCKET) and _NONE_WAITING in counted and _NO_TIME_WAIT in counted
 
 
@@ -224,7 +233,7 @@ def _path(name: str) -> str:
 
 
 def _held(path: str) -> int:
-    """Open for reading, at a high number. Raises OSError."""
+    """Open a file for reading, at a high number. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)

@@ -1,21 +1,23 @@
-"""Stage C for a sandbox of one program: no Python process in it but the program's own.
+"""Stage C for a sandbox of one program: the only Python process in it is the program's own.
 
-The worker's half; `forkserver` calls `Maker.make`, as it calls `sandbox_init` for other sandboxes.
-The child that is cloned shares the worker's memory, which stands still meanwhile. It makes the same
-calls in the same order as a copy of the worker would, as machine code (`machine_code`) from a
-list. Then it forks the context, a copy of this worker, and becomes a small program that reaps and
-tells the host how the context ended. The steps:
+This is the worker's half; `forkserver` calls `Maker.make`, as it calls `sandbox_init` for other
+sandboxes. The cloned child shares the memory of the worker, which stands still meanwhile. The child
+makes the same calls in the same order as a copy of the worker would, but as machine code
+(`machine_code`) from a list. Then it forks the context, a copy of this worker, and becomes a small
+program that reaps and tells the host how the context ended. The steps:
 
-    5e.1  die with the worker; output where it belongs; close all but channel and small program
+    5e.1  die with the worker; put output at 1 and 2; close all but channel and small program
     5e.2  as 5d.3 to 5d.5 of `sandbox_init`: user, mounts, own cgroup namespace, lockdown
-    5e.3  an input of its own; listen for what the context says, where Landlock lets it call; hand
-          the listener to the host, which is not awake for it, and have fewer descriptors from then
+    5e.3  open an input of its own; listen for the context's messages, at an address that Landlock
+          lets it connect to; send the listener to the host, which this does not wake; lower the
+          limit of descriptors
     5e.4  fork the context, which waits at the channel for its program
-    5e.5  execute the small program; it says "L" to the host, which reads our posture and the
-          context's, and sends nothing before it has compared
+    5e.5  execute the small program; it says "L" to the host, which reads the posture of init and
+          of the context, and sends nothing before it has compared
 
 SECURITY: the list is made before any sandbox of its shape, from the plan alone, and nothing is read
-between the clone and the end of the lockdown. What the worker remembers is no caller's.
+between the clone and the end of the lockdown. Nothing that the worker remembers comes from a
+caller.
 """
 
 from __future__ import annotations
@@ -39,19 +41,21 @@ from cellwall.linux.syscalls import process
 from cellwall.linux.syscalls.libc import Prepared, SyscallError, do_all
 
 CHANNEL_FD, _STDOUT_FD, _STDERR_FD = RECEIVED = (3, 4, 5)
-"""What a worker receives first, in this order. The small program has the channel there, too."""
+"""Descriptors that a worker receives first, in this order. The small program has its channel at the
+same number."""
 _FREE_FD = 4
-"""The lowest free descriptor once output lies at 1 and 2."""
+"""Lowest free descriptor once output lies at 1 and 2."""
 _PROGRAM_FD = 63
-"""Of the small program's file, in a worker and in the child until it executes it."""
+"""Descriptor of the small program's file, in a worker and in the child until it executes it."""
 _LAST_FD = 2**32 - 1
 ADDRESS = "\0cellwall"
-"""Where a context calls: in a network namespace of its own, so the name may always be this."""
+"""Abstract address to which a context connects. Each sandbox has a network namespace of its own, so
+the name can always be the same."""
 _BACKLOG = 64
 _AT_EMPTY_PATH = 0x1000
 _MFD_EXEC = 0x10
 _DYING_S = 1.0
-"""So long a process may need for its end."""
+"""Most seconds that a killed process may need for its end."""
 _SIGACTION_BYTES, _SIGSET_BYTES = 32, 8
 _MESSAGE = struct.Struct("=QI4xQQQQi4xQQQiii4xc")
 """struct msghdr, its one struct iovec at 56, its one struct cmsghdr at 72, its one byte at 96."""
@@ -60,20 +64,19 @@ Context = Callable[[str, int, Dict[str, Any], Optional[Dict[str, str]]], NoRetur
 
 
 class Ready:
-    """Two lists: the child's, and what the context does before it goes on in Python."""
+    """Two lists: the child's, and the one of the context before it goes on in Python."""
 
     __slots__ = ("child", "context")
 
     def __init__(self, child: Script, context: Script) -> None:
-        """Keep both."""
         self.child = child
         self.context = context
 
 
 def prepare(locking: Tuple[Prepared, ...], last: Tuple[Prepared, ...]) -> Ready:
-    """Put the lists together around what every sandbox of a shape does.
+    """Build the lists around the calls that every sandbox of a shape makes.
 
-    `last` is done when the listener is on its way.
+    `last` is done after the listener has been sent.
     """
     address = struct.pack("=H", socket.AF_UNIX) + ADDRESS.encode()
     nothing = (ctypes.c_void_p * 1)(None)
@@ -97,7 +100,8 @@ def prepare(locking: Tuple[Prepared, ...], last: Tuple[Prepared, ...]) -> Ready:
         ),
         process.prepare_close(_FREE_FD),
         *last,
-        # A worker ignores its children's ends, and what is ignored stays so across execve(2).
+        # A worker ignores its children's ends, and an ignored signal stays ignored across
+        # execve(2).
         Call("rt_sigaction", (signal.SIGCHLD, default, 0, _SIGSET_BYTES), "hear of children"),
         Fork(),
         Call("close_range", (0, 2, 0), "close the program's descriptors"),
@@ -114,7 +118,7 @@ def prepare(locking: Tuple[Prepared, ...], last: Tuple[Prepared, ...]) -> Ready:
 
 
 def _handing_over(fd: int) -> Tuple[object, ...]:
-    """The arguments of sendmsg(2) for one descriptor, on the channel and with one word."""
+    """Return the arguments of sendmsg(2) for one descriptor, on the channel and with one word."""
     message = ctypes.create_string_buffer(_MESSAGE.size)
     start = ctypes.addressof(message)
     header = (0, 0, start + 56, 1, start + 72, 24, 0)
@@ -124,15 +128,16 @@ def _handing_over(fd: int) -> Tuple[object, ...]:
 
 
 class Maker:
-    """Makes such sandboxes in one worker, one after the other."""
+    """Makes sandboxes of one program in one worker, one after the other."""
 
     def __init__(
         self, namespaces: int, context: Context, write_maps: Callable[[int, int], None]
     ) -> None:
-        """`context` is called in each context and never returns. Raises OSError.
+        """Prepare the machine code and the small program. Raises OSError.
 
-        It gets the address to call, the channel, what it is, and an environment of its own or None.
-        `write_maps` gives a process, by its pid, a uid.
+        `context` is called in each context and never returns. It gets the address to connect to,
+        the channel, the guest's settings, and an environment of its own or None. `write_maps` gives
+        a process, by its pid, a uid.
         """
         self._context = context
         self._walker = syscall_script.Walker(namespaces)
@@ -149,11 +154,11 @@ class Maker:
         *,
         is_told: bool,
     ) -> None:
-        """Make one. Raises OSError if it could not be cloned or its ids not be written.
+        """Make one sandbox. Raises OSError if it could not be cloned or its id maps not be written.
 
-        What fails in the child's own steps: `SyscallError` from `check`.
+        `check` raises `SyscallError` if a step of the child itself failed.
         """
-        # Our memory is the child's, and its change of user hid it: our /proc files are root's then.
+        # The child shares our memory, and its change of user made our /proc files root's.
         do_all(self._dumpable)
         pid = self._walker.clone(ready.child, ready.context)
         try:
@@ -163,7 +168,7 @@ class Maker:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd_cell.value, signal.SIGKILL)
             self._walker.wait()  # until it is dead: it uses our memory
-            if is_dead:  # somebody killed it, and the files of such a one are root's
+            if is_dead:  # it was killed, and /proc files of a dead process are root's
                 raise OSError(errno.ESRCH, f"id map: {error}") from error
             raise OSError(error.errno, f"id map: {error}") from error
         if self._walker.wait():
@@ -185,8 +190,8 @@ def _become_context(context: Context, guest: Dict[str, Any], is_told: bool) -> N
 def is_possible() -> bool:
     """Try what every worker needs: code for this processor, and memory and a memfd to execute.
 
-    Whoever sits around us may refuse each (`vm.memfd_noexec`, a container's filter); then
-    sandboxes of one program have a whole init, as others do.
+    The environment of the engine may refuse each (`vm.memfd_noexec`, a container's filter). Then a
+    sandbox of one program has a full init, as others do.
     """
     if not machine_code.IS_KNOWN:
         return False
@@ -206,14 +211,14 @@ def _executable_memfd() -> int:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        return os.memfd_create("init", flags)  # before Linux 6.3 each one is
+        return os.memfd_create("init", flags)  # before Linux 6.3 each one is executable
 
 
 def _hold_program() -> None:
-    """Have the small program at its descriptor, sealed, and readable by nobody inside.
+    """Put the small program at its descriptor, sealed and not readable inside.
 
-    Who executes what it may not read cannot be looked into by others of its user:
-    `would_dump` in the kernel's fs/exec.c. The program asks for that once more by itself.
+    A process that executes a file it may not read cannot be inspected by other processes of its
+    user: `would_dump` in the kernel's fs/exec.c. The program also requests that itself.
     """
     made = _executable_memfd()
     try:

@@ -1,7 +1,7 @@
-"""Lists of system calls for `machine_code`, made of prepared calls, and who has them made.
+"""Lists of system calls for `machine_code`, made of prepared calls, and the class that runs them.
 
-No policy: what is called, and in which order, is `jail.fast.single_program`'s. The layout of
-records and of the state is that of `cloner.x86_64.S`.
+No policy: `jail.fast.single_program` decides the calls and their order. The layout of records and
+of the state is that of `cloner.x86_64.S`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cellwall.linux.syscalls import process
 from cellwall.linux.syscalls.libc import LIBC, Prepared, SyscallError
 
 FIRST_CHILD = 2
-"""The pid of whom a pid namespace's init forks first."""
+"""Pid of the first process that a pid namespace's init forks."""
 _NUMBERS: Dict[str, int] = {
     **{"write": 1, "open": 2, "close": 3, "rt_sigaction": 13, "ioctl": 16, "dup2": 33},
     **{
@@ -43,16 +43,17 @@ _NUMBERS: Dict[str, int] = {
     **{"setrlimit": 160, "chroot": 161, "mount": 165},
     **{"unshare": 272, "execveat": 322, "rseq": 334, "close_range": 436},
 }
-"""On x86_64 (arch/x86/entry/syscalls/syscall_64.tbl), under libc's names."""
+"""Numbers on x86_64 (arch/x86/entry/syscalls/syscall_64.tbl), under libc's names."""
 _RECORD = struct.Struct("=9Q")
-"""Number, six arguments, the one good result (all ones: any), an errno that is no failure."""
+"""A record: number, six arguments, the one good result (all ones: any), an errno that is no
+failure."""
 _MOST = 2**64 - 1
 _END, _FORK = _MOST, _MOST - 1
-"""In the place of a number."""
+"""Values that stand in the place of a call's number."""
 _STATE_WORDS = 13
 _ARGUMENTS, _CHILD, _CONTEXT, _GO, _FAILED, _RESULT = 7, 8, 9, 10, 11, 12
-"""Words of the state; before them lie seven registers. `_GO` is two halves: the child waits until
-the lower is not 0, the caller until the upper is."""
+"""Indices of words of the state; the seven words before them hold registers. `_GO` is two halves:
+the child waits until the lower is not 0, the caller until the upper is not."""
 _TID_BYTE = _GO * 8 + 4
 _CLONE_VM = 0x100
 _STACK_BYTES = 16 * 1024
@@ -73,7 +74,7 @@ class Call(NamedTuple):
 
 
 class Fork(NamedTuple):
-    """Fork; the other one goes on with the list for contexts, and then in the caller's code."""
+    """Fork: the new process goes on with the list for contexts, and then in the caller's code."""
 
     step: str = "fork the context"
 
@@ -82,25 +83,25 @@ Step = Union[Prepared, Call, Fork]
 
 
 class Script:
-    """A list of calls, with all that they point to."""
+    """A list of calls, with everything that their arguments point to."""
 
     def __init__(self, calls: Sequence[Step]) -> None:
-        """Raises KeyError where a call has no number here."""
+        """Encode `calls`. Raises KeyError if a call has no number in `_NUMBERS`."""
         self._kept: List[object] = []
         self._steps = [call.step for call in calls]
         records = [self._record(call) for call in calls]
         end = _RECORD.pack(_END, *(0,) * 8)
         self._records = ctypes.create_string_buffer(b"".join((*records, end)))
         self.address = ctypes.addressof(self._records)
-        """Where it begins."""
+        """Address of the first record."""
 
     def step_at(self, address: int) -> str:
-        """The step whose record lies there."""
+        """Return the name of the step whose record lies at `address`."""
         return self._steps[(address - self.address) // _RECORD.size]
 
     def _record(self, call: Step) -> bytes:
         if isinstance(call, Fork):
-            # As fork(3) does: the number that libc remembers of the thread is written anew.
+            # As fork(3) does: the thread id that libc remembers is written anew.
             tid = process.tid_address()
             kept = process.CLONE_CHILD_SETTID | process.CLONE_CHILD_CLEARTID if tid else 0
             return _RECORD.pack(_FORK, signal.SIGCHLD | kept, 0, 0, tid, 0, 0, FIRST_CHILD, 0)
@@ -111,13 +112,13 @@ class Script:
         return _RECORD.pack(number, *words, call.expected & _MOST, call.tolerated)
 
     def _word(self, value: object) -> int:
-        """An argument as a register has it."""
+        """Return an argument as the value of a register; keep what it points to alive."""
         self._kept.append(value)
         if isinstance(value, bytes):
             return ctypes.cast(ctypes.c_char_p(value), ctypes.c_void_p).value or 0
         if isinstance(value, ctypes.Array):
             return ctypes.addressof(value)
-        value = getattr(value, "value", value)  # of a c_int and its like
+        value = getattr(value, "value", value)  # of a c_int and similar types
         if isinstance(value, int):
             return value & _MOST
         pointed = getattr(value, "_obj", None)  # of a byref
@@ -133,14 +134,16 @@ class Walker:
     """Clones children that walk scripts; for a process with one thread."""
 
     def __init__(self, namespaces: int) -> None:
-        """Map the code; nothing is cloned. Raises SyscallError."""
+        """Map the code and prepare the arguments of clone3 for these namespaces. Raises
+        SyscallError."""
         self._code = machine_code.cloner()
         self._state = (ctypes.c_uint64 * _STATE_WORDS)()
         self._here = ctypes.c_void_p(ctypes.addressof(self._state))
         self._stack = mmap.mmap(-1, _STACK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._child: Optional[Script] = None
         self.pidfd_cell = ctypes.c_int(-1)
-        """Where the kernel puts each child's pidfd; who clones owns it."""
+        """Cell where the kernel puts each child's pidfd; the caller of `clone` owns that
+        descriptor."""
         self._args = args = process.CloneArgs()
         args.flags = namespaces | _CLONE_VM | process.CLONE_PIDFD | process.CLONE_CHILD_CLEARTID
         args.exit_signal = signal.SIGCHLD
@@ -151,7 +154,7 @@ class Walker:
         self._state[_ARGUMENTS] = ctypes.addressof(args)
 
     def clone(self, child: Script, context: Script) -> int:
-        """The child's pid; it does nothing before `wait`. Raises SyscallError."""
+        """Clone a child that does nothing before `wait`; return its pid. Raises SyscallError."""
         self._child = child
         state = self._state
         state[_CHILD], state[_CONTEXT], state[_FAILED] = child.address, context.address, 0
@@ -162,7 +165,8 @@ class Walker:
         return pid
 
     def wait(self) -> bool:
-        """Let the child go on. False once it has left our memory; True in what it forked."""
+        """Let the child go on. False in the caller once the child has left its memory; True in the
+        fork."""
         return bool(self._code.wait(self._here))
 
     def check(self) -> None:
@@ -178,13 +182,16 @@ class Walker:
 
 
 def rseq_again() -> Tuple[Call, ...]:
-    """Register libc's area for restartable sequences: the fork of a child that shared our memory
-    has none, and libc would take the number of a CPU from it that is not its own. rseq(2)."""
+    """Register libc's area for restartable sequences again. rseq(2).
+
+    The fork of a child that shared our memory has none registered, and libc would read a wrong CPU
+    number from it.
+    """
     try:
         offset = ctypes.c_ssize_t.in_dll(LIBC, "__rseq_offset").value
         size = ctypes.c_uint.in_dll(LIBC, "__rseq_size").value
     except ValueError:
-        return ()  # older than glibc 2.35: it has no such area
+        return ()  # older than glibc 2.35, which has no such area
     base = ctypes.c_uint64()
     if not size or LIBC.syscall(_SYS_ARCH_PRCTL, _ARCH_GET_FS, ctypes.byref(base)):
         return ()

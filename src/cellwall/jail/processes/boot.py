@@ -1,17 +1,17 @@
 """Stage A: builds a template's root and starts its fork-server in it.
 
-Runs as `python -I -S guest.pyz boot …`, started by `fork_server`; on a root host it is the only
-process of ours that has the host's privileges, so: standard library, linear, short. Reads
-nothing that a program ever wrote. The steps, letter = process:
+Runs as `python -I -S guest.pyz boot …`, started by `fork_server`. On a root host it is the only
+process of the engine, besides the engine itself, with the host's privileges, so: standard library,
+linear, short. It reads nothing that a program ever wrote. The steps, letter = process:
 
     1a  boot      [rootless] enter a user namespace of its own, mapped to the caller, and to ids
-                  that are the caller's to map if there are any (`id_maps`)
+                  that the caller may map if there are any (`id_maps`)
     2a  boot      new pid, ipc, uts and net namespaces; fork
     3b  first     own mount namespace; open sources; build the root; pivot; old root gone
     4b  first     leave the host's groups; enter the fork-server's user namespace; ask for ids
     5a  boot      write the id maps; answer
     6b  first     become its root, exec the template's Python as `forkserver`
-    7a  boot      wait for the first process; end as it ends
+    7a  boot      wait for the first process; exit with its result
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _NAMESPACES = (
 
 
 def read_config(fd: int) -> Dict[str, Any]:
-    """Read the whole JSON document behind a descriptor of the host's."""
+    """Read the whole JSON document behind a descriptor from the host."""
     with os.fdopen(fd, "rb") as file:
         config: Dict[str, Any] = json.loads(file.read())
     return config
 
 
 def main(arguments: List[str]) -> None:
-    """`boot CONTROL_FD CONFIG_FD KEEP_FD…`; reports failure on the control socket.
+    """Run `boot CONTROL_FD CONFIG_FD KEEP_FD…`; report a failure on the control socket.
 
-    Silent when the other end of that is gone: the host gave us up, which is no news to it.
+    Nothing is reported if the other end is closed: then the host has abandoned this start.
     """
     control = socket.socket(fileno=int(arguments[0]))
     kept = [int(word) for word in arguments[2:]]
@@ -64,7 +64,7 @@ def main(arguments: List[str]) -> None:
         answers, answered = os.pipe()
         pid = os.fork()
         if pid == 0:
-            # Ours only: if boot is gone before its death can be a signal, its pipes are at an end.
+            # Keep only our ends: if boot dies before the parent-death signal is set, its pipes end.
             fds.close_all([asks, answered])
             _first(config, control, kept, (asked, answers))
         fds.close_all([asked, answers])
@@ -73,7 +73,7 @@ def main(arguments: List[str]) -> None:
         if os.read(asks, 1) == b"?":
             _write_maps(pid, config)
             os.write(answered, b"!")
-    except Exception as error:  # noqa: BLE001 - whatever it is, the host must hear of it
+    except Exception as error:  # noqa: BLE001 - any error must reach the host
         _report(control, step, error)
         os._exit(1)
     control.close()
@@ -84,8 +84,11 @@ def main(arguments: List[str]) -> None:
 
 
 def _wait_for_an_end(pid: int, lifeline: int) -> None:
-    """Of the fork-server's first process, or of the embedding one: then this one ends, and with it
-    the first, also in the middle of an import where it looks at nothing."""
+    """Wait for the end of the fork-server's first process, or of the embedding process.
+
+    In the second case exit: the first process then dies, also in the middle of an import, where it
+    does not notice the end itself.
+    """
     child = os.pidfd_open(pid)
     poller = select.poll()
     poller.register(child, select.POLLIN)
@@ -95,7 +98,7 @@ def _wait_for_an_end(pid: int, lifeline: int) -> None:
 
 
 def _raise_descriptor_limit() -> None:
-    """Be free of the embedder's soft limit: workers keep theirs at a high number. setrlimit(2)."""
+    """Lift the embedder's soft limit: workers keep descriptors at high numbers. setrlimit(2)."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -125,10 +128,10 @@ def _enter_own_user_namespace(outer: Optional[Dict[str, Any]]) -> None:
 
 
 def _write_maps(pid: int, config: Dict[str, Any]) -> None:
-    """Map the fork-server's namespace: ids of an unprivileged range, or the one we have.
+    """Map the fork-server's namespace to ids of an unprivileged range, or to the one id available.
 
-    That one id is called 0 here already: `_enter_own_user_namespace` mapped it. It is the last one
-    of the fork-server's where its workers need it to be moved (`forkserver`).
+    That one id is already called 0 here: `_enter_own_user_namespace` mapped it. If workers need it
+    to be moved between cgroups (`forkserver`), it is the last id of the fork-server's map.
     """
     base, count = (0, 1) if config["shares_id"] else (config["uid_base"], config["uid_count"])
     mover = config["forkserver"]["mover"]
@@ -150,7 +153,7 @@ def _write(path: str, text: str) -> None:
 def _first(
     config: Dict[str, Any], control: socket.socket, kept: List[int], ends: tuple[int, int]
 ) -> None:
-    """Steps 3b to 6b; never returns."""
+    """Do steps 3b to 6b; never return."""
     asked, answers = ends
     step = "boot: build the template's root"
     try:
@@ -182,14 +185,14 @@ def _first(
 
 
 def _have_others_charged(config: Dict[str, Any]) -> None:
-    """Be the range's first id when its namespace is made, and still capable of making it.
+    """Take the range's first id while the user namespace is made, and stay capable of making it.
 
-    What sandboxes take of a per-user count (inotify(7), namespaces) is charged to whoever made
-    the namespaces above them: an id that nobody else uses, instead of the host's root. Its
-    owner would have power over the namespace, but the only processes of that id are in it.
+    What sandboxes use of a per-user count (inotify(7), namespaces) is charged to the user that made
+    the namespaces above them: this way that is an id used for nothing else, instead of the host's
+    root. The owner has power over the namespace, but the only processes of that id are in it.
     """
     process.set_effective_uid(config["uid_base"])
-    # The change hid our files in /proc from all but the host's root; boot may be less.
+    # The change made our files in /proc the host root's; boot may be less.
     process.do(process.prepare_dumpable())
     # Once more, as below.
     process.do(process.prepare_parent_death_signal(signal.SIGKILL))
@@ -211,8 +214,10 @@ def _build_root(config: Dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _files_as(owner: int) -> Iterator[None]:
-    """Make files as root's id inside. SECURITY: without power over files, so that the overlays
-    that are mounted meanwhile show what everybody may read, to whomever (overlayfs.rst).
+    """Make files as the id that is root inside.
+
+    SECURITY: meanwhile this process has no capability over files. So the overlays that are mounted
+    meanwhile show only what all users may read, whatever process looks (overlayfs.rst).
     """
     if owner:
         os.setgroups([])

@@ -1,10 +1,12 @@
-"""What a worker is asked for, and what it remembers of what it was asked before.
+"""An order to a worker, and what the worker remembers of earlier orders.
 
-Both halves: the host writes an order (`fork_server`), a worker reads it (`forkserver`). Not how it
-is carried (`fds`) or obeyed. The invariants: what is remembered is bounded, because callers choose
-limits as they like, a plan is 100 KiB, and each clone copies the worker's page tables.
-SECURITY: an order holds no byte of a caller's. Whatever a worker ever had in memory, live or freed,
-is in the memory of every later sandbox. Environments go another way (`environment`).
+Has both halves: the host writes an order (`fork_server`), a worker reads it (`forkserver`). How it
+is carried is in `fds`, how it is carried out in `forkserver`. The invariant: what is remembered is
+bounded, because callers choose limits freely, a plan is 100 KiB, and each clone copies the worker's
+page tables.
+
+SECURITY: an order holds no byte of a caller's. Everything that a worker ever had in memory, live or
+freed, is in the memory of every later sandbox. Environments go another way (`environment`).
 """
 
 from __future__ import annotations
@@ -20,17 +22,18 @@ from cellwall.jail.processes import sandbox_init
 from cellwall.linux.syscalls.libc import Prepared
 
 ALONE = "alone"
-"""How a sandbox of one program is started."""
+"""Value of `start` for a sandbox of one program."""
 MOVE = b"move"
-"""To a worker that is to go to its first berth, and to clone nothing."""
+"""Message: move into the first sandbox's cgroups; do not clone."""
 _REMEMBERED = 32
-"""Orders, and plans. The first to come are the first to go: a hit writes to no page."""
+"""Most orders, and most plans, that a worker remembers. The oldest is dropped first, so that a hit
+writes to no page."""
 
 
 def written(
     shape: plan.Shape, uid: int, guest: Mapping[str, Any], start: str, *, is_told: bool = False
 ) -> bytes:
-    """An order for one sandbox; all but the uid is the same again and again.
+    """Write an order for one sandbox; all but the uid repeats from order to order.
 
     `is_told`: its environment is not the usual one, and lies in its channel.
     """
@@ -50,7 +53,7 @@ class Ready(NamedTuple):
     lockdown: lockdown.Ready
 
     def alone(self) -> alone.Ready:
-        """The same calls in the same order, for a sandbox of one program."""
+        """Prepare the same calls in the same order for a sandbox of one program."""
         lock = self.lockdown
         own = sandbox_init.OWN_CGROUP_NAMESPACE
         return alone.prepare(
@@ -60,9 +63,10 @@ class Ready(NamedTuple):
 
 
 class Order:
-    """How to make a sandbox.
+    """Instructions for making one sandbox.
 
-    With slots, and no named tuple: a name that is looked up in one is written to, and copied.
+    A class with slots and not a named tuple: reading a named tuple's field by its name writes to
+    memory, and so copies a page.
     """
 
     __slots__ = ("alone", "guest", "is_told", "ready", "start")
@@ -75,9 +79,10 @@ class Order:
         start: str,
         is_told: bool,
     ) -> None:
-        """`start`: `fork`, `exec` for a really fresh interpreter, or `alone`, which needs `lists`.
+        """Keep the parts of an order.
 
-        `is_told`: its environment lies in its channel.
+        `start` is `fork`, `exec` for a really fresh interpreter, or `alone`, which needs `lists`.
+        `is_told`: the sandbox's environment lies in its channel.
         """
         self.ready = ready
         self.alone = lists
@@ -87,10 +92,10 @@ class Order:
 
 
 class Orders:
-    """Those of one worker."""
+    """The orders that one worker remembers."""
 
     def __init__(self, facts: plan.HostFacts, program: bytes, last_capability: int) -> None:
-        """Nothing is known yet."""
+        """Make plans from these facts, with `program` as the seccomp filter."""
         self._facts = facts
         self._program = program
         self._last_capability = last_capability
@@ -99,9 +104,9 @@ class Orders:
         self._alone: Dict[plan.Shape, alone.Ready] = {}
 
     def read(self, data: bytes) -> Tuple[int, Order]:
-        """The uid, and the rest, of what `written` wrote.
+        """Return the uid, and the rest, of an order that `written` wrote.
 
-        Of other data: ValueError, TypeError or KeyError.
+        Other data raises ValueError, TypeError or KeyError.
         """
         uid, _, text = data.partition(b" ")
         order = self._known.get(text)
@@ -140,6 +145,6 @@ class Orders:
 
 
 def _forget(remembered: Dict[Any, Any]) -> None:
-    """Make room for one more."""
+    """Make room for one more entry."""
     while len(remembered) >= _REMEMBERED:
         del remembered[next(iter(remembered))]

@@ -1,6 +1,6 @@
-"""Where an interpreter started on the guest bundle begins: `boot`, `forkserver` or `init`.
+"""Entry point of an interpreter started on the guest bundle: `boot`, `forkserver` or `init`.
 
-Not a command line: `fork_server`, `boot` and `sandbox_init` pass descriptors as arguments.
+It is not a command line: `fork_server`, `boot` and `sandbox_init` pass descriptors as arguments.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 
 
 def main() -> None:
-    """Hand over to the stage named by the first argument; none of them returns."""
+    """Run the stage named by the first argument; none of them returns."""
     stage, arguments = sys.argv[1], sys.argv[2:]
     if stage == "boot":
         from cellwall.jail.processes import boot
@@ -18,7 +18,8 @@ def main() -> None:
     elif stage == "forkserver":
         from cellwall.jail.fast import heap_layout
 
-        # First of all: what is imported next, and what every fork touches, lies together.
+        # Before all other imports, so that what is imported next, and every fork touches, lies
+        # together.
         arenas = heap_layout.Arenas(int(arguments.pop(0)))
         from cellwall.jail.processes import forkserver
 

@@ -1,17 +1,17 @@
 """Stage B: a warm interpreter of one template, from which sandboxes are forked.
 
-Pid 1 of the template's pid namespace, root of a user namespace that is nobody on the host, no
-network, no secrets, one thread, no sockets but the control ones. Started by `boot` through exec,
-so that nothing of the embedding process is in its memory. When it dies, the kernel kills every
-sandbox made from it. The steps, letter = process:
+It is pid 1 of the template's pid namespace and root of a user namespace that has no rights on the
+host. It has no network, no secrets, one thread, and no sockets but the control ones. `boot` starts
+it through exec, so that nothing of the embedding process is in its memory. When it dies, the kernel
+kills every sandbox made from it. The steps, letter = process:
 
     1b  first     preload; refuse if a thread or socket appeared; freeze; fork the workers for
-                  programs; told to go on, the same once more with what sessions need, for theirs
-    2b  first     wait: the control socket's end, or the embedding process's, is our end
+                  programs; when told to go on, do the same with what sessions need
+    2b  first     wait; end when the control socket or the embedding process ends
     3c  worker    receive `spawn` with the sandbox's end of its channel
     4c  worker    enter a network namespace that is new, or as new (`netns_reuse`); clone3 into all
-                  others, and go home; write the id maps; let it go; leave the cgroups that the
-                  child was born into for those of the next one; answer with its pidfd
+                  others, and go home; write the id maps; release the child; leave the cgroups that
+                  the child was born into for those of the next one; answer with its pidfd
     5d  init      see `sandbox_init`
 """
 
@@ -55,11 +55,11 @@ _NAMESPACES = (
 
 _CONTROL_FD = 64
 _DYING_S = 1.0
-"""So long a process may need for its end."""
+"""Most seconds that a killed process may need for its end."""
 
 
 class Dirty(Exception):
-    """The preload left something a fork must not share."""
+    """The preload left something that forks must not share."""
 
 
 class Worker(NamedTuple):
@@ -70,25 +70,25 @@ class Worker(NamedTuple):
     last_capability: int
     guest_main: Callable[..., Any]
     guest_alone: single_program.Context
-    """A context that has no init of ours beside it."""
+    """Entry point of a context that has no init of ours beside it."""
     exec_python: str
     forker: process.Cloner
     """Makes workers, without the fork hooks of libraries."""
     cloner: process.Cloner
     """Makes sandboxes."""
     answer: fds.Message
-    """Hands over the latest of them. Made once: each page that is written to between two clones
-    is copied, and a JSON encoder alone writes to thirty."""
+    """Prepared message that hands over the latest sandbox. It is made once: each page that is
+    written to between two clones is copied, and a JSON encoder alone writes to thirty."""
     mover: int
-    """An id that workers keep as their saved one, or 0."""
+    """Id that workers keep as their saved user id; 0: none."""
     root_id: int
-    """Called root inside, without any process; 0 where only one id can be mapped."""
+    """Id that is called root inside and that no process has; 0 where only one id can be mapped."""
     environment: Dict[str, str]
-    """Of a sandbox for which the host names no other; this process has it already."""
+    """Environment of a sandbox for which the host names no other; this process has it already."""
 
 
 def main(arguments: List[str], arenas: heap_layout.Arenas) -> None:
-    """`CONFIG_FD CONTROL_FD LIFELINE_FD WORKER_FD…`, and the arenas made first; never returns."""
+    """Run `CONFIG_FD CONTROL_FD LIFELINE_FD WORKER_FD…` with the given arenas; never return."""
     config = read_config(int(arguments[0]))
     control = socket.socket(fileno=int(arguments[1]))
     lifeline, *worker_fds = (int(word) for word in arguments[2:])
@@ -98,7 +98,7 @@ def main(arguments: List[str], arenas: heap_layout.Arenas) -> None:
     programs = config["program_workers"]
     with _told(control, config) as preloading:
         process.do(process.prepare_no_new_privs())
-        process.unshare(process.CLONE_NEWNET)  # the one we came in is not our user namespace's
+        process.unshare(process.CLONE_NEWNET)  # the inherited one is not our user namespace's
         os.umask(0o022)
         worker = _worker(config)
         guest = importlib.import_module(config["guest_preload"])
@@ -119,22 +119,22 @@ def main(arguments: List[str], arenas: heap_layout.Arenas) -> None:
     fds.close_all(worker_fds)
     if not preloading.has_failed:
         _tell(control, {"event": "ready"})
-    _watch(control, lifeline)  # even so: programs run that were forked from here
+    _watch(control, lifeline)  # after a failure, too: programs forked here still run
 
 
 class _Preloading:
-    """Whether a part of it failed."""
+    """Whether a part of the preload failed."""
 
     has_failed = False
 
 
 @contextlib.contextmanager
 def _told(control: socket.socket, config: Dict[str, Any]) -> Iterator[_Preloading]:
-    """Let the host hear of a failure."""
+    """Report an error in the block to the host."""
     preloading = _Preloading()
     try:
         yield preloading
-    except BaseException as error:  # noqa: BLE001 - whatever it is
+    except BaseException as error:  # noqa: BLE001 - every error is reported
         step = f"fork-server: preload {', '.join(config['preload']) or 'nothing'}"
         message = f"{type(error).__name__}: {error}"[:2000]
         number = getattr(error, "errno", None)
@@ -143,7 +143,7 @@ def _told(control: socket.socket, config: Dict[str, Any]) -> Iterator[_Preloadin
 
 
 def _wait_to_go_on(control: socket.socket, lifeline: int) -> None:
-    """Until the host says so: it looks at our children meanwhile, of which there are no others."""
+    """Wait for the host's message; it inspects our children meanwhile, which are only workers."""
     poller = select.poll()
     poller.register(control.fileno(), select.POLLIN | select.POLLHUP)
     poller.register(lifeline, select.POLLIN)
@@ -160,11 +160,11 @@ def _tell(control: socket.socket, message: Dict[str, Any]) -> None:
     try:
         fds.send_message(control, message)
     except fds.ControlClosed:
-        os._exit(0)  # given up while it started; nobody is left to tell
+        os._exit(0)  # the host abandoned this start; no process is left to tell
 
 
 def _nothing() -> None:
-    """Nothing is known of what a session does first."""
+    """Do nothing: it is not known what a session does first."""
 
 
 def _fork_workers(
@@ -175,8 +175,8 @@ def _fork_workers(
     recall: Callable[[], None],
     learn: Callable[[], None],
 ) -> None:
-    """Freeze what has been warmed up to now and fork the workers that are to have it."""
-    # What was seeded before the fork is found now; every context gives it a seed of its own.
+    """Freeze what has been preloaded so far, and fork the workers that share it."""
+    # Generators seeded before the fork are found now; every context gives them a seed of its own.
     importlib.import_module(config["guest_reseed"]).collect()
     _refuse_dirt(ours)
     gc.collect()
@@ -186,9 +186,9 @@ def _fork_workers(
     huge_pages.collapse_anonymous()
     huge_pages.collapse_interpreter()
     recall()
-    # After whatever frees what was there before: that is a hole, and most lie in huge pages.
+    # After everything that frees memory: freed memory is a hole, and most holes lie in huge pages.
     heap_layout.Fillers()
-    learn()  # in a fork of what the workers' forks will be like
+    learn()  # in a fork that resembles those of the workers
     gc.freeze()
     for fd in worker_fds:
         if worker.forker.clone() == 0:
@@ -200,8 +200,10 @@ def _fork_workers(
 
 
 def _worker(config: Dict[str, Any]) -> Worker:
-    """Import what every fork runs before the preload: objects that lie together are copied
-    together, and each page a fork writes to costs it a fault."""
+    """Import what every fork runs, before the preload.
+
+    Objects that lie together are copied together, and each page a fork writes to costs it a fault.
+    """
     module, _, name = config["guest_main"].partition(":")
     cloner = process.Cloner(_NAMESPACES, exit_signal=signal.SIGCHLD)
     return Worker(
@@ -221,7 +223,10 @@ def _worker(config: Dict[str, Any]) -> Worker:
 
 
 def _refuse_dirt(ours: Set[int]) -> None:
-    """SECURITY: a thread would vanish in forks holding locks; a socket would be shared by all."""
+    """Raise `Dirty` if the preload left a thread or a descriptor open.
+
+    SECURITY: a thread would vanish in forks holding locks; a socket would be shared by all.
+    """
     threads = os.listdir("/proc/self/task")
     if len(threads) != 1:
         raise Dirty(
@@ -242,7 +247,8 @@ def _refuse_dirt(ours: Set[int]) -> None:
 
 
 def _watch(control: socket.socket, lifeline: int) -> None:
-    """Step 2b: reap, and end with whoever owns us. Never returns."""
+    """Do step 2b: reap, and exit when the control socket or the embedding process ends. Never
+    return."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps for pid 1
     poller = select.poll()
     poller.register(control.fileno(), select.POLLIN | select.POLLHUP)
@@ -253,14 +259,14 @@ def _watch(control: socket.socket, lifeline: int) -> None:
 
 
 def _serve(worker: Worker, fd: int) -> None:
-    """Steps 3c and 4c, again and again until the host closes the socket. Never returns."""
-    # Out of the way: the descriptors of a child are the same numbers every time.
+    """Do steps 3c and 4c repeatedly until the host closes the socket. Never return."""
+    # At a high number, so that the descriptors of a child are the same numbers every time.
     high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _CONTROL_FD)
     fds.keep_only([high])
     control = socket.socket(fileno=high)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     if worker.mover:
-        # cgroup v1 lets an ordinary user move processes that have his id, if only as saved one.
+        # cgroup v1 lets an ordinary user move processes with the same id, even if only as saved id.
         # SECURITY: it gives a worker no more than it has where sandboxes share that id.
         os.setresuid(-1, -1, worker.mover)
     process.do(process.prepare_parent_death_signal(signal.SIGKILL))
@@ -323,22 +329,23 @@ def _spawn(
         _write_maps(worker.root_id, pid, uid)
         os.write(wait_w, b"!")
     except OSError as error:
-        # The files of one that somebody killed are root's: that is no lack of the host's. They are
-        # from when it let go of its memory, a moment before its pidfd says that it is dead.
+        # If the child was killed, its /proc files are root's, and the host lacks nothing. They
+        # become root's when it releases its memory, a moment before its pidfd says that it is dead.
         is_dead = bool(select.select([pidfd], [], [], _DYING_S)[0])
-        with contextlib.suppress(ProcessLookupError):  # its pid may be another's: see `_serve`
+        with contextlib.suppress(ProcessLookupError):  # the pid may be reused: see `_serve`
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         number = errno.ESRCH if is_dead else error.errno
         fds.send_message(control, {"error": f"id map: {error}", "errno": number})
     else:
-        _go_through(entrances)  # a worker that cannot ends, and the sandbox with its channel
+        _go_through(entrances)  # if it cannot, the worker ends, and the sandbox with its channel
         fds.send_prepared(control, worker.answer)
     finally:
         fds.close_all([wait_r, wait_w, pidfd, *received])
 
 
 def _able(worker: Worker) -> Optional[_Alone]:
-    """Whoever cannot make sandboxes of one program still makes others; `host_facts` knows."""
+    """Return None if this worker cannot make sandboxes of one program; `host_facts` knows that,
+    too."""
     try:
         return _Alone(worker) if machine_code.IS_KNOWN else None
     except OSError:
@@ -346,7 +353,7 @@ def _able(worker: Worker) -> Optional[_Alone]:
 
 
 class _Alone:
-    """Step 4c for sandboxes of one program; theirs are in `single_program`."""
+    """Step 4c for sandboxes of one program; their own steps are in `single_program`."""
 
     def __init__(self, worker: Worker) -> None:
         maps = partial(_write_maps, worker.root_id)
@@ -362,7 +369,7 @@ class _Alone:
         order: clone_request.Order,
         received: List[int],
     ) -> None:
-        """Make one, leave its cgroups, and answer with its pidfd."""
+        """Make one sandbox, leave its cgroups, and answer with its pidfd."""
         pidfd, entrances = self._maker.pidfd_cell, received[len(single_program.RECEIVED) :]
         pidfd.value = -1
         try:
@@ -388,15 +395,15 @@ class _Alone:
 
 
 def _go_through(entrances: List[int]) -> None:
-    """Move ourselves into other cgroups: 0 is whoever writes (`cgroups.Groups.entrances`)."""
+    """Move this process into other cgroups: 0 means the writer (`cgroups.Groups.entrances`)."""
     for fd in entrances:
         os.write(fd, b"0")
 
 
 def _write_maps(root_id: int, pid: int, uid: int) -> None:
-    """Give the sandbox one id: `user` inside, `uid` of our own range outside.
+    """Map one id for the sandbox: `user` inside, `uid` of our own range outside.
 
-    Where there is a range, root has a name inside, too: an id that no process has or can get.
+    Where there is a range, root is mapped inside, too, to an id that no process has or can get.
     """
     root = f"\n0 {root_id} 1" if root_id else ""
     text = f"{plan.INSIDE_UID} {uid} 1{root}".encode()

@@ -1,7 +1,7 @@
 """Stage C: from a fresh clone to a locked-down init, then the guest.
 
 Called by `forkserver` in the child; never returns to it. Between the clone and the last line of
-`_lock` only our own bytes are read: one from the worker. SECURITY: whoever moves a call behind it
+`_lock` the child reads only one byte, from the worker. SECURITY: moving a call behind that line
 gives caller code a weaker jail. The steps:
 
     5d.1  close every descriptor but the channel     5d.5  lock down (`lockdown`, in its order)
@@ -11,7 +11,7 @@ gives caller code a weaker jail. The steps:
           our cgroups when it cloned us                       theirs, and sends nothing more before
                                                               it has compared
 
-"L" is said no sooner because it wakes the host: where that is woken on this CPU, a start waits.
+"L" is not said earlier because it wakes the host: if the host wakes on this CPU, the start waits.
 """
 
 from __future__ import annotations
@@ -34,17 +34,19 @@ if TYPE_CHECKING:
 
 CHANNEL_FD = 3
 FREE_FD = 4
-"""The worker has 0, 1, 2 and one high number open: what it receives first is the channel."""
+"""Lowest free descriptor. The worker has 0, 1, 2 and one high number open, so the first descriptor
+that it receives, the channel, is 3."""
 OWN_CGROUP_NAMESPACE = (process.prepare_unshare(process.CLONE_NEWCGROUP),)
-"""Its root is where we are at the time: the sandbox's cgroups, into which we were born."""
+"""Call that makes a cgroup namespace. Its root is where this process is at the time: the sandbox's
+cgroups, into which it was born."""
 
 
 class Abandoned(Exception):
-    """The host or the worker went away, or refused us, while we were being built."""
+    """The host or the worker ended, or refused this sandbox, while it was being built."""
 
 
 def main(worker: Worker, order: Order, channel: int, wait_r: int) -> None:
-    """Build, lock down, report, run the guest."""
+    """Build the sandbox, lock it down, report, and run the guest."""
     guest = order.guest
     guest["is_environment_set"] = not order.is_told
     guest["env"] = worker.environment
@@ -53,7 +55,7 @@ def main(worker: Worker, order: Order, channel: int, wait_r: int) -> None:
         if order.is_told:
             guest["env"] = environment.read(channel)
     except (Abandoned, BrokenPipeError, EOFError):
-        os._exit(1)  # the host gave us up; nobody is left to tell
+        os._exit(1)  # the host abandoned this sandbox; no process is left to tell
     except Exception as error:  # noqa: BLE001 - the host must hear which step failed
         report(channel, error)
         os._exit(1)
@@ -82,12 +84,12 @@ def _lock(ready: Ready, channel: int, wait_r: int) -> None:
 
 
 def _say_locked(channel: int) -> None:
-    """Step 5d.7, once the guest has forked; before it is started where that is by exec."""
+    """Do step 5d.7 once the guest has forked, or before it is started by exec."""
     os.write(channel, b"L")
 
 
 def report(channel: int, error: Exception) -> None:
-    """Tell the host which step failed; "E" and a JSON object."""
+    """Tell the host which step failed, as "E" and a JSON object."""
     frames = traceback.extract_tb(error.__traceback__)
     data = {
         "step": getattr(error, "step", frames[-1].name if frames else type(error).__name__),
@@ -99,7 +101,7 @@ def report(channel: int, error: Exception) -> None:
 
 
 def _exec_guest(worker: Worker, config: Dict[str, Any], channel: int) -> None:
-    """Replace the warm image by a really fresh interpreter: no shared hash seed, no layout."""
+    """Replace the warm image by a really fresh interpreter: no shared hash seed or layout."""
     os.set_inheritable(channel, True)
     document = fds.as_nameless_file(json.dumps(config), "/tmp")  # noqa: S108 - our own mount
     words = [worker.exec_python, "-I", plan.GUEST_PATH, "init", str(channel), str(document)]
