@@ -1,8 +1,8 @@
-"""Reads the host facts that `plan` needs; the host's half.
+"""Reads the host facts that `plan` needs, in the engine process.
 
-Not `probe`: this asks what there is to build with, `probe` asks whether it suffices. Reads world
-readable things only; what it returns is shown to sandboxes and must say nothing about the host
-beyond its kernel's version and its processor.
+It is not `probe`: this reads what a jail can be built from, `probe` tries whether that suffices. It
+reads world-readable things only; its results are shown to sandboxes and must say nothing about the
+host beyond its kernel's version and its processor.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TEXT_LIMIT = 262_144
 _CORE_PATTERN = "/proc/sys/kernel/core_pattern"
 _CAP_SYS_PTRACE = 19
 _FIRST_USER_NAMESPACE = 0xEFFFFFFD
-"""The inode of its file: PROC_USER_INIT_INO, include/linux/proc_ns.h."""
+"""Inode number of the first user namespace's file: PROC_USER_INIT_INO, include/linux/proc_ns.h."""
 CORE_REMEDY = (
     "start it with a hard limit of 1 or more: `ulimit -Hc unlimited` before (as root), "
     "LimitCORE=infinity in a systemd unit, --ulimit core=-1 for a container"
@@ -75,7 +75,7 @@ def collect() -> HostFacts:
 
 
 def for_jails(state_dir: Path) -> HostFacts:
-    """The same, and how shared trees can be shown; `state_dir` is where templates lie."""
+    """Collect the facts, and how shared trees can be shown; `state_dir` is where templates lie."""
     found = collect()
     trees = [f"/{name}" for name in found.root_directories]
     own = [str(state_dir)] if state_dir.is_dir() else []
@@ -89,10 +89,10 @@ def for_jails(state_dir: Path) -> HostFacts:
 
 
 def core_limit() -> int:
-    """RLIMIT_CORE for sandboxes; 1 where we may have it. setrlimit(2), core(5).
+    """RLIMIT_CORE for sandboxes; 1 where this process may have it. setrlimit(2), core(5).
 
-    With a hard limit of 0 it can only be 0: as good where the kernel writes core files, while a
-    handler behind a pipe is started at 0 as at any value but 1, so that is a HostUnsupported.
+    With a hard limit of 0 it can only be 0. That is as good where the kernel writes core files. But
+    a handler behind a pipe is started at 0 as at any value but 1, so that is a HostUnsupported.
     """
     if resource.getrlimit(resource.RLIMIT_CORE)[1] != 0:
         return 1
@@ -127,7 +127,7 @@ def _top_level() -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
 
 
 def _etc_copied() -> tuple[tuple[str, str], ...]:
-    """Small public text files."""
+    """Read small public text files."""
     copied = []
     for name in _ETC_COPIED:
         path = Path("/etc", name)
@@ -148,10 +148,11 @@ def runs_alone() -> bool:
 
 @lru_cache(maxsize=1)
 def sees_exit_codes() -> bool:
-    """Whether /proc/<pid>/stat tells us with which code a process ended, whatever it did before.
+    """Whether /proc/<pid>/stat shows the exit code of every process, whatever it did before.
 
-    Newer kernels (seen on 6.18.44) remember of one without memory that it was not dumpable, and
-    show it to nobody but a holder of CAP_SYS_PTRACE in the first user namespace. Others read 0.
+    Newer kernels (seen on 6.18.44) remember that a process without memory was not dumpable, and
+    show its code only to a holder of CAP_SYS_PTRACE in the first user namespace. Other readers get
+    0.
     """
     if os.stat("/proc/self/ns/user").st_ino != _FIRST_USER_NAMESPACE:
         return False
@@ -168,7 +169,7 @@ def _java() -> tuple[str, ...]:
 
 
 def _proc_entries() -> tuple[tuple[str, ...], ...]:
-    """Non-process entries of /proc: files for others, files of root's alone, directories."""
+    """Return non-process entries of /proc: files for others, files for root only, directories."""
     files, closed, folders = [], [], []
     with os.scandir("/proc") as entries:
         for entry in entries:

@@ -1,8 +1,8 @@
-"""Asks this host how many overlays it lets us have, one over the other, over the trees we share.
+"""Measures how many overlays this host allows, one over the other, over the trees we share.
 
-Host half, for `host_facts` and `probe`. Two is what newer kernels give everybody: one for a
-template, and over it one for each sandbox. A container whose own root is an overlay leaves one.
-Tried in throw-away processes, under the conditions of `boot` and of a sandbox.
+Runs in the engine process, for `host_facts` and `probe`. Newer kernels allow every user two: one
+for a template, and over it one for each sandbox. In a container whose own root is an overlay, one
+is left. Tried in throw-away processes, under the conditions of `boot` and of a sandbox.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _PLACE = "/tmp"  # noqa: S108 - of a mount namespace of the trial's own
 
 
 class Layers(NamedTuple):
-    """What a host gives."""
+    """The number of overlays that a host allows."""
 
     depth: int
     problem: str
-    """Why it is not `MOST`."""
+    """The reason why `depth` is not `MOST`."""
 
 
 def ask(trees: Sequence[str]) -> Layers:
-    """Try it on every tree; some milliseconds."""
+    """Try overlays on every tree; some milliseconds."""
     nested = mounted_below(trees)
     problem = ""
     for count in range(MOST, 0, -1):
@@ -77,7 +77,7 @@ def _enter() -> None:
 
 
 def mounted_below(trees: Sequence[str]) -> tuple[str, ...]:
-    """Directories below the trees on which something is mounted, parents first; mountinfo."""
+    """Return the mount points below the trees that are directories, parents first; mountinfo."""
     text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
     points = {_unescaped(line.split()[4]) for line in text.splitlines()}
     below = [p for p in points if any(p.startswith(f"{tree}/") for tree in trees)]
@@ -91,7 +91,7 @@ def _unescaped(point: str) -> str:
 
 
 def channels(trees: Sequence[str]) -> tuple[str, ...]:
-    """Sockets and FIFOs in the trees: what has to be covered where a tree is bound as it is."""
+    """Return sockets and FIFOs in the trees, which are covered where a tree is bound as it is."""
     return tuple(sorted(path for tree in trees for path in _channels(tree)))
 
 
@@ -99,7 +99,7 @@ def _channels(folder: str) -> Iterator[str]:
     try:
         entries = list(os.scandir(folder))
     except OSError:
-        return  # what we may not enter no sandbox may
+        return  # no sandbox may enter what this process may not
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):
             yield from _channels(entry.path)

@@ -1,8 +1,9 @@
 """Reads a process's confinement back from the host's side and compares it with the plan.
 
-Host half. The inside is never asked: everything comes from the host's /proc. `expected` is
-computed from the plan and the host's own values, `read` is what the kernel says; any difference
-means the sandbox does not start. Facts the kernel cannot report are a difference, too.
+Runs in the engine process. The sandbox is never asked: everything comes from the host's /proc.
+`expected` is computed from the plan and the host's own values, `read` is what the kernel says; any
+difference means that the sandbox does not start. A fact the kernel cannot report is a difference,
+too.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ _LIMIT_NAMES = {
 
 
 WRITABLE = frozenset({"/", "/dev/shm", "/dev/pts"})
-"""Mount points that may be writable: the work area, in which all is the user's or root's inside,
-and terminals."""
+"""Mount points that may be writable: the work area, where everything belongs to the user or to root
+inside, and terminals."""
 
 
 class PostureMismatch(Exception):
-    """The kernel reports something else than the plan; `fields` says what."""
+    """The kernel's report differs from the plan; `differences` says in what."""
 
     def __init__(self, pid: int, differences: Mapping[str, tuple[Any, Any]]) -> None:
         """Build a message with every field, expected and found."""
@@ -64,27 +65,28 @@ class Expectation:
     gid: int
     uid_line: tuple[str, ...]
     gid_line: tuple[str, ...]
-    """(inside id, id in the parent namespace as the host sees it, count), and root's behind it."""
+    """(inside id, id in the parent namespace as the host sees it, count), followed by root's."""
     groups: tuple[str, ...]
-    """Supplementary groups on the host: none, or rootless our own, which cannot be left."""
+    """Supplementary groups on the host: none, or rootless the engine's own, which cannot be left.
+    """
     limits: Mapping[str, tuple[str, str]]
     cgroups: frozenset[str]
     host_namespaces: Mapping[str, str]
     server_namespaces: Mapping[str, str] = field(default_factory=dict)
-    """The fork-server's: what all sandboxes of a template would share."""
+    """Namespaces of the fork-server: all sandboxes of a template would share them."""
 
     def is_foreign(self, name: str, link: str) -> bool:
-        """Whether a namespace belongs to somebody else than the sandbox."""
+        """Whether a namespace belongs to the host or the fork-server."""
         return link in (self.host_namespaces.get(name), self.server_namespaces.get(name))
 
 
 def namespaces_of(pid: int) -> dict[str, str]:
-    """Every namespace of one process, as the kernel names it."""
+    """Return every namespace of one process, as the kernel names it."""
     return {name: os.readlink(f"/proc/{pid}/ns/{name}") for name in _NAMESPACES}
 
 
 def host_namespaces() -> dict[str, str]:
-    """The embedding process's own namespaces; a sandbox must share none of them."""
+    """Return the embedding process's own namespaces; a sandbox must share none of them."""
     return namespaces_of(os.getpid())
 
 
@@ -98,7 +100,7 @@ def expected(
 ) -> Expectation:
     """Compute the expectation from the plan's lockdown and the (user, group) id on the host.
 
-    `root_ids`: what is called root inside, if anything is; no process may have it.
+    `root_ids`: the ids that are called root inside, if any are; no process may have them.
     """
     host_uid, host_gid = host_ids
     numbers = {getattr(resource, name): label for label, name in _LIMIT_NAMES.items()}
@@ -160,7 +162,7 @@ def read(pid: int) -> dict[str, Any]:
 
 
 def read_stat(pid: int) -> list[str]:
-    """Fields of proc_pid_stat(5) behind the name, `state` first; none when it is gone."""
+    """Fields of proc_pid_stat(5) behind the name, `state` first; none when the process is gone."""
     try:
         return read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     except OSError:
@@ -168,7 +170,7 @@ def read_stat(pid: int) -> list[str]:
 
 
 def last_cpu(pid: int) -> int:
-    """The CPU a process ran on last (`processor`); -1 when it is gone."""
+    """Return the CPU a process ran on last (`processor`); -1 when it is gone."""
     fields = read_stat(pid)
     return int(fields[36]) if len(fields) > 36 else -1
 
@@ -182,8 +184,8 @@ def read_mounts(pid: int) -> list[tuple[str, frozenset[str]]]:
 def compare_mounts(pid: int, found: list[tuple[str, frozenset[str]]]) -> None:
     """Raise unless set-uid is off everywhere and only the work area can be written.
 
-    Looks at the topmost mount of each point: what lies below a mount cannot be reached, because
-    nothing inside can unmount.
+    Looks at the topmost mount of each point: what lies below a mount cannot be reached, because no
+    process inside can unmount.
     """
     differences: dict[str, tuple[Any, Any]] = {}
     top = dict(found)
@@ -240,15 +242,14 @@ def compare(pid: int, facts: Mapping[str, Any], want: Expectation) -> None:
 
 
 class Verifier:
-    """Reads and compares one process after the other; what was verified once is recognised.
+    """Reads and compares processes one after the other; texts that passed before are recognised.
 
     The same confinement gives the same `limits` and mount table to the letter, so a text that
-    passed the full comparison passes again by equality. Whatever is not literally the expected
-    text goes through `read` and `compare`, which say what is wrong. Nothing is skipped.
+    passed the full comparison passes again by equality. A text that is not literally the expected
+    one goes through `read` and `compare`, which say what is wrong. Nothing is skipped.
     """
 
     def __init__(self) -> None:
-        """Know nothing yet."""
         self._limits: set[tuple[tuple[tuple[str, tuple[str, str]], ...], str]] = set()
         self._mounts: set[str] = set()
 
@@ -269,9 +270,9 @@ class Verifier:
         return links
 
     def verify_beside(self, pid: int, want: Expectation, links: Links) -> None:
-        """The same for another process of a sandbox: it must be in the same namespaces.
+        """Verify another process of a sandbox: it must also be in the same namespaces.
 
-        The id maps belong to the user namespace, so they were compared with the first one.
+        The id maps belong to the user namespace, so they were compared with the first process.
         """
         base = f"/proc/{pid}"
         if not (self._is_known(base, want) and _links(base) == links):
@@ -293,9 +294,9 @@ class Verifier:
         _keep(self._limits, (tuple(want.limits.items()), limits))
 
     def verify_mounts(self, pid: int, want: Expectation) -> None:
-        """The same for the mount namespace, which all processes of a sandbox share."""
+        """Verify the mount namespace, which all processes of a sandbox share."""
         text = _read_whole(f"/proc/{pid}/mounts")
-        # The one thing that differs: as whom a tmpfs was mounted.
+        # The one thing that differs: the user as which a tmpfs was mounted.
         text = text.replace(f"uid={want.uid},gid={want.gid}", "")
         if text not in self._mounts:
             compare_mounts(pid, read_mounts(pid))
@@ -313,7 +314,7 @@ def _links(base: str) -> Links:
 
 
 def _has_status(text: str, want: Expectation) -> bool:
-    """Whether the lines of a status file are there, letter by letter (proc_pid_status(5))."""
+    """Whether the expected lines are in a status file, letter by letter (proc_pid_status(5))."""
     uid, gid = want.uid, want.gid
     return (
         _CONFINED in text
@@ -331,16 +332,18 @@ _MOUNT = re.compile(r"^\d+ \d+ \S+ \S+ (\S+) (\S+)", re.MULTILINE)
 
 
 def children(pid: int, thread: int = 0) -> list[int]:
-    """Processes that a process's first thread has made, or another, from `children` of proc(5).
+    """Processes that a process's first thread, or thread `thread`, has made: `children` of proc(5).
 
-    SECURITY: to its end. One read gives a page at most, and what is beyond it would not count.
+    SECURITY: the file is read to its end. One read returns a page at most, and the rest would be
+    missed.
     """
     text = _read_whole(f"/proc/{pid}/task/{thread or pid}/children")
     return [int(word) for word in text.split()]
 
 
 def descendants(pid: int) -> list[int]:
-    """Every process below `pid`, parents first; a context may have an interpreter of its own."""
+    """Return every process below `pid`, parents first; a context may have an interpreter of its
+    own."""
     found = children(pid)
     for each in found:
         found += children(each)
@@ -348,7 +351,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def threads(pid: int) -> list[int]:
-    """Thread ids of a process."""
+    """Return the thread ids of a process."""
     return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
 
 

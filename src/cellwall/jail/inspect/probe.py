@@ -1,7 +1,8 @@
-"""Asks this host, by trying, whether a jail can be built here; `doctor` prints the answers.
+"""Finds out, by trying, whether a jail can be built on this host; `doctor` prints the answers.
 
-Host half. Every trial runs in a throw-away child process, so that nothing of it outlives the call.
-A FAIL means that the jail runtime refuses to start; a CAUTION that something is weaker, and what.
+Runs in the engine process. Every trial runs in a throw-away child process, so that nothing of it
+outlives the call. A FAIL means that the jail runtime refuses to start; a CAUTION that something is
+weaker, and what.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def _kernel() -> list[Found]:
 
 
 _NESTED = 3
-"""User namespaces below one another: boot's own (rootless), the fork-server's, the sandbox's."""
+"""Number of user namespaces below one another: boot's own (rootless), the fork-server's, the
+sandbox's."""
 
 
 def _enter(others: int = 0) -> None:
@@ -215,7 +217,7 @@ _BOUND = (
 
 
 def _layers() -> list[Found]:
-    """How far the trees that sandboxes share are shown through overlays of ours."""
+    """Judge how far the trees that sandboxes share can be shown through overlays."""
     found = overlay_depth.ask(("/usr",))
     if found.depth == overlay_depth.MOST:
         return [
@@ -279,7 +281,8 @@ def _core_pattern() -> list[Found]:
 def core_pattern(text: str) -> Found:
     """Judge what the host does with a crash. core(5), "Socket coredumps" since Linux 6.16.
 
-    A file is too large for RLIMIT_CORE 1, a pipe is not started at 1; a socket asks no limit.
+    A file is too large for RLIMIT_CORE 1, and a pipe is not started at 1; a socket ignores the
+    limit.
     """
     name, pattern = "kernel.core_pattern", text.strip()
     if not pattern.startswith("@"):

@@ -1,7 +1,8 @@
-"""Judges how many of each thing the host lets us have: processes, descriptors, watches, namespaces.
+"""Judges the host's limits: the number of processes, descriptors, watches and namespaces.
 
-Host half, called by `probe`. Not the limits of one sandbox (`model.limits`). Reading and judging
-are apart, so that hosts can be judged that nobody here has.
+Runs in the engine process, called by `probe`. It is not about the limits of one sandbox
+(`model.limits`). Reading and judging are apart, so that tests can judge hosts that they do not run
+on.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from cellwall.model.errors import HostUnsupported
 Grade = Literal["PASS", "CAUTION", "FAIL"]
 UNLIMITED = 1 << 62
 _PER_SANDBOX = 100
-"""Processes of a sandbox by default."""
+"""Default number of processes of a sandbox."""
 LEAST_OPEN_FILES = 256
-"""What a sandbox may have by default, and about what a fork-server with its workers needs."""
+"""Number of open files a sandbox may have by default; about as many as a fork-server with its
+workers needs."""
 _MORE_FILES = "ulimit -n 65536, LimitNOFILE=65536, or --ulimit nofile=65536"
 
 
 class Found(NamedTuple):
-    """One feature: how it is, and the command that mends it."""
+    """One feature: its state, and the command that repairs it."""
 
     feature: str
     grade: Grade
@@ -31,20 +33,20 @@ class Found(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What bounds us here; `UNLIMITED` where nothing does, None where it cannot be read."""
+    """The limits of this process; `UNLIMITED` where there is none, None where it cannot be read."""
 
     open_files: int
     """The hard RLIMIT_NOFILE."""
     processes: int
-    """The least of RLIMIT_NPROC, kernel.pid_max, kernel.threads-max and our cgroup's pids.max."""
+    """The least of RLIMIT_NPROC, kernel.pid_max, kernel.threads-max and this cgroup's pids.max."""
     inotify_instances: int | None
-    """fs.inotify.max_user_instances."""
+    """The setting fs.inotify.max_user_instances."""
     user_namespaces: int | None
-    """user.max_user_namespaces."""
+    """The setting user.max_user_namespaces."""
 
     @classmethod
     def of_this_process(cls) -> Counts:
-        """Ask the kernel."""
+        """Read the limits from the kernel."""
         bounds = [_setting("kernel/pid_max"), _setting("kernel/threads-max"), _own_pids_max()]
         bounds.append(_hard(resource.RLIMIT_NPROC))
         return cls(
@@ -56,9 +58,9 @@ class Counts(NamedTuple):
 
 
 def check_open_files(wanted: int) -> None:
-    """Raise `HostUnsupported` unless a sandbox can be given that many.
+    """Raise `HostUnsupported` unless a sandbox can have `wanted` open files.
 
-    Nobody in a user namespace can go beyond the hard RLIMIT_NOFILE of the embedding process.
+    No process in a user namespace can exceed the hard RLIMIT_NOFILE of the embedding process.
     """
     hard = _hard(resource.RLIMIT_NOFILE)
     if hard < LEAST_OPEN_FILES:
@@ -77,7 +79,7 @@ def check_open_files(wanted: int) -> None:
 
 
 def judge(counts: Counts) -> list[Found]:
-    """Return a grade for each count; a small one is fewer sandboxes, and FAIL only if none."""
+    """Return a grade for each count; a small one means fewer sandboxes, and FAIL only none."""
     found = _few(
         "open files",
         counts.open_files,
@@ -142,7 +144,7 @@ def _setting(name: str) -> int | None:
 
 
 def _own_pids_max() -> int | None:
-    """Return what bounds our cgroup, where it is shown: a container sees its own at the top."""
+    """Return the limit of this cgroup, where it is shown: a container sees its own at the top."""
     groups = Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="replace")
     for line in groups.splitlines():
         _, names, own = line.split(":", 2)

@@ -1,8 +1,9 @@
-"""What one sandbox may take of the counts that it shares with all others of its user.
+"""Limits for what one sandbox may take of the counts that it shares with all others of its user.
 
-Host half, only where sandboxes have no ids of their own (`uids.Ids.are_shared`). The kernel bounds
-these counts for a user and not for a namespace, so what bounds a sandbox is how many descriptors
-it may have. Not what it takes of its own (`plan.OWN_COUNTS`, rlimits).
+Runs in the engine process, only where sandboxes have no ids of their own (`uids.Ids.are_shared`).
+The kernel bounds these counts for a user and not for a namespace, so a sandbox is bounded by the
+number of descriptors it may have. What it takes of its own counts is elsewhere (`plan.OWN_COUNTS`,
+rlimits).
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from cellwall.model.limits import Limits
 
 _WATCHES = Path("/proc/sys/fs/epoll/max_user_watches")
 MOST_OPEN_FILES = 768
-"""A sandbox can have as many descriptors on their way as it may open, and a message more (253):
-then a program whose limit is the usual 1024 can still send some."""
+"""Most open files of a sandbox. It can have as many descriptors in transit as it may open, and one
+message more (253): so a program whose limit is the usual 1024 can still send some."""
 _SHARE = 3
-"""One sandbox has a third of the epoll watches at most, unless it has default limits."""
+"""Divisor: one sandbox gets a third of the epoll watches at most, unless it has default limits."""
 _ENOUGH = 6
-"""Sandboxes with default limits that take all they can, before anybody is without."""
+"""Number of sandboxes with default limits that may take all they can before any other lacks
+watches."""
 
 
 def epoll_watches(limits: Limits) -> int:
-    """The most that a sandbox can have: each process half epolls, half what is watched."""
+    """Return the most watches of a sandbox: half of each process's files epolls, half watched."""
     return limits.processes * (limits.open_files // 2) ** 2
 
 
@@ -51,7 +53,7 @@ def check(limits: Limits) -> None:
 
 
 def judge() -> list[Found]:
-    """How far the epoll watches of this user go."""
+    """Judge for how many sandboxes the epoll watches of this user suffice."""
     most, each = _most_watches(), epoll_watches(Limits())
     if most is None:
         return []

@@ -1,7 +1,7 @@
-"""Counters of a sandbox where no cgroup counts for us: sums over its process tree.
+"""Counters of a sandbox where no cgroup counts: sums over its process tree.
 
-Host half, for rootless hosts without delegation. Not enforcement by the kernel: a program can
-grow between two looks, which is why the posture calls these limits `soft`.
+Runs in the engine process, for rootless hosts without delegation. The kernel enforces nothing here:
+a program can grow between two looks, which is why the posture calls these limits `soft`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from typing import NamedTuple
 from cellwall.jail.inspect import posture
 
 _DYING_S = 1.0
-"""For the kernel to take apart what was killed."""
+"""Most seconds that the kernel needs to dismantle a killed process."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MAPPING_BYTES = 224
-"""What the kernel keeps for each, in memory that it shows nobody: struct vm_area_struct, and its
-part of a tree. Measured: 90 processes of 65,000 took 1,253 MiB."""
+"""Bytes that the kernel keeps for each mapping, in memory that it shows to no process: struct
+vm_area_struct, and its part of a tree. Measured: 90 processes of 65,000 took 1,253 MiB."""
 _MOST_COUNTED = 200_000
-"""In one look, some 30 ms of the event loop: others are counted by the next one."""
+"""Most mappings counted in one look, some 30 ms of the event loop; the next look counts the others.
+"""
 _MOST_MAPPINGS = 65_530
-"""Of one process: vm.max_map_count as kernels have it."""
+"""Most mappings of one process: the usual vm.max_map_count of kernels."""
 _MAKING_S = 0.02
-"""CPU time after which they are counted again: making enough to matter takes longer."""
+"""Seconds of CPU time after which mappings are counted again: making enough to matter takes longer.
+"""
 
 
 class Sums(NamedTuple):
@@ -38,50 +40,52 @@ class Sums(NamedTuple):
 
 
 class _Process(NamedTuple):
-    """What /proc/<pid>/stat says (proc_pid_stat(5))."""
+    """Fields of /proc/<pid>/stat (proc_pid_stat(5))."""
 
     pid: int
     began: str
-    """On the kernel's clock: a number is given out again."""
+    """Start time on the kernel's clock: pids are given out again."""
     touched: tuple[str, ...]
     """Minor and major faults, resident pages."""
     own_s: float
     reaped_s: float
-    """CPU time: its own, and of the children that it has waited for."""
+    """CPU seconds of the children that it has waited for; `own_s` are its own."""
     threads: int
     top: int
-    """The child of init that it is, or descends from; 0 for init."""
+    """Pid of the child of init that this process is or descends from; 0 for init."""
 
 
 class Meter:
-    """What one sandbox uses, look after look; what was found last where no look is possible.
+    """The usage of one sandbox, look after look; the last result where no look is possible.
 
-    To find out what memory it has costs a millisecond, because the kernel walks its pages. They
-    become a process's own by faults, which are counted, or are more than before: where neither has
-    changed for any, and the processes are the same, what was measured last is still true.
+    To measure its memory costs a millisecond, because the kernel walks its pages. A page becomes a
+    process's own by a fault, which is counted, or it adds to the resident pages. So where neither
+    number has changed for any process, and the processes are the same, the last measurement is
+    still true.
     """
 
     def __init__(self, init_pid: int) -> None:
-        """Everything below init counts: what is orphaned inside is reparented to it."""
+        """Count everything below init: orphans inside are reparented to it."""
         self._init_pid = init_pid
         self._touched: list[tuple[int, str, tuple[str, ...]]] = []
         self._anonymous = self._shared = 0
         self._own_s: dict[tuple[int, str], float] = {}
         self._mappings: dict[tuple[int, str], tuple[float, int]] = {}
-        """By process: its CPU time when they were counted, and how many there were."""
+        """By process: its CPU time when its mappings were counted, and their number."""
         self._gone_s = self._most_s = 0.0
         self._latest = Sums(0.0, 0, 0)
         self.idle_looks = 0
-        """How many of the latest found nothing touched."""
+        """Number of consecutive latest looks that found no use of memory."""
         self.kills = 0
-        """How many families were killed here."""
+        """Number of families that were killed here."""
         self._killed: dict[tuple[int, str], float] = {}
-        """What of the tree was killed here, and when."""
+        """Processes of the tree that were killed here, and when."""
         self._each: list[tuple[_Process, int]] = []
-        """The latest measurement, in bytes."""
+        """The latest measurement of each process, in bytes."""
 
     def read(self, work_bytes: int = 0) -> Sums:
-        """Walk the tree. `work_bytes` is what the work area's tmpfs holds: memory of nobody's."""
+        """Walk the tree. `work_bytes` is what the work area's tmpfs holds, which belongs to no
+        process."""
         try:
             processes = _tree(self._init_pid)
             self._measure(processes)
@@ -89,18 +93,20 @@ class Meter:
             return self._latest  # no descriptor was left to look with
         cpu_s = self._cpu_s(processes)
         count = sum(each.threads for each in processes)
-        # A mapped file of the work area is in both. What would be in neither is not to be had, but
-        # for buffers of pipes and sockets: linux/no_memory_cgroup.policy.
+        # Mapped files of the work area are in both. No other memory can be had without being
+        # counted, except buffers of pipes and sockets: linux/no_memory_cgroup.policy.
         memory = self._anonymous + max(self._shared, work_bytes)
         memory += self._count_mappings(processes) * _MAPPING_BYTES
         self._latest = Sums(cpu_s, memory, count)
         return self._latest
 
     def kill_heaviest(self, excess_bytes: int) -> bool:
-        """Kill what has the most memory, with all that descends from it; False to give up.
+        """Kill the family with the most memory, and more until the excess is gone; False to give
+        up.
 
-        That is a child of init: a context, a command or what descends from nobody any more. What
-        was killed already still shows until the kernel has taken it apart, so it is counted out.
+        A family is a child of init, with all that descends from it: a context, a command or an
+        orphan. A process that was already killed is visible until the kernel has dismantled it, so
+        it is deducted.
         """
         now = time.monotonic()
         alive: dict[int, int] = {}
@@ -114,7 +120,7 @@ class Meter:
             elif each.top:
                 alive[each.top] = alive.get(each.top, 0) + size
         if sum(alive.values()) < excess_bytes:
-            return False  # it is not theirs
+            return False  # the excess is not theirs
         for top in sorted(alive, key=alive.__getitem__, reverse=True):
             if excess_bytes <= 0:
                 break
@@ -128,11 +134,13 @@ class Meter:
         self.kills += 1
 
     def _cpu_s(self, processes: list[_Process]) -> float:
-        """SECURITY: who ignores SIGCHLD waits for no child, and the kernel forgets what it used.
+        """Return the CPU seconds of the sandbox; they never decrease.
 
-        So what was last seen of those that are gone counts as well, if it is more than what was
-        waited for: that knows children that came and went between two looks. One that nobody
-        waited for and that no look saw is not counted: nothing in /proc tells of it any more.
+        SECURITY: a process that ignores SIGCHLD waits for no child, and the kernel forgets what the
+        child used. So what was last seen of ended processes counts as well, if it is more than what
+        was waited for, which includes children that came and went between two looks. A child that
+        was neither waited for nor seen by a look is not counted: nothing in /proc shows it any
+        more.
         """
         own_s = {(each.pid, each.began): each.own_s for each in processes}
         self._gone_s += sum(spent for key, spent in self._own_s.items() if key not in own_s)
@@ -143,8 +151,11 @@ class Meter:
         return self._most_s
 
     def _count_mappings(self, processes: list[_Process]) -> int:
-        """SECURITY: they are memory of the kernel's, 14 MiB for a process that splits one mapping
-        into pages, and neither faults nor resident pages tell of them. Making them takes time."""
+        """Return the number of mappings; each takes memory of the kernel.
+
+        SECURITY: that is 14 MiB for a process that splits one mapping into pages, and neither
+        faults nor resident pages show it. Making them takes time.
+        """
         known: dict[tuple[int, str], tuple[float, int]] = {}
         looked_at = 0
         for each in processes:
@@ -168,17 +179,20 @@ class Meter:
             try:
                 own = _memory(each)
             except (FileNotFoundError, ProcessLookupError, ValueError):
-                continue  # it ended while we looked
+                continue  # it ended during the look
             anonymous += own[0]
             shared += own[1]
             self._each.append((each, sum(own)))
-        # As it was before it was measured: what is touched meanwhile is seen by the next look.
+        # The state before the measurement: memory touched meanwhile is found by the next look.
         self._touched, self.idle_looks = touched, 0
         self._anonymous, self._shared = anonymous, shared
 
 
 def _kill(process: _Process) -> bool:
-    """SECURITY: by a descriptor, after a look at whose number it is: they are given out again."""
+    """Kill a process unless its pid has been given out again.
+
+    SECURITY: kill by a pidfd, after a check that the process behind it is the same.
+    """
     try:
         pidfd = os.pidfd_open(process.pid)
     except OSError:
@@ -204,7 +218,7 @@ def _tree(init_pid: int) -> list[_Process]:
             is_init = pid == init_pid
             queue += [(child, child if is_init else top) for child in _children(process)]
         except (FileNotFoundError, ProcessLookupError, ValueError):
-            continue  # it ended while we looked
+            continue  # it ended during the look
         found.append(process)
     return found
 
@@ -219,19 +233,22 @@ def _process(pid: int, top: int = 0) -> _Process:
 
 
 def _children(process: _Process) -> list[int]:
-    """SECURITY: each thread has children of its own; those of the first are not all."""
+    """Return the children of all threads. SECURITY: those of the first thread are not all."""
     if process.threads == 1:
         return posture.children(process.pid)
     found: list[int] = []
     for thread in posture.threads(process.pid):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            # Else it has ended, and its children are another's now.
+            # A thread may have ended; another thread has its children now.
             found += posture.children(process.pid, thread)
     return found
 
 
 def _memory(process: _Process) -> tuple[int, int]:
-    """SECURITY: the first thread may have ended, and then no memory is shown under its number."""
+    """Measure a process by a living thread.
+
+    SECURITY: the first thread may have ended, and then no memory is shown under its number.
+    """
     try:
         return _proportional_bytes(process.pid, process.pid)
     except ProcessLookupError:
@@ -242,16 +259,16 @@ def _memory(process: _Process) -> tuple[int, int]:
 
 
 def _proportional_bytes(pid: int, thread: int) -> tuple[int, int]:
-    """(anonymous, shared memory) of a thread's process, each page divided by those who map it.
+    """(anonymous, shared memory) of a thread's process, each page divided by the processes that map
+    it.
 
-    Not the private pages alone: what a parent filled before it forked is private to nobody, and
-    a program could hide as much as it likes that way. The share of the fork-server's image is
-    small, because everybody maps it. proc_pid_smaps(5), Linux 5.3.
+    Not the private pages alone: what a parent filled before it forked is private to no process, and
+    a program could hide any amount that way. The share of the fork-server's image is small, because
+    all its forks map it. proc_pid_smaps(5), Linux 5.3. Page tables are memory as well, 4 KiB for
+    each page of a program that strides.
 
-    Page tables are memory as well, 4 KiB for each page of a program that strides.
-
-    SECURITY: a program that may be run and not read makes its process one that only root may look
-    into. It counts with all that it maps, undivided: the kernel tells everybody that much.
+    SECURITY: only root may inspect the process of a program that may be run and not read. It counts
+    with all that it maps, undivided: the kernel shows that much to every user.
     """
     base = f"/proc/{pid}/task/{thread}"
     status = posture.read_text(base + "/status")
@@ -266,15 +283,15 @@ def _proportional_bytes(pid: int, thread: int) -> tuple[int, int]:
 
 
 def _sum_bytes(text: str, names: tuple[str, ...]) -> int:
-    """Add up these lines of a file in which they are in kB."""
+    """Add up these lines of a file whose values are in kB."""
     return sum(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith(names))
 
 
 def _mappings(process: _Process, known: int) -> int:
-    """Lines of proc_pid_maps(5); what is known already where there is nothing to read.
+    """Count the lines of proc_pid_maps(5); return `known` where there is nothing to read.
 
-    SECURITY: none are shown under the number of a first thread that has ended, and of a program
-    that may be run and not read only its size is: it counts as if each page were one.
+    SECURITY: none are shown under the number of a first thread that has ended. Of a program that
+    may be run and not read only the size is shown: it counts as if each page were a mapping.
     """
     try:
         for thread in (process.pid, *_other_threads(process)):

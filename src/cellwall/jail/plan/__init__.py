@@ -1,6 +1,5 @@
-"""What a jail is made of, and how it is made.
+"""The plan of a jail, and the code that carries it out.
 
-`plan` decides as pure data, `steps` and `executor` do it, `lockdown` takes rights away.
-
-The plan is computed in the engine process; it is executed in boot and in each new sandbox.
+`plan` decides as pure data, `steps` and `executor` do it, `lockdown` takes rights away. The plan is
+computed in the engine process; it is executed in boot and in each new sandbox.
 """

@@ -1,4 +1,4 @@
-"""Walks a plan: opens what must be opened first, then executes step by step.
+"""Executor of a plan: opens what must be opened first, then executes step by step.
 
 Called by `boot` (stage A) and, prepared in `forkserver`, by `sandbox_init` (stage C). Decides
 nothing; the first failing step ends it, and its SyscallError names the step.
@@ -29,7 +29,7 @@ from cellwall.linux.syscalls.libc import Prepared, do_all
 
 
 def open_sources(steps: Sequence[Step]) -> List[Tuple[Step, Optional[int]]]:
-    """Open every host source while the host's tree is still in view."""
+    """Open every host source while the host's tree is still visible."""
     return [
         (step, step.prepare() if isinstance(step, (Bind, Layer, Copy, Device)) else None)
         for step in steps
@@ -37,7 +37,7 @@ def open_sources(steps: Sequence[Step]) -> List[Tuple[Step, Optional[int]]]:
 
 
 def build(opened: Sequence[Tuple[Step, Optional[int]]], root: str) -> None:
-    """Execute prepared steps below `root`, closing each source once used."""
+    """Execute steps below `root`; close each source after its use."""
     for step, source_fd in opened:
         if isinstance(step, (Bind, Layer, Copy, Device)):
             if source_fd is None:
@@ -49,7 +49,7 @@ def build(opened: Sequence[Tuple[Step, Optional[int]]], root: str) -> None:
 
 
 def prepare(steps: Sequence[Step], free_fd: int) -> Tuple[Prepared, ...]:
-    """Turn steps that need no host source into calls a fork only has to make.
+    """Turn steps that need no host source into calls that a fork only has to make.
 
     `free_fd` is the lowest free descriptor at that time; a call that gets another one fails.
     """

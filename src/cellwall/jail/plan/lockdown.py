@@ -1,8 +1,8 @@
-"""The taking away: session, limits, ids, capabilities, no_new_privs, Landlock, seccomp.
+"""Lockdown of a sandbox: session, limits, ids, capabilities, no_new_privs, Landlock, seccomp.
 
 Prepared in the fork-server (`prepare`), done by `sandbox_init` once the mounts stand, before a byte
-of the caller is read. SECURITY: the order is the point; each function says what, why, man page, and
-what it does not protect. Any failure raises and the sandbox does not start.
+of the caller is read. SECURITY: the order matters; each function says what it does, why, the man
+page, and what it does not protect. Any failure raises and the sandbox does not start.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Ready(NamedTuple):
     files: Tuple[Prepared, ...]
     filter: Tuple[Prepared, ...]
     descriptors: Tuple[Prepared, ...]
-    """The limit of open files, last of all; see `set_descriptor_limit`."""
+    """Limit of open files, set last of all; see `set_descriptor_limit`."""
 
 
 def prepare(lock: Lockdown, program: bytes, last_capability: int, free_fd: int) -> Ready:
@@ -43,8 +43,8 @@ def become_user(lock: Lockdown) -> Tuple[Prepared, ...]:
 
     Why here: files made later must belong to the user; unmapped ids cannot make files at all.
     Capabilities in the sandbox's user namespace survive, because the old id was not its root.
-    Does not protect: anything but file ownership and signals; the rest follows. Rootless the
-    caller's groups stay (setgroups is denied there); the root holds nothing that they open.
+    Protects only file ownership and signals; the rest follows. Rootless, the caller's groups stay
+    (setgroups is denied there); the sandbox's root holds nothing that they open.
     """
     calls: List[Prepared] = [process.prepare_no_dumps()]
     if lock.clear_groups:
@@ -54,23 +54,23 @@ def become_user(lock: Lockdown) -> Tuple[Prepared, ...]:
 
 
 def new_session(lock: Lockdown) -> Tuple[Prepared, ...]:
-    """Leave the terminal of whoever started us. setsid(2); TIOCSTI needs a shared one."""
+    """Leave the terminal of the starting process. setsid(2); TIOCSTI needs a shared one."""
     return process.prepare_session(lock.umask)
 
 
 def set_rlimits(lock: Lockdown) -> Tuple[Prepared, ...]:
-    """Per-process limits. setrlimit(2). Does not bound the tree: cgroups do."""
+    """Set limits for each process. setrlimit(2). Does not bound the tree: cgroups do."""
     return tuple(
         process.prepare_rlimit(*limit) for limit in lock.rlimits if limit[0] != _OPEN_FILES
     )
 
 
 def set_descriptor_limit(lock: Lockdown) -> Tuple[Prepared, ...]:
-    """The same for open files, behind everything else and before anything forks.
+    """Set the limit of open files, after everything else and before anything forks.
 
-    SECURITY: it also says how many descriptors of this user may be on their way between processes
-    before a send of one more is refused (`too_many_unix_fds` in the kernel). What a sandbox's
-    set-up sends must not depend on what other sandboxes of that user have on their way.
+    SECURITY: it is also the number of descriptors of this user that may be in transit between
+    processes before a send of one more is refused (`too_many_unix_fds` in the kernel). What a
+    sandbox's set-up sends must not depend on what other sandboxes of that user have in transit.
     """
     return tuple(
         process.prepare_rlimit(*limit) for limit in lock.rlimits if limit[0] == _OPEN_FILES
@@ -95,7 +95,7 @@ def drop_privileges(last_capability: int) -> Tuple[Prepared, ...]:
 
 
 def restrict_files(lock: Lockdown, free_fd: int) -> Tuple[Prepared, ...]:
-    """Second lock on files: read and execute in the root, write in the work area. landlock(7).
+    """Lock files a second time: read and execute in the root, write in the work area. landlock(7).
 
     Does not protect the network (its namespace does) or what the mounts already hide.
     """
@@ -110,5 +110,5 @@ def restrict_files(lock: Lockdown, free_fd: int) -> Tuple[Prepared, ...]:
 
 
 def filter_syscalls(program: bytes) -> Tuple[Prepared, ...]:
-    """Allow-list of system calls for this process and all it starts. seccomp(2)."""
+    """Allow only listed system calls for this process and all it starts. seccomp(2)."""
     return (seccomp.prepare(program),)

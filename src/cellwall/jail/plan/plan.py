@@ -1,8 +1,8 @@
 """Decides what a jail consists of: pure functions from facts and limits to lists of steps.
 
-No system call happens here, so every rule can be tested without privileges and printed by
-`cellwall jail explain`. `executor` walks the result. Runs on the host and in the fork-server, so:
-standard library only. The invariant: deny by default. What is not named here is not there.
+No system call happens here, so every rule can be tested without privileges and printed by `cellwall
+jail explain`. `executor` executes the result. Runs on the host and in the fork-server, so: standard
+library only. The invariant: deny by default. What is not named here is not in the jail.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from cellwall.jail.plan import views
 from cellwall.linux.syscalls import mounts as m
 
 UNCOUNTED = "no_memory_cgroup.policy"
-"""What the filter refuses where no cgroup counts memory: such as nobody else could count."""
+"""Policy file of system calls that are refused where no cgroup counts memory: they take memory that
+nothing else counts."""
 INSIDE_UID = 1000
 HOME = "/home/user"
 TEMPLATE_ROOT = "/opt/env"
@@ -26,14 +27,15 @@ GUEST_PATH = "/opt/cellwall/guest.pyz"
 VIEWS = views.FOLDER
 _WORK = "/tmp"
 OWN = "/opt/cellwall"
-"""A small tmpfs of a template's: files and directories that we made."""
+"""Path of a small tmpfs of a template, with files and directories that the engine made."""
 VAR = "/opt/var"
 _EMPTY_FILE = f"{OWN}/empty/file"
 _EMPTY_DIR = f"{OWN}/empty/dir"
 _NONE = "/none"
-"""Empty, and on no tree that is ever an overlay's."""
+"""Path of an empty directory that is on no tree of which an overlay is made."""
 ROOT = f"{_WORK}/root"
-"""What becomes a sandbox's root; it alone of the work area can be reached from inside."""
+"""Path of the directory that becomes a sandbox's root; inside, it is the only part of the work area
+that can be reached."""
 
 _RO = m.ATTR_RDONLY | m.ATTR_NOSUID | m.ATTR_NODEV
 _DIRECTORIES = (
@@ -46,7 +48,7 @@ _SANDBOX_DIRECTORIES = (
     *("/var",),
 )
 OWN_INODES = 64
-"""What a sandbox's own root has of directories and links, beside those its user may make."""
+"""Number of directories and links in a sandbox's own root, beside those its user may make."""
 _DEVICES = (
     ("null", 1, 3),
     ("zero", 1, 5),
@@ -56,19 +58,19 @@ _DEVICES = (
     ("tty", 5, 0),
 )
 PROC_KEPT = frozenset({"self", "thread-self", "mounts", "net", "filesystems", "uptime", "version"})
-"""Entries of /proc besides the sandbox's own processes that show as the kernel has them."""
+"""Entries of /proc, besides the sandbox's own processes, that are shown as the kernel has them."""
 PROC_SYNTHETIC = frozenset({"cpuinfo", "meminfo", "stat", "loadavg", "cmdline", "swaps", "sys"})
-"""Entries replaced by views that tell the quota instead of the machine."""
+"""Entries of /proc replaced by views that show the quota instead of the machine."""
 
 OWN_COUNTS = (
     ("max_inotify_instances", 32),
     ("max_inotify_watches", 8192),
     ("max_user_namespaces", 0),
 )
-"""What one sandbox may take of what the kernel counts for a user of the host and all below.
+"""Limits of one sandbox for what the kernel counts for a user of the host and all namespaces below.
 
-Node and each file watcher need an inotify instance; hosts often allow 128 in all. No namespace at
-all is the filter's rule too; this is the second lock. `/proc/sys/user` in namespaces(7).
+Node and each file watcher need an inotify instance; hosts often allow 128 in all. The filter
+forbids namespaces, too; this is the second lock. `/proc/sys/user` in namespaces(7).
 """
 
 
@@ -79,14 +81,15 @@ class HostFacts:
     root_links: Tuple[Tuple[str, str], ...]
     """(name, target) of top-level links such as bin -> usr/bin."""
     root_directories: Tuple[str, ...]
-    """Top-level system directories that are real: usr, and bin, lib… where not merged."""
+    """Names of top-level system directories that are real: usr, and bin, lib… where not merged."""
     etc_copied: Tuple[Tuple[str, str], ...]
     """(name below /etc, content) of small files that say nothing about this host."""
     etc_bound: Tuple[str, ...]
     """Names below /etc that are bound read-only: certificates, alternatives, fonts…"""
     proc_files: Tuple[str, ...]
     proc_directories: Tuple[str, ...]
-    """Non-process entries of this kernel's /proc that others than root may read, write or enter."""
+    """Non-process entries of this kernel's /proc that users other than root may read, write or
+    enter."""
     cpu_blocks: Tuple[str, ...]
     """One block of /proc/cpuinfo for each CPU."""
     release: str
@@ -96,24 +99,25 @@ class HostFacts:
     core_limit: int = 1
     """RLIMIT_CORE of sandboxes: 1, or 0 where the host allows no more and starts no handler."""
     var_bound: Tuple[str, ...] = ()
-    """Names below /var/lib that are bound read-only below /opt/var: what a compiler keeps there
-    about itself. Not in place: /var/lib says what a host is for."""
+    """Names below /var/lib that are bound read-only below /opt/var: a compiler's data about itself.
+    They are not bound in place, because the contents of /var/lib show what a host is for."""
     layers: int = 0
-    """How many overlays this host lets us have one over the other (`layers`): two, and each
-    sandbox sees shared trees through one of its own; one, and all of a template share it; none, and
-    the trees are bound as they are."""
+    """Number of overlays that this host allows one over the other (`layers`). Two: each sandbox may
+    see shared trees through one of its own. One: all sandboxes of a template share it. None: the
+    trees are bound as they are."""
     channels: Tuple[str, ...] = ()
-    """Sockets and FIFOs in trees that are bound as they are; they are covered."""
+    """Paths of sockets and FIFOs in trees that are bound as they are; they are covered."""
     nested: Tuple[str, ...] = ()
-    """What is mounted below the top-level directories, parents first."""
+    """Mount points below the top-level directories, parents first."""
     proc_closed: Tuple[str, ...] = ()
-    """Files of /proc that the host's root alone may open. A jail does not cover them: no id of a
+    """Files of /proc that only the host's root may open. A jail does not cover them: no id of a
     sandbox stands for that root, and each cover costs a start ten microseconds."""
     boot_time: int = 1
-    """When the kernel started, in seconds since 1970; /proc/uptime and clocks tell it anyway."""
+    """Time when the kernel started, in seconds since 1970; /proc/uptime and clocks show it anyway.
+    """
 
     def as_json(self) -> Dict[str, Any]:
-        """Plain data, for the way to the fork-server."""
+        """Return plain data, to be sent to the fork-server."""
         return asdict(self)
 
     @classmethod
@@ -148,33 +152,36 @@ class Shape:
     file_mb: int
     open_files: int
     pids_held: bool = False
-    """A pids cgroup counts processes; RLIMIT_NPROC is the second lock."""
+    """Whether a pids cgroup counts processes; RLIMIT_NPROC is then the second lock."""
     soft_memory: bool = False
-    """No memory cgroup: bound each process by RLIMIT_DATA as well."""
+    """Whether there is no memory cgroup, so that RLIMIT_DATA bounds each process as well."""
     rootless: bool = False
-    """An ordinary user's engine: the supplementary groups cannot be left (user_namespaces(7))."""
+    """Whether the engine's user is not root; then supplementary groups cannot be left
+    (user_namespaces(7))."""
     has_root: bool = False
-    """Besides the user's id one is mapped as root's, which no process has: the system is its."""
+    """Whether a second id is mapped as root's, which no process has and which owns the system's
+    files."""
     base_mounts: Tuple[str, ...] = ()
-    """As in `Root`: a template's, which each of its sandboxes shows."""
+    """As in `Root`: the template's, shown in each of its sandboxes."""
     own_layers: bool = False
-    """Shared trees through overlays of its own, where the host gives two: a third of a millisecond,
-    which is nothing to a session and a fifteenth of a program's whole run."""
+    """Whether shared trees are shown through overlays of its own, if the host allows two. They cost
+    a third of a millisecond, which is nothing to a session and a fifteenth of a program's whole
+    run."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Shape:
-        """Of `dataclasses.asdict`, through JSON; lists become tuples again."""
+        """Make a shape from `dataclasses.asdict`, sent as JSON; lists become tuples again."""
         return cls(**{key: _frozen(value) for key, value in data.items()})
 
 
 def root_plan(facts: HostFacts, root: Root) -> Tuple[s.Step, ...]:
-    """Stage A: the root every sandbox of a template shares, read-only."""
+    """Return stage A: the root that every sandbox of a template shares, read-only."""
     flags = m.MS_NOSUID | m.MS_NODEV
     steps: List[s.Step] = [s.Directory(path) for path in _DIRECTORIES]
     steps += [_tree(facts, f"/{name}", f"/{name}") for name in facts.root_directories]
     steps += [_tree(facts, path, path) for path in facts.nested]
     steps += [s.Symlink(f"/{name}", target) for name, target in facts.root_links]
-    # A mount without mounts below it, which an overlay can be made of.
+    # A mount without mounts below it, so that an overlay can be made of it.
     steps.append(s.Mount("tmpfs", OWN, flags, "size=16m,mode=755"))
     steps += [s.Directory(path) for path in _OWN_DIRECTORIES]
     steps += [s.Cover(f"{OWN}/etc", "/etc"), s.Cover(f"{OWN}/var", VAR), s.File(_EMPTY_FILE, "")]
@@ -186,7 +193,7 @@ def root_plan(facts: HostFacts, root: Root) -> Tuple[s.Step, ...]:
     steps.append(_tree(facts, root.template_path, TEMPLATE_ROOT))
     steps += [_tree(facts, path, path) for path in root.base_mounts]
     steps.append(s.Copy(root.guest_path, GUEST_PATH))
-    # For the preload only: a sandbox has one of its own.
+    # For the preload only: each sandbox has one of its own.
     steps.append(s.Mount("tmpfs", _WORK, flags, "size=64m,mode=1777"))
     steps.append(s.Mount("proc", "/proc", flags | m.MS_NOEXEC))
     steps += [s.Remount(path, _RO | m.ATTR_NOEXEC) for path in (OWN, "/etc", VAR)]
@@ -196,7 +203,7 @@ def root_plan(facts: HostFacts, root: Root) -> Tuple[s.Step, ...]:
 
 
 def _tree(facts: HostFacts, source: str, path: str) -> s.Step:
-    """Show a tree of the host's: through an overlay wherever the host lets us have one."""
+    """Show a tree of the host: through an overlay wherever the host allows one."""
     return s.Layer(source, path, _NONE) if facts.layers else s.Bind(source, path, _RO)
 
 
@@ -250,7 +257,7 @@ def proc_masks(facts: HostFacts) -> Tuple[s.Cover, ...]:
 
 
 def sandbox_plan(facts: HostFacts, shape: Shape) -> s.SandboxPlan:
-    """Stage C: a root of the sandbox's own, made of the shared one, and what it gives up."""
+    """Return stage C: a root of the sandbox's own, made of the shared one, and its lockdown."""
     view = f"{VIEWS}/{min(shape.cpus, len(facts.cpu_blocks))}"
     synthetic = sorted(PROC_SYNTHETIC - {"meminfo"})
     steps: List[s.Step] = [
@@ -260,7 +267,8 @@ def sandbox_plan(facts: HostFacts, shape: Shape) -> s.SandboxPlan:
         *proc_masks(facts),
         *(s.Cover(f"{view}/proc/{name}", f"/proc/{name}") for name in synthetic),
         s.Cover(f"{view}/sys", "/sys"),
-        # Not only Landlock's: there a program could make the kernel spare it when memory runs out.
+        # Not only by Landlock: otherwise a program could make the kernel spare it when memory runs
+        # out.
         s.Remount("/proc", _RO | m.ATTR_NOEXEC),
         s.Mount(
             "devpts",
@@ -273,7 +281,7 @@ def sandbox_plan(facts: HostFacts, shape: Shape) -> s.SandboxPlan:
 
 
 def _own_root(facts: HostFacts, shape: Shape) -> List[s.Step]:
-    """The work area, and in it a root with the template's trees; the user may add to its top."""
+    """Make the work area, and in it a root with the template's trees; the user may add to it."""
     flags = m.MS_NOSUID | m.MS_NODEV
     work = f"size={shape.disk_mb}m,nr_inodes={shape.inodes + OWN_INODES},mode=755"
     work += f",uid={INSIDE_UID},gid={INSIDE_UID}"
@@ -295,7 +303,10 @@ def _own_root(facts: HostFacts, shape: Shape) -> List[s.Step]:
 
 
 def _own_directories(facts: HostFacts, shape: Shape, trees: Sequence[str]) -> List[s.Step]:
-    """Made as root where there is one: what is root's in `/` cannot be renamed or removed."""
+    """Make the root's directories and links, as root if root is mapped.
+
+    A user cannot rename or remove what belongs to root in `/`.
+    """
     wanted = dict.fromkeys(_SANDBOX_DIRECTORIES)
     for path in trees:
         wanted.update(dict.fromkeys(above(path)))
@@ -311,13 +322,14 @@ def _own_directories(facts: HostFacts, shape: Shape, trees: Sequence[str]) -> Li
 
 
 def above(path: str) -> List[str]:
-    """A path and its parents, the highest first."""
+    """Return a path and its parents, the highest first."""
     parts = path.split("/")[1:]
     return ["/" + "/".join(parts[: n + 1]) for n in range(len(parts))]
 
 
 def _own_tree(facts: HostFacts, shape: Shape, path: str) -> s.Step:
-    """A tree of the template's: through one more overlay, so that neighbours share no lock."""
+    """Show a tree of the template, with `own_layers` through one more overlay: neighbours share no
+    lock."""
     if facts.layers < 2 or not shape.own_layers:
         return s.Cover(path, ROOT + path, is_whole=True)
     flags = _RO | (m.ATTR_NOEXEC if path == OWN else 0)
@@ -325,11 +337,11 @@ def _own_tree(facts: HostFacts, shape: Shape, path: str) -> s.Step:
 
 
 def process_rlimit(processes: int, *, is_counted: bool) -> int:
-    """RLIMIT_NPROC of a sandbox of `processes`, init and its context in it.
+    """RLIMIT_NPROC of a sandbox of `processes`, including init and its context.
 
-    Where a pids cgroup counts, this is a second lock and leaves room: forks on their way count
-    here before they count there, and the cgroup must be what is reached first, because only it
-    leaves evidence.
+    Where a pids cgroup counts, this is a second lock and leaves room: forks under way count here
+    before they count there, and the cgroup's limit must be reached first, because only it leaves
+    evidence.
     """
     return 2 * processes + 64 if is_counted else processes + 2
 
@@ -338,7 +350,7 @@ def _lockdown(facts: HostFacts, shape: Shape) -> s.Lockdown:
     mib = 1024 * 1024
     files = shape.file_mb * mib
     rlimits: List[Tuple[int, int, int]] = [
-        # 1 and not 0: no file is that small, and it is the one value at which the kernel does not
+        # 1 and not 0: no file is that small, and 1 is the only value at which the kernel does not
         # start the host's core handler (a `|` in core_pattern ignores every other). core(5)
         (resource.RLIMIT_CORE, facts.core_limit, facts.core_limit),
         (resource.RLIMIT_FSIZE, files, files),
@@ -352,8 +364,8 @@ def _lockdown(facts: HostFacts, shape: Shape) -> s.Lockdown:
     most = process_rlimit(shape.processes, is_counted=shape.pids_held)
     rlimits.append((resource.RLIMIT_NPROC, most, most))
     if shape.soft_memory:
-        # A brake for what grows faster than the watchdog looks. Twice the limit: it counts
-        # what is mapped, and thread stacks and arenas are mapped long before they are used.
+        # A brake for programs that grow faster than the watchdog looks. Twice the limit: it counts
+        # mapped memory, and thread stacks and arenas are mapped long before they are used.
         data = 2 * shape.memory_mb * mib
         rlimits.append((resource.RLIMIT_DATA, data, data))
     return s.Lockdown(
@@ -361,8 +373,8 @@ def _lockdown(facts: HostFacts, shape: Shape) -> s.Lockdown:
         gid=INSIDE_UID,
         rlimits=tuple(rlimits),
         landlock_abi=facts.landlock_abi,
-        # Whatever directory a program invents. What it may not change are read-only mounts, and
-        # root's; what lies outside of its root it cannot even read.
+        # All directories, also new ones of a program. What a program may not change is on read-only
+        # mounts or belongs to root; what lies outside of its root it cannot even read.
         write=("/",),
         refusals=UNCOUNTED if shape.soft_memory else "",
         devices=("/dev",),

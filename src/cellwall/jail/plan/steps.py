@@ -1,9 +1,9 @@
 """The building steps of a jail as small values: each can describe itself and be executed.
 
-Not the order and not the choice (that is `plan`), not the lockdown (that is `lockdown`). The
-invariant: a step uses only what its fields say, so that the printed plan is the whole truth.
-`execute(root)` works below `root` ("" once inside); sources are opened by `prepare` before the
-first mount can hide them.
+Used by `plan` and `executor`. The order and choice of steps are in `plan`, the lockdown in
+`lockdown`. The invariant: a step uses only what its fields say, so that the printed plan is the
+whole truth. `execute(root)` works below `root` ("" once inside); sources are opened by `prepare`
+before a mount can hide them.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ class Directory:
     path: str
     mode: int = 0o755
     owner: int = -1
-    """User and group, or -1: of whoever makes it."""
+    """Id of its user and group; -1: those of the process that makes it."""
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line, for people."""
         return f"mkdir {self.path} {self.mode:o}"
 
     def prepared(self, root: str) -> Tuple[Prepared, ...]:
-        """The calls; parents are steps of their own, and a bind below it may have made it."""
+        """Return the calls. Parents are steps of their own; a bind below it may already have made
+        it."""
         return mounts.prepare_directory(root + self.path, self.mode, self.owner)
 
     def execute(self, root: str) -> None:
-        """Make it."""
+        """Make the directory."""
         do_all(self.prepared(root))
 
 
@@ -60,23 +61,23 @@ class Symlink:
     target: str
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line, for people."""
         return f"symlink {self.path} -> {self.target}"
 
     def prepared(self, root: str) -> Tuple[Prepared, ...]:
-        """The call."""
+        """Return the call."""
         return (mounts.prepare_symlink(root + self.path, self.target),)
 
     def execute(self, root: str) -> None:
-        """Make it."""
+        """Make the link."""
         do_all(self.prepared(root))
 
 
 @dataclass(frozen=True)
 class File:
-    """Write a small file whose content we made: a synthetic view, not a host file.
+    """Write a small file with content of the engine: a synthetic view, not a host file.
 
-    The file object of Python's would cost a fork a hundred pages.
+    Python's file object would cost a fork a hundred pages.
     """
 
     path: str
@@ -84,16 +85,16 @@ class File:
     mode: int = 0o444
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line, for people."""
         return f"file {self.path} ({len(self.content)} characters)"
 
     def prepared(self, root: str, free_fd: int) -> Tuple[Prepared, ...]:
-        """The calls; the file becomes descriptor `free_fd` for a moment."""
+        """Return the calls; the file becomes descriptor `free_fd` for a moment."""
         content = self.content.encode()
         return process.prepare_new_file(root + self.path, content, self.mode, free_fd)
 
     def execute(self, root: str) -> None:
-        """Write it."""
+        """Write the file."""
         do_all(self.prepared(root, process.lowest_free_fd()))
 
 
@@ -101,24 +102,24 @@ class File:
 class Setting:
     """Write a setting of this sandbox's own namespaces below /proc/sys. namespaces(7).
 
-    Why: what a user namespace allows is counted there, and charged to whoever made it as well, so
-    only a limit of its own keeps one sandbox from taking the share of all. Needs CAP_SYS_RESOURCE
-    in that namespace, hence before the lockdown, and before /proc/sys is covered.
+    Why: what a user namespace allows is counted there, and also charged to the user that made the
+    namespace, so only a limit of its own keeps one sandbox from taking the share of all. Needs
+    CAP_SYS_RESOURCE in that namespace, hence before the lockdown, and before /proc/sys is covered.
     """
 
     path: str
     value: int
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line, for people."""
         return f"set {self.path} to {self.value}"
 
     def prepared(self, root: str, free_fd: int) -> Tuple[Prepared, ...]:
-        """The calls; the setting becomes descriptor `free_fd` for a moment."""
+        """Return the calls; the setting becomes descriptor `free_fd` for a moment."""
         return process.prepare_setting(root + self.path, str(self.value), free_fd)
 
     def execute(self, root: str) -> None:
-        """Write it."""
+        """Write the setting."""
         do_all(self.prepared(root, process.lowest_free_fd()))
 
 
@@ -127,7 +128,7 @@ class Bind:
     """Bind a host directory or file, with attributes on its whole tree. mount(2) MS_BIND.
 
     Why a descriptor as the source: the path is resolved once, before anything is mounted over it.
-    Does not protect what the source itself shows: only name sources every program may read.
+    Does not protect what the source itself shows: only name sources that every program may read.
     """
 
     source: str
@@ -135,7 +136,7 @@ class Bind:
     attributes: int = mounts.ATTR_RDONLY | mounts.ATTR_NOSUID | mounts.ATTR_NODEV
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line, for people."""
         return f"bind {self.source} on {self.path} {_names(self.attributes)}"
 
     def prepare(self) -> int:
@@ -157,22 +158,22 @@ class Bind:
 
 @dataclass(frozen=True)
 class Layer:
-    """Show a host directory through an overlay of our own that nobody can write to. overlayfs.rst.
+    """Show a host directory through a read-only overlay of our own. overlayfs.rst.
 
-    Why not a bind: what is opened in an overlay is an object of its own. A socket there is no
-    socket that anybody listens on, a FIFO has no other end, and locks, watches and marks of times
-    reach nobody beyond it. What is read and mapped is the same memory. Shows one file system only:
-    what is mounted below `source` is a step of its own. Does not hide what the source itself shows.
+    Why not a bind: a file opened in an overlay is an object of its own. A socket there has no
+    listening process, a FIFO has no other end, and locks, watches and changes of times have no
+    effect outside. What is read and mapped is the same memory. It shows one file system only: a
+    mount below `source` is a step of its own. Does not hide what the source itself shows.
     """
 
     source: str
     path: str
     empty: str
-    """An empty directory of the root under construction: an overlay without a place to write to
-    has at least two layers."""
+    """Path of an empty directory of the root under construction: a read-only overlay needs at least
+    two layers."""
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line, for people."""
         return f"overlay {self.source} on {self.path} ro,nosuid,nodev"
 
     def prepare(self) -> int:
@@ -180,7 +181,7 @@ class Layer:
         return os.open(self.source, os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY)
 
     def execute_from(self, root: str, source_fd: int) -> None:
-        """Mount it below `root`."""
+        """Mount the overlay below `root`."""
         target = root + self.path
         os.makedirs(target, exist_ok=True)
         flags = mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV
@@ -190,16 +191,16 @@ class Layer:
 
 @dataclass(frozen=True)
 class Copy:
-    """Copy a small file or tree of the host's: what everybody may read of it, and links.
+    """Copy a small file or tree of the host: links, and the files that all users may read.
 
-    Why not a bind: the copies are ours, and so are locks on them and watches.
+    Why not a bind: the copies belong to the template, and so do locks on them and watches.
     """
 
     source: str
     path: str
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line, for people."""
         return f"copy {self.source} to {self.path}"
 
     def prepare(self) -> int:
@@ -207,7 +208,7 @@ class Copy:
         return os.open(self.source, os.O_PATH | os.O_CLOEXEC)
 
     def execute_from(self, root: str, source_fd: int) -> None:
-        """Copy it below `root`."""
+        """Copy the source below `root`."""
         os.makedirs(os.path.dirname(root + self.path), exist_ok=True)
         host_copies.copy(f"/proc/self/fd/{source_fd}", root + self.path)
 
@@ -221,7 +222,7 @@ class Device:
     minor: int
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line, for people."""
         return f"device /dev/{self.name} {self.major}:{self.minor}"
 
     def prepare(self) -> int:
@@ -235,7 +236,7 @@ class Device:
         return fd
 
     def execute_from(self, root: str, source_fd: int) -> None:
-        """Bind it; read-only stops changes to the node and its times, not use of the device."""
+        """Bind the node; read-only stops changes to the node and its times, not its use."""
         target = f"{root}/dev/{self.name}"
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444))
         mounts.mount(f"/proc/self/fd/{source_fd}", target, None, mounts.MS_BIND, None)
@@ -253,11 +254,11 @@ class Mount:
     options: str = ""
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line, for people."""
         return f"mount {self.fstype} on {self.path} {_names(self.flags)} {self.options}".rstrip()
 
     def prepared(self, root: str) -> Tuple[Prepared, ...]:
-        """The call; MS_ and ATTR_ bits agree for the four flags we use."""
+        """Return the call; MS_ and ATTR_ bits agree for the four flags used here."""
         path, options = root + self.path, self.options or None
         return (mounts.prepare_mount(self.fstype, path, self.fstype, self.flags, options),)
 
@@ -270,49 +271,50 @@ class Mount:
 class Cover:
     """Cover a path with something that is already inside: masks, views, work directories.
 
-    Sources are objects we made on a mount the program never wrote to.
+    Sources are objects that the engine made, on a mount that the program never wrote to.
     """
 
     source: str
     path: str
     missing_ok: bool = False
-    """Entries of /proc that this kernel, or this namespace, does not show."""
+    """Whether the path may be absent: entries of /proc that this kernel or namespace does not show.
+    """
     is_whole: bool = False
-    """With all that is mounted below the source."""
+    """Whether everything that is mounted below the source is bound, too."""
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line, for people."""
         return f"cover {self.path} with {self.source}"
 
     def prepared(self, root: str) -> Tuple[Prepared, ...]:
-        """The call; attributes come from the source's mount."""
+        """Return the call; attributes come from the source's mount."""
         tolerated = errno.ENOENT if self.missing_ok else 0
         source, target = root + self.source, root + self.path
         flags = mounts.MS_BIND | (mounts.MS_REC if self.is_whole else 0)
         return (mounts.prepare_mount(source, target, None, flags, None, tolerated),)
 
     def execute(self, root: str) -> None:
-        """Bind it."""
+        """Bind the source."""
         do_all(self.prepared(root))
 
 
 @dataclass(frozen=True)
 class Remount:
-    """Set attributes on one mount that is already there."""
+    """Set attributes on one existing mount."""
 
     path: str
     attributes: int
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line, for people."""
         return f"remount {self.path} {_names(self.attributes)}"
 
     def prepared(self, root: str) -> Tuple[Prepared, ...]:
-        """The call."""
+        """Return the call."""
         return (mounts.prepare_attributes(root + self.path, self.attributes, recursive=False),)
 
     def execute(self, root: str) -> None:
-        """Set them."""
+        """Set the attributes."""
         do_all(self.prepared(root))
 
 
@@ -320,48 +322,49 @@ class Remount:
 class FilesAs:
     """Make files as another id of this user namespace from now on. setfsuid(2).
 
-    Why: what a sandbox finds there is root's, as everywhere, and root is an id without a process.
-    SECURITY: the kernel takes the capabilities over files with it on the way from root's id, and
-    gives them on the way to it; what stays is taken by `lockdown`.
+    Why: the files of a sandbox's system belong to root, as everywhere, and root is an id without a
+    process. SECURITY: on a change away from root's id the kernel removes the capabilities over
+    files, and on a change to root's id it gives them back; `lockdown` removes what remains.
     """
 
     wanted: int
     before: int
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line, for people."""
         return f"make files as {self.wanted}"
 
     def prepared(self, root: str) -> Tuple[Prepared, ...]:
-        """The calls."""
+        """Return the calls."""
         return process.prepare_file_ids(self.wanted, self.before)
 
     def execute(self, root: str) -> None:
-        """Do it."""
+        """Change the id."""
         do_all(self.prepared(root))
 
 
 @dataclass(frozen=True)
 class Enter:
-    """Have a directory of the shared root as the root from now on. chroot(2).
+    """Use a directory of the shared root as the root from now on. chroot(2).
 
     Why not pivot_root(2): that has to detach the shared root, which costs a tenth of a millisecond,
-    and nothing of it is hidden from a sandbox but that others have it too. SECURITY: whoever could
-    leave it needs CAP_SYS_CHROOT, or a directory that was opened outside; there is neither.
+    and it would hide from a sandbox only that other sandboxes have that root, too. SECURITY: a
+    process could leave it only with CAP_SYS_CHROOT, or with a directory opened outside; it has
+    neither.
     """
 
     path: str
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line, for people."""
         return f"enter {self.path} as root"
 
     def prepared(self, root: str) -> Tuple[Prepared, ...]:
-        """The calls."""
+        """Return the calls."""
         return process.prepare_root(root + self.path)
 
     def execute(self, root: str) -> None:
-        """Do it."""
+        """Change the root."""
         do_all(self.prepared(root))
 
 
@@ -372,9 +375,9 @@ Step = Union[_Inside, _FromHost]
 
 @dataclass(frozen=True)
 class Lockdown:
-    """What is taken away last, and in this order; see `lockdown` for the calls.
+    """The rights that are taken away last, in this order; see `lockdown` for the calls.
 
-    Every field is checked again from the host by `posture`.
+    `posture` checks every field again from the host.
     """
 
     uid: int
@@ -382,30 +385,31 @@ class Lockdown:
     rlimits: Tuple[Tuple[int, int, int], ...]
     """(resource, soft, hard) as for setrlimit(2)."""
     landlock_abi: int
-    """0 where the kernel has none; `doctor` says so."""
+    """Landlock ABI of the kernel; 0 where the kernel has none, which `doctor` reports."""
     read_exec: Tuple[str, ...] = ()
     write: Tuple[str, ...] = ()
     devices: Tuple[str, ...] = ()
-    """Where ioctl on a newly opened device is allowed; `seccomp` decides which ones."""
+    """Directories where ioctl on a newly opened device is allowed; `seccomp` decides which ioctls.
+    """
     listing: Tuple[str, ...] = ()
-    """Where directories may be listed and nothing else; Landlock rules reach all beneath."""
+    """Directories that may only be listed; Landlock rules reach everything beneath."""
     refusals: str = ""
-    """A text of the filter's that is stricter than seccomp.policy, or none; see `seccomp`."""
+    """Name of a policy text that is stricter than seccomp.policy, or empty; see `seccomp`."""
     umask: int = 0o022
     clear_groups: bool = True
-    """Off only where the kernel forbids it: a user namespace that an ordinary user mapped."""
+    """False only where the kernel forbids it: in a user namespace that an ordinary user mapped."""
 
 
 @dataclass(frozen=True)
 class SandboxPlan:
-    """Stage C, whole: mounts, then lockdown."""
+    """All of stage C: the mounts, then the lockdown."""
 
     steps: Tuple[Step, ...]
     lockdown: Lockdown
 
 
 def as_json(step: Union[Step, Lockdown]) -> Dict[str, Any]:
-    """Plain data for `cellwall jail explain --json` and for the plan's digest."""
+    """Return plain data for `cellwall jail explain --json` and for the plan's digest."""
     data: Dict[str, Any] = {"step": type(step).__name__.lower()}
     data.update(asdict(step))
     return data

@@ -1,7 +1,7 @@
-"""What a sandbox is shown of the machine, not the kernel's own figures: small synthetic files.
+"""Small synthetic files that a sandbox sees of the machine instead of the kernel's own figures.
 
-Pure data for `plan`, which decides where they lie and what they cover. The invariant: a view tells
-the quota and what every sandbox of a template has alike, never a figure of the moment.
+Pure data for `plan`, which decides where they lie and what they cover. The invariant: a view shows
+the quota and what every sandbox of a template has alike, never a momentary figure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FOLDER = "/opt/cellwall/views"
 
 
 def of_cpus(facts: HostFacts, count: int) -> List[s.Step]:
-    """What a sandbox of `count` CPUs sees of the machine."""
+    """Return the files that a sandbox of `count` CPUs sees of the machine."""
     base = f"{FOLDER}/{count}"
     span = "0\n" if count == 1 else f"0-{count - 1}\n"
     cpus = "".join(block.rstrip("\n") + "\n\n" for block in facts.cpu_blocks[:count])
@@ -66,7 +66,7 @@ def of_cpus(facts: HostFacts, count: int) -> List[s.Step]:
 
 
 def _parents(path: str) -> List[str]:
-    """Every directory above `path` from the views' own on."""
+    """Return every directory above `path`, from the directory of the views on."""
     parts = path[len("/opt/cellwall") :].split("/")[1:-1]
     return ["/opt/cellwall/" + "/".join(parts[: n + 1]) for n in range(len(parts))]
 
@@ -78,9 +78,9 @@ _IN_USE = (
 
 
 def meminfo(memory_mb: int) -> str:
-    """What /proc/meminfo says in a sandbox of `memory_mb` MiB; kB as in proc_meminfo(5).
+    """Return /proc/meminfo for a sandbox of `memory_mb` MiB; kB as in proc_meminfo(5).
 
-    All is free: a view tells no figures of the moment. The lines are those that programs miss.
+    All memory is free: a view shows no momentary figures. The lines are those that programs miss.
     """
     total = memory_mb * 1024
     figures = [(name, total) for name in ("MemTotal", "MemFree", "MemAvailable")]

@@ -1,1 +1,1 @@
-"""What engine and fork-server say to each other: messages with descriptors, and environments."""
+"""Protocol between engine and fork-server: messages with descriptors, and environments."""

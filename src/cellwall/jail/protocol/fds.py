@@ -1,4 +1,4 @@
-"""Who owns which descriptor, and the messages that carry them.
+"""Ownership of descriptors, and the messages that carry them.
 
 Control messages between the host and the fork-server are single SEQPACKET datagrams: a JSON object
 or an order (`clone_request`), and up to twelve descriptors. SECURITY: descriptors cross only here;
@@ -19,8 +19,9 @@ _MAX_FDS = 12
 _INT = struct.Struct("i")
 _SPACE = socket.CMSG_SPACE(_MAX_FDS * _INT.size)
 _unpacked = [struct.Struct(f"{count}i").unpack_from for count in range(_MAX_FDS + 2)]
-"""By how many there are; the kernel gives one more than were asked for where it can align them."""
-# Plain numbers: the arithmetic of enum members is a dozen functions of Python's, each time.
+"""Unpackers by number of descriptors; the kernel gives one more than were asked for if it can align
+it."""
+# Plain numbers: arithmetic of enum members calls a dozen Python functions each time.
 _CLOEXEC, _NOSIGNAL = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_NOSIGNAL)
 _CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 HIGHEST = 2**31 - 1
@@ -38,9 +39,9 @@ class Message(NamedTuple):
 
 
 def prepare(data: bytes, numbers: Any = None) -> Message:  # noqa: ANN401 - a buffer, or None
-    """Prepare a message, for now or to be sent again and again.
+    """Prepare a message, to be sent once or again and again.
 
-    `numbers` is a buffer of C ints, the descriptors: what it holds when the message is sent counts.
+    `numbers` is a buffer of C ints, the descriptors: its content at the time of sending counts.
     """
     ancillary = [] if numbers is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)]
     return Message([data], ancillary)
@@ -79,7 +80,7 @@ def receive_message(sock: socket.socket) -> Tuple[Dict[str, Any], List[int]]:
 
 
 def receive(sock: socket.socket) -> Tuple[bytes, List[int]]:
-    """Receive what was sent; descriptors arrive close-on-exec. ControlClosed at the end."""
+    """Receive a message; descriptors arrive close-on-exec. ControlClosed at the end."""
     try:
         data, ancillary, flags, _ = sock.recvmsg(_MAX_MESSAGE, _SPACE, _CLOEXEC)
     except ConnectionResetError as error:
@@ -100,13 +101,13 @@ def receive(sock: socket.socket) -> Tuple[bytes, List[int]]:
 
 
 def close_all(fds: Iterable[int]) -> None:
-    """Close descriptors we own."""
+    """Close descriptors of this process."""
     for fd in fds:
         os.close(fd)
 
 
 def keep_only(kept: Iterable[int], *, first: int = 3) -> None:
-    """Close every descriptor from `first` on except `kept`; the kernel walks, not /proc."""
+    """Close every descriptor from `first` on except `kept`; the kernel walks them, not /proc."""
     low = first
     for fd in sorted(set(kept)):
         if fd >= low:
@@ -121,7 +122,7 @@ def as_document(text: str) -> int:
 
 
 def as_nameless_file(text: str, folder: str) -> int:
-    """The same where the filter may refuse a memfd: an inheritable file without a name."""
+    """Do the same where the filter may refuse a memfd: an inheritable file without a name."""
     fd = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
     os.set_inheritable(fd, True)
     return _filled(fd, text)

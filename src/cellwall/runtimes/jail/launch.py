@@ -48,8 +48,8 @@ class Settings:
     """The id maps that `boot` first writes for a namespace of its own (`id_maps`); None: only the
     engine's own id."""
     is_mover_kept: bool
-    """Whether workers keep the engine's id as their saved id. Then the engine may put them into cgroups
-    of version 1 (`forkserver`)."""
+    """Whether workers keep the engine's id as their saved id, so that the engine may put them into
+    cgroups of version 1 (`forkserver`)."""
     workers: Mapping[str, int]
     """Number of processes that clone sandboxes, by purpose: `program` and `session`, in this order.
     """
