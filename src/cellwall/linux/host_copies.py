@@ -1,4 +1,4 @@
-"""Copies small trees of the host into a root under construction: what everybody may read of them.
+"""Copies small trees of the host into a root under construction: the parts that all users may read.
 
 Called by `steps` in boot and by runtimes that make a root on disk. Not for files that a program
 could have written. The invariant: links stay links, and nothing is read that others may not read.
@@ -13,7 +13,7 @@ _PART = 1 << 20
 
 
 def copy(source: str, target: str) -> None:
-    """Copy a file, or a directory with what is in it; sockets, FIFOs and devices are left out."""
+    """Copy a file, or a directory with its contents; sockets, FIFOs and devices are left out."""
     _copy(source, target, os.stat(source))
 
 
@@ -38,7 +38,7 @@ def _copy_directory(source: str, target: str, status: os.stat_result) -> None:
 
 
 def _copy_file(source: str, target: str, mode: int) -> None:
-    """Without `shutil`, whose imports a fork-server would have in its memory."""
+    """Copy a file without `shutil`, whose imports would remain in a fork-server's memory."""
     with open(source, "rb", buffering=0) as read, open(target, "xb", buffering=0) as written:
         while part := read.read(_PART):
             written.write(part)

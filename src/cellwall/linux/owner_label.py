@@ -1,8 +1,8 @@
-"""Owner labels: every object of ours on the host says which engine made it.
+"""Owner labels: every object that an engine makes on the host is labelled with that engine.
 
-A label names a process beyond doubt: boot, pid namespace, pid and start time. `is_dead` and
-`is_dead_in_this_boot` are the only judges of "this is a leftover"; what they cannot judge is not
-ours to touch.
+A label names a process beyond doubt: boot, pid namespace, pid and start time. Only `is_dead` and
+`is_dead_in_this_boot` decide that an object is a leftover; an object that they cannot judge must
+not be touched.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ def new_label() -> str:
 
 
 def is_dead(label: str) -> bool:
-    """Report whether the labelled engine is certainly gone: of what survives a reboot."""
+    """Report whether the labelled engine is certainly gone, for objects that survive a reboot."""
     match = _LABEL.match(label)
     return match is not None and (match[1] != _boot() or _is_gone(match))
 
 
 def is_dead_in_this_boot(label: str) -> bool:
-    """The same of what no reboot leaves, control groups say.
+    """Report the same for objects that no reboot leaves, such as control groups.
 
-    SECURITY: its owner's boot is ours, whatever the label says: a container may be given a boot
-    id of its own (systemd-nspawn does), and what runs there is not dead for that.
+    SECURITY: the owner's boot is this one, whatever the label says. A container may be given a boot
+    id of its own (systemd-nspawn does), and a process in it is not dead for that reason.
     """
     match = _LABEL.match(label)
     return match is not None and _is_gone(match)

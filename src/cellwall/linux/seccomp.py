@@ -1,12 +1,12 @@
 """The system-call filter: policy text in, classic BPF out, and the call that installs it.
 
-The host side compiles `seccomp.policy` once per runtime; stage C only calls `install` with
+The engine process compiles `seccomp.policy` once per runtime; stage C only calls `install` with
 those bytes. No decision about a call lives in this file: to allow or deny one, edit the policy.
 
-SECURITY: everything fails towards denial. A number the table does not know is ENOSYS; a known
-call whose rules all miss is EPERM; a known call no rule names is an error at compile time, so a
-new table can not widen the filter silently. Only a foreign architecture or an x32 number kills:
-a filter that kills on surprise breaks honest programs at random (EPERM they survive).
+SECURITY: everything fails towards denial. A number the table does not know is ENOSYS; a known call
+whose rules all miss is EPERM; a known call that no rule names is an error at compile time, so a new
+table can not widen the filter silently. Only a foreign architecture or an x32 number kills: a
+filter that kills on surprise breaks honest programs at random (EPERM they survive).
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class Rule(NamedTuple):
 
 
 _Interval = Tuple[int, Tuple[Rule, ...]]
-"""The first number of a run, and the rules for all of it."""
+"""The first number of a run, and the rules for the whole run."""
 
 
 def load_policy(name: str = "seccomp.policy") -> str:
-    """Return a text that ships with the package."""
+    """Return a policy text that ships with the package."""
     return _package_text(name)
 
 
@@ -103,7 +103,7 @@ def parse_policy(text: str) -> dict[str, list[Rule]]:
 def compile_policy(text: str, arch: str, refusals: str = "") -> bytes:
     """Return the packed `struct sock_filter` array that enforces `text` on `arch`.
 
-    What `refusals` says of a call replaces what `text` does, and is not to allow it.
+    The rules in `refusals` for a call replace those in `text`, and must not allow it.
     """
     numbers = syscall_numbers(arch)
     rules = parse_policy(text)
@@ -130,9 +130,9 @@ def evaluate(program: bytes, arch: int, nr: int, args: Sequence[int]) -> int:
 def install(program: bytes) -> None:
     """Put this thread and all it ever starts under `program`; there is no way back.
 
-    Why prctl and not seccomp(2): it is the same operation with flags 0, and its number need not
-    be known. It needs no_new_privs (or CAP_SYS_ADMIN) first, else EACCES. It does not reach
-    threads that already run, so the caller must have none. PR_SET_SECCOMP(2const).
+    Why prctl and not seccomp(2): it is the same operation with flags 0, and its number need not be
+    known. It needs no_new_privs (or CAP_SYS_ADMIN) first, else EACCES. It does not reach threads
+    that already run, so the caller must have none. PR_SET_SECCOMP(2const).
     """
     libc.do_all((prepare(program),))
 
@@ -151,7 +151,7 @@ def prepare(program: bytes) -> libc.Prepared:
 
 
 def _package_text(name: str) -> str:
-    # The loader and not open(): the package may sit in a zip.
+    # Read by the loader and not by open(): the package may be in a zip.
     path = os.path.join(os.path.dirname(__file__), name)
     return cast("_Loader", __spec__.loader).get_data(path).decode()
 
@@ -273,7 +273,7 @@ def _intervals(by_number: dict[int, tuple[Rule, ...]]) -> list[_Interval]:
 
 
 def _assembled(arch: str, intervals: Sequence[_Interval]) -> list[bpf.Instruction]:
-    """Kill what is not this architecture, then search for the number and decide."""
+    """Kill calls of another architecture, then search for the number and decide."""
     code = _Backward()
     here = code.search(intervals)
     if arch == "x86_64":
@@ -288,11 +288,11 @@ def _assembled(arch: str, intervals: Sequence[_Interval]) -> list[bpf.Instructio
 class _Backward:
     """Writes a program from its last instruction to its first.
 
-    Branches only lead forward, so what one leads to is there already, and a verdict that is within
-    its reach is not written again. Why that matters: the kernel checks, converts and translates
-    the whole program for every sandbox anew, which takes as long as the program is.
+    Branches only lead forward, so their targets are already written, and a verdict within reach is
+    not written again. Why that matters: the kernel checks, converts and translates the whole
+    program again for every sandbox, which takes time in proportion to its length.
 
-    A place is the number of instructions that were there when one was written, itself included.
+    The place of an instruction is its number counted from the program's end, beginning at 1.
     """
 
     def __init__(self) -> None:
@@ -300,23 +300,23 @@ class _Backward:
         self._verdicts: dict[int, int] = {}
 
     def instructions(self) -> list[bpf.Instruction]:
-        """All, in the kernel's order."""
+        """Return all instructions, in the kernel's order."""
         return self._written[::-1]
 
     def statement(self, code: int, k: int) -> int:
-        """Write what goes on with the instruction written before it."""
+        """Write an instruction that continues with the one written before it; return its place."""
         self._written.append(bpf.statement(code, k))
         return len(self._written)
 
     def verdict(self, action: int) -> int:
-        """The place of a return that the next branch reaches."""
+        """Return the place of a return with `action` that the next branch reaches."""
         place = self._verdicts.get(action, 0)
         if not place or not self._is_near(place):
             place = self._verdicts[action] = self.statement(bpf.RETURN, action)
         return place
 
     def branch(self, code: int, k: int, if_true: int, if_false: int) -> int:
-        """Write a branch to two places."""
+        """Write a branch to two places; return its own place."""
         if_true, if_false = self._near(if_true), self._near(if_false)
         next_place = len(self._written)
         jt, jf = next_place - if_true, next_place - if_false
@@ -324,7 +324,7 @@ class _Backward:
         return len(self._written)
 
     def search(self, intervals: Sequence[_Interval]) -> int:
-        """Write a balanced binary search over the intervals, and what it leads to."""
+        """Write a balanced binary search over the intervals, and their rules."""
         if len(intervals) == 1:
             return self._rules(intervals[0][1])
         middle = len(intervals) // 2
@@ -337,7 +337,7 @@ class _Backward:
         return len(self._written) - place < bpf.LONGEST_BRANCH
 
     def _near(self, place: int) -> int:
-        """The place, or one that is within reach and leads there."""
+        """Return the place, or a place within reach that leads there."""
         if self._is_near(place):
             return place
         target = self._written[place - 1]
@@ -346,7 +346,7 @@ class _Backward:
         return self.statement(bpf.JUMP, len(self._written) - place)
 
     def _rules(self, rules: Sequence[Rule]) -> int:
-        """Write what decides one call: the first rule of which every condition holds."""
+        """Write the decision on one call: the first rule of which every condition holds."""
         here = 0
         if rules[-1].conditions:
             here = self.verdict(RET_ERRNO | errno.EPERM)
@@ -360,10 +360,10 @@ class _Backward:
     def _condition(self, condition: Condition, holds: int, misses: int) -> int:
         """Write one comparison with a set of values.
 
-        SECURITY: the low half is what the kernel itself looks at in every argument the policy
-        names (int or unsigned int there). Comparing the upper half too lets `cmd | 1 << 32` slip
-        past a deny rule; see TIOCSTI in bubblewrap and snapd (CVE-2019-7303). A pointer is the
-        exception: only both halves tell a null one.
+        SECURITY: the kernel itself looks only at the low half of every argument the policy names
+        (int or unsigned int there). Comparing the upper half too lets `cmd | 1 << 32` slip past a
+        deny rule; see TIOCSTI in bubblewrap and snapd (CVE-2019-7303). A pointer is the exception:
+        only both halves identify a null one.
         """
         here = misses
         for value in reversed(condition.values):

@@ -1,8 +1,9 @@
-"""Which ids of the host an ordinary user may map beside its own, as rootless Podman does.
+"""Finds ids of the host that an ordinary user may map beside its own, as rootless Podman does.
 
-Host half, asked once by `uid_ranges`. A user's are listed in subuid(5) and subgid(5) and mapped by
-newuidmap(1); the root of a container may map what its own user namespace has. Whether it works is
-tried: a mount without set-uid, no_new_privs and the filter of a container all forbid it.
+Runs in the engine process, called once by `uid_ranges`. A user's ids are listed in subuid(5) and
+subgid(5) and mapped by newuidmap(1); the root of a container may map the ids of its own user
+namespace. Whether that works is tried: a mount without set-uid, no_new_privs and the filter of a
+container all forbid it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from cellwall.linux.syscalls import id_maps
 from cellwall.linux.trial import trial
 
 SLICE = 2048
-"""Ids that one fork-server takes: as many sandboxes of it may live."""
+"""Number of ids that one fork-server takes, which is as many live sandboxes as it may have."""
 _TOOLS = {"uid": "newuidmap", "gid": "newgidmap"}
 _LISTS = {"uid": Path("/etc/subuid"), "gid": Path("/etc/subgid")}
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin"
@@ -27,32 +28,32 @@ _NOBODY = 65_534
 _EXAMPLE = "589824-655359"
 
 Extent = tuple[int, int]
-"""First id and how many."""
+"""First id and number of ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outer:
-    """What can be mapped: as many user ids as group ids, and with which programs."""
+    """The ids that can be mapped: as many user ids as group ids, and the programs that map them."""
 
     uid: int
     gid: int
     count: int
     tools: tuple[tuple[str, str], ...] = ()
-    """None where we may write the maps ourselves."""
+    """Paths of the mapping programs by kind; empty where this process may write the maps itself."""
 
     def part(self, number: int) -> Outer:
-        """Slice `number`, counted from the end: Podman and others take the first ones."""
+        """Return slice `number`, counted from the end: Podman and others take the first ones."""
         skipped = self.count - (number + 1) * SLICE
         return Outer(self.uid + skipped, self.gid + skipped, SLICE, self.tools)
 
     def as_json(self) -> dict[str, Any]:
-        """For `id_maps.enter`."""
+        """Return plain data for `id_maps.enter`."""
         extents = {"uid": [self.uid, self.count], "gid": [self.gid, self.count]}
         return {**extents, "tools": dict(self.tools)}
 
 
 class Asked(NamedTuple):
-    """What there is; or why there is nothing, and what mends it."""
+    """The ids found; or the reason why there are none, and the remedy."""
 
     outer: Outer | None
     detail: str
@@ -60,7 +61,7 @@ class Asked(NamedTuple):
 
 
 def ask() -> Asked:
-    """Look for ids, and try them."""
+    """Look for ids, and try to map them."""
     asked = _of_our_own() if os.geteuid() == 0 else _of_the_lists()
     if asked.outer is None:
         return asked
@@ -75,7 +76,7 @@ def ask() -> Asked:
 
 
 def listed(text: str, name: str, number: int) -> Extent | None:
-    """The largest extent that a list in the form of subuid(5) gives to a user."""
+    """Return the largest extent that a list in the form of subuid(5) gives to a user."""
     found = []
     for line in text.splitlines():
         owner, _, rest = line.partition(":")
@@ -86,7 +87,7 @@ def listed(text: str, name: str, number: int) -> Extent | None:
 
 
 def mapped(text: str) -> Extent | None:
-    """The upper half of the largest extent of an id map: a container's accounts are below."""
+    """Return the upper half of an id map's largest extent: a container's accounts are below."""
     extents = [tuple(int(word) for word in line.split()) for line in text.splitlines()]
     if not extents:
         return None

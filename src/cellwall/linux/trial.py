@@ -1,7 +1,7 @@
-"""Tries something in a throw-away child process, so that nothing of it outlives the call.
+"""Tries an action in a throw-away child process, so that nothing of it outlives the call.
 
-Host half, for `probe` and `subordinate_ids`. The invariant: the child never goes on as a second
-embedder.
+Runs in the engine process, for `probe` and `subordinate_ids`. The invariant: the child never goes
+on as a second embedder.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from collections.abc import Callable
 from typing import NoReturn
 
 _TRIAL_S = 20.0
-"""One takes milliseconds."""
+"""Most seconds of one trial, which usually takes milliseconds."""
 
 
 def trial(action: Callable[[], None]) -> str:
-    """Run `action` in a child; "" if it went well, else the error's text.
+    """Run `action` in a child; return "" if it succeeded, else the error's text.
 
-    The child is a copy of the embedder, whose threads are not in it but whose locks are held as
-    they were: it runs nothing but `action`, never returns, and is not waited for without end.
+    The child is a copy of the embedder. It does not have the embedder's threads, but locks that
+    they held stay locked. So it runs nothing but `action`, never returns, and the wait for it is
+    bounded.
     """
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
         _try(action, write_end)
     os.close(write_end)
-    ended = select.poll()  # select(2) knows descriptors up to 1023
+    ended = select.poll()  # select(2) supports descriptors up to 1023
     ended.register(read_end, select.POLLIN)
     with os.fdopen(read_end, "rb") as pipe:
         if not ended.poll(_TRIAL_S * 1000):

@@ -1,10 +1,11 @@
 """Unprivileged id ranges of the host for fork-servers, and single ids for sandboxes.
 
-As root every fork-server gets 65536 ids that no account uses, held by a lock on a file that lives
-as long as the embedding process, so that two engines never share one. An ordinary user's gets 2048
-of those that are its to map (`subordinate_ids`); where there are none, one id is left for all, our
-own, and the answer says so. Range source: systemd's "Users, Groups, UIDs and GIDs" lists
-0x70000000–0x7FFFFFFF as unused.
+Runs in the engine process. As root every fork-server gets 65536 ids that no account uses. The range
+is held by a lock on a file for as long as the embedding process lives, so that two engines never
+share one. A fork-server of an ordinary user gets 2048 of the ids that this user may map
+(`subordinate_ids`). Where there are none, all sandboxes share one id, the user's own, and `Ids`
+says so. Range source: systemd's "Users, Groups, UIDs and GIDs" lists 0x70000000–0x7FFFFFFF as
+unused.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _DIRECTORY = Path("/run/cellwall/uid-ranges")
 class UidRange:
     """A range held by this process; index 0 is the fork-server's root, the rest are sandboxes'.
 
-    But the last, which no process ever has: inside it is called root, and the system is its.
+    The exception is the last id, which no process ever has: inside it is root, which owns the
+    system.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class UidRange:
         lock_fd: int | None,
         outer: subordinate_ids.Outer | None = None,
     ) -> None:
-        """Use `Ids.hold`. `outer`: the same ids, where a namespace of ours maps them first."""
+        """Use `Ids.hold` instead. `outer`: the same ids, if `boot` maps them first."""
         self.base = base
         self.outer = outer
         self.gid_base = gid_base
@@ -50,7 +52,7 @@ class UidRange:
 
     @property
     def root_index(self) -> int:
-        """Of the id that is root's inside; 0 where only one can be mapped, the sandbox's."""
+        """Index of the id that is root inside; 0 where only the sandbox's id can be mapped."""
         return self.count - 1
 
     @property
@@ -59,7 +61,7 @@ class UidRange:
         return self.base if self.outer is None else 1
 
     def take(self) -> int:
-        """Take an index no live sandbox has."""
+        """Take an index that no live sandbox has."""
         if self.count == 1:
             return 0
         for _ in range(self.count):
@@ -82,14 +84,14 @@ class UidRange:
         return self.gid_base + index
 
     def release(self) -> None:
-        """Let another engine have the range."""
+        """Make the range available to other engines."""
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
 
 
 def covers(id_map: str) -> bool:
-    """Report whether a uid_map or gid_map (user_namespaces(7)) holds every range of ours."""
+    """Report whether a uid_map or gid_map (user_namespaces(7)) holds every range of this module."""
     for line in id_map.splitlines():
         first, _, count = (int(word) for word in line.split())
         if first <= _FIRST and first + count >= _FIRST + _RANGES * COUNT:
@@ -98,10 +100,10 @@ def covers(id_map: str) -> bool:
 
 
 def is_rootless() -> bool:
-    """Report whether we can map nothing but ourselves.
+    """Report whether this process can map only its own ids.
 
-    That is an ordinary user, and also the root of somebody's user namespace (rootless Podman, a
-    container with remapped ids): the host's unprivileged ranges do not exist in there.
+    That is so for an ordinary user, and also for the root of another user's namespace (rootless
+    Podman, a container with remapped ids): the host's unprivileged ranges do not exist in there.
     """
     if os.geteuid() != 0:
         return True
@@ -112,35 +114,35 @@ def is_rootless() -> bool:
 
 
 class Ids(NamedTuple):
-    """Where sandboxes' ids come from here."""
+    """The source of sandboxes' ids on this host."""
 
     rootless: bool
-    """We may map nothing by ourselves but our own id."""
+    """Whether this process may by itself map only its own id."""
     outer: subordinate_ids.Outer | None
     detail: str
     remedy: str = ""
 
     @property
     def are_shared(self) -> bool:
-        """Whether every sandbox has our own id, and what the kernel counts for a user is one."""
+        """Whether every sandbox has the engine's own id, and so shares the kernel's counts."""
         return self.rootless and self.outer is None
 
     def hold(self) -> UidRange:
-        """Ids for one fork-server."""
+        """Hold ids for one fork-server."""
         if not self.rootless:
             return acquire()
         return single() if self.outer is None else _slice(self.outer)
 
 
 def find() -> Ids:
-    """Ask this host; tens of milliseconds for an ordinary user."""
+    """Find out the source of ids on this host; tens of milliseconds for an ordinary user."""
     if not is_rootless():
         return Ids(False, None, f"{COUNT} of its own for each fork-server's sandboxes")
     return Ids(True, *subordinate_ids.ask())
 
 
 def single() -> UidRange:
-    """The last resort: our own ids."""
+    """Return the last resort: the engine's own ids."""
     return UidRange(os.geteuid(), os.getegid(), 1, None)
 
 
@@ -164,7 +166,7 @@ def acquire() -> UidRange:
 
 
 def _locked(path: Path) -> int | None:
-    """Lock a file of ours for as long as it is open; None if another process has."""
+    """Lock a file for as long as it is open; return None if another process has locked it."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -190,7 +192,7 @@ def _slice(outer: subordinate_ids.Outer) -> UidRange:
 
 
 def _own_folder() -> Path:
-    """Where all engines of this user keep their locks: below /run/user, else below /tmp."""
+    """Return the folder for the locks of this user's engines: below /run/user, else /tmp."""
     own = os.geteuid()
     run = Path(f"/run/user/{own}")
     folder = run / "cellwall-ids" if os.access(run, os.W_OK) else Path(f"/tmp/.cellwall-ids-{own}")  # noqa: S108

@@ -88,8 +88,7 @@ def share_relocated() -> int:
 
 
 def _stretches() -> List[List[Mapping]]:
-    """Return stretches of read-only or executable mappings that are contiguous in memory and in the
-    file."""
+    """Return read-only or executable mappings, grouped where file and memory are contiguous."""
     found: List[List[Mapping]] = []
     last = Mapping(0, 0, "", "", 0)
     for each in mappings():

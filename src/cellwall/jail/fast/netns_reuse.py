@@ -59,8 +59,7 @@ _NO_TIME_WAIT = b" tw 0 "
 
 
 class Network:
-    """A network namespace with `lo` up, and what the kernel said of it before any sandbox was in
-    it."""
+    """A network namespace with `lo` up, and its state before any sandbox was in it."""
 
     __slots__ = ("absent", "before", "counted", "enter", "namespace")
 
@@ -71,11 +70,10 @@ class Network:
         before: Tuple[Tuple[int, bytes], ...],
         absent: Tuple[str, ...],
     ) -> None:
-        """Own the descriptors of the namespace, its `sockstat`, and each other witness with its
-        text.
+        """Own the descriptors of the namespace and of its witnesses.
 
-        `absent` are the witnesses that this kernel does not have, unless a protocol is loaded
-        later.
+        `counted` is its `sockstat`; `before` has each other witness with its text. `absent` are the
+        witnesses that this kernel does not have, unless a protocol is loaded later.
         """
         self.namespace = namespace
         self.enter: Tuple[Prepared] = process.prepare_join(namespace, process.CLONE_NEWNET)
@@ -119,8 +117,7 @@ class Networks:
             raise
 
     def lend(self, pidfd: int) -> None:
-        """Record that a sandbox with this pidfd was cloned into it; the caller keeps its
-        descriptor."""
+        """Record that a sandbox with this pidfd is in it; the caller keeps the descriptor."""
         network, self._current = self._current, None
         if network is None:
             return
@@ -223,8 +220,7 @@ def _described(opened: List[int]) -> Network:
 
 
 def _is_empty(counted: bytes) -> bool:
-    """Whether a `sockstat` shows no socket; its numbers behind `orphan` and `mem` are the whole
-    host's."""
+    """Whether a `sockstat` shows no socket; `orphan` and `mem` in it are the whole host's."""
     return counted.startswith(_NO_SOCKET) and _NONE_WAITING in counted and _NO_TIME_WAIT in counted
 
 

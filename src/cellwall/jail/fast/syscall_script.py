@@ -134,8 +134,7 @@ class Walker:
     """Clones children that walk scripts; for a process with one thread."""
 
     def __init__(self, namespaces: int) -> None:
-        """Map the code and prepare the arguments of clone3 for these namespaces. Raises
-        SyscallError."""
+        """Map the code and prepare clone3 for these namespaces. Raises SyscallError."""
         self._code = machine_code.cloner()
         self._state = (ctypes.c_uint64 * _STATE_WORDS)()
         self._here = ctypes.c_void_p(ctypes.addressof(self._state))
@@ -165,8 +164,7 @@ class Walker:
         return pid
 
     def wait(self) -> bool:
-        """Let the child go on. False in the caller once the child has left its memory; True in the
-        fork."""
+        """Let the child go on. False once it has left the caller's memory; True in the fork."""
         return bool(self._code.wait(self._here))
 
     def check(self) -> None:

@@ -342,8 +342,7 @@ def children(pid: int, thread: int = 0) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return every process below `pid`, parents first; a context may have an interpreter of its
-    own."""
+    """Return every process below `pid`, parents first; a context may have children."""
     found = children(pid)
     for each in found:
         found += children(each)

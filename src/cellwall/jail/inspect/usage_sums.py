@@ -84,8 +84,7 @@ class Meter:
         """The latest measurement of each process, in bytes."""
 
     def read(self, work_bytes: int = 0) -> Sums:
-        """Walk the tree. `work_bytes` is what the work area's tmpfs holds, which belongs to no
-        process."""
+        """Walk the tree. `work_bytes` is what the work area's tmpfs holds."""
         try:
             processes = _tree(self._init_pid)
             self._measure(processes)
@@ -101,8 +100,7 @@ class Meter:
         return self._latest
 
     def kill_heaviest(self, excess_bytes: int) -> bool:
-        """Kill the family with the most memory, and more until the excess is gone; False to give
-        up.
+        """Kill the families with the most memory until the excess is gone; False to give up.
 
         A family is a child of init, with all that descends from it: a context, a command or an
         orphan. A process that was already killed is visible until the kernel has dismantled it, so
@@ -259,8 +257,7 @@ def _memory(process: _Process) -> tuple[int, int]:
 
 
 def _proportional_bytes(pid: int, thread: int) -> tuple[int, int]:
-    """(anonymous, shared memory) of a thread's process, each page divided by the processes that map
-    it.
+    """(anonymous, shared memory) of a thread's process, each page divided by its users.
 
     Not the private pages alone: what a parent filled before it forked is private to no process, and
     a program could hide any amount that way. The share of the fork-server's image is small, because

@@ -328,8 +328,7 @@ def above(path: str) -> List[str]:
 
 
 def _own_tree(facts: HostFacts, shape: Shape, path: str) -> s.Step:
-    """Show a tree of the template, with `own_layers` through one more overlay: neighbours share no
-    lock."""
+    """Show a tree of the template; an overlay of its own spares neighbours a shared lock."""
     if facts.layers < 2 or not shape.own_layers:
         return s.Cover(path, ROOT + path, is_whole=True)
     flags = _RO | (m.ATTR_NOEXEC if path == OWN else 0)

@@ -44,8 +44,7 @@ class Directory:
         return f"mkdir {self.path} {self.mode:o}"
 
     def prepared(self, root: str) -> Tuple[Prepared, ...]:
-        """Return the calls. Parents are steps of their own; a bind below it may already have made
-        it."""
+        """Return the calls. Parents are steps of their own; a bind may have made the directory."""
         return mounts.prepare_directory(root + self.path, self.mode, self.owner)
 
     def execute(self, root: str) -> None:

@@ -247,8 +247,7 @@ def _refuse_dirt(ours: Set[int]) -> None:
 
 
 def _watch(control: socket.socket, lifeline: int) -> None:
-    """Do step 2b: reap, and exit when the control socket or the embedding process ends. Never
-    return."""
+    """Do step 2b: reap; exit when the control socket or the embedding process ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps for pid 1
     poller = select.poll()
     poller.register(control.fileno(), select.POLLIN | select.POLLHUP)
@@ -344,8 +343,7 @@ def _spawn(
 
 
 def _able(worker: Worker) -> Optional[_Alone]:
-    """Return None if this worker cannot make sandboxes of one program; `host_facts` knows that,
-    too."""
+    """Return None if this worker cannot make sandboxes of one program; see `host_facts`."""
     try:
         return _Alone(worker) if machine_code.IS_KNOWN else None
     except OSError:

@@ -1,8 +1,9 @@
-"""Steps out of the way of our own cgroup, so that it can hand its controllers down to sandboxes.
+"""Moves this process out of its own cgroup, so that the cgroup can give controllers to sandboxes.
 
-Host half, called once by the server before it has children. Only for cgroup v2, whose kernel
-lets no group that holds processes hand controllers down (cgroups(7), "no internal processes").
-The invariant: nothing is touched unless the group was delegated to us and holds us alone.
+Runs in the engine process, called once by the server before it has children. Only for cgroup v2,
+whose kernel lets no group that holds processes hand controllers down (cgroups(7), "no internal
+processes"). The invariant: nothing is touched unless the group was delegated to this process and
+holds no other one.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ NAME = "server"
 
 
 def step_aside(view: View | None = None) -> Path | None:
-    """Move this process into a group below its own, and return that; None: there is no need to.
+    """Move this process into a group below its own, and return that; None if that is not needed.
 
-    Raises OSError where the kernel takes the group but not the process.
+    Raises OSError if the kernel makes the group but does not accept the process.
     """
     view = view or View.of_this_process()
     own = v2_place(view)

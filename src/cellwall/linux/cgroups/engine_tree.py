@@ -1,7 +1,8 @@
 """The control groups of one engine: a directory in each hierarchy, below it one for each sandbox.
 
-Called from worker threads. Not what a sandbox's say and hold (`sandbox_groups`) and not what dead
-engines left (`leftovers`). SECURITY: a v1 memory cgroup that held a tmpfs is never used twice.
+Called from worker threads of the engine process. The contents of a sandbox's groups are in
+`sandbox_groups`, what dead engines left is in `leftovers`. SECURITY: a v1 memory cgroup that held a
+tmpfs is never used twice.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from cellwall.model.errors import HostUnsupported
 from cellwall.model.limits import Limits
 
 PREFIX = "cellwall."
-"""Of an engine's directory; its owner's label follows."""
+"""Prefix of the name of an engine's directory; its owner's label follows."""
 _SPARES = 4
-"""Sets of reusable directories that are always there: made at once, and never more of them."""
+"""Number of sets of reusable directories, made in advance; the most that are kept."""
 
 _WEIGHTS = {1: ("cpu.shares", "512"), 2: ("cpu.weight", "50")}
-"""By the version of a hierarchy; others have 1024 and 100. sched-design-CFS, cgroup-v2 in the
-kernel's documentation."""
+"""Weight file and value by the version of a hierarchy; other groups have 1024 and 100.
+sched-design-CFS, cgroup-v2 in the kernel's documentation."""
 
 
 class _Spare(NamedTuple):
@@ -39,7 +40,7 @@ class _Spare(NamedTuple):
 def most_spare_directories(layout: Layout, workers: int) -> int:
     """Return how many empty directories an engine may keep for its next sandboxes.
 
-    Its spare ones, and where workers move themselves those that each of them goes to next.
+    These are its spare ones and, where workers move themselves, the next ones of each worker.
     """
     sets = _SPARES + (workers if layout.lets_move_itself else 0)
     return sets * sum(map(is_reusable, layout.hierarchies))
@@ -49,7 +50,7 @@ class EngineGroups:
     """The engine's own directory in each hierarchy; its name carries the owner label."""
 
     def __init__(self, layout: Layout, owner: str) -> None:
-        """`owner` is `fork_server.owner_label()`: unique to this engine in this process."""
+        """`owner` comes from `owner_label.new_label()`: unique to this engine in this process."""
         self.layout = layout
         self.name = PREFIX + owner
         self._made = False
@@ -67,22 +68,22 @@ class EngineGroups:
                     write(hierarchy.base / "cgroup.subtree_control", enable)
                 write(path / "cgroup.subtree_control", enable)
             if hierarchy.version == 1 and "memory" in hierarchy.controllers:
-                write(path / "memory.swappiness", "0")  # what is made below inherits it
+                write(path / "memory.swappiness", "0")  # directories made below inherit it
                 _count_buffers(f"{path}{BUFFERS}")
             _let_the_host_go_first(hierarchy, path)
         reusable = [h for h in self.layout.hierarchies if is_reusable(h)]
         for number in range(_SPARES if reusable else 0):
             paths = [(h, f"{h.base}/{self.name}/spare{number}") for h in reusable]
             for _, made in paths:
-                with contextlib.suppress(FileExistsError):  # a try that failed half way
+                with contextlib.suppress(FileExistsError):  # an earlier try that failed half way
                     os.mkdir(made)
             self._spare.append(_Spare(tuple(paths), {}, 0))
         self._made = True
 
     def create(self, limits: Limits, *, guests: int = 0) -> Groups:
-        """Make a sandbox's directories with its limits already in them.
+        """Make a sandbox's directories and set its limits in them.
 
-        `guests` is how many processes more may be there for now.
+        `guests` is the number of additional processes that may be there for now.
         """
         with self._lock:
             if not self._made:
@@ -107,8 +108,10 @@ class EngineGroups:
         return groups
 
     def _take_spare(self, limits: Limits) -> _Spare:
-        """A set that saw fewer processes than this sandbox may have: its peak is a counter that
-        the kernel cannot reset, and must tell whether the new limit was reached."""
+        """Take a set whose peak of processes is below this sandbox's limit, or an empty one.
+
+        The kernel cannot reset the peak, and it must show whether the new limit was reached.
+        """
         with self._lock:
             for index, spare in enumerate(self._spare):
                 if spare.peak < limits.processes:
@@ -116,11 +119,11 @@ class EngineGroups:
         return _Spare((), {}, 0)
 
     def take_back(self, groups: Groups) -> list[str]:
-        """Remove or keep an ended sandbox's directories; returns what is still busy.
+        """Remove or keep an ended sandbox's directories; return the paths that are still busy.
 
-        Making and removing them is a good part of what a sandbox costs, so v1 directories that
-        hold counters only are used again. SECURITY: a memory cgroup never is, because pages of
-        the sandbox's tmpfs may stay charged to it; and no other one that was in any way busy.
+        Making and removing them is a good part of a sandbox's cost, so v1 directories that hold
+        only counters are used again. SECURITY: a memory cgroup never is, because pages of the
+        sandbox's tmpfs may stay charged to it; nor is any other directory that was in any way busy.
         """
         if groups.is_taken_back:
             return []  # SECURITY: twice in the list, they would be two sandboxes' at once
@@ -157,9 +160,9 @@ class EngineGroups:
 def _let_the_host_go_first(hierarchy: Hierarchy, engine: Path) -> None:
     """Give all sandboxes together half the weight of other groups, where processors are short.
 
-    What hands out work and tells of ends is the host's: when it has to wait behind the programs,
-    they wait for it. Eight callers and 32 clients get 2 to 3 % more done. Not a limit, so a kernel
-    that does not know it is no reason to refuse.
+    The engine, which hands out work and reports ends, is outside of them: if it has to wait for CPU
+    time behind the programs, they wait for it. Eight callers and 32 clients get 2 to 3 % more done.
+    It is not a limit, so a kernel without it is no reason to refuse.
     """
     if "cpu" in hierarchy.controllers:
         name, value = _WEIGHTS[hierarchy.version]
@@ -168,17 +171,17 @@ def _let_the_host_go_first(hierarchy: Hierarchy, engine: Path) -> None:
 
 
 def _count_buffers(path: str) -> None:
-    """Have the kernel count buffers of sockets as long as the engine is there, without a limit.
+    """Have the kernel count socket buffers while the engine's directory exists.
 
-    It patches itself for the first cgroup that counts them, and back after the last one: 0.1 ms
-    that each sandbox would pay for.
+    The kernel patches itself for the first cgroup that counts them, and back after the last one:
+    that is 0.1 ms, which each sandbox would pay otherwise.
     """
     if os.path.exists(path):
         write(path, "-1")
 
 
 def groups_in(engine: Path) -> list[Path]:
-    """Return the sandboxes' directories in an engine's."""
+    """Return the sandboxes' directories in an engine's directory."""
     try:
         return [path for path in engine.iterdir() if path.is_dir()]
     except FileNotFoundError:

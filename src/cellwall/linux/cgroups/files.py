@@ -1,4 +1,4 @@
-"""Files of control groups: written with an error that names them, read without one.
+"""Access to files of control groups: writes raise an error that names the file, reads raise none.
 
 SECURITY: no file is ever created, because a plain tmpfs takes every write silently.
 """
@@ -25,7 +25,7 @@ def make_directory(path: str) -> None:
 
 
 def open_for(path: str | Path, value: str) -> int:
-    """Open a file of the kernel's for writing `value`; never create one."""
+    """Open a kernel file for writing `value`; never create one."""
     try:
         return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -33,7 +33,7 @@ def open_for(path: str | Path, value: str) -> int:
 
 
 def write(path: str | Path, value: str) -> None:
-    """Write, and raise if the kernel does not take it."""
+    """Write to a file; raise if the kernel does not accept the value."""
     fd = open_for(path, value)
     try:
         os.write(fd, value.encode())
@@ -53,7 +53,7 @@ def _not_written(path: str | Path, value: str, error: OSError) -> HostUnsupporte
 
 
 def read(path: str) -> bytes:
-    """Read a small file of the kernel's; empty where it is missing. On the way of every run."""
+    """Read a small kernel file; return nothing where it is missing. Every run uses it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -73,7 +73,7 @@ def read_number(path: str) -> int:
 
 
 def read_counter(path: str, key: bytes) -> int:
-    """A `key value` line of a counter file; 0 where file or key is missing."""
+    """Read a `key value` line of a counter file; 0 where file or key is missing."""
     for line in read(path).splitlines():
         name, _, value = line.partition(b" ")
         if name == key:

@@ -1,7 +1,7 @@
-"""Which cgroup hierarchies this process may use: what is mounted, and what of it we may write.
+"""Finds the cgroup hierarchies that this process may use: what is mounted, and what is writable.
 
-Host half; `sandbox_groups` makes directories in them. SECURITY: a plain tmpfs at the mount point
-takes writes silently, so every hierarchy is checked by its magic number.
+Runs in the engine process; `sandbox_groups` makes directories in them. SECURITY: a plain tmpfs at
+the mount point takes writes silently, so every hierarchy is checked by its magic number.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _V1_WANTED = ("memory", "pids", "cpu", "cpuacct")
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """One mounted hierarchy we may use: where, which version, which controllers."""
+    """One mounted hierarchy that this process may use: its place, version and controllers."""
 
     version: int
     controllers: frozenset[str]
     base: Path
-    """Our own cgroup in it at the time of asking, below which we make directories."""
+    """This process's own cgroup at the time of discovery; directories are made below it."""
     root: Path | None = None
-    """Where it is mounted."""
+    """Mount point of the hierarchy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Layout:
 
     hierarchies: tuple[Hierarchy, ...]
     why_not: str = ""
-    """Why a controller is missing, for `doctor` and for refusals."""
+    """The reason why a controller is missing, for `doctor` and for refusals."""
 
     def having(self, controller: str) -> Hierarchy | None:
         """Return the hierarchy that holds `controller`."""
@@ -51,7 +51,7 @@ class Layout:
 
     @property
     def hard(self) -> frozenset[str]:
-        """Controllers the kernel can enforce for us."""
+        """Controllers that the kernel can enforce for this engine."""
         found: set[str] = set()
         for hierarchy in self.hierarchies:
             found |= hierarchy.controllers
@@ -63,7 +63,7 @@ def _writable(path: Path) -> bool:
 
 
 def _magic(point: str) -> int:
-    """The kind of file system at a mount point; 0 where something covers the way to it."""
+    """Return the kind of file system at a mount point; 0 where something covers the way to it."""
     try:
         return mounts.filesystem_magic(point)
     except OSError:
@@ -72,18 +72,18 @@ def _magic(point: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the kernel says of cgroups, as text; a parameter so that every host can be tested."""
+    """The kernel's texts on cgroups, as a parameter so that every host can be tested."""
 
     mountinfo: str
-    """/proc/self/mountinfo (proc_pid_mountinfo(5))."""
+    """Text of /proc/self/mountinfo (proc_pid_mountinfo(5))."""
     own: str
-    """/proc/self/cgroup (cgroups(7))."""
+    """Text of /proc/self/cgroup (cgroups(7))."""
     magic: Callable[[str], int] = _magic
     writable: Callable[[Path], bool] = _writable
 
     @classmethod
     def of_this_process(cls) -> View:
-        """Ask the kernel."""
+        """Read the texts of this process."""
         mountinfo, own = (
             Path("/proc/self", name).read_text(encoding="utf-8", errors="surrogateescape")
             for name in ("mountinfo", "cgroup")
@@ -119,7 +119,7 @@ def _mounted(view: View) -> list[tuple[int, frozenset[str], Path, str]]:
 
 
 def _own_paths(text: str) -> dict[str, str]:
-    """Controller name (or "" for v2) to our path in that hierarchy."""
+    """Map a controller's name (or "" for v2) to this process's path in that hierarchy."""
     paths = {}
     for line in text.splitlines():
         _, names, path = line.split(":", 2)
@@ -129,13 +129,13 @@ def _own_paths(text: str) -> dict[str, str]:
 
 
 def _below(mount_root: str, own: str) -> str:
-    """Our cgroup's path relative to a mount that shows the hierarchy from `mount_root` on."""
+    """Return our cgroup's path in a mount that shows the hierarchy from `mount_root` on."""
     relative = os.path.relpath(own, mount_root)
     return "" if relative == "." or relative.startswith("..") else relative
 
 
 def discover(view: View | None = None) -> Layout:
-    """Ask the kernel what is mounted and what of it we may write."""
+    """Find out which hierarchies are mounted and which of them this process may write."""
     view = view or View.of_this_process()
     own = _own_paths(view.own)
     hierarchies: list[Hierarchy] = []
@@ -181,12 +181,12 @@ def _why_not(hierarchies: list[Hierarchy], missing: list[str]) -> str:
 
 
 def _v2_hierarchy(view: View, point: Path, own: str) -> Hierarchy:
-    """The highest cgroup above ours that we may manage and that holds no processes itself.
+    """Return the highest cgroup above ours that we may manage and that holds no processes itself.
 
-    cgroup v2 forbids a group with processes to hand controllers down, except the root; root
-    finds the root, a user finds what systemd delegated (user@.service) if we run inside it.
-    Where there is none (a container, whose top cgroup we sit in) our own serves for counting
-    CPU time and for cgroup.kill, and has no controllers for us.
+    cgroup v2 forbids a group with processes to hand controllers down, except the root. Root finds
+    the root; a user finds what systemd delegated (user@.service) if this process runs inside it.
+    Where there is none (in a container, whose top cgroup holds this process), our own cgroup serves
+    for counting CPU time and for cgroup.kill, and has no controllers for us.
     """
     parts = Path(own.strip("/")).parts
     for depth in range(len(parts) + 1):

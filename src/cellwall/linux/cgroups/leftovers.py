@@ -1,7 +1,7 @@
-"""What engines that are gone left in the cgroup hierarchies: found by owner label, killed, removed.
+"""Removes what dead engines left in the cgroup hierarchies: found by owner label, killed, removed.
 
-Host half, called by `runtimes.jail.runtime` before its first start. SECURITY: nothing is touched
-but what carries the exact label of an engine that is certainly dead.
+Runs in the engine process, called by `runtimes.jail.runtime` before its first start. SECURITY: it
+touches only directories with the exact label of an engine that is certainly dead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cellwall.linux.cgroups.hierarchies import Hierarchy, Layout
 def sweep(layout: Layout, is_dead: object) -> tuple[int, list[str]]:
     """Kill and remove the directories of engines that are gone.
 
-    `is_dead(label)` decides by exact owner label; anything it does not know is left alone.
+    `is_dead(label)` decides by exact owner label; a directory that it does not recognise stays.
     """
     removed, kept = 0, []
     for hierarchy in layout.hierarchies:
@@ -36,23 +36,25 @@ def sweep(layout: Layout, is_dead: object) -> tuple[int, list[str]]:
 
 
 def _engines_in(hierarchy: Hierarchy) -> list[Path]:
-    """Engine directories anywhere in the hierarchy: a dead engine's cgroup need not be ours.
+    """Return engine directories anywhere in the hierarchy, also outside of our cgroup.
 
-    Others make and remove directories meanwhile; what is gone when we look is nobody's leftover.
+    Other processes make and remove directories meanwhile; a directory that is gone needs no
+    removal.
     """
     below = hierarchy.root if hierarchy.root is not None else hierarchy.base
     return [
         Path(parent, name)
-        for parent, names, _ in os.walk(below)  # passes over what it cannot read
+        for parent, names, _ in os.walk(below)  # skips what it cannot read
         for name in names
         if name.startswith(PREFIX)
     ]
 
 
 def _kill_and_remove(path: Path) -> bool:
-    """End what is in a dead engine's cgroup, by the pids the kernel lists there.
+    """End the processes in a dead engine's cgroup, by the pids the kernel lists there; remove it.
 
-    Several engines may sweep the same leftovers at once: gone is gone, whoever did it.
+    Several engines may sweep the same leftovers at once: success does not depend on which one
+    removed it.
     """
     deadline = time.monotonic() + 2.0
     while True:
@@ -72,10 +74,11 @@ def _kill_and_remove(path: Path) -> bool:
 
 
 def _kill_listed(path: Path) -> None:
-    """Kill what the kernel lists in a cgroup, and nobody who got one of these pids meanwhile.
+    """Kill the processes listed in a cgroup, and none that reused one of their pids.
 
-    SECURITY: a number that is still listed after its pidfd was opened is that process's: one that
-    ended between the two would be listed no more, and its successor lives in another cgroup.
+    SECURITY: a pid that is still listed after its pidfd was opened belongs to the pidfd's process.
+    Had that process ended before, the pid would not be listed, and its new owner is in another
+    cgroup.
     """
     with contextlib.ExitStack() as opened:
         pidfds = {}

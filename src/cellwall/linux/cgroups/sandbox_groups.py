@@ -1,7 +1,8 @@
 """Control groups of one sandbox: v2 where the host has it, v1 or hybrid where not.
 
-Host half. Not which hierarchies there are (`hierarchies`) and not who makes and keeps directories
-(`engine_tree`): what is written into one sandbox's, and what the kernel says there.
+Runs in the engine process. It covers what is written into one sandbox's directories, and what the
+kernel reports there. Which hierarchies exist is in `hierarchies`; `engine_tree` makes and keeps the
+directories.
 """
 
 from __future__ import annotations
@@ -19,15 +20,19 @@ from cellwall.model.limits import Limits
 
 PERIOD_US = 100_000
 OWN_PROCESSES = 1
-"""Init counts as a process of the sandbox; the limit is on the rest."""
+"""Number of processes of a sandbox that its limit does not count: init."""
 _SET_UP_PROCESSES = 8
-"""More than a worker, init and what they fork until the limits are a sandbox's own."""
+"""Number of processes that a set-up has room for. That is more than a worker, init and what they
+fork before the sandbox's own limits are set."""
 BUFFERS = "/memory.kmem.tcp.limit_in_bytes"
-"""Of v1 alone: what TCP and UDP hold unread. v2 counts it with the rest, v1 beside it."""
+"""File of v1 only with the limit for unread data of TCP and UDP. v2 counts it with the rest, v1
+apart."""
 _BUFFERS_PART = 4
-"""A quarter of the memory limit, on top of it: room for full windows of some dozen connections."""
+"""Divisor: a quarter of the memory limit, in addition to it, is room for full windows of some dozen
+connections."""
 _QUIET_PEAK = 16
-"""A sandbox that had more processes at once leaves a peak too high to be of use again."""
+"""Most processes at once of a sandbox whose directories are reused; a higher peak is of no further
+use."""
 
 
 def is_reusable(hierarchy: Hierarchy) -> bool:
@@ -36,7 +41,7 @@ def is_reusable(hierarchy: Hierarchy) -> bool:
 
 
 def _tail(path: str) -> str:
-    """The last two components: the engine's directory and the sandbox's."""
+    """Return the last two components: the engine's directory and the sandbox's."""
     return "/".join(path.rsplit("/", 2)[-2:])
 
 
@@ -44,9 +49,9 @@ _there: set[tuple[Path, str]] = set()
 
 
 def _has(hierarchy: Hierarchy, path: str, name: str) -> bool:
-    """Whether cgroups of a hierarchy have this file: all but its root, or none.
+    """Whether cgroups of a hierarchy have this file: all but its root have it, or none.
 
-    Only that it is there is remembered. Were it not after all, writing to it would fail.
+    Only its presence is remembered. If the file were missing after all, writing to it would fail.
     """
     known = (hierarchy.base, name)
     if known not in _there and os.path.exists(path + name):
@@ -67,18 +72,19 @@ def places(text: str) -> frozenset[str]:
 
 @dataclass(slots=True)
 class Groups:
-    """One sandbox's directories."""
+    """The cgroup directories of one sandbox."""
 
     paths: tuple[tuple[Hierarchy, str], ...]
     applied: dict[str, str] = field(default_factory=dict)
-    """What was written into which file, so that nothing is written twice."""
+    """Value last written into each file, so that nothing is written twice."""
     peak_before: int = 0
     """`pids.peak` of earlier sandboxes in the same directory, and of the set-up."""
     cpu_before_s: float = 0.0
     is_taken_back: bool = False
-    """Removed, or kept for another sandbox: not this one's any more."""
+    """Whether the directories were removed, or kept for another sandbox: they are no longer this
+    one's."""
     is_incomplete: bool = False
-    """Some of them have been removed, and others were busy."""
+    """Whether some of the directories have been removed, while others were busy."""
 
     def _path(self, controller: str) -> tuple[Hierarchy, str] | None:
         for hierarchy, path in self.paths:
@@ -99,12 +105,12 @@ class Groups:
             self.applied[path] = value
 
     def reusable(self) -> tuple[frozenset[str], int]:
-        """Directories that may serve another sandbox: v1, no memory, empty, few processes.
+        """Return directories that may serve another sandbox, and their peak of processes.
 
-        And the peak of processes that stays in them.
-        None that refused a fork: that count is never set back, and would be the next one's verdict.
-        All of them or none: a process leaves them one after the other, and a try to remove them
-        that comes in between removes some.
+        They are v1, without memory, empty, and had few processes. A directory that refused a fork
+        is not reused: that count is never reset, and would count against the next sandbox. It is
+        all of them or none: a process leaves them one after the other, and an attempt to remove
+        them meanwhile removes only some.
         """
         peak = self.processes_peak()
         is_loud = (peak or 0) > _QUIET_PEAK or self.processes_refused(peak) > 0
@@ -115,15 +121,15 @@ class Groups:
         return paths if is_empty else frozenset(), peak or 0
 
     def begin(self) -> None:
-        """Count from now on: what set the sandbox up has left."""
+        """Count from now on, without what setting up the sandbox used."""
         self.peak_before = self.processes_peak() or 0
         self.cpu_before_s = self._cpu_total_s()
 
     def apply(self, limits: Limits, *, guests: int = 0) -> None:
         """Set memory (swap off), processes and CPU share; raise if the kernel refuses one.
 
-        With `guests` it is for a set-up, and one without them follows: of processes, whatever
-        limit is there stays if it has room for that.
+        With `guests` the limits are for a set-up, and a call without it follows: a present limit of
+        processes then stays if it has room for the set-up.
         """
         self._apply_memory(limits.memory_bytes)
         found = self._path("pids")
@@ -162,10 +168,10 @@ class Groups:
             self._set(buffers, str(size // _BUFFERS_PART))
 
     def join(self, pid: int) -> None:
-        """Move a process into every directory; it starts no child before we are done.
+        """Move a process into every directory; it must start no child meanwhile.
 
         Why not CLONE_INTO_CGROUP: the cloning process would need write access to our cgroups, and
-        the fork-server is nobody on the host. Each move takes a global lock in the kernel.
+        the fork-server has no rights on the host. Each move takes a global lock in the kernel.
         """
         for _, path in self.paths:
             write(path + "/cgroup.procs", str(pid))
@@ -173,9 +179,10 @@ class Groups:
     def entrances(self) -> list[int]:
         """Open the file of every v1 directory through which a task moves itself: it writes 0.
 
-        That is the one move for which the kernel takes no global lock and waits for no grace
-        period (`cgroup_procs_write_start`, since Linux 5.5): 0.05 ms instead of 5 and more. The
-        kernel checks the rights of who opened the file, so nobody may move itself with it.
+        That is the one move for which the kernel takes no global lock and waits for no grace period
+        (`cgroup_procs_write_start`, since Linux 5.5): 0.05 ms instead of 5 and more. The kernel
+        checks the rights of the process that opened the file, so a worker without rights can move
+        itself with it.
         """
         opened: list[int] = []
         try:
@@ -188,19 +195,19 @@ class Groups:
         return opened
 
     def entrance_paths(self) -> list[str]:
-        """The files through which a process of one thread moves itself: it writes 0."""
+        """Return the files through which a process of one thread moves itself: it writes 0."""
         return [
             f"{path}/{'tasks' if hierarchy.version == 1 else 'cgroup.procs'}"
             for hierarchy, path in self.paths
         ]
 
     def members(self) -> set[int]:
-        """Pids the kernel lists in here, as seen from our pid namespace."""
+        """Return the pids the kernel lists in here, as seen from our pid namespace."""
         words = b" ".join(read(path + "/cgroup.procs") for _, path in self.paths[:1]).split()
         return {int(word) for word in words} - {0}  # 0: of a namespace that we cannot see
 
     def expected_lines(self) -> set[str]:
-        """What `places` must find in /proc/<pid>/cgroup of a process that is in here."""
+        """Return what `places` must find in /proc/<pid>/cgroup of a process in these groups."""
         return {
             f"{name}:{_tail(path)}"
             for hierarchy, path in self.paths
@@ -237,7 +244,7 @@ class Groups:
         return now, peak, read_counter(path + "/memory.oom_control", b"oom_kill")
 
     def cached_bytes(self) -> int:
-        """What of its memory is a copy of files on a disk, which the kernel takes back itself."""
+        """Bytes that are copies of files on a disk; the kernel can reclaim them by itself."""
         found = self._path("memory")
         if found is None:
             return 0
@@ -247,11 +254,10 @@ class Groups:
         return sum(read_counter(path + "/memory.stat", name) for name in names)
 
     def processes_refused(self, peak: int | None) -> int:
-        """Forks refused because of pids.max; at least 1 once all that it allows existed at once.
+        """Forks refused because of pids.max; at least 1 once that many processes existed.
 
-        `peak` is what `processes_peak` says.
-
-        Why not the counter alone: on cgroup v1 the kernel (6.11 and later) leaves it at 0.
+        `peak` is the result of `processes_peak`. Why not the counter alone: on cgroup v1 the kernel
+        (6.11 and later) leaves it at 0.
         """
         found = self._path("pids")
         if found is None:
@@ -262,20 +268,20 @@ class Groups:
         return max(counted, int((peak or 0) > self.peak_before))
 
     def processes_peak(self) -> int | None:
-        """Most processes at once, ours included; None where the kernel does not say."""
+        """Most processes at once, including init; None where the kernel does not say."""
         found = self._path("pids")
         peak = 0 if found is None else read_number(found[1] + "/pids.peak")
         return peak or None
 
     def kill(self) -> None:
-        """cgroup.kill where the v2 tree has it; the pid namespace's end does the same."""
+        """Write to cgroup.kill where v2 has it; the pid namespace's end does the same."""
         path = self._v2()
         if path is not None:
             with contextlib.suppress(OSError, HostUnsupported):
                 write(path + "/cgroup.kill", "1")
 
     def remove(self, kept: frozenset[str] = frozenset()) -> list[str]:
-        """Remove the directories but `kept`; returns what is still busy, for a later try."""
+        """Remove the directories except `kept`; return the paths that are still busy."""
         busy = []
         for _, path in self.paths:
             if path in kept:

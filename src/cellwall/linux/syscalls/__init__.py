@@ -1,4 +1,4 @@
 """Typed wrappers around system calls; no policy, no decisions, errno stays an errno.
 
-Runs wherever it is imported: in the engine process, in boot, fork-servers and sandboxes.
+Runs in every process that imports it: the engine, boot, fork-servers and sandboxes.
 """

@@ -1,11 +1,11 @@
 """Classic BPF as seccomp uses it: instructions, their packed form, and an interpreter.
 
-This is not a policy and not a compiler: `linux/seccomp.py` decides what the instructions are.
-The interpreter runs on nobody's hot path; tests use it to visit every instruction of a program.
+This is not a policy and not a compiler: `linux/seccomp.py` decides what the instructions are. The
+interpreter is on no hot path; tests use it to visit every instruction of a program.
 
 A program is only ever built from the few opcodes below. The kernel's constant-action cache
-(`seccomp_is_const_allow` in kernel/seccomp.c) understands exactly these; another opcode ahead
-of the first argument load would make every plain "allow" run the whole filter again.
+(`seccomp_is_const_allow` in kernel/seccomp.c) understands exactly these; another opcode ahead of
+the first argument load would make every plain "allow" run the whole filter again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ OFFSET_ARCH = 4
 OFFSET_ARGS = 16
 
 LONGEST_BRANCH = 255
-"""jt and jf are one byte each; a longer way needs a JUMP, whose offset is a word."""
+"""Most instructions that a branch can skip: jt and jf are one byte each. A longer way needs a JUMP,
+whose offset is a word."""
 
 LONGEST_PROGRAM = 4096
 """BPF_MAXINSNS: the kernel refuses a longer program."""
@@ -54,7 +55,7 @@ def statement(code: int, k: int) -> Instruction:
 
 
 def pack(instructions: Iterable[Instruction]) -> bytes:
-    """Return the bytes `sock_fprog.filter` points to."""
+    """Return the bytes that `sock_fprog.filter` points to."""
     return b"".join(_FILTER.pack(*instruction) for instruction in instructions)
 
 

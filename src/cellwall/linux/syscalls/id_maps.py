@@ -1,9 +1,9 @@
-"""Enters a user namespace that more than one id of the host's is mapped into.
+"""Enters a user namespace into which more than one id of the host is mapped.
 
-For an ordinary user, by the set-uid programs newuidmap(1) and newgidmap(1), which hold what is
-asked for against /etc/subuid and /etc/subgid; for the root of a container, who may map what was
-mapped for the container, by itself. Used by `boot` and tried by `subordinate_ids`. No policy: which
-ids, its callers know. The invariant: it returns with the whole map written, or raises.
+For an ordinary user the set-uid programs newuidmap(1) and newgidmap(1) write the maps; they check
+the request against /etc/subuid and /etc/subgid. The root of a container, which may map the
+container's ids, writes them itself. Used by `boot` and tried by `subordinate_ids`. No policy: the
+callers decide which ids. The invariant: it returns with the whole map written, or raises.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ _MOST_WORDS = 2000
 
 
 def enter(outer: Dict[str, Any]) -> None:
-    """Our own id becomes 0, those of `outer` follow from 1 on. user_namespaces(7).
+    """Enter a namespace where our own id is 0 and those of `outer` follow from 1 on.
 
-    `outer`: for `uid` and `gid` the first id and how many; and `tools`, by the same names, paths
-    of programs that write the maps, or nothing where we may. Raises OSError.
+    See user_namespaces(7). `outer` has for `uid` and `gid` the first id and their number. Its
+    `tools` has, by the same names, paths of programs that write the maps; it is empty where this
+    process may write them. Raises OSError.
     """
     own = {"uid": os.geteuid(), "gid": os.getegid()}
     told, tell = os.pipe()
     hear, said = os.pipe()
     target = os.getpid()
-    # Whoever writes them has to be outside of it.
+    # The process that writes them has to be outside of the namespace.
     helper = os.fork()
     if helper == 0:
         try:
@@ -51,7 +52,7 @@ def enter(outer: Dict[str, Any]) -> None:
 
 
 def _help(target: int, own: Dict[str, int], outer: Dict[str, Any], told: int, said: int) -> None:
-    """Write both maps once the namespace is there; never returns."""
+    """Write both maps once the namespace exists; never return."""
     os.dup2(said, 2)
     if os.read(told, 1) != b"!":
         os._exit(1)

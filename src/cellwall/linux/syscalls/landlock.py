@@ -1,12 +1,12 @@
 """Landlock: the three system calls, and one function that shuts a process in its own tree.
 
-Not a policy: stage C says which paths may be read and which written. Network rules are left
-out on purpose, the sandbox's own network namespace is that boundary.
+It is not a policy: stage C says which paths may be read and which written. Network rules are left
+out on purpose; the sandbox's own network namespace is that boundary.
 
-SECURITY: a right that is not in `handled_access_fs` is allowed everywhere, so every right the
-ABI has is handled and rules only add. A right added to a constant below must go into `_HANDLED`
-for its ABI first. Objects opened before `restrict` keep what they could do.
-See landlock(7) and Documentation/userspace-api/landlock.rst.
+SECURITY: a right that is not in `handled_access_fs` is allowed everywhere, so every right the ABI
+has is handled and rules only add. A right added to a constant below must go into `_HANDLED` for its
+ABI first. Objects opened before `restrict` keep what they could do. See landlock(7) and
+Documentation/userspace-api/landlock.rst.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _READ_EXEC = EXECUTE | READ_FILE | READ_DIR
 _WRITE = ((1 << 15) - 1) & ~(MAKE_CHAR | MAKE_BLOCK)
 _DEVICE = READ_FILE | WRITE_FILE | READ_DIR | TRUNCATE | IOCTL_DEV
 _ON_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
-"""What a rule on something that is no directory may carry; more is EINVAL."""
+"""Rights that a rule on a non-directory may carry; more is EINVAL."""
 
 # The same numbers on every architecture.
 _CREATE_RULESET = 444
@@ -114,16 +114,17 @@ def prepare(
 ) -> tuple[libc.Prepared, ...]:
     """Prepare the calls that shut a process in the named trees.
 
-    `read_exec` may be read and executed, `write` also changed in every way but by making device
-    nodes, `devices` read, written and sent ioctls (terminals: from ABI 5 on even `isatty` on a
-    newly opened one needs that); below `listing` directories may be listed, files not opened (a
-    rule reaches all beneath, so naming "/" shows every name there is). From ABI 6 on, abstract
-    unix sockets and signals reach no further than the processes restricted together. `abi` is
-    what `abi()` returned; below 1 nothing is restricted, which the posture then shows. `free_fds`
-    are the lowest free descriptors when the calls are made; a call that gets another one fails.
+    `read_exec` may be read and executed. `write` may also be changed in every way except by making
+    device nodes. `devices` may be read, written and sent ioctls (terminals: from ABI 5 on even
+    `isatty` on a newly opened one needs that). Below `listing` directories may be listed, but files
+    not opened (a rule reaches all beneath, so naming "/" shows every name there is). From ABI 6 on,
+    abstract unix sockets and signals reach no further than the processes restricted together. `abi`
+    is what `abi()` returned; below 1 nothing is restricted, which the posture then shows.
+    `free_fds` are the lowest free descriptors when the calls are made; a call that gets another one
+    fails.
 
-    What it does not protect: chdir, stat, chmod, chown and utimes are no Landlock rights yet.
-    An abstract socket that was bound before this call lies outside the scope.
+    It does not protect against chdir, stat, chmod, chown and utimes, which are no Landlock rights
+    yet. An abstract socket that was bound before this call lies outside the scope.
     """
     used = min(abi, NEWEST_ABI)
     if used < 1:

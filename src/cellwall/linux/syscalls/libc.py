@@ -1,7 +1,7 @@
 """The one place that opens libc.
 
-Called by the other modules of this package only. Everything here holds the GIL during the call
-(`PyDLL`): a fork-server has one thread, and a raw clone between two bytecodes must not race.
+Called by the other modules of this package only. Every call here holds the GIL (`PyDLL`): a
+fork-server has one thread, and a raw clone between two bytecodes must not race.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LIBC.syscall.restype = ctypes.c_long
 
 
 class SyscallError(OSError):
-    """An OSError that says which step failed; `step` names the call and its object."""
+    """An OSError with the failed step; `step` names the call and its object."""
 
     def __init__(self, number: int, step: str) -> None:
         """Build the message `step: strerror`."""
@@ -34,7 +34,7 @@ class Prepared(NamedTuple):
     arguments: Tuple[object, ...]
     step: str
     tolerated: int = 0
-    """An errno that is no failure."""
+    """An errno that is no failure; 0: none."""
     expected: int = -1
     """The only good result, where a later call was prepared with it; -1 takes any."""
 

@@ -1,6 +1,6 @@
-"""mount, mount_setattr, pivot_root, umount2, statfs: thin and typed.
+"""Thin typed wrappers of mount, mount_setattr, pivot_root, umount2 and statfs.
 
-No policy: what is mounted where is `jail.plan.plan`. Paths are bytes-safe str; flags are the
+No policy: `jail.plan.plan` decides what is mounted where. Paths are bytes-safe str; flags are the
 kernel's.
 """
 
@@ -37,7 +37,7 @@ PROC_SUPER_MAGIC = 0x9FA0
 TMPFS_MAGIC = 0x01021994
 
 _UNMASKED = 0o755
-"""What the umask of boot and of the fork-server leaves."""
+"""Mode bits that the umask of boot and of the fork-server leaves."""
 _SYS_MOUNT_SETATTR = 442
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(os.uname().machine, -1)
 _AT_FDCWD = -100
@@ -83,7 +83,7 @@ def mount_setattr(target: str, attributes: int, *, recursive: bool) -> None:
 
 
 def prepare_directory(path: str, mode: int, owner: int = -1) -> Tuple[Prepared, ...]:
-    """Prepare a directory of exactly `mode`; one that exists is taken. mkdir(2), chmod(2)."""
+    """Prepare a directory of exactly `mode`; an existing one is used. mkdir(2), chmod(2)."""
     name, bits, number = os.fsencode(path), ctypes.c_uint(mode), ctypes.c_uint(owner)
     calls = [Prepared(LIBC.mkdir, (name, bits), f"mkdir {path}", errno.EEXIST)]
     if mode & ~_UNMASKED:
@@ -99,9 +99,9 @@ def prepare_symlink(path: str, target: str) -> Prepared:
 
 
 def layers(lower: str, empty: str) -> str:
-    """Options of an overlay that shows `lower` and can take no change. overlayfs.rst.
+    """Return the options of an overlay that shows `lower` and can take no change. overlayfs.rst.
 
-    Two directories, because one alone is no overlay without a place to write to.
+    They name two directories, because a read-only overlay needs at least two.
     """
     return f"lowerdir={_escaped(lower)}:{_escaped(empty)},redirect_dir=nofollow"
 

@@ -1,7 +1,7 @@
-"""clone3, namespaces, credentials, capabilities, prctl: the calls Python's `os` lacks.
+"""clone3, namespaces, credentials, capabilities, prctl: the calls that Python's `os` lacks.
 
-No policy: which namespaces and which capabilities is decided in `jail.plan.plan`. Numbers are those
-of x86_64 and aarch64 where they agree (all calls added since Linux 5.1), else looked up by machine.
+No policy: `jail.plan.plan` decides which namespaces and which capabilities. Numbers are those of
+x86_64 and aarch64 where they agree (all calls added since Linux 5.1), else looked up by machine.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class CloneArgs(ctypes.Structure):
 
 
 def tid_address() -> int:
-    """Where glibc keeps this thread's id, so that a raw clone updates it as fork(3) would.
+    """Address where glibc keeps this thread's id, so that a raw clone updates it as fork(3) would.
 
-    0 on kernels built without CONFIG_CHECKPOINT_RESTORE; then the child's cached id is stale,
-    which only `abort(3)` and robust mutexes of init itself would notice.
+    0 on kernels built without CONFIG_CHECKPOINT_RESTORE. Then the child's cached id is stale, which
+    only `abort(3)` and robust mutexes of init itself would notice.
     """
     address = ctypes.c_uint64()
     if LIBC.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(address), 0, 0, 0) != 0:
@@ -82,19 +82,19 @@ def tid_address() -> int:
 
 
 class Cloner:
-    """clone3(2), into new namespaces or none, again and again with arguments made once.
+    """clone3(2), into new namespaces or none, repeated with arguments made once.
 
     Why not os.fork + unshare: one call creates the process inside its pid namespace, with a pidfd.
-    Only for single-threaded processes. CPython's fork hooks do not run: with one thread, which
-    holds every lock it will ever see held, there is nothing for them to mend, and they touch
-    hundreds of pages. What the child forks with os.fork gets them as usual.
+    Only for single-threaded processes. CPython's fork hooks do not run: with one thread, no lock
+    can be held by another, so there is nothing for them to repair, and they touch hundreds of
+    pages. They run as usual for what the child forks with os.fork.
     """
 
     def __init__(self, flags: int, *, exit_signal: int) -> None:
         """Prepare the arguments; nothing is cloned."""
         self._step = f"clone3 flags={flags:#x}"
         self.pidfd_cell = ctypes.c_int(-1)
-        """Where the kernel puts each child's pidfd."""
+        """Cell where the kernel puts each child's pidfd."""
         self._args = args = CloneArgs()
         args.flags = flags | CLONE_PIDFD
         args.pidfd = ctypes.addressof(self.pidfd_cell)
@@ -106,12 +106,12 @@ class Cloner:
         self._words = (_SYS_CLONE3, ctypes.byref(args), ctypes.c_size_t(ctypes.sizeof(args)))
 
     def clone(self) -> int:
-        """The child's pid in the caller's pid namespace, 0 in the child; raises SyscallError."""
+        """Clone; return the child's pid in the caller, 0 in the child. Raises SyscallError."""
         return check(int(LIBC.syscall(*self._words)), self._step)
 
     @property
     def pidfd(self) -> int:
-        """The latest child's, close-on-exec; the caller owns it."""
+        """Pidfd of the latest child, close-on-exec; the caller owns it."""
         return self.pidfd_cell.value
 
 
@@ -139,7 +139,7 @@ def prepare_no_dumps() -> Prepared:
 
 
 def prepare_dumpable() -> Prepared:
-    """Let same-uid processes look into us again. PR_SET_DUMPABLE(2const)."""
+    """Let same-uid processes inspect this process again. PR_SET_DUMPABLE(2const)."""
     return _prepare_prctl(_PR_SET_DUMPABLE, 1, "PR_SET_DUMPABLE")
 
 
@@ -154,7 +154,7 @@ def prepare_securebits(bits: int) -> Prepared:
 
 
 def last_capability() -> int:
-    """Highest capability number this kernel knows."""
+    """Return the highest capability number this kernel knows."""
     with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
         return int(file.read())
 
@@ -193,9 +193,9 @@ def prepare_ids(uid: int, gid: int) -> Tuple[Prepared, ...]:
 
 
 def prepare_file_ids(wanted: int, before: int) -> Tuple[Prepared, ...]:
-    """Make files as `wanted` from now on; `before` is as whom until now. setfsuid(2), setfsgid(2).
+    """Make files as `wanted` from now on instead of as `before`. setfsuid(2), setfsgid(2).
 
-    The calls never fail, they answer with the id until now: so each one checks that before it.
+    The calls never fail; they return the previous id. So each one checks the call before it.
     """
     number = ctypes.c_uint(wanted)
     return (
@@ -205,7 +205,7 @@ def prepare_file_ids(wanted: int, before: int) -> Tuple[Prepared, ...]:
 
 
 def prepare_root(path: str) -> Tuple[Prepared, ...]:
-    """Have `path` as the root, and be in it. chroot(2), chdir(2)."""
+    """Make `path` the root, and enter it. chroot(2), chdir(2)."""
     return (
         Prepared(LIBC.chroot, (os.fsencode(path),), f"chroot {path}"),
         Prepared(LIBC.chdir, (b"/",), "chdir /"),
@@ -255,7 +255,7 @@ def prepare_join(namespace: int, kind: int) -> Tuple[Prepared]:
 
 
 def lowest_free_fd() -> int:
-    """The descriptor the next open will get."""
+    """Return the descriptor that the next open will get."""
     fd = os.open("/", os.O_PATH | os.O_CLOEXEC)
     os.close(fd)
     return fd
@@ -279,7 +279,7 @@ def prepare_new_file(path: str, content: bytes, mode: int, free_fd: int) -> Tupl
 
 
 def prepare_setting(path: str, value: str, free_fd: int) -> Tuple[Prepared, ...]:
-    """Write a setting of the kernel's. open(2), write(2)."""
+    """Write a setting of the kernel. open(2), write(2)."""
     content = value.encode("ascii")
     flags, fd = ctypes.c_int(os.O_WRONLY | os.O_CLOEXEC), ctypes.c_int(free_fd)
     written = (fd, content, ctypes.c_size_t(len(content)))
@@ -293,8 +293,8 @@ def prepare_setting(path: str, value: str, free_fd: int) -> Tuple[Prepared, ...]
 def set_effective_uid(uid: int) -> None:
     """Act as `uid` on files and as an owner, and stay as capable as before. capabilities(7).
 
-    The kernel empties the effective set when the effective id stops being 0; the permitted set
-    stays, because the real id does, and fills it again.
+    The kernel empties the effective set when the effective id stops being 0. The permitted set
+    stays, because the real id stays, and this function fills the effective set from it.
     """
     os.seteuid(uid)
     header = ctypes.create_string_buffer(_CAPABILITIES_HEADER)

@@ -79,8 +79,7 @@ class GroupKeeper:
         return self._groups.layout.lets_move_itself
 
     def move_at_once(self, worker: Worker) -> bool:
-        """Do what `move_on` does on the loop, if the kernel is quick enough; return False if not
-        done."""
+        """Do what `move_on` does, on the loop; return False if the kernel may be slow."""
         began = time.monotonic()
         if not self.workers_move_themselves or began < self._rests_until:
             return False

@@ -33,8 +33,7 @@ REMEDY = "run `cellwall doctor`; it checks each step and names the command that 
 
 @dataclass(slots=True)
 class Spawned:
-    """A child that is not yet a sandbox: its pid on the host, its pidfd, the host's end of the
-    channel."""
+    """A child that is not yet a sandbox: its pid and pidfd, the host's end of its channel."""
 
     pid: int
     pidfd: int

@@ -107,8 +107,7 @@ def _ids(entry: Entry, index: int) -> tuple[int, int]:
 
 
 class Confinement:
-    """Compares the posture of sandboxes with the plan; a posture that was verified before is
-    recognised."""
+    """Compares the posture of sandboxes with the plan; recognises one that it has verified."""
 
     def __init__(self, facts: plan.HostFacts) -> None:
         """Make plans from `facts`. A sandbox must share no namespace with this process."""
@@ -174,8 +173,7 @@ class Confinement:
         )
 
     def _decided(self, shape: plan.Shape) -> tuple[Lockdown, str]:
-        """The lockdown that a shape must show, and the posture's digest; computed once for each
-        shape."""
+        """Compute the lockdown that a shape must show, and the posture's digest, once."""
         if shape not in self._decisions:
             what = plan.sandbox_plan(self._facts, shape)
             digest = posture.digest(what.lockdown, plan.digest(what.steps))

@@ -163,8 +163,10 @@ class ForkServer:
         return self._control is not None and not self._broken and not self._has_hung_up()
 
     def _has_hung_up(self) -> bool:
-        """Whether the fork-server's end of the control socket is closed. The kernel closes it
-        before anything else when the process ends."""
+        """Whether the fork-server's end of the control socket is closed.
+
+        The kernel closes it before anything else when the process ends.
+        """
         if self._control is None:
             return True
         poller = select.poll()

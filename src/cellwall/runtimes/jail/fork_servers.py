@@ -125,8 +125,7 @@ class ForkServers:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """The fork-servers in use, and the retired ones that wait for the end of their last
-        sandbox."""
+        """The fork-servers in use, and those that wait for the end of their last sandbox."""
         return (*self._current.values(), *self._retired)
 
     async def get(self, template: BuiltTemplate) -> Entry:

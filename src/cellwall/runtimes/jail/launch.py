@@ -61,8 +61,7 @@ class Settings:
 
 
 class Launched(NamedTuple):
-    """The started processes, which begin to import, and our ends of their sockets, which do not
-    block."""
+    """The started processes, which begin to import, and our non-blocking socket ends."""
 
     boot: subprocess.Popen[bytes]
     control: socket.socket

@@ -35,8 +35,7 @@ def member(message: Mapping[str, Any], name: str, kind: type[T]) -> T:
 
 
 def error_number(message: Mapping[str, Any]) -> int | None:
-    """Return the errno in a message, or None if it has none; raise SandboxBroken if it is no
-    number."""
+    """Return the errno in a message, if it has one; raise SandboxBroken if it is no number."""
     return None if message.get("errno") is None else member(message, "errno", int)
 
 

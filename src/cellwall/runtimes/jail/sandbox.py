@@ -172,8 +172,7 @@ class JailSandbox:
                     resource.prlimit(pid, number, (size, size))
 
     def pin(self) -> None:
-        """Give the sandbox as many CPUs as its quota has, the least used ones, and show it only
-        those."""
+        """Give and show the sandbox as many CPUs as its quota has, the least used ones."""
         count = max(1, math.ceil(self._limits.cpus))
         if count == len(self._cpus):
             return

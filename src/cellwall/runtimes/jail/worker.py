@@ -51,8 +51,7 @@ class Worker:
         return self.started is None or owner_label.start_time(self.pid) != self.started
 
     def move(self, groups: sandbox_groups.Groups) -> None:
-        """Put the worker into other cgroups; raise if it has ended, or its pid belongs to another
-        process."""
+        """Put the worker into other cgroups; raise if it has ended or its pid was reused."""
         if self.is_gone:
             raise SandboxBroken("fork-server: a worker is gone before it could be moved")
         try:
@@ -64,8 +63,7 @@ class Worker:
         self.groups = groups
 
     def let_go(self) -> list[sandbox_groups.Groups]:
-        """Forget where the worker is and where it would go. Returns the directories, which the
-        caller removes."""
+        """Forget where the worker is and would go; return the directories, to be removed."""
         held = [] if self.groups is None else [self.groups]
         if self.berth is not None:
             held.append(self.berth.groups)

@@ -230,8 +230,7 @@ class AloneChannel(GuestChannel):
             self._look_ahead()
 
     def _look_ahead(self) -> None:
-        """Conclude the execution as soon as the kernel shows that the context's end is certain:
-        design/0014."""
+        """Conclude once the kernel shows that the context's end is certain: design/0014."""
         if self._books is None or self._lost is not None or self._pauses:
             return
         if not host_facts.sees_exit_codes():

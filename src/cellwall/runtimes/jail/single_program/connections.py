@@ -168,8 +168,7 @@ class Lines:
         self._loop.watch(self._listener.fileno(), READ, self._on_call)
 
     def drain(self) -> bool:
-        """Read from the connections made so far; return False if there is more than may be read
-        now."""
+        """Read from the connections made so far; return False if more is left to read."""
         turn = Turn(_DRAIN_S)
         while True:
             for line in tuple(self._lines):

@@ -25,8 +25,7 @@ cost it no more."""
 
 
 class LateLoop:
-    """Watches the reading ends of one sandbox. Its callbacks get an event mask, as those of init
-    do."""
+    """Watches the reading ends of one sandbox; callbacks get an event mask, as init's do."""
 
     _floods = 0
     """Number of all loops that have slowed down."""
