@@ -73,7 +73,7 @@ def share_relocated() -> int:
     except OSError:
         return 0  # a kernel without pagemap, or one that allows no such file
     collects = gc.isenabled()
-    gc.disable()  # no destructor may run between the copy and its mapping
+    gc.disable()  # no code of extensions may run between copy and mapping
     try:
         offset = shared = 0
         for each in found:

@@ -14,8 +14,8 @@ In doubt a namespace is destroyed: one whose state cannot be read, or differs at
 SECURITY: such a namespace belongs to the fork-server's user namespace, so no process in a sandbox
 ever has a capability over it: `lo` and its settings are as this module left them. The same holds
 for the modes of its files below /proc/<pid>/net, which belong to that namespace's root: no other
-process reads the files that count for the whole machine. Where there is no range of ids, a sandbox
-has root's own id on the host and can reset those modes; there these files are a known limit.
+user reads the files that count for the whole machine. Where there is no range of ids, a sandbox has
+the same id on the host as that root and can reset the modes; there the files are a known limit.
 """
 
 from __future__ import annotations

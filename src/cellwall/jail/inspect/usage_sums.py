@@ -118,7 +118,7 @@ class Meter:
             elif each.top:
                 alive[each.top] = alive.get(each.top, 0) + size
         if sum(alive.values()) < excess_bytes:
-            return False  # the excess is not theirs
+            return False  # the excess is not in these families
         for top in sorted(alive, key=alive.__getitem__, reverse=True):
             if excess_bytes <= 0:
                 break

@@ -18,8 +18,8 @@ from cellwall.jail.plan import views
 from cellwall.linux.syscalls import mounts as m
 
 UNCOUNTED = "no_memory_cgroup.policy"
-"""Policy file of system calls that are refused where no cgroup counts memory: they take memory that
-nothing else counts."""
+"""Name of the policy file with system calls that are refused where no cgroup counts memory, because
+they take memory that nothing else counts."""
 INSIDE_UID = 1000
 HOME = "/home/user"
 TEMPLATE_ROOT = "/opt/env"

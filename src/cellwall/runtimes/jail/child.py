@@ -137,7 +137,7 @@ def checked(received: list[int]) -> int:
 
 
 async def hear(child: Spawned, word: bytes) -> None:
-    """Wait for one word of a child's own set-up; raise with the step that failed instead of it."""
+    """Wait for `word` from a child's own set-up; raise if the child reports a failed step."""
     child.channel.setblocking(False)
     await wait_readable(child.channel.fileno(), _WORD_TIMEOUT_S)
     first = child.channel.recv(1)

@@ -251,7 +251,7 @@ class ForkServer:
             event = member(message, "event", str)
             if event == "forked" and not self.pid:
                 self.pid = self._checked_pid(member(message, "pid", int))
-                self._first = os.pidfd_open(self.pid)  # boot has not reaped it: it is the same
+                self._first = os.pidfd_open(self.pid)  # not reaped, so not reused
             elif event == wanted and self.pid:
                 return message
             else:
