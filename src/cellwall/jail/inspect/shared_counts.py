@@ -1,9 +1,9 @@
 """Limits for what one sandbox may take of the counts that it shares with all others of its user.
 
-Runs in the engine process, only where sandboxes have no ids of their own (`uids.Ids.are_shared`).
-The kernel bounds these counts for a user and not for a namespace, so a sandbox is bounded by the
-number of descriptors it may have. What it takes of its own counts is elsewhere (`plan.OWN_COUNTS`,
-rlimits).
+Runs in the engine process, only where sandboxes have no ids of their own
+(`uid_ranges.Ids.are_shared`). The kernel bounds these counts for a user and not for a namespace, so
+a sandbox is bounded by the number of descriptors it may have. What it takes of its own counts is
+elsewhere (`plan.OWN_COUNTS`, rlimits).
 """
 
 from __future__ import annotations
