@@ -1,10 +1,10 @@
-"""How much each tenant has on the store's disk: what waits there, and what is kept of what ended.
+"""How much each tenant has on the store's disk: waiting bodies, and what is kept of ended work.
 
-Not what is written (`ledger`, `sandboxes`, which say so here) and not memory (`body_budget`). What
-is counted is what callers decide about: bodies of programs that wait, answers and events. Of each
-thing that is kept the first 4 KiB are free, because everything that is done leaves as much. The
-invariants: what waits is counted from before it is written until it is begun or ended; nothing is
-counted that is not there any more for longer than `_BUCKET_S`.
+Not what is written (`ledger` and `sandboxes`, which report it here) and not memory (`body_budget`).
+Counted is what callers decide about: bodies of waiting programs, answers and events. Of each kept
+thing the first 4 KiB are free, because every execution leaves as much. The invariants: a waiting
+body is counted from before it is written until its execution begins or ends; nothing is counted for
+longer than `_BUCKET_S` after it is gone.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from cellwall.store.records.rows import KeptRow
 
 FREE_BYTES = 4096
-"""Of each thing that is kept; what a small program leaves is bounded by how fast they run."""
+"""Bytes free of charge per kept thing; the sum of these is bounded by how fast programs run."""
 _BUCKET_S = 15.0
-"""What ended within so long is forgotten at once."""
+"""Seconds of ends that are forgotten together."""
 _LARGE_BYTES = 64 * 1024
-"""Bodies above it are refused while the disk has little left, and tenants that have a thousand
-times as much there."""
+"""Size in bytes of a large body. When the disk is low, larger ones are refused, as are those of
+tenants that have a thousand times as much there."""
 _FRESH_S = 0.25
 _WAIT_S = 5.0
 _MOST_FLOOR_MB = 1024
@@ -39,12 +39,12 @@ _MIB = 1 << 20
 
 
 class Kept:
-    """See the module; one per server."""
+    """Counts each tenant's bytes on disk; see the module. One per server."""
 
     def __init__(
         self, tenants: Tenants, retention_s: float, disk: Path | None, least_free_mb: int
     ) -> None:
-        """`disk` is a directory of the store's file system; None: it has none of ours."""
+        """`disk` is a directory of the store's file system; None: the store is not on this host."""
         self._tenants = tenants
         self._retention_s = retention_s
         self._disk = disk
@@ -55,9 +55,9 @@ class Kept:
         self._is_low = False
 
     def check(self, tenant: str, size: int) -> None:
-        """Raise unless the tenant may have `size` bytes more waiting, and leave what it does.
+        """Raise unless `tenant` may have `size` more bytes waiting and the disk has room for them.
 
-        Raises `QuotaExceeded`, `UsageError` for what could never be, `StoreFull`.
+        Raises `QuotaExceeded`, `UsageError` for what could never fit, `StoreFull`.
         """
         use = self._tenants.use(tenant)
         most = use.quotas.stored_mb
@@ -111,13 +111,13 @@ class Kept:
     # -- what waits ------------------------------------------------------------------------
 
     def wait(self, execution_id: str, tenant: str, size: int) -> None:
-        """The body of an execution is going to be on disk until it is begun."""
+        """Count the body of an execution that is going to be on disk until it begins."""
         use = self._tenants.use(tenant)
         use.waiting_bytes += size
         self._waiting[execution_id] = (use, size)
 
     def waits_no_more(self, execution_id: str) -> None:
-        """It is not there, or not any more; idempotent."""
+        """Stop counting the execution's body: it is not on disk, or not any longer; idempotent."""
         use, size = self._waiting.pop(execution_id, (None, 0))
         if use is not None:
             use.waiting_bytes -= size
@@ -125,12 +125,12 @@ class Kept:
     # -- what is kept ----------------------------------------------------------------------
 
     def keep(self, tenant: str, size: int, ended_at: float) -> None:
-        """Something that ended then (seconds since the epoch) is kept, with `size` bytes."""
+        """Count a kept thing of `size` bytes that ended at `ended_at` (seconds since the epoch)."""
         if size > FREE_BYTES:
             self.keep_more(tenant, size - FREE_BYTES, ended_at)
 
     def keep_more(self, tenant: str, size: int, ended_at: float) -> None:
-        """It is so many bytes larger than was said."""
+        """Count `size` more bytes of a kept thing, without a free part."""
         self._tenants.use(tenant).kept_bytes += size
         self._buckets.setdefault(int(ended_at // _BUCKET_S), Counter())[tenant] += size
 
@@ -140,7 +140,7 @@ class Kept:
             self.keep_more(row.tenant, row.size, row.ended_at)
 
     def expire(self) -> None:
-        """Forget what the store is about to forget."""
+        """Stop counting what the store is about to delete."""
         now = steady()
         while self._buckets and self._end_of(next(iter(self._buckets))) <= now:
             _, sizes = self._buckets.popitem(last=False)

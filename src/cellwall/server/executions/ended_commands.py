@@ -1,8 +1,8 @@
-"""Commands that ended just now, and how long they can be asked about.
+"""Commands that ended recently, and how long they can be asked about.
 
-Not those that run, and not a command itself (`sandboxes`). What a program printed and what it was
-called with is memory that a tenant fills at will. The invariants: those of a tenant take half of
-what there is for all, at most; the newest of each stays, however large, until its time is over.
+Not running commands, and not a command itself (`sandboxes`). A command's arguments and output are
+memory that a tenant fills at will. The invariants: one tenant's commands take at most half of the
+memory there is for all; the newest of each tenant stays, however large, until its time is over.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     Entry = tuple[SandboxRecord, CommandRecord, int]
 
 _MOST_EACH = 256
-"""Of one sandbox."""
+"""Number of ended commands kept per sandbox."""
 
 
 class EndedCommands:
-    """All of them, by tenant, in the order in which they ended."""
+    """All ended commands, by tenant, in the order in which they ended."""
 
     def __init__(self, most_bytes: int) -> None:
-        """None has ended; together they may take `most_bytes`."""
+        """`most_bytes` is the memory that all ended commands together may take."""
         self._most = most_bytes
         self._each = most_bytes // 2
         self._by_tenant: dict[str, OrderedDict[str, Entry]] = {}
@@ -31,11 +31,11 @@ class EndedCommands:
 
     @property
     def kept_bytes(self) -> int:
-        """What all of them cost, roughly."""
+        """Approximate memory of all ended commands in bytes."""
         return sum(self._bytes.values())
 
     def add(self, owner: SandboxRecord, record: CommandRecord) -> None:
-        """Know one that has ended, and forget the oldest that are too many or too much."""
+        """Keep an ended command, and forget the oldest ones beyond the limits."""
         tenant, cost = owner.owner, record.cost_bytes
         mine = self._by_tenant.setdefault(tenant, OrderedDict())
         mine[record.id] = (owner, record, cost)
@@ -57,7 +57,8 @@ class EndedCommands:
             self.forget(next(iter(self._by_tenant[most].values()))[1])
 
     def forget(self, record: CommandRecord) -> None:
-        """Nobody can ask about it any more; one that runs is left alone."""
+        """Remove an ended command, so that it cannot be asked about; a running one is left
+        alone."""
         mine = self._by_tenant.get(record.owner, OrderedDict())
         if record.id not in mine:
             return
@@ -68,7 +69,7 @@ class EndedCommands:
             del self._by_tenant[record.owner], self._bytes[record.owner]
 
     def expire(self, limit: float) -> None:
-        """Forget those that ended before `limit`."""
+        """Forget commands that ended before `limit`."""
         for mine in list(self._by_tenant.values()):
             for _, record, _ in list(mine.values()):
                 if record.ended_at is not None and record.ended_at > limit:

@@ -1,8 +1,8 @@
-"""Idempotency keys: the same call, sent again, gives the first call's object.
+"""Idempotency keys: a repeated call with the same key gets the first call's object.
 
-Per tenant, for 24 hours, on disk together with what the call made; memory has the latest ones. Not
-deduplication of what sandboxes do. The invariant: a key stands for one method, path, query and
-body; with anything else it is a conflict, never a second effect.
+Keys are per tenant and last 24 hours, on disk together with what the call made; memory has the
+latest ones. Not deduplication of what sandboxes do. The invariant: a key stands for one method,
+path, query and body; with any other request it is a conflict, never a second effect.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ if TYPE_CHECKING:
 
 _FORM = re.compile(r"[\x21-\x7e]{1,128}")
 _MOST = 10_000
-"""Kept in memory; older ones are asked of the store."""
+"""Number of uses kept in memory; older ones are read from the store."""
 _KEPT_S = 86_400.0
 
 
 class Use:
-    """One use of a key."""
+    """One use of an idempotency key. Made by `Replays`."""
 
     __slots__ = ("_at", "_digest", "_kind", "_replays", "_settled", "key", "owner", "thing_id")
 
     def __init__(self, replays: Replays, owner: str, key: str, kind: str, digest: bytes) -> None:
-        """Made by `Replays`."""
         self._replays = replays
         self._kind = kind
         self._digest = digest
@@ -46,20 +45,20 @@ class Use:
         self.owner = owner
         self.key = key
         self.thing_id: str | None = None
-        """What it made; None until that is known."""
+        """Id of the object the call made; None until it is known."""
 
     @property
     def is_old(self) -> bool:
-        """Whether it is forgotten by now."""
+        """Whether the use has expired."""
         return self._at < steady() - _KEPT_S
 
     def changes(self, thing_id: str) -> tuple[KeepReplay, ...]:
-        """Return what makes it durable, for the transaction of what it made."""
+        """Return the changes that make the use durable, for the transaction of the made object."""
         row = ReplayRow(self.owner, self.key, self._digest, self._kind, thing_id, self._at)
         return (KeepReplay(row),)
 
     def check(self, digest: bytes) -> None:
-        """Raise a 409 unless this is the same request again."""
+        """Raise a 409 unless `digest` is that of the first request."""
         if self._digest != digest:
             raise HttpError(
                 409,
@@ -69,12 +68,12 @@ class Use:
             )
 
     def made(self, thing_id: str) -> None:
-        """It made this; the same call sent again gives it from now on."""
+        """Note the id of the made object; a repeated call gets that object from now on."""
         self.thing_id = thing_id
         self._wake()
 
     def drop(self) -> None:
-        """Forget it: the call started nothing."""
+        """Forget the use: the call started nothing."""
         self._replays.forget(self)
         self._wake()
 
@@ -83,7 +82,7 @@ class Use:
             self._settled.set_result(None)
 
     async def wait_settled(self) -> None:
-        """Return when it is known what it made, or that it made nothing."""
+        """Return when the made object is known, or when the call turned out to make nothing."""
         if self.thing_id is None:
             if self._settled is None:
                 self._settled = asyncio.get_running_loop().create_future()
@@ -91,19 +90,19 @@ class Use:
 
 
 class Replays:
-    """Which keys were used for what."""
+    """The uses of all keys, in memory and in the store."""
 
     def __init__(self, store: Store | None) -> None:
-        """None in memory yet; None as store: they do not outlive this server."""
+        """Without a store (None) the uses do not outlive this server."""
         self._store = store
         self._uses: OrderedDict[tuple[str, str], Use] = OrderedDict()
 
     @contextlib.asynccontextmanager
     async def using(self, call: Call, kind: str) -> AsyncIterator[Use | None]:
-        """Give the use of the call's key, or None if it has none.
+        """Give the use of the call's key, or None if the call has no key.
 
-        With a `thing_id`, an earlier call made that; else the block says what it `made`. Leaving
-        without that forgets the use.
+        If the use has a `thing_id`, an earlier call made that object; otherwise the block calls
+        `made`. Leaving the block without that forgets the use.
         """
         use = await self._open(call, kind)
         try:
@@ -131,7 +130,8 @@ class Replays:
                 return use
 
     async def _ask_store(self, use: Use) -> None:
-        """Find out whether it was used before this server began, or long ago."""
+        """Look up whether the key was used before this server began, or before memory dropped
+        it."""
         try:
             store = self._store
             row = None if store is None else await store.replay(use.owner, use.key)
@@ -149,13 +149,13 @@ class Replays:
                 self.forget(oldest)
 
     def forget(self, use: Use) -> None:
-        """Let memory forget it."""
+        """Remove the use from memory."""
         if self._uses.get((use.owner, use.key)) is use:
             del self._uses[use.owner, use.key]
 
 
 def gone() -> HttpError:
-    """Return what is said when a key was used for something that is no longer kept."""
+    """Return the error for a key whose object is no longer kept."""
     return HttpError(
         410,
         "gone",

@@ -1,8 +1,8 @@
-"""What runs for an owner, apart from any connection: the common half of executions and commands.
+"""Work that runs for an owner, apart from any connection: the base of executions and commands.
 
-Not their registries (`registry`, `sandboxes`). The engine's callbacks fill it; connections wait
-for it, read its spool, cancel it. The invariant: it ends exactly once, with an outcome, a failure
-of ours, or a cancellation before anything ran, and its spool then ends with `end`.
+Not their registries (`registry`, `sandboxes`). The engine's callbacks fill it; connections wait for
+it, read its spool, cancel it. The invariant: it ends exactly once, with an outcome, a failure of
+cellwall, or a cancellation before any code ran, and its spool then ends with `end`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ class Tracked:
     """One execution or command."""
 
     def __init__(self, thing_id: str, owner: str, request_id: str, spool_bytes: int) -> None:
-        """It has not started."""
         loop = asyncio.get_running_loop()
         self.id = thing_id
         self.owner = owner
         self.request_id = request_id
         self.spool = Spool(spool_bytes)
         self.attempt: Handle | None = None
-        """Its handle while it runs; it holds the whole sandbox and its output a second time."""
+        """Handle while the work runs; it holds the whole sandbox and its output a second time."""
         self.created_at = time.time()
         self.failure: dict[str, Any] | None = None
         self.error: Exception | None = None
@@ -43,14 +42,14 @@ class Tracked:
         self.ended_at: float | None = None
         self.is_cancelled = False
         self.end_event: Event | None = None
-        """Its last event, held back until its end may be told."""
+        """The last event, held back until the end may be reported."""
         self.started: asyncio.Future[None] = loop.create_future()
-        """Done when its code was handed over, or when it ended without that."""
+        """Done when the code was handed over, or when the work ended without that."""
         self.ended: asyncio.Future[None] = loop.create_future()
         self.task: asyncio.Task[None] | None = None
 
     def on_start(self, attempt: Handle) -> None:
-        """Note that it runs; the engine calls this."""
+        """Note that the work runs; the engine calls this."""
         self.attempt = attempt
         self.started_at = time.time()
         self.spool.on_pressure = self._on_pressure
@@ -66,11 +65,11 @@ class Tracked:
 
     @property
     def has_begun(self) -> bool:
-        """Whether its code was handed over."""
+        """Whether the code was handed over."""
         return self.started_at is not None
 
     def cancel(self) -> None:
-        """End it on its owner's wish; idempotent."""
+        """End the work at its owner's request; idempotent."""
         if self.ended.done():
             return
         self.is_cancelled = True
@@ -80,7 +79,7 @@ class Tracked:
             self.task.cancel()
 
     def fail(self, error: Exception) -> None:
-        """Note a failure of ours; who asked may never come for it, so it is told here."""
+        """Note a failure of cellwall, and log it here: the caller may never ask for it."""
         if status_of(error) == 500:
             tell(error, self.request_id)
         let_go(error)
@@ -88,7 +87,7 @@ class Tracked:
         self.failure = failure(error, self.request_id)
 
     def end_content(self) -> Event | Mapping[str, Any]:
-        """Return the last event, of the engine or of ours."""
+        """Return the last event, the engine's or the server's."""
         event, failed = self.end_event, self.failure
         if failed is None:
             cancelled = {"verdict": Verdict.CANCELLED.value, "outcome": None, "failure": None}
@@ -99,7 +98,7 @@ class Tracked:
         return {"type": "end", "verdict": verdict.value, "outcome": outcome, "failure": failed}
 
     def settle(self) -> None:
-        """It is over: complete the spool, wake whoever waits, let go of the sandbox."""
+        """Finish the record: complete the spool, wake all waiting tasks, let go of the sandbox."""
         content = self.end_content()
         if isinstance(content, Event):
             self.spool.append(content)

@@ -1,9 +1,9 @@
-"""What of executions is on disk, and when: the only place where executions meet the store.
+"""What the store holds of executions, and when it is written.
 
-Not the store itself and not how code runs (`registry`). Without a store nothing is written and
-everything else is the same. The invariants: an execution is accepted, started and ended in this
-order; what could not be written at its end is kept, said in its notes, and written when the store
-is back.
+The only place where executions meet the store. Not the store itself and not how code runs
+(`registry`). Without a store nothing is written and everything else is the same. The invariants: an
+execution is accepted, started and ended in this order; an end that could not be written is kept in
+memory, said in the execution's notes, and written when the store is back.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _AGAIN_S = 1.0
-"""Between two tries to write what could not be written."""
+"""Seconds between two attempts to write what the store did not take."""
 _MOST_BYTES = 15 * 1024 * 1024
-"""Events of one execution written while it runs; with what memory keeps it is 16 MiB at most."""
+"""Bytes of events of one execution written while it runs; memory's share makes it 16 MiB at
+most."""
 _MOST_UNWRITTEN = 1000
 _TOLD_BYTES = 16 * 1024
-"""Of an answer that is kept as it was written until it is told; a larger one is made again."""
+"""Largest answer text, in bytes, kept in memory between writing and reporting the end; a larger one
+is encoded again."""
 _UNWRITTEN_BYTES = 256 * 1024 * 1024
 _NOT_WRITTEN = (
     "this end is not on disk yet, the store could not write: it is lost if the server ends "
@@ -49,23 +51,23 @@ _NOT_WRITTEN = (
 
 
 class Recorder(Protocol):
-    """Writes about executions, in the transaction of what it writes about: the audit."""
+    """Adds audit records to the transactions of the executions they are about."""
 
     def accept(self, execution_id: str, order: Order) -> tuple[Change, ...]:
-        """Return what joins the acceptance; if that fails to be written, nothing runs."""
+        """Return the changes that join the acceptance; if they cannot be written, nothing runs."""
 
     def ended(self, record: ExecutionRecord, answer: dict[str, Any]) -> tuple[Change, ...]:
-        """Return what joins the end."""
+        """Return the changes that join the end."""
 
     def seen(self, record: ExecutionRecord) -> None:
-        """Take note of an end, also where there is no store."""
+        """Take note of an end, also without a store."""
 
     def tool_called(self, record: ExecutionRecord, call: Mapping[str, Any]) -> None:
-        """Take note of a call to a tool of the client's that is over."""
+        """Take note of a finished call to one of the client's tools."""
 
 
 class _NoRecorder:
-    """Writes nothing."""
+    """A recorder that writes nothing."""
 
     def seen(self, record: ExecutionRecord) -> None:
         pass
@@ -81,19 +83,20 @@ class _NoRecorder:
 
 
 class Acceptance:
-    """That one was accepted, and is started: on its way to the disk once, whoever waits for it."""
+    """The write of "accepted and started": made once, however many tasks wait for it."""
 
     def __init__(self, store: Store, changes: Callable[[], Sequence[Change]]) -> None:
-        """Nothing is written yet; `changes` is called when something is to be."""
+        """`changes` builds the changes at the moment they are to be written."""
         self._store = store
         self._changes = changes
         self._is_written = False
         self._writing: asyncio.Future[None] | None = None
 
     async def write(self) -> None:
-        """Return when it is on disk, without waiting if that can be.
+        """Return when the acceptance is on disk, without waiting where the store allows that.
 
-        Raises `CapacityError` or another `CellwallError` if it cannot be; nothing is to run.
+        Raises `CapacityError` or another `CellwallError` if it cannot be written; then nothing must
+        run.
         """
         if self._is_written:
             return
@@ -106,7 +109,7 @@ class Acceptance:
         await asyncio.shield(self._writing)
 
     async def settled(self) -> bool:
-        """Report whether it is on disk; what is on its way there decides. Written if it was not."""
+        """Report whether the acceptance is on disk; writes it, or waits for the pending write."""
         try:
             await self.write()
         except CellwallError:
@@ -115,12 +118,12 @@ class Acceptance:
 
 
 class Ledger:
-    """See the module."""
+    """Accounts for executions in the store; see the module. Lives on one event loop."""
 
     def __init__(
         self, store: Store | None, tasks: Tasks, kept: Kept, recorder: Recorder | None = None
     ) -> None:
-        """None as store: nothing outlives this server."""
+        """Without a store (None) nothing outlives this server."""
         self.store = store
         self._kept = kept
         self.recorder: Recorder = recorder or _NoRecorder()
@@ -131,22 +134,22 @@ class Ledger:
         self._writing: asyncio.Task[None] | None = None
 
     def go_on_after(self, seq: int) -> None:
-        """Give higher places in the order of acceptance than `seq`."""
+        """Number further acceptances above `seq`."""
         self._last_seq = seq
 
     @property
     def unwritten(self) -> int:
-        """How many ends wait until the store can be written again."""
+        """Number of ends that wait until the store can be written again."""
         return len(self._unwritten)
 
     def is_unwritten(self, execution_id: str) -> bool:
-        """Report whether memory has the only copy of its end."""
+        """Report whether memory has the only copy of the execution's end."""
         return execution_id in self._unwritten
 
     def check(self, order: Order) -> None:
-        """Raise `QuotaExceeded` or `StoreFull` if the store may not take what `order` brings.
+        """Raise `QuotaExceeded` or `StoreFull` if the store may not take what `order` adds.
 
-        It takes nothing while too many ends wait for it: each is kept in memory.
+        It takes nothing while too many ends wait to be written: each of them is held in memory.
         """
         if self.store is None:
             return
@@ -161,7 +164,7 @@ class Ledger:
     # -- before ----------------------------------------------------------------------------
 
     def overflow(self, execution_id: str) -> Overflow | None:
-        """Return where its oldest events go when memory is full."""
+        """Return the place for the execution's oldest events when memory is full, or None."""
         if self.store is None:
             return None
         return Overflow(execution_id, self.store, self._tasks, _MOST_BYTES)
@@ -169,9 +172,9 @@ class Ledger:
     def acceptance(
         self, execution_id: str, order: Order, *, is_started: bool
     ) -> tuple[Change, ...]:
-        """Return what `accept` is to write, or an `Acceptance`: that it was accepted.
+        """Return the changes of an acceptance, for `accept` or an `Acceptance`.
 
-        And that it is started, if its turn is at once.
+        With `is_started` they also say that the execution is started, because its turn is at once.
         """
         if self.store is None:
             return ()
@@ -185,44 +188,47 @@ class Ledger:
     async def accept(self, acceptance: Sequence[Change]) -> None:
         """Write an acceptance.
 
-        Raises `CapacityError` or another `CellwallError` if that cannot be; nothing is to run.
+        Raises `CapacityError` or another `CellwallError` if it cannot be written; then nothing must
+        run.
         """
         if self.store is not None:
             await self.store.write(*acceptance)
 
     def not_accepted(self, execution_id: str) -> None:
-        """What it was asked for is not on disk after all."""
+        """Stop counting the execution's body: its acceptance is not on disk after all."""
         self._kept.waits_no_more(execution_id)
 
     def restored(self, row: ExecutionRow) -> None:
-        """One waits that an earlier server accepted."""
+        """Count the body of an execution that an earlier server accepted and that waits again."""
         self._kept.wait(row.id, row.tenant, int(row.asked.get("body_bytes", 0)))
 
     async def started(self, execution_id: str) -> None:
-        """Write that its code is about to be handed over. Raises as `accept`."""
+        """Write that the execution's code is about to be handed over. Raises as `accept`."""
         if self.store is not None:
             await self.store.write(Started(execution_id, time.time()))
             self._kept.waits_no_more(execution_id)
 
     async def started_at_last(self, execution_id: str) -> None:
-        """As `started`, for whom nobody waits: as often as it takes.
+        """Write the start as `started` does, repeated until the store takes it.
 
-        Raises `StoreConflict` if it has started before: then it must not run.
+        For background executions, whose caller does not wait. Raises `StoreConflict` if the
+        execution has started before: then it must not run.
         """
         await _at_last(partial(self.started, execution_id))
 
     # -- the end ---------------------------------------------------------------------------
 
     def foresee(self, record: ExecutionRecord) -> None:
-        """Count about what its end will take, before its place is another's."""
+        """Count an estimate of the end's size against the tenant, before its place is given
+        away."""
         if self.store is not None:
             record.foreseen_bytes = record.cost_bytes + _written_before(record)
             self._kept.keep(record.owner, record.foreseen_bytes, steady())
 
     async def ended(self, record: ExecutionRecord, *, is_forgettable: bool) -> None:
-        """Write its end; nobody is told before this returns. Never raises `CellwallError`.
+        """Write the execution's end; it is reported only after this. Never raises `CellwallError`.
 
-        `is_forgettable`: its idempotency key may be used again, since nothing was started.
+        `is_forgettable`: the idempotency key may be used again, since nothing was started.
         """
         self._kept.waits_no_more(record.id)
         store = self.store
@@ -268,7 +274,7 @@ class Ledger:
         while store is not None and self._unwritten:
             execution_id, (record, changes) = next(iter(self._unwritten.items()))
             try:
-                # It may have been written although the answer was an error.
+                # The change may have been written although the store answered with an error.
                 with contextlib.suppress(StoreConflict):
                     await store.write(*changes)
             except CellwallError:
@@ -277,18 +283,20 @@ class Ledger:
             self._unwritten_bytes -= record.cost_bytes
             record.notes.remove(_NOT_WRITTEN)
             if record.replay is not None and any(isinstance(it, DropReplay) for it in changes):
-                record.replay.drop()  # not before: the store would have given it again
+                # not earlier: the store would have returned the key's use again
+                record.replay.drop()
 
     # -- reading ---------------------------------------------------------------------------
 
     async def find(self, execution_id: str) -> ExecutionRow | None:
-        """Return what is on disk of one."""
+        """Return the execution's row, or None if it is not on disk."""
         return None if self.store is None else await self.store.execution(execution_id)
 
     async def waiting_at_last(self, execution_id: str) -> tuple[ExecutionRow, bytes]:
-        """Return one that waits, and what it was asked for; for whom nobody waits, as above.
+        """Return a waiting execution's row and body, repeated until the store answers.
 
-        Raises another `CellwallError` if it is not there.
+        For background executions, whose caller does not wait. Raises another `CellwallError` if the
+        row or the store is missing.
         """
         row = await _at_last(partial(self.find, execution_id))
         if self.store is None or row is None:
@@ -297,13 +305,13 @@ class Ledger:
 
 
 def _written_before(record: ExecutionRecord) -> int:
-    """Return how much of its events the store has."""
+    """Return the number of bytes of the execution's events that the store has."""
     overflow = record.spool.overflow
     return 0 if overflow is None else overflow.written_bytes
 
 
 async def _at_last(do: Callable[[], Awaitable[_T]]) -> _T:
-    """Return what `do` returns, as often as it takes until the store gets round to it."""
+    """Return what `do` returns; repeat it as long as it raises `CapacityError`."""
     while True:
         try:
             return await do()

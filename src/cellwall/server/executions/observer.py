@@ -1,7 +1,7 @@
-"""What is noticed of executions: audit records in their transactions, metrics, rules, spans.
+"""What is observed of executions: audit records in their transactions, metrics, rules, spans.
 
-The ledger's `Recorder`; called by it and by nobody else. Not the writing (`ledger`). The invariant:
-the record of an acceptance is durable with it, so before its code is handed over.
+The ledger's `Recorder`, called by the ledger alone. Not the writing (`ledger`). The invariant: the
+audit record of an acceptance is durable together with it, so before its code is handed over.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 _REFUSED_HERE = frozenset({"unknown", "too_large", "invalid"})
 _FAILED = frozenset({"raised", "timeout", "cancelled"})
-"""Calls that were let through and gave no result."""
+"""Decisions of calls that were let through and gave no result."""
 
 
 class Recording:
-    """See the module."""
+    """Records executions for audit, metrics, rules and traces; see the module."""
 
     def __init__(self, watch: Watch, audit: Audit | None) -> None:
-        """Without an audit only metrics, rules and traces are told."""
+        """Without an audit, only metrics, rules and traces are fed."""
         self._watch = watch
         self._audit = audit
 
     def accept(self, execution_id: str, order: Order) -> tuple[Change, ...]:
-        """Return the record of an execution that is accepted."""
+        """Return the audit record of an accepted execution."""
         if self._audit is None:
             return ()
         origin, shown = ORIGIN.get(), order.asked
@@ -57,13 +57,14 @@ class Recording:
         return (self._audit.change(entry),)
 
     def ended(self, record: ExecutionRecord, answer: dict[str, Any]) -> tuple[Change, ...]:
-        """Return the record of its end."""
+        """Return the audit record of the execution's end."""
         if self._audit is None:
             return ()
         return (self._audit.change(end_entry(record.id, record.owner, answer, record.request_id)),)
 
     def tool_called(self, record: ExecutionRecord, call: Mapping[str, Any]) -> None:
-        """Note a call to a tool of its client's; those refused here are summed up, being cheap."""
+        """Note a call to a client's tool; calls refused by the server are cheap, so they are summed
+        up."""
         actor = "" if record.tools is None else record.tools.actor(call["call"])
         if self._audit is None:
             return
@@ -74,12 +75,13 @@ class Recording:
             self._audit.note(call_entry(record, call, actor or "server", named))
 
     def seen(self, record: ExecutionRecord) -> None:
-        """Count an end, and show rules and traces what it was."""
+        """Count an end, and pass it to rules and traces."""
         execution = record.execution
         if execution is not None:
             self._watch.ended(record.owner, execution.template, execution.outcome)
         origin = ORIGIN.get()
-        # What waited without a task is begun by whoever gave up a place: not its own request.
+        # An execution that waited without a task is begun in the context of the task that gave up a
+        # place, so the request in `ORIGIN` may not be its own.
         is_own = origin is not None and origin.request_id == record.request_id
         if origin is not None and is_own:
             origin.ended_at = record.ended_at
@@ -87,7 +89,7 @@ class Recording:
 
 
 def end_entry(execution_id: str, tenant: str, answer: dict[str, Any], request_id: str) -> Entry:
-    """Return the entry about how an execution ended."""
+    """Return the audit entry about the end of an execution."""
     isolation = answer.get("isolation") or {}
     return Entry(
         time=time.time(),
@@ -108,9 +110,9 @@ def end_entry(execution_id: str, tenant: str, answer: dict[str, Any], request_id
 def call_entry(
     record: ExecutionRecord, call: Mapping[str, Any], actor: str, named: Callable[[str], str]
 ) -> Entry:
-    """Return the entry about a call to a tool; of its arguments it has the digest.
+    """Return the audit entry about a tool call; it holds the digest of the arguments only.
 
-    `named` cleans what the program or the client chose.
+    `named` cleans text that the program or the client chose.
     """
     error = call["error"]
     decision = call["decision"]
@@ -132,7 +134,7 @@ def call_entry(
 
 
 def phases_of(record: ExecutionRecord) -> list[Phase]:
-    """Return the parts of an execution's way, as far as it came."""
+    """Return the phases of an execution, up to the last one it reached."""
     ended_at = record.ended_at or time.time()
     turn_at = record.turn.given_at if record.turn.is_given else ended_at
     found = [("admit", min(record.created_at, turn_at), turn_at)]

@@ -1,7 +1,7 @@
-"""One-shots as orders: a checked body becomes something to do now, or later from what is on disk.
+"""One-shots as orders: a checked body becomes an order to do now, or later from the store.
 
-Not the route (`routes.execute`) and not the doing (`registry`). The invariant: an order made
-again from the store is the same as the first one, but for the operator's ceilings of today.
+Not the route (`routes.execute`) and not the doing (`registry`). The invariant: an order made again
+from the store is the same as the first one, except for the operator's current ceilings.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LARGE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks."""
+    """Identity of the caller, its request and its key."""
 
     owner: str
     request_id: str
@@ -51,9 +51,9 @@ def order(
     size: int,
     is_streamed: bool,
 ) -> Order:
-    """Return what `body` asks for, which came as `size` bytes.
+    """Return the order for `body`, which came as `size` bytes.
 
-    Raises `UsageError`, or what a scan refuses.
+    Raises `UsageError`, or the error of a refusing scan.
     """
     language = registry.find(asked.language(body))
     usual = usual_limits(language, engine.settings.limits)
@@ -65,9 +65,10 @@ def order(
     request = asked.request(body, limits, compiling, caller.owner, caller.floor)
     scan = look(request.code, request.language, body.scan)
     cost = Cost.of(limits)
-    if language.compile:  # the stages follow each other, so the larger one is what it takes
+    if language.compile:  # the stages run one after the other, so the larger one is the cost
         cost = cost.or_more(Cost.of(compiling))
-    if size >= _LARGE_BYTES:  # else it is lost in the least that every sandbox promises
+    # a smaller body is covered by the least memory that every sandbox promises
+    if size >= _LARGE_BYTES:
         cost += Cost(memory_mb=HELD_TIMES * size >> 20)
     shown: dict[str, Any] = {
         "template": body.template,
@@ -83,7 +84,8 @@ def order(
     tools = None if body.tools is None else RemoteTools(body.tools, settings)
     request = replace(request, tools=tools)
     engine.check_place(request.place)
-    plan(request, limits)  # what can never work is refused here, before it is written down
+    # a request that can never work is refused here, before it is written down
+    plan(request, limits)
 
     async def work(
         on_event: OnEvent, on_start: OnStart, before_code: BeforeCode | None
@@ -100,7 +102,7 @@ def revived(
     row: ExecutionRow,
     body: bytes,
 ) -> Order:
-    """Return the order that is on disk as `row` and `body`; `floor` is that of a tenant today."""
+    """Return the order stored as `row` and `body`; `floor` gives a tenant's current floor."""
     key_id = str(row.asked.get("key_id", ""))
     caller = Caller(row.tenant, row.request_id, key_id, floor(row.tenant))
     checked = ExecuteBody.model_validate_json(body)

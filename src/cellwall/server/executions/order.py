@@ -1,7 +1,7 @@
-"""An execution that was asked for: checked, and ready to be done now or later.
+"""An execution as asked for: checked, and ready to be done now or later.
 
-Values only; made by `oneshots` and by the routes of sandboxes, done by `registry`. The
-invariant: nothing of it has run. What is written down of it is enough to make it again.
+Values only; made by `oneshots` and by the routes of sandboxes, done by `registry`. The invariant:
+nothing of an order has run. What is written down of it is enough to make it again.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ class Order:
     owner: str
     request_id: str
     asked: Mapping[str, Any]
-    """What is shown while there is no answer (template, language, sandbox_id, clipped, scan), and
-    what its body does not say: `is_streamed`, `key_id`."""
+    """Fields shown while there is no answer (template, language, sandbox_id, clipped, scan), and
+    facts that the body does not have: `is_streamed`, `key_id`."""
     work: Work
-    """Does it: awaits `before_code`, if any, when a sandbox is there and before its code runs."""
+    """Does the order; awaits `before_code`, if given, once a sandbox is there and before code
+    runs."""
     on_disconnect: str = "cancel"
     cost: Cost | None = None
-    """What it takes of the machine; None for a cell, whose sandbox has its place already."""
+    """Resources the order takes of the machine; None for a cell, whose sandbox has its place
+    already."""
     body: bytes | None = None
-    """What was asked for, as JSON of `ExecuteBody`; None: it cannot wait for another server."""
+    """The request as JSON of `ExecuteBody`; None: the order cannot wait for another server."""
     replay: Use | None = None
-    """The use of an idempotency key that becomes durable with it."""
+    """Use of the idempotency key, which becomes durable with the acceptance."""
     tools: RemoteTools | None = None
-    """Its client's tools, which its work knows, too."""
+    """The client's tools, the same object that `work` uses."""
     created_at: float = field(default=0.0)
 
     @property
     def outlives(self) -> bool:
-        """Whether it is done later if this server ends before its turn."""
+        """Whether the order is done later if this server ends before its turn."""
         return self.body is not None and self.on_disconnect == "detach"

@@ -1,8 +1,8 @@
-"""What a server says of one execution: while it waits, while it runs, when it has ended.
+"""What a server reports of one execution: while it waits, while it runs, after its end.
 
-Not how it is done (`registry`) and not what is on disk (`ledger`). `ExecutionRecord` is one that
-this server does or did; `KeptExecution` is what the store says of one that is not in memory. The
-invariant: both show the same object, so nobody can tell from it where it came from.
+Not how it is done (`registry`) and not what is on disk (`ledger`). `ExecutionRecord` is an
+execution of this server; `KeptExecution` is what the store says of one that is not in memory. The
+invariant: both give the same object, so a client cannot tell where it came from.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = "interrupted"
 _BUNDLE_BYTES = 512
-"""What a bundle costs beside its texts."""
+"""Bytes a display bundle costs besides its texts."""
 
 
 class ExecutionRecord(Tracked):
@@ -44,35 +44,36 @@ class ExecutionRecord(Tracked):
         spool_bytes: int,
         asked: Mapping[str, Any],
     ) -> None:
-        """`asked` is what is shown while there is no answer: template, language, sandbox_id…"""
+        """`asked` is shown while there is no answer: template, language, sandbox_id…"""
         super().__init__(thing_id, owner, request_id, spool_bytes)
         self.asked = asked
         self.execution: Execution | None = None
-        """Without its value, which is kept as text; see `keep`."""
+        """The engine's result, without its value, which is kept as text; see `keep`."""
         self._value = ""
         self.notes: list[str] = []
-        """Sentences of ours beside those of the outcome."""
+        """Sentences of the server besides those of the outcome."""
         self.on_cancel: Callable[[], None] | None = None
-        """Ends it while it waits for its turn and has no task."""
+        """Ends the execution while it waits for its turn and has no task."""
         self.turn = Turn()
         self.replay: Use | None = None
-        """The use of an idempotency key that made it."""
+        """Use of the idempotency key the execution was made with."""
         self.tools: RemoteTools | None = None
-        """Its client's tools, once it is known that it has some."""
+        """The client's tools; None if it offers none, or not known yet."""
         self.on_tool_call: Callable[[Mapping[str, Any]], None] = lambda _: None
-        """Told of every call that is over."""
+        """Called for every tool call that is over."""
         self.is_on_disk = False
-        """Whether its acceptance is."""
+        """Whether the acceptance is on disk."""
         self.is_left = False
-        """Whether what is on disk of it is for the next server."""
+        """Whether the execution on disk is left to the next server."""
         self.foreseen_bytes = 0
-        """What its end was thought to take on disk when it had ended; 0: nothing was said."""
+        """Bytes on disk that were estimated for the end and counted before it; 0: none were
+        counted."""
         self.text = ""
-        """What it was as one line of JSON when its end was written; told once, then forgotten."""
+        """The answer as one line of JSON from when the end was written; used once, then dropped."""
 
     @property
     def cost_bytes(self) -> int:
-        """What keeping it costs, roughly."""
+        """Approximate memory of the record in bytes."""
         cost = 2048 + self.spool.kept_bytes + len(self.text) + len(self._value)
         if self.execution is not None:
             cost += self.execution.kept_bytes + _BUNDLE_BYTES * len(self.execution.results)
@@ -80,12 +81,13 @@ class ExecutionRecord(Tracked):
         return cost
 
     def keep(self, execution: Execution) -> None:
-        """Take what came of it. As objects its value may cost 24 times its text, uncounted."""
+        """Take the result. Its value is kept as text: as objects it may take 24 times that,
+        uncounted."""
         self._value = "" if execution.result is None else one_line({"result": execution.result})
         self.execution = replace(execution, id=self.id, result=None)
 
     def on_event(self, event: Event) -> None:
-        """Take what happens; its end is told when it is settled, and durable."""
+        """Take an event; the end event is held back until the execution is settled, and durable."""
         if event.kind == "end":
             self.end_event = event
         else:
@@ -94,7 +96,7 @@ class ExecutionRecord(Tracked):
             self.spool.append(event)
 
     def cancel(self) -> None:
-        """End it on its owner's wish; idempotent."""
+        """End the execution at its owner's request; idempotent."""
         if self.on_cancel is not None and self.task is None and not self.ended.done():
             self.is_cancelled = True
             self.on_cancel()
@@ -102,19 +104,19 @@ class ExecutionRecord(Tracked):
             super().cancel()
 
     def settle(self) -> None:
-        """See `Tracked.settle`; its calls end with it."""
+        """Complete the record as `Tracked.settle` does; its tool calls end with it."""
         super().settle()
         if self.tools is not None:
             self.tools.end()
             self.tools = None
 
     def interrupt(self, reason: str) -> None:
-        """The server cuts it short."""
+        """End the execution because the server stops, with `reason` as its failure."""
         self.fail(interrupted(reason))
         super().cancel()
 
     def leave(self, error: Exception) -> None:
-        """Tell whoever waits for its turn that this server will not give it one."""
+        """Tell the execution's waiting callers that this server will not give it a turn."""
         self.is_left = True
         self.fail(error)
         super().cancel()
@@ -133,7 +135,7 @@ class ExecutionRecord(Tracked):
         return text if text and self.ended.done() else one_line(self.as_json())
 
     def final(self) -> dict[str, Any]:
-        """Return what it will be once its end may be told."""
+        """Return the answer object as it will be once the end may be reported."""
         if self.execution is not None:
             value = answer(self.execution)
             value |= json.loads(self._value or "{}")
@@ -148,10 +150,9 @@ class ExecutionRecord(Tracked):
 
 
 class KeptExecution:
-    """One that is in the store and not in memory."""
+    """An execution that is in the store and not in memory; it has ended, or waits for its turn."""
 
     def __init__(self, row: ExecutionRow) -> None:
-        """It has ended, or waits for its turn."""
         self.row = row
         self.id = row.id
         self.owner = row.tenant
@@ -166,12 +167,12 @@ class KeptExecution:
 
 
 def waits(execution_id: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the object of one that was accepted just now."""
+    """Return the object of an execution that was accepted just now."""
     return complete({**blank(execution_id, asked), "status": "queued"}, asked, None)
 
 
 def interrupted(reason: str) -> Interrupted:
-    """Return the error of what had begun and was cut short."""
+    """Return the error of an execution that had begun and was interrupted."""
     return Interrupted(
         f"execution: {reason}; how far it came is not known",
         remedy="it is not run again by itself; send it anew if that does no harm",
@@ -179,7 +180,7 @@ def interrupted(reason: str) -> Interrupted:
 
 
 def failed(error: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an answer that say: cellwall failed, not the program."""
+    """Return the fields of an answer which say that cellwall failed, not the program."""
     is_interrupted = error["code"] == Interrupted.code
     return {
         "status": "error",
@@ -191,7 +192,7 @@ def failed(error: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def blank(execution_id: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the object of one of which nothing is known but what was asked."""
+    """Return the object of an execution of which only the request is known."""
     known = {name: value for name, value in asked.items() if name in _NOTHING}
     return {**_NOTHING, **known, "execution_id": execution_id}
 
@@ -199,7 +200,7 @@ def blank(execution_id: str, asked: Mapping[str, Any]) -> dict[str, Any]:
 def complete(
     value: dict[str, Any], asked: Mapping[str, Any], started_at: float | None
 ) -> dict[str, Any]:
-    """Add what every state of it shows."""
+    """Add the fields that the object has in every state."""
     value["clipped"] = asked.get("clipped")
     value["scan"] = asked.get("scan")
     value["started_at"] = None if started_at is None else rfc3339(started_at)

@@ -1,7 +1,8 @@
-"""What a server finds that another one left, killed or stopped: every id gets its true state again.
+"""Recovery of what an earlier server left in the store: every id gets its true state again.
 
-Called once, before anything listens. Not the sweep of processes (`engine.sweep`). The invariant:
-what had started never runs again; what only waited waits again, in its old order.
+Called once by `State.open`, before anything listens. Not the sweep of processes (`engine.sweep`).
+The invariant: an execution that had started never runs again; one that only waited waits again, in
+its old order.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _PAGE = 1000
 
 
 async def recover(state: State, store: Store) -> None:
-    """End what was left in the middle, let wait what waited, know the sandboxes that lived."""
+    """End interrupted executions, queue the waiting ones again, restore the sandboxes' records."""
     began = time.monotonic()
     at = steady()
     endings: dict[str, tuple[ExecutionRow, Ended]] = {}
@@ -73,7 +74,7 @@ def _answer_of(change: Ended) -> dict[str, Any]:
 
 
 def ending(leftover: Leftover, at: float) -> Ended:
-    """Return how one ends that was left behind at `at` (seconds since the epoch)."""
+    """Return the end of an execution left behind; `at` is in seconds since the epoch."""
     row = leftover.row
     value = _interrupted(row) if leftover.because == "interrupted" else _cancelled(row)
     end = {

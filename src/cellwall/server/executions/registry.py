@@ -1,10 +1,10 @@
-"""The executions this server does: those that wait, those that run, those that ended just now.
+"""The executions of this server: waiting, running and recently ended.
 
 Not how code runs (`engine`), not how answers are sent (`streams`), not what is on disk (`ledger`).
-Executions belong to an owner and, in sessions, to a sandbox; never to a connection. The
-invariants: code is handed over only when that is on disk, an end is told only when that is; what
-was accepted is found until its retention is over; what waits in the background costs little more
-than its id.
+An execution belongs to an owner and, in a session, to a sandbox; never to a connection. The
+invariants: code is handed over only when its acceptance is on disk, and an end is reported only
+when that is on disk; an accepted execution is found until its retention is over; a waiting
+background execution costs little more memory than its id.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ if TYPE_CHECKING:
     from cellwall.surface.shared.tasks import Tasks
 
     OnEnded = Callable[[str, Mapping[str, Any], Callable[[], Mapping[str, Any]]], None]
-    """Called with the owner, what was asked, and what gives the answer."""
+    """Called with the owner, the request's fields (`asked`), and a function that returns the
+    answer."""
     Revive = Callable[[ExecutionRow, bytes], Order]
 
 _INTERRUPT_S = 5.0
-"""From the wish to cut the rest short until each of them has its end on disk."""
+"""Seconds that interrupted executions get to write their ends to disk."""
 
 
 class Executions:
-    """All of them, by id."""
+    """All executions of this server, by id."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class Executions:
         ledger: Ledger,
         revive: Revive,
     ) -> None:
-        """`revive` makes an order again from what is on disk of it."""
+        """`revive` rebuilds an order from its row and body on disk."""
         self._settings = settings
         self._tasks = tasks
         self._queue = queue
@@ -67,27 +68,27 @@ class Executions:
         self._ended_bytes = 0
         self._is_stopping = False
         self.on_ended: OnEnded | None = None
-        """Told of every end that is durable."""
+        """Called for every execution whose end is durable."""
         self._latest: asyncio.Future[None] | None = None
         """Done when the background execution whose turn came last is about to be started."""
         self.total = 0
 
     @property
     def all(self) -> Mapping[str, ExecutionRecord]:
-        """Those in memory: every one that waits for somebody or runs, and some that ended."""
+        """Executions in memory: all that a caller waits for or that run, and some that ended."""
         return self._all
 
     @property
     def running(self) -> int:
-        """How many in memory have not ended."""
+        """Number of executions in memory that have not ended."""
         return len(self._all) - len(self._ended)
 
     # -- beginning -------------------------------------------------------------------------
 
     def start(self, order: Order) -> ExecutionRecord:
-        """Begin `order`, or let it wait for its turn; somebody waits for it.
+        """Begin `order`, or let it wait for its turn, for a caller that waits for the answer.
 
-        Raises as `FairQueue.ask`, at once and for free, when nobody more may even wait.
+        Raises as `FairQueue.ask`, at once and without cost, when the queue has no room for it.
         """
         self._check_open(order)
         turn = Turn()
@@ -104,9 +105,9 @@ class Executions:
         return record
 
     async def submit(self, order: Order) -> str:
-        """Accept `order` to be done in the background and return its id once that is on disk.
+        """Accept `order` for the background and return its id once the acceptance is on disk.
 
-        Raises as `start`, or what the store says; then nothing runs.
+        Raises as `start`, or the error of the store; in both cases nothing runs.
         """
         if self._ledger.store is None or order.cost is None:
             return self.start(order).id
@@ -128,7 +129,8 @@ class Executions:
         return item.id
 
     def restore(self, row: ExecutionRow) -> None:
-        """Let one wait that was accepted before this server began; in the order of acceptance."""
+        """Let an execution that an earlier server accepted wait again; call in order of
+        acceptance."""
         item = Queued(row.id, row.tenant, self._on_turn)
         item.is_accepted = True
         self._queued[item.id] = item
@@ -143,7 +145,7 @@ class Executions:
 
     def _begin(self, item: Queued, place: Place) -> None:
         if self._is_stopping:
-            return  # it stays on disk for the next server, and the place with it
+            return  # the execution stays on disk for the next server, and keeps its place here
         del self._queued[item.id]
         record = item.record
         if record is None:
@@ -169,7 +171,7 @@ class Executions:
     # -- doing -----------------------------------------------------------------------------
 
     async def _run(self, record: ExecutionRecord, work: Coroutine[Any, Any, None]) -> None:
-        """Do `work`, and see to its end whatever comes."""
+        """Do `work` and finish the record, whatever happens."""
         try:
             await work
         except asyncio.CancelledError:
@@ -177,7 +179,7 @@ class Executions:
                 record.fail(stopping())
                 record.settle()
                 raise
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
+        except Exception as error:  # noqa: BLE001 - it belongs to the execution's caller
             record.fail(error)
         finally:
             record.turn.leave()
@@ -196,8 +198,9 @@ class Executions:
             written.append(asyncio.ensure_future(self._ledger.started(record.id)))
             await self._work(record, order, partial(_passed, written[-1]))
         finally:
-            # Whatever ended it: what is on its way to the disk decides what is found there. One
-            # that could not be started is there all the same, and its key: its end must be, too.
+            # However the work ended, the pending writes decide what is found on disk. An execution
+            # that could not be started is on disk all the same, and so is its key: its end must be
+            # written, too.
             await asyncio.wait(written)
             record.is_on_disk = accepted.exception() is None
 
@@ -205,17 +208,21 @@ class Executions:
         if self._ledger.store is None:
             await self._work(record, order, None)
             return
-        # Made when it is to be written: the guest has its program by then, and gets ready.
+        # The change is built when it is to be written: by then the guest has its program, and
+        # prepares.
         changes = partial(self._ledger.acceptance, record.id, order, is_started=True)
         acceptance = Acceptance(self._ledger.store, changes)
         try:
             await self._work(record, order, acceptance.write)
         finally:
-            # Also of one that was refused a sandbox: its end is to be found.
+            # Also for an execution that was refused a sandbox: its end must be found.
             record.is_on_disk = await acceptance.settled()
 
     async def _resume(self, record: ExecutionRecord) -> None:
-        """Do one that is on disk alone; it is begun by whoever gave up a place."""
+        """Do an execution that is on disk only.
+
+        The task that gave up a place begins it, so the request context is not its own.
+        """
         ORIGIN.set(Origin("", record.owner))
         record.is_on_disk = True
         before, mine = self._latest, asyncio.get_running_loop().create_future()
@@ -223,7 +230,7 @@ class Executions:
         try:
             order = await self._read(record)
             if before is not None:
-                await asyncio.shield(before)  # reads overtake each other, starts must not
+                await asyncio.shield(before)  # reads may overtake each other, starts must not
             started = asyncio.ensure_future(self._ledger.started_at_last(record.id))
         finally:
             mine.set_result(None)
@@ -245,7 +252,7 @@ class Executions:
         self._ledger.foresee(record)
 
     async def _finish(self, record: ExecutionRecord) -> None:
-        """Write its end, then tell it."""
+        """Write the execution's end, then report it."""
         record.ended_at = steady()
         self._ledger.recorder.seen(record)
         is_refused = not record.has_begun and record.error is not None
@@ -264,7 +271,7 @@ class Executions:
             self.on_ended(record.owner, record.asked, record.as_json)
 
     def _cancel_queued(self, item: Queued, record: ExecutionRecord) -> None:
-        """End one that waits and has no task."""
+        """End an execution that waits and has no task."""
         if self._queued.pop(item.id, None) is None:
             return
         item.leave()
@@ -279,17 +286,17 @@ class Executions:
         record = self._all.get(execution_id)
         if record is not None and record.owner == owner:
             return record
-        # Another owner's costs the same look as one that is nowhere.
+        # Another owner's execution costs the same look-up as one that does not exist.
         row = await self._ledger.find(execution_id)
         if row is not None and row.state == "running" and execution_id not in self._all:
-            row = await self._ledger.find(execution_id)  # it ended while we looked
+            row = await self._ledger.find(execution_id)  # it ended during the look-up
         record = self._all.get(execution_id)
         if record is not None:
             return record if record.owner == owner else None
         return None if row is None or row.tenant != owner else KeptExecution(row)
 
     def followed(self, found: ExecutionRecord | KeptExecution) -> ExecutionRecord | KeptExecution:
-        """Return what can be waited for, read live and cancelled, if it has not ended."""
+        """Return an object that can be waited for, read live and cancelled, if it has not ended."""
         if isinstance(found, ExecutionRecord):
             return found
         item = self._queued.get(found.id)
@@ -314,7 +321,7 @@ class Executions:
                 return
 
     def expire(self) -> None:
-        """Forget what ended too long ago; called now and then."""
+        """Forget executions whose retention is over; called periodically."""
         limit = steady() - self._settings.retention_s
         for record_id in list(self._ended):
             ended_at = self._all[record_id].ended_at
@@ -323,7 +330,7 @@ class Executions:
             self._forget(record_id)
 
     def _forget(self, record_id: str) -> bool:
-        """Let go of one, unless memory has the only copy of its end."""
+        """Forget one ended execution, unless memory has the only copy of its end; False then."""
         if self._ledger.is_unwritten(record_id):
             return False
         self._ended_bytes -= self._ended.pop(record_id)
@@ -331,9 +338,10 @@ class Executions:
         return True
 
     async def drain(self, wait_s: float, is_forced: Callable[[], bool]) -> None:
-        """Take nothing new, let what runs end for `wait_s`, cut the rest short.
+        """Accept nothing new, let running executions end for `wait_s` seconds, interrupt the rest.
 
-        What waits for its turn stays on disk for the next server, or is cancelled there.
+        Executions that wait for their turn stay on disk for the next server, or are cancelled
+        there.
         """
         self._is_stopping = True
         for record in self._open():
@@ -363,5 +371,5 @@ async def _wait_some(records: list[ExecutionRecord], timeout_s: float) -> None:
 
 
 async def _passed(written: asyncio.Future[None]) -> None:
-    """Return when it is on disk; whoever is cancelled meanwhile does not stop the writing."""
+    """Wait until `written` is on disk; cancelling the waiting task does not stop the write."""
     await asyncio.shield(written)

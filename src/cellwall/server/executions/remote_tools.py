@@ -1,9 +1,9 @@
-"""Tools whose functions are in the process of an execution's client: their calls wait here.
+"""Calls to tools whose functions are in the client's process; the calls wait here for an answer.
 
-The engine brings a call (`answer`), a stream of the client's shows it (`follow`), a request of the
-client's ends it (`take`). Routes say who may; the schema and the approval are the client's.
-The invariants: memory holds the arguments and the result of at most `at_once` calls, none of them
-goes to a disk; a call ends once, by its answer, in time, when nobody is there to answer, or with
+The engine brings a call (`answer`), a stream to the client shows it (`follow`), a request of the
+client ends it (`take`). Routes check who may; schema and approval are the client's matter. The
+invariants: memory holds the arguments and the result of at most `at_once` calls, none of them goes
+to a disk; a call ends once: by its answer, by its timeout, because the client is absent, or with
 its execution.
 """
 
@@ -26,19 +26,20 @@ if TYPE_CHECKING:
     from cellwall.surface.tools.tools import Answering, Incoming
 
 _MOST_WAITING_BYTES = 16 * 1024 * 1024
-"""Of arguments, and of results, that one execution may keep in memory."""
+"""Bytes of arguments, and of results, that one execution may keep in memory."""
 _GONE = "whoever offers the tools is not connected"
 
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """A call without an answer."""
+    """A tool call without an answer yet."""
 
     number: int
     tool: str
     size_bytes: int
     read: Callable[[], object]
-    """Parses its arguments, which fit: as objects they would take many times their bytes."""
+    """Parses the arguments, which fit the limit; as objects they would take many times their
+    bytes."""
     answer: asyncio.Future[Answer]
 
     def shown(self) -> dict[str, Any]:
@@ -55,7 +56,7 @@ class RemoteTools(Offer):
     """The tools of one execution's client, and the calls that wait for it."""
 
     def __init__(self, asked: ToolsBody, settings: ServerSettings) -> None:
-        """Raises `UsageError`."""
+        """Raises `UsageError` when a name is invalid or the sizes are above the limit."""
         self._most_bytes = {
             check_name(name): each.max_bytes for name, each in asked.functions.items()
         }
@@ -85,11 +86,11 @@ class RemoteTools(Offer):
     # -- the engine's side -----------------------------------------------------------------
 
     def desk(self) -> Answering:
-        """Return what answers the calls: this."""
+        """Return the object that answers the calls: this one."""
         return self
 
     async def answer(self, call: Incoming) -> Answer:
-        """Show a call to the client and wait for what it says."""
+        """Show a call to the client and wait for its answer."""
         self._last = call.number
         most_bytes = self._most_bytes.get(call.tool)
         if most_bytes is None:
@@ -116,11 +117,12 @@ class RemoteTools(Offer):
             self._tell()
 
     def actor(self, number: int) -> str:
-        """Return the id of the key that answered a call, once; "" if nobody did."""
+        """Return the id of the key that answered a call, once; an empty string without an
+        answer."""
         return self._actors.pop(number, "")
 
     def end(self) -> None:
-        """The execution is over: no call comes any more, and streams end. Idempotent."""
+        """End the streams: the execution is over and no further call comes. Idempotent."""
         self._is_over = True
         if self._absence is not None:
             self._absence.cancel()
@@ -131,7 +133,7 @@ class RemoteTools(Offer):
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """While it lasts, somebody is there to answer."""
+        """Count a connected client while the block lasts."""
         self._listeners += 1
         self._watch_absence()
         try:
@@ -141,7 +143,7 @@ class RemoteTools(Offer):
             self._watch_absence()
 
     async def follow(self) -> AsyncIterator[Mapping[str, Any]]:
-        """Yield every call that waits, then those that come, and which are given up."""
+        """Yield every waiting call, then new ones, and which were given up."""
         shown: dict[int, _Waiting] = {}
         while True:
             for number, call in list(self._waiting.items()):
@@ -178,7 +180,7 @@ class RemoteTools(Offer):
     # -- presence --------------------------------------------------------------------------
 
     def _watch_absence(self) -> None:
-        """Keep a clock running exactly while a call waits for somebody who is not there."""
+        """Run a timer exactly while a call waits and no client is connected."""
         is_alone = bool(self._waiting) and not self._listeners and not self._is_over
         if is_alone and self._absence is None:
             loop = asyncio.get_running_loop()

@@ -40,29 +40,28 @@ _LOG_RECORDS = 1000
 
 
 class CommandRecord(Tracked):
-    """One command."""
+    """One command in a sandbox."""
 
     def __init__(self, owner: str, request_id: str, spool_bytes: int, argv: list[str]) -> None:
-        """It has not been started."""
         super().__init__(new_id(), owner, request_id, spool_bytes)
         self.argv = argv
         self.terminal: Window | None = None
-        """The size of the terminal it runs on, if it does."""
+        """Size of the terminal the command runs on; None without a terminal."""
         self.command: Command | None = None
-        """Its handle while it runs."""
+        """Handle of the command while it runs."""
         self.pid: int | None = None
         self.result: CommandResult | None = None
 
     @property
     def cost_bytes(self) -> int:
-        """What keeping it costs, roughly; a character of text is up to four bytes."""
+        """Approximate memory of the record in bytes; a character of text takes up to four."""
         cost = 2048 + self.spool.kept_bytes + sum(map(getsizeof, self.argv))
         if self.result is not None:
             cost += getsizeof(self.result.stdout) + getsizeof(self.result.stderr)
         return cost
 
     def settle(self) -> None:
-        """See `Tracked.settle`."""
+        """Complete the record as `Tracked.settle` does, and let go of the handle."""
         if self.command is not None:
             self.pid, self.command = self.command.pid, None
         super().settle()
@@ -92,7 +91,7 @@ class CommandRecord(Tracked):
 
 
 class SandboxRecord:
-    """One sandbox: of this server, or of one before it, which ended with that."""
+    """One sandbox, of this server or of an earlier one; an earlier server's sandbox has ended."""
 
     def __init__(
         self,
@@ -101,9 +100,9 @@ class SandboxRecord:
         shown: Mapping[str, Any],
         times: tuple[float, float | None] = (0.0, None),
     ) -> None:
-        """`shown` is what never changes of it, and its name, language and metadata.
+        """`shown` has the sandbox's constant fields, and its name, language and metadata.
 
-        `times` are when one of another server began and ended, in seconds since the epoch.
+        `times` are begin and end of an earlier server's sandbox, in seconds since the epoch.
         """
         self.owner = owner
         self.id: str = shown["id"] if sandbox is None else sandbox.id
@@ -132,9 +131,9 @@ class SandboxRecord:
 
     @classmethod
     def restored(cls, row: SandboxRow) -> SandboxRecord:
-        """Return the record of one that a server before this one had."""
+        """Return the record of a sandbox that an earlier server had."""
         from cellwall.store.records.recovery import (
-            SANDBOX_BECAUSE,  # brings SQL, which takes a second
+            SANDBOX_BECAUSE,  # imports SQL, which takes a second
         )
 
         because = row.ended_because or ""
@@ -143,7 +142,7 @@ class SandboxRecord:
         return cls(row.tenant, None, shown, (row.created_at, row.ended_at))
 
     def row(self) -> SandboxRow:
-        """Return what the store keeps of it."""
+        """Return the row that the store keeps of the sandbox."""
         changing = {"name": self.name, "metadata": self.metadata, "clipped": dict(self.clipped)}
         return SandboxRow(
             self.id, self.owner, {**self._shown, "language": self.language, **changing},
@@ -152,7 +151,7 @@ class SandboxRecord:
 
     @property
     def sandbox(self) -> AsyncSandbox:
-        """The sandbox itself; `SandboxUnavailable` if it was another server's."""
+        """The sandbox itself; raises `SandboxUnavailable` when it has ended."""
         if self._sandbox is None:
             raise SandboxUnavailable(
                 f"sandbox {self.id}: it has ended: {self.ended_because}",
@@ -162,17 +161,17 @@ class SandboxRecord:
 
     @property
     def template(self) -> str:
-        """The name of its template, also when it has ended."""
+        """Name of the sandbox's template, also after its end."""
         return str(self._shown["template"])
 
     @property
     def isolation(self) -> Mapping[str, Any]:
-        """Which isolation runs or ran, as `Isolation.as_json`."""
+        """Isolation the sandbox runs or ran with, as `Isolation.as_json`."""
         found: Mapping[str, Any] = self._shown["isolation"]
         return found
 
     def tell_ended(self, callback: Callable[[str], None]) -> None:
-        """Call `callback` once with the reason when it ends; at once if it has."""
+        """Call `callback` once with the reason when the sandbox ends; at once if it has ended."""
         if self._sandbox is None:
             callback(self.ended_because or "")
         else:
@@ -180,11 +179,11 @@ class SandboxRecord:
 
     @property
     def status(self) -> str:
-        """`running` or `stopped`."""
+        """Either `running` or `stopped`."""
         return "stopped" if self._sandbox is None else self._sandbox.status
 
     async def close(self) -> None:
-        """End it; idempotent."""
+        """End the sandbox; idempotent."""
         if self._sandbox is not None:
             await self._sandbox.close()
 
@@ -192,16 +191,17 @@ class SandboxRecord:
         self.ended_at = steady()
         self._expires_at = self.ended_at
         self.ended_because = escaped(reason)
-        self._sandbox = None  # the record outlives it, and its channel, contexts and kernel's facts
+        # frees its channel, contexts and kernel facts; the record outlives them
+        self._sandbox = None
         self.log("ended", reason=reason)
         self.on_ended(self)
 
     def extend(self) -> None:
-        """Its life was changed."""
+        """Take the changed end of the sandbox's life."""
         self._expires_at = self.sandbox.ends_at
 
     def log(self, event: str, **fields: object) -> None:
-        """Add one record to its log; text of the inside is made harmless here."""
+        """Add one record to the sandbox's log; text from inside the sandbox is escaped here."""
         self._logged += 1
         clean = {k: escaped(v) if isinstance(v, str) else v for k, v in fields.items()}
         self._log.append(
@@ -215,7 +215,7 @@ class SandboxRecord:
         return part, part[-1]["seq"] if len(found) > limit else None
 
     def add_command(self, record: CommandRecord) -> None:
-        """Know a command."""
+        """Register a command."""
         self.commands[record.id] = record
         self.started += 1
 
@@ -239,7 +239,7 @@ class SandboxRecord:
 
 
 def _fixed(sandbox: AsyncSandbox) -> dict[str, Any]:
-    """Return what is shown of a sandbox for its whole life."""
+    """Return the fields of a sandbox that are constant for its whole life."""
     return {
         "template": sandbox.template,
         "isolation": sandbox.isolation.as_json(),
@@ -249,12 +249,12 @@ def _fixed(sandbox: AsyncSandbox) -> dict[str, Any]:
 
 
 class Sandboxes:
-    """All of them, by id, oldest first."""
+    """All sandbox records, by id, oldest first."""
 
     def __init__(
         self, settings: ServerSettings, store: Store | None, tasks: Tasks, kept: Kept
     ) -> None:
-        """None yet; without a store none is known to the next server."""
+        """Without a store, the next server knows none of these sandboxes."""
         self._kept = kept
         self._settings = settings
         self._store = store
@@ -270,11 +270,11 @@ class Sandboxes:
 
     @property
     def live(self) -> int:
-        """How many have not ended."""
+        """Number of sandboxes that have not ended."""
         return sum(record.ended_at is None for record in self._all.values())
 
     def begin(self) -> None:
-        """Count one that is going to be created; `CapacityError` when there is no room."""
+        """Reserve room for a sandbox about to be created; `CapacityError` when there is none."""
         if self.live + self._starting >= self._settings.most_sandboxes:
             raise CapacityError(
                 "sandboxes: there are as many as this server may have",
@@ -284,15 +284,15 @@ class Sandboxes:
         self._starting += 1
 
     def begun(self, record: SandboxRecord | None) -> None:
-        """It was created, or was not."""
+        """Release the reservation; `record` is the created sandbox, None if creation failed."""
         self._starting -= 1
         if record is not None:
             self._all[record.id] = record
 
     async def keep(self, record: SandboxRecord, *others: Change) -> None:
-        """Write down a sandbox that was created or changed, and `others` with it.
+        """Write a created or changed sandbox to the store, and `others` in the same transaction.
 
-        Raises `CapacityError` or another `CellwallError` if that cannot be.
+        Raises `CapacityError` or another `CellwallError` if it cannot be written.
         """
         if self._store is not None:
             record.on_ended = self._on_ended
@@ -308,17 +308,17 @@ class Sandboxes:
         if self._store is not None:
             named = sum(len(name) + len(value) for name, value in record.metadata.items())
             self._kept.keep(record.owner, named, record.ended_at or steady())
-        with contextlib.suppress(CapacityError):  # the next server finds out by itself
+        with contextlib.suppress(CapacityError):  # the next server ends it on its own
             if self._store is not None:
                 await self._store.write(EndSandbox(record.id, record.ended_at or 0.0, because))
 
     def restore(self, rows: list[SandboxRow]) -> None:
-        """Know those of a server before this one; all of them have ended."""
+        """Add the records of sandboxes of an earlier server; all of them have ended."""
         for row in rows:
             self._all[row.id] = SandboxRecord.restored(row)
 
     def expire(self) -> None:
-        """Forget what ended too long ago; called now and then."""
+        """Forget sandboxes and commands whose retention is over; called periodically."""
         limit = steady() - self._settings.retention_s
         for record in list(self._all.values()):
             if record.ended_at is not None and record.ended_at <= limit:

@@ -1,7 +1,7 @@
-"""Waiting for a place: with somebody who waits for the answer, or in the background.
+"""Waiting for a place in the queue: for a connected caller, or in the background.
 
 Not the order of turns (`engine.scheduling.fair_queue`). The invariant: a place that was given is
-given back exactly once, also when whoever waited has left just then.
+given back exactly once, also when the waiting task is cancelled at that moment.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 
 class Turn:
-    """The turn of something that has a task."""
+    """The turn of an execution that has a task."""
 
     __slots__ = ("_arrival", "_place", "given_at", "is_given", "waiting")
 
     def __init__(self, place: Place | None = None) -> None:
-        """`place` if it was given already."""
+        """`place` is set if it was given already."""
         self.waiting: Waiting | None = None
         self.is_given = place is not None
         self.given_at = time.time()
-        """Since when it is its turn, in seconds since the epoch."""
+        """When the turn came, in seconds since the epoch."""
         self._place = place
         self._arrival: asyncio.Future[None] | None = None
 
     def give(self, place: Place) -> None:
-        """It is its turn; the queue calls this."""
+        """Take the place; the queue calls this when the turn comes."""
         self._place = place
         self.is_given = True
         self.given_at = time.time()
@@ -41,13 +41,13 @@ class Turn:
             self._arrival.set_result(None)
 
     async def wait(self) -> None:
-        """Return when it is its turn."""
+        """Return when the turn has come."""
         if not self.is_given:
             self._arrival = asyncio.get_running_loop().create_future()
             await self._arrival
 
     def leave(self) -> None:
-        """Wait no longer, or give the place back; idempotent."""
+        """Stop waiting, or give the place back; idempotent."""
         if self.waiting is not None:
             self.waiting.cancel()
         if self._place is not None:
@@ -55,27 +55,26 @@ class Turn:
 
 
 class Queued:
-    """One execution that waits in the background, without a task: its body is in the store."""
+    """An execution that waits in the background, without a task; its body is in the store."""
 
     __slots__ = ("_on_turn", "id", "is_accepted", "owner", "place", "record", "waiting")
 
     def __init__(self, execution_id: str, owner: str, on_turn: OnTurn) -> None:
-        """It is not on disk yet."""
         self.id = execution_id
         self.owner = owner
         self.waiting: Waiting | None = None
         self.place: Place | None = None
         self.record: ExecutionRecord | None = None
-        """There is one if somebody follows it."""
+        """Record of the execution if a caller follows it."""
         self.is_accepted = False
         self._on_turn = on_turn
 
     def on_turn(self, place: Place) -> None:
-        """It is its turn; the queue calls this."""
+        """Pass the place on; the queue calls this when the turn comes."""
         self._on_turn(self, place)
 
     def leave(self) -> None:
-        """Wait no longer, or give the place back."""
+        """Stop waiting, or give the place back."""
         if self.waiting is not None:
             self.waiting.cancel()
         if self.place is not None:

@@ -1,8 +1,8 @@
-"""Tells callers' own servers that their executions have ended, where the operator allows it.
+"""Notices to callers' own servers that executions have ended, where the operator allows them.
 
 Not the delivery (`egress.webhook`) and not the record of the end, which stays the truth: a notice
-is small, carries no output, and may be lost. The invariant: nothing waits for one, and the secret
-that signs them outlives the server wherever there is a store.
+is small, carries no output, and may be lost. The invariant: no work waits for a notice, and the
+secret that signs notices outlives the server wherever there is a store.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ if TYPE_CHECKING:
 
 _SECRET = "webhook_secret"  # noqa: S105 - the name of a fact
 OPERATOR = "default"
-"""Whose secret signs what goes to the operator."""
+"""Tenant whose secret signs notices to the operator."""
 HEADER = "Cellwall-Signature"
 _SHOWN = ("execution_id", "status", "verdict", "sandbox_id", "started_at")
 
 
 class Notices:
-    """See the module. Lives on one event loop."""
+    """Sends notices; see the module. Lives on one event loop."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        """Nothing is sent before `open`."""
         self._settings = settings
         self._webhooks: Webhooks | None = None
 
     async def open(self, store: Store | None) -> None:
-        """Make ready to sign; raises what the store says, or `UsageError` for odd networks."""
+        """Load or make the signing secret, and check the settings.
+
+        Raises the store's errors, or `UsageError` for invalid networks.
+        """
         flag_url = self._settings.flag_webhook
         if not self._settings.webhooks:
             if flag_url is not None:
@@ -59,7 +61,8 @@ class Notices:
         self._allowed().check(url)
 
     def secret_of(self, tenant: str) -> str:
-        """Return what a tenant's receivers check signatures with; `UsageError` if none is sent."""
+        """Return the secret for a tenant's receivers; `UsageError` if this server sends no
+        webhooks."""
         return self._allowed().secret_of(tenant)
 
     def _allowed(self) -> Webhooks:
@@ -73,7 +76,7 @@ class Notices:
     def ended(
         self, owner: str, asked: Mapping[str, Any], answer: Callable[[], Mapping[str, Any]]
     ) -> None:
-        """Send what was asked to be sent at the end of an execution, if anything was."""
+        """Send the notice about an ended execution, if its request named a webhook."""
         url = asked.get("webhook")
         if url is not None and self._webhooks is not None:
             value = answer()
@@ -81,12 +84,12 @@ class Notices:
             self._webhooks.send(url, {"type": "execution.ended", **shown}, tenant=owner)
 
     def flagged(self, alert: Alert) -> None:
-        """Tell the operator's own server that a rule was met, if it wants to know."""
+        """Notify the operator's server that a rule was met, if `flag_webhook` is set."""
         url = self._settings.flag_webhook
         if url is not None and self._webhooks is not None:
             self._webhooks.send(url, {"type": "rule.flag", **asdict(alert)}, tenant=OPERATOR)
 
     async def aclose(self) -> None:
-        """Give what is under way a moment, drop the rest."""
+        """Give deliveries under way a moment to finish, drop the rest."""
         if self._webhooks is not None:
             await self._webhooks.aclose()
