@@ -1,6 +1,6 @@
 """HTTP: the ASGI application over one engine (design/0003-http.md).
 
 Not a second engine and not the composition root (`apps.serve`): it knows owners, connections and
-records of what ran; everything that happens in a sandbox is asked of `engine`. Needs the extra
+records of executions; for everything that happens in a sandbox it calls `engine`. Needs the extra
 `cellwall[server]`.
 """

@@ -1,4 +1,4 @@
-"""Puts the ASGI application together: guards around a router around the table of routes.
+"""Assembly of the ASGI application: guards around a router around the table of routes.
 
 Called by `apps.serve` and by tests. Not the process, the socket or the settings. The invariant:
 there is no route outside the table.
@@ -68,7 +68,6 @@ class Router:
     """Finds the endpoint of a path and method: fixed paths by lookup, the others by pattern."""
 
     def __init__(self, endpoints: tuple[Endpoint, ...]) -> None:
-        """Sort them."""
         self._fixed: dict[str, dict[str, Endpoint]] = {}
         patterns: dict[str, dict[str, Endpoint]] = {}
         for endpoint in endpoints:

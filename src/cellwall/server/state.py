@@ -1,8 +1,8 @@
-"""Everything one server holds while it runs.
+"""State of one server: every part that lives as long as it runs.
 
-In memory, one per process; built by `app`, given to every call. Not a service of its own: it only
-keeps the parts together and looks after their ends. The invariant: nothing in it grows without a
-bound of its own.
+In memory, one per process; built by `apps.serve`, given to every call. Not a service of its own: it
+only keeps the parts together and looks after their ends. The invariant: nothing in it grows without
+a bound of its own.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ if TYPE_CHECKING:
 
 _EXPIRE_EVERY_S = 15.0
 _SHARE = 8
-"""A tenant may have one part in so many of the connections, unless its tier says otherwise."""
+"""Divisor: a tenant may have this part of the connections, unless its tier says otherwise."""
 
 
 class State:
-    """See the module. Make it on the event loop it will live on."""
+    """All parts of one server; see the module. Make it on the event loop it will live on."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class State:
         redactor: Redactor | None = None,
         disk: Path | None = None,
     ) -> None:
-        """Nothing happens yet. None as store: nothing outlives this server, and there is no audit.
+        """Without a store (None) nothing outlives this server, and there is no audit.
 
         `redactor` is the one that the log uses; `disk` a directory beside the store's file.
         """
@@ -119,9 +119,9 @@ class State:
         self.request_s += seconds
 
     async def open(self) -> None:
-        """Take over what another server left, and begin to forget what has expired.
+        """Take over what an earlier server left, and begin to forget what has expired.
 
-        Raises what the store says.
+        Raises the errors of the store.
         """
         await self.notices.open(self.store)
         if self.store is not None:
@@ -137,7 +137,7 @@ class State:
         self.queue.look_again()
         self.executions.expire()
         self.sandboxes.expire()
-        # A store that is slow gets one such task, not one more with every round.
+        # A slow store gets one such task, not one more with every round.
         if self.store is not None and (self._expiring is None or self._expiring.done()):
             self._expiring = self.tasks.spawn(self._expire_stored(self.store))
         loop = asyncio.get_running_loop()
@@ -145,18 +145,18 @@ class State:
         self._timer = loop.call_later(pause_s, self._on_timer)
 
     async def _expire_stored(self, store: Store) -> None:
-        with contextlib.suppress(CapacityError):  # there is another time
+        with contextlib.suppress(CapacityError):  # the next round tries again
             await store.expire(steady() - self.settings.retention_s)
             if self.audit is not None:
                 await self.audit.trim(steady())
 
     async def drain(self, wait_s: float, is_forced: Callable[[], bool] = lambda: False) -> None:
-        """Begin nothing new, let executions end for `wait_s`, cut the rest short."""
+        """Begin nothing new, let executions end for `wait_s` seconds, interrupt the rest."""
         self.is_stopping = True
         await self.executions.drain(wait_s, is_forced)
 
     async def aclose(self) -> None:
-        """End everything that runs; engine and store are their owner's to close."""
+        """End everything that runs; the creator of engine and store closes those."""
         self.is_stopping = True
         if self._timer is not None:
             self._timer.cancel()
@@ -165,7 +165,7 @@ class State:
 
 
 def _tiers(settings: ServerSettings) -> dict[str, Quotas]:
-    """Return the tiers with what they leave to the server."""
+    """Return the tiers, with the defaults that they leave to the server filled in."""
     share = max(1, settings.most_connections // _SHARE)
     tiers = {DEFAULT_TIER: Quotas(), **settings.tiers}
     return {
@@ -175,7 +175,7 @@ def _tiers(settings: ServerSettings) -> dict[str, Quotas]:
 
 
 def _queue(engine: Engine, settings: ServerSettings) -> FairQueue:
-    """Return the queue over this machine, or over what the settings say it is."""
+    """Return the queue over this machine, or over the capacity that the settings give."""
     is_on_disk = engine.settings.allow_process
     machine = capacity.read(engine.state_dir if is_on_disk else None)
     may_promise = Cost(

@@ -1,9 +1,9 @@
-"""Writes the head of the audit's chain to a place that is not the store, at least each minute.
+"""Anchors: writes the head of the audit's chain outside the store, at least each minute.
 
 A chain alone does not show that its end was cut off, or that it was made anew as a whole; a head
-that lies elsewhere does. Not the chain (`chain`) nor the check against anchors
-(`check`). The invariant: an anchor is never written before its record is durable, and a
-target that fails is said, counted and tried again.
+that lies elsewhere does. Not the chain (`chain`) nor the check against anchors (`check`). The
+invariant: an anchor is never written before its record is durable, and a failing target is logged,
+counted and tried again.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ MOST_S = 60.0
 
 
 class Target(Protocol):
-    """Somewhere to write a line; raises `OSError`."""
+    """A destination for lines; raises `OSError`."""
 
     def write(self, line: str) -> None:
-        """Write it; on disk, or out of our hands, when this returns."""
+        """Write a line; it is on disk, or with another process, when this returns."""
 
 
 class AnchorFile:
-    """A file that is only appended to; `chattr +a` makes the kernel see to that."""
+    """A file that is only appended to; `chattr +a` makes the kernel enforce that."""
 
     def __init__(self, path: str) -> None:
-        """It is opened afresh for each line, so that it can be rotated."""
+        """The file is opened afresh for each line, so that it can be rotated."""
         self._path = path
 
     def write(self, line: str) -> None:
@@ -82,12 +82,12 @@ def target_of(setting: str) -> Target:
 
 
 class Anchoring:
-    """Writes the head down while the server runs."""
+    """Writes the head to a target while the server runs."""
 
     def __init__(
         self, store: Store, target: Target, every_s: float, on_failure: Callable[[], None]
     ) -> None:
-        """Look each `every_s` seconds, at least each minute; `on_failure` counts what failed."""
+        """Look each `every_s` seconds, at least each minute; `on_failure` counts failed writes."""
         self._store = store
         self._target = target
         self._every_s = min(every_s, MOST_S)
@@ -114,7 +114,7 @@ class Anchoring:
             await self.try_write()
 
     async def try_write(self, row: AuditRow | None = None) -> bool:
-        """Write `row`, or the head if there are records since; what fails is said and counted.
+        """Write `row`, or the head if there are records since; a failure is logged and counted.
 
         Returns whether nothing failed.
         """

@@ -1,6 +1,6 @@
 """The form of an audit record and the hash that chains it to the one before. Pure.
 
-Not where records are kept (`store`), who writes them (`writer`) or who checks them (`check`).
+Not where records are kept (`store`), how they are written (`writer`) or checked (`check`).
 
 A record is one line of JSON with these names in this order, every value a text or a whole number;
 nothing else is the same record. Its hash is SHA-256 over the version tag, the previous record's
@@ -23,38 +23,38 @@ from cellwall.store.records.rows import AuditRow
 
 VERSION = "cellwall-audit-1"
 START = bytes(32)
-"""What stands for the hash before the first record."""
+"""Stands for the previous hash of the first record."""
 Decision = Literal["allowed", "refused", "noted"]
 _LENGTH = struct.Struct(">Q").pack
 compact = json.JSONEncoder(separators=(",", ":"), default=str).encode
-"""Encodes what goes into a record."""
+"""Encodes a value as compact JSON for a record."""
 
 
 class Entry(NamedTuple):
-    """What an audit record says; its place in the chain is given when it is written."""
+    """Content of an audit record; its place in the chain is given when it is written."""
 
     time: float
     """Seconds since the epoch, of the wall clock."""
     mono_ns: int
-    """Nanoseconds of the monotonic clock, which nobody sets."""
+    """Nanoseconds of the monotonic clock, which cannot be set."""
     tenant: str
-    """"" for the server itself and for who showed no key."""
+    """Tenant; empty for the server itself and for a request without a key."""
     actor: str
     """Id of the key; `address:…` without one; `server`, `cli`."""
     action: str
     """`noun.verb`."""
     object: str = ""
-    """What it is done to: an id, a path inside, an address."""
+    """Object of the action: an id, a path inside, an address."""
     parameters: str = ""
-    """SHA-256 in hexadecimal of what was asked for; "" if nothing was."""
+    """SHA-256 in hexadecimal of the request's parameters; empty without any."""
     decision: Decision = "allowed"
     runtime: str = ""
     posture: str = ""
     """Digest of the confinement as the kernel reported it."""
     result: str = ""
-    """Verdict or outcome; "" before the effect."""
+    """Verdict or outcome; empty before the effect."""
     usage: str = ""
-    """What was used, as compact JSON."""
+    """Resource usage, as compact JSON."""
     details: str = ""
     """Everything else, as compact JSON."""
     request: str = ""
@@ -72,7 +72,7 @@ class Read:
     seq: int
     prev: bytes
     hash: bytes
-    """What its own fields give."""
+    """Hash computed from the record's own fields."""
     values: Mapping[str, Any]
 
 
@@ -81,7 +81,7 @@ class Malformed(ValueError):
 
 
 def sealed(entry: Entry) -> Callable[[int, bytes], AuditRow]:
-    """Return what makes the row of `entry`, given its number and the hash before it."""
+    """Return a function that makes the row of `entry` from its number and the hash before it."""
 
     def make(seq: int, prev: bytes) -> AuditRow:
         values = _values(entry, seq)
@@ -92,17 +92,17 @@ def sealed(entry: Entry) -> Callable[[int, bytes], AuditRow]:
 
 
 def appending(entry: Entry) -> AppendAudit:
-    """Return what appends `entry`, also out of a journal."""
+    """Return the change that appends `entry`; it can also be read back from a journal."""
     return AppendAudit(sealed(entry), tuple(entry))
 
 
 def sealed_again(words: Sequence[Any]) -> Callable[[int, bytes], AuditRow]:
-    """Return `sealed` of the entry that `appending` gave these words."""
+    """Return `sealed` of the entry whose words `appending` has put into a change."""
     return sealed(Entry(*words))
 
 
 def read(record: bytes) -> Read:
-    """Return what a record says and the hash it should have; `Malformed` if it is none."""
+    """Return a record's content and the hash it should have; `Malformed` if it is no record."""
     try:
         found = json.loads(record)
         prev = bytes.fromhex(found["prev"])

@@ -1,8 +1,8 @@
-"""Checks a chain of audit records, from the store or from files, and says where it is broken.
+"""Check of a chain of audit records, from the store or from files; it finds where it is broken.
 
 Pure: rows and anchors in, a report out; no server and no store is needed. Not the form of a record
-(`chain`). The invariant: a break is reported with its place, and everything behind it is
-still checked.
+(`chain`). The invariant: a break is reported with its place, and everything behind it is still
+checked.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that is not as it was written."""
+    """A deviation from the chain as it was written."""
 
     seq: int
-    """The record it was found at; for what is missing, the first missing one."""
+    """Number of the record with the fault; for missing records, the first missing one."""
     what: str
 
 
 @dataclass(slots=True)
 class Report:
-    """What was found."""
+    """Result of a check."""
 
     records: int = 0
     first_seq: int = 0
     last_seq: int = 0
     last_hash: bytes = START
     anchors: int = 0
-    """Anchors that agree."""
+    """Number of anchors that agree."""
     cut: Cut | None = None
     """Where the chain was cut last, as one of its own records says."""
     removed: int = 0
-    """Records at its start that went by that cut."""
+    """Number of records at its start that were removed by that cut."""
     faults: list[Fault] = field(default_factory=list)
-    """By place; at most a thousand."""
+    """Sorted by `seq`; at most a thousand."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there are no faults."""
         return not self.faults
 
     def add(self, seq: int, what: str) -> None:
@@ -68,9 +68,10 @@ class Checker:
     """A check under way; a chain may be longer than memory."""
 
     def __init__(self, anchors: Iterable[Anchor] = (), *, whole: bool = False) -> None:
-        """Hold what comes against `anchors`.
+        """Compare the rows with `anchors`.
 
-        `whole`: it is all that is kept, so it begins with record 1 or where it was cut.
+        `whole`: the rows are all that is kept, so they begin with record 1 or where the chain was
+        cut.
         """
         self._report = Report()
         self._is_all = whole
@@ -82,7 +83,7 @@ class Checker:
             self._wanted.setdefault(anchor.seq, []).append(anchor)
 
     def take(self, row: AuditRow) -> None:
-        """Check the next row, in the order in which they lie."""
+        """Check the next row, in stored order."""
         report = self._report
         found = _check_row(row, report)
         if found is not None:
@@ -100,7 +101,7 @@ class Checker:
                 self._report.add(seq, f"it is not the record that was anchored at {anchor.time}")
 
     def finish(self) -> Report:
-        """Return what was found; no row is left."""
+        """Return the report; call it after the last row."""
         if self._is_all and self._report.first_seq > 1:
             self._check_start()
         _check_end(self._report, self._wanted)
@@ -108,7 +109,7 @@ class Checker:
         return self._report
 
     def _check_start(self) -> None:
-        """What is gone must have gone by a cut, and what is left must follow it."""
+        """Check that missing records went by a cut, and that the rest follows that cut."""
         report, cut, gone = self._report, self._report.cut, self._report.first_seq - 1
         if cut is None or cut.seq < gone:
             known = 0 if cut is None else cut.seq
@@ -120,7 +121,7 @@ class Checker:
 
 
 def check(rows: Iterable[AuditRow], anchors: Iterable[Anchor] = ()) -> Report:
-    """Check `rows` in the order in which they lie, and hold them against `anchors`."""
+    """Check `rows` in stored order, and compare them with `anchors`."""
     checker = Checker(anchors)
     for row in rows:
         checker.take(row)
@@ -154,12 +155,15 @@ def _check_row(row: AuditRow, report: Report) -> Read | None:
 def _is_unlinked(row: AuditRow, prev: bytes, report: Report) -> bool:
     if row.seq == 1:
         return prev != START
-    # Behind a hole there is nothing to compare with; the hole is reported already.
+    # After a hole there is no record to compare with; the hole is reported already.
     return report.records > 0 and row.seq == report.last_seq + 1 and prev != report.last_hash
 
 
 def _check_end(report: Report, left: dict[int, list[Anchor]]) -> None:
-    """Anchors without a record: cut off at the end, or simply before what is looked at."""
+    """Report anchors beyond the last record: the chain was cut off at its end.
+
+    Other anchors without a record lie before the checked rows.
+    """
     behind = [seq for seq in left if seq > report.last_seq]
     if behind:
         when = left[max(behind)][0].time
@@ -170,7 +174,7 @@ def _check_end(report: Report, left: dict[int, list[Anchor]]) -> None:
 
 
 def anchors_in(lines: Iterable[str]) -> Iterator[Anchor]:
-    """Yield the anchors of an anchor file or of a system log, whatever stands before them."""
+    """Yield the anchors of an anchor file or a system log; text before an anchor is skipped."""
     for line in lines:
         start = line.find('{"cellwall_audit_head":')
         if start < 0:
@@ -195,7 +199,7 @@ def exported(row: AuditRow) -> str:
 
 
 def imported(line: str, number: int) -> AuditRow:
-    """Return the row of an exported line; one that cannot be read becomes one that fails."""
+    """Return the row of an exported line; an unreadable line becomes a row that fails the check."""
     head, middle, rest = line[:9], line[9:73], line[73:]
     if head != '{"hash":"' or not rest.startswith('","record":') or not rest.endswith("}"):
         return AuditRow(number, line.encode("utf-8", "replace"), b"")

@@ -1,6 +1,6 @@
 """Refusals, summed up: the first of a kind at once, the others as a number each minute.
 
-Who is refused must not be able to make the server write as fast as it can answer. Not the record
+A refused client must not be able to make the server write as fast as it can answer. Not the record
 (`writer`). The invariant: memory is bounded, and each refusal is in exactly one record.
 """
 
@@ -19,10 +19,10 @@ _Kind = tuple[str, str, str]
 
 
 class Refusals:
-    """Those of one server."""
+    """The refusals of one server."""
 
     def __init__(self, note: Callable[[Entry], None]) -> None:
-        """`note` takes what is to be written."""
+        """`note` takes entries to be written."""
         self._note = note
         self._counts: dict[_Kind, tuple[Entry, int]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -38,7 +38,7 @@ class Refusals:
         self._counts[kind] = (first, count + 1)
 
     def open(self) -> None:
-        """Begin to sum up."""
+        """Start the timer of the sums."""
         self._timer = asyncio.get_running_loop().call_later(WINDOW_S, self._on_timer)
 
     def _on_timer(self) -> None:
@@ -46,7 +46,7 @@ class Refusals:
         self.open()
 
     def sum_up(self) -> None:
-        """Note how many there were of each kind beyond the first, and begin anew."""
+        """Note the number of each kind beyond the first, and begin anew."""
         counts, self._counts = self._counts, {}
         for first, count in counts.values():
             if count > 1:

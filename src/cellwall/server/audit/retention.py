@@ -1,9 +1,9 @@
-"""Which audit records may leave the store, and the record that says so.
+"""Rules for which audit records may leave the store, and the record of their removal.
 
-Not the deletion (`store`) and not who asks for it (`writer`). What goes is a beginning of the chain
-that was exported, is old enough and is whole; a record that was edited stays, as evidence.
-The invariants: the newest record never goes, and before any goes a record names the last that does,
-with its hash, so that a check knows where the chain may begin.
+Not the deletion (`store`) and not its trigger (`writer`). Removed is a beginning of the chain that
+was exported, is old enough and is whole; an edited record stays, as evidence. The invariants: the
+newest record is never removed, and before any removal a record names the last removed one, with its
+hash, so that a check knows where the chain may begin.
 """
 
 from __future__ import annotations
@@ -26,19 +26,17 @@ _PAGE = 500
 
 
 class Cut(NamedTuple):
-    """Where the chain was cut: the last record that went."""
+    """Where the chain was cut: the last removed record."""
 
     seq: int
     hash: bytes
     time: str = ""
-    """When that was decided."""
+    """When the cut was decided."""
 
 
 async def due(store: Store, before: float) -> AuditRow | None:
-    """Return the last record that may go of those made before that time (seconds since 1970).
-
-    None if none may.
-    """
+    """Return the last removable record made before that time (seconds since 1970); None if none
+    is."""
     head = await store.audit_head()
     exported = await store.fact(EXPORTED)
     if head is None or exported is None:
@@ -62,7 +60,7 @@ def _is_before(row: AuditRow, moment: str) -> bool:
 
 
 def details_of(cut: AuditRow) -> str:
-    """Return what the record of a cut says."""
+    """Return the details of the record of a cut."""
     return compact({"to": cut.seq, "hash": cut.hash.hex()})
 
 

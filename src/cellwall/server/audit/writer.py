@@ -1,9 +1,9 @@
 """Writes audit records: before the effect where there is one, into the chain in the store.
 
-Not the form of a record (`chain`), not its check (`check`), not executions, whose
-records join their own transactions (`observer`). What callers and programs chose is redacted here.
-The invariants: what `before` was asked to write is durable when it returns, or it raises (unless
-the operator's policy is to flag that); what is only noted is never lost silently.
+Not the form of a record (`chain`), not its check (`check`), not executions, whose records join
+their own transactions (`observer`). Texts that callers and programs chose are redacted here. The
+invariants: an entry given to `before` is durable when it returns, or it raises (unless the
+operator's policy is to flag that); an entry given to `note` is never lost silently.
 """
 
 from __future__ import annotations
@@ -44,16 +44,15 @@ _CLOSE_S = 5.0
 _TRIM_EVERY_S = 3600.0
 _LONGEST = 1024
 _ID = re.compile(r"[a-z2-7]{26}")
-"""As we make them (`model.ids`)."""
+"""Form of the server's own ids (`model.ids`)."""
 _SMALL_BYTES = 1 << 20
-"""Bodies above it are hashed in a thread."""
+"""Size in bytes from which bodies are hashed in a thread."""
 
 
 class Audit:
     """The audit of one server."""
 
     def __init__(self, store: Store, settings: ServerSettings, watch: Watch) -> None:
-        """Nothing is written yet."""
         self._store = store
         self._watch = watch
         self._is_required = settings.audit == "required"
@@ -78,14 +77,14 @@ class Audit:
     # -- before an effect ------------------------------------------------------------------
 
     def change(self, entry: Entry) -> AppendAudit:
-        """Return what appends `entry`, to join the transaction of what it is about."""
+        """Return the change that appends `entry`, for the transaction of its effect."""
         self._count("made")
         return appending(self._clean(entry))
 
     async def before(self, entry: Entry) -> None:
         """Write `entry`; it is on disk when this returns.
 
-        Raises what the store says if it cannot be written and the policy is `required`.
+        Raises the error of the store if it cannot be written and the policy is `required`.
         """
         try:
             await self._store.write(self.change(entry))
@@ -101,7 +100,7 @@ class Audit:
         await self.before(entry_of(call, action))
 
     def made(self, call: Call, record: SandboxRecord) -> AppendAudit:
-        """Return what appends that a sandbox was made, and see to the record of its end."""
+        """Return the record of a sandbox's creation, and arrange that of its end."""
         isolation = record.isolation
         record.tell_ended(partial(self._sandbox_ended, record.owner, record.id))
         entry = entry_of(call, "sandbox.create")._replace(
@@ -114,7 +113,7 @@ class Audit:
         return self.change(entry)
 
     def runtime_taken_out(self, name: str, reason: str) -> None:
-        """Note that a runtime broke while it was in use and serves nobody for now."""
+        """Note that a runtime broke while it was in use and takes no new work for now."""
         self.note(server_entry("runtime.take_out", subject=name, result=reason))
 
     def _sandbox_ended(self, tenant: str, sandbox_id: str, reason: str) -> None:
@@ -122,7 +121,7 @@ class Audit:
         self.note(server_entry("sandbox.end", tenant=tenant, subject=subject, result=reason))
 
     def command_ended(self, tenant: str, names: str, outcome: Outcome) -> None:
-        """Note how a command ended; `names` are its sandbox's and its own."""
+        """Note how a command ended; `names` are its sandbox's id and its own."""
         entry = server_entry("command.end", tenant=tenant, subject=names)
         self.note(
             entry._replace(
@@ -136,7 +135,7 @@ class Audit:
     # -- what has happened -----------------------------------------------------------------
 
     def note(self, entry: Entry) -> None:
-        """Write `entry` soon; if it cannot be written now, when the store is back."""
+        """Write `entry` soon; if the store cannot be written now, when it is back."""
         if len(self._noted) >= _MOST_NOTED:
             self._lost += 1
             self._count("lost")
@@ -146,17 +145,17 @@ class Audit:
             self._writing = self._tasks.spawn(self._write_noted())
 
     def failed(self, call: Call, action: str, reason: str) -> None:
-        """Note that an action that was allowed came to nothing."""
+        """Note that an allowed action failed."""
         self.note(entry_of(call, action)._replace(decision="noted", result=f"failed: {reason}"))
 
     def refused(self, call: Call, status: int, code: str) -> None:
-        """Note a refusal; those that repeat themselves are summed up."""
+        """Note a refusal; repeated ones are summed up."""
         entry = entry_of(call, "request.refuse")
         details = compact({"status": status, "code": code, "route": call.route})
         self._refusals.add(entry._replace(decision="refused", result=code, details=details))
 
     def refused_call(self, entry: Entry) -> None:
-        """Note a call from inside that no client heard of; as `refused`, summed up."""
+        """Note a tool call that was refused before any client saw it; summed up as in `refused`."""
         self._refusals.add(entry)
 
     def _on_alert(self, alert: Alert) -> None:
@@ -205,9 +204,9 @@ class Audit:
         self._refusals.open()
 
     async def trim(self, now: float) -> None:
-        """Let go of what was exported and is old enough at `now` (seconds since the epoch).
+        """Delete records that were exported and are old enough at `now` (seconds since the epoch).
 
-        At most once an hour, for each time costs a record. Raises what the store says.
+        At most once an hour, because each time costs a record. Raises the errors of the store.
         """
         if time.monotonic() < self._trim_at:
             return
@@ -216,14 +215,14 @@ class Audit:
         if cut is None:
             return
         if self._anchoring is not None and not await self._anchoring.try_write(cut):
-            return  # what went must still be provable by somebody else
+            return  # deleted records must stay provable by an anchor outside the store
         entry = server_entry(TRIM, subject=f"record:{cut.seq}", details=details_of(cut))
         await self._store.write(self.change(entry))
         gone = await self._store.trim_audit(cut.seq)
         _log.info("trimmed", records=gone, up_to=cut.seq)
 
     async def aclose(self) -> None:
-        """Write what is left, for some seconds at most, and that the server stops."""
+        """Write the remaining entries, for some seconds at most, and that the server stops."""
         self._refusals.close()
         self.note(server_entry("server.stop"))
         try:
@@ -237,11 +236,11 @@ class Audit:
         await self._anchoring_tasks.cancel()
 
     def _clean(self, entry: Entry) -> Entry:
-        """Return `entry` without keys and tokens; what a caller chose of it, without its values.
+        """Return `entry` without keys and tokens, and its request id without the tenant's values.
 
-        SECURITY: only of the request's id is all chosen. Names, ids, verdicts and facts are ours:
-        who could have them taken out could not be seen in the audit. What callers chose in the
-        others was cleaned when they were put together (`chosen`).
+        SECURITY: only the request's id is wholly the caller's choice. Names, ids, verdicts and
+        facts are the server's: a tenant that could have them redacted could hide from the audit.
+        The chosen parts of the other fields were cleaned when they were put together (`chosen`).
         """
         clean = self._watch.redactor.clean
         whose = None if _ID.fullmatch(entry.request) else entry.tenant
@@ -262,7 +261,7 @@ class Audit:
 
 
 def entry_of(call: Call, action: str) -> Entry:
-    """Return an entry about what a request asks for."""
+    """Return an entry about the action that a request asks for."""
     return Entry(
         time=time.time(),
         mono_ns=time.monotonic_ns(),
@@ -278,7 +277,7 @@ def entry_of(call: Call, action: str) -> Entry:
 def server_entry(
     action: str, *, tenant: str = "", subject: str = "", result: str = "", details: str = ""
 ) -> Entry:
-    """Return an entry about what the server does by itself, or to `subject`."""
+    """Return an entry about an action of the server itself, on `subject`."""
     return Entry(
         time=time.time(),
         mono_ns=time.monotonic_ns(),
@@ -293,7 +292,7 @@ def server_entry(
 
 
 async def parameters_of(call: Call, body: bytes) -> str:
-    """Return the digest of what a request asks for: method, path, query and `body`."""
+    """Return the digest of a request's parameters: method, path, query and `body`."""
     scope = call.scope
     parts = (
         str(scope.get("method", "WS")).encode(),

@@ -1,1 +1,1 @@
-"""Keys, tokens, and the one function that says whose a thing is."""
+"""Keys, tokens, and the one function that checks which tenant owns an object."""

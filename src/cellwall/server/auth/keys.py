@@ -1,4 +1,4 @@
-"""API keys: who a caller is, from the key and from nothing else.
+"""API keys: the caller's identity, from the key and from nothing else.
 
 Not what an owner may touch (`ownership`). Keys are kept as SHA-256 of at least 256 random bits,
 which needs no salt and no slow hash. The invariant: no key in clear is stored, logged or shown
@@ -20,14 +20,14 @@ from cellwall.model.errors import UsageError
 
 Scope = Literal["run", "manage", "admin"]
 SCOPES: tuple[Scope, ...] = ("run", "manage", "admin")
-"""Each contains the ones before it."""
+"""Scopes in rising order; each contains the ones before it."""
 _SHORTEST = 32
-"""Characters of a key an operator brings; ours have 46."""
+"""Least characters of a key from an operator; the server's own keys have 46."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who calls."""
+    """An authenticated caller."""
 
     tenant: str
     key_id: str
@@ -46,14 +46,14 @@ class KeyRecord:
     digest: str
     """SHA-256 in hexadecimal."""
     tenant: str = "default"
-    """Whose sandboxes and executions its holder sees and reaches: these, and no others."""
+    """Tenant whose sandboxes and executions the key's holder sees and reaches, and no others."""
     scope: Scope = "run"
     """`run` uses sandboxes, `manage` also looks after the tenant's, `admin` after the server."""
     expires_at: float | None = None
     """Seconds since the epoch; None: when it is removed."""
 
     def __post_init__(self) -> None:
-        """Raise `UsageError` on something that is no digest, scope or tenant."""
+        """Raise `UsageError` on an invalid digest, scope or tenant."""
         if len(self.digest) != 64 or set(self.digest) - set("0123456789abcdef"):
             raise UsageError(
                 "keys: sha256 is not a SHA-256 in hexadecimal",
@@ -70,7 +70,7 @@ class KeyRecord:
         return self.digest[:12]
 
     def has_expired(self, now: float) -> bool:
-        """Report whether its life is over at `now` (seconds since the epoch)."""
+        """Report whether the key has expired at `now` (seconds since the epoch)."""
         return self.expires_at is not None and self.expires_at <= now
 
 
@@ -80,12 +80,12 @@ def new_key() -> str:
 
 
 def digest_of(key: str) -> str:
-    """Return what is kept of a key."""
+    """Return the digest under which a key is kept."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def check_key(key: str) -> str:
-    """Return a key an operator brought, or say why it will not do."""
+    """Return a key an operator brought, or raise `UsageError` with the reason against it."""
     if len(key) < _SHORTEST or not key.isascii() or not key.isprintable() or " " in key:
         raise UsageError(
             f"CELLWALL_API_KEY: a key needs at least {_SHORTEST} printable ASCII characters",
@@ -98,7 +98,7 @@ class KeyRing:
     """The keys of one server: those of its configuration and those of its store."""
 
     def __init__(self, records: Iterable[KeyRecord] = ()) -> None:
-        """Start with these, which stay until the server ends."""
+        """Start with `records`, which stay until the server ends."""
         self._fixed = {record.digest: record for record in records}
         self._stored: dict[str, KeyRecord] = {}
         self._by_id: dict[str, KeyRecord] = {}
@@ -115,7 +115,7 @@ class KeyRing:
         self._name_all()
 
     def replace_stored(self, records: Iterable[KeyRecord]) -> None:
-        """Accept these besides, and what was given here before no longer."""
+        """Accept `records` besides the fixed keys, and no longer those of the previous call."""
         self._stored = {record.digest: record for record in records}
         self._name_all()
 
@@ -134,10 +134,10 @@ class KeyRing:
         return found is not None and not found.has_expired(time.time())
 
     def find(self, presented: str) -> Principal | None:
-        """Return whose key it is, or None."""
+        """Return the key's principal, or None."""
         digest = digest_of(presented)
         record = self._fixed.get(digest) or self._stored.get(digest)
-        # A lookup by digest gives nothing away: nobody can choose the digest of a guess.
+        # A lookup by digest gives nothing away: a guess's digest cannot be chosen.
         if record is None or not hmac.compare_digest(record.digest, digest):
             return None
         if record.has_expired(time.time()):
@@ -153,7 +153,6 @@ class Failures:
     _ADDRESSES = 1024
 
     def __init__(self) -> None:
-        """Nobody has failed yet."""
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def wait_s(self, address: str) -> float:

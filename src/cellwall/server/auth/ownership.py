@@ -1,7 +1,7 @@
-"""Whose is it? The one function that every route asks.
+"""Ownership check: the one function that every route uses to find an object.
 
-Not the keys (`keys`). Called by `endpoint` for every thing that a path names, before the handler
-runs. The invariant: a thing of another tenant and a thing that never existed give the same
+Not the keys (`keys`). Called by `endpoint` for every object that a path names, before the handler
+runs. The invariant: an object of another tenant and an object that never existed give the same
 answer, by the same steps.
 """
 
@@ -14,7 +14,7 @@ from cellwall.model.errors import NotFound
 
 
 class Owned(Protocol):
-    """Anything that belongs to a tenant."""
+    """An object that belongs to a tenant."""
 
     @property
     def owner(self) -> str:
@@ -25,13 +25,13 @@ T = TypeVar("T", bound=Owned)
 
 
 class NotYours(NotFound):
-    """There is none for this owner; for the audit it says whether there is one for another."""
+    """The owner has no such object; `is_of_other` tells the audit whether another tenant has it."""
 
     is_of_other: bool = False
 
 
 def owned(things: Mapping[str, T], owner: str, kind: str, name: str) -> T:
-    """Return the thing called `name` if it is `owner`'s, else `NotFound`."""
+    """Return the object called `name` if it belongs to `owner`, else raise `NotFound`."""
     thing = things.get(name)
     if thing is None or thing.owner != owner:
         refusal = NotYours(

@@ -1,8 +1,8 @@
 """API keys in the store: made, listed, revoked, and known to a running server within a second.
 
 Not how a key is checked (`keys`). Called by the routes of keys, by `cellwall keys` and by the
-server's start. The invariants: a key in clear is returned once by `create` and is nowhere else;
-what the store says is revoked is not accepted, whoever revoked it.
+server's start. The invariants: a key in clear is returned once by `create` and is nowhere else; a
+key that is revoked in the store is not accepted, whichever process revoked it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _LONGEST_LIFE_S = 100 * 365 * 86_400.0
 
 
 def record_of(row: KeyRow) -> KeyRecord:
-    """Return what the ring holds of a stored key; `UsageError` if it is none."""
+    """Return the ring's record of a stored key; `UsageError` if the row is not valid."""
     return KeyRecord(row.digest, row.tenant, row.scope, row.expires_at)  # type: ignore[arg-type]
 
 
 def accepted(rows: Iterable[KeyRow], now: float) -> list[KeyRow]:
-    """Return those that are neither revoked nor expired; `now` in seconds since the epoch."""
+    """Return the rows neither revoked nor expired; `now` in seconds since the epoch."""
     return [
         row
         for row in rows
@@ -47,7 +47,7 @@ def accepted(rows: Iterable[KeyRow], now: float) -> list[KeyRow]:
 
 
 def shown(row: KeyRow) -> dict[str, Any]:
-    """Return what everybody who lists keys is shown of one; never the key."""
+    """Return a key's public description for lists of keys; never the key."""
     return {
         "id": row.digest[:12],
         "tenant": row.tenant,
@@ -64,7 +64,8 @@ async def create(
 ) -> tuple[KeyRow, str]:
     """Return a new key's row, which is durable, and the key itself, which is kept nowhere.
 
-    `life_s` in seconds; None: until it is revoked. Raises `UsageError`, and what the store says.
+    `life_s` in seconds; None: until it is revoked. Raises `UsageError`, and the errors of the
+    store.
     """
     if name is not None and not (0 < len(name) <= _LONGEST_NAME and name.isprintable()):
         raise UsageError(
@@ -86,7 +87,7 @@ async def create(
 async def revoke(store: Store, key_id: str) -> KeyRow:
     """Revoke the key of that id and return its row as it was before; idempotent.
 
-    Raises `NotFound`, and what the store says.
+    Raises `NotFound`, and the errors of the store.
     """
     for row in await store.keys():
         if row.digest[:12] == key_id:
@@ -98,7 +99,7 @@ async def revoke(store: Store, key_id: str) -> KeyRow:
 def _on_record(action: str, row: KeyRow) -> AppendAudit:
     """Return the audit record of a change of keys, for the same transaction.
 
-    A request has one of its own besides, which says whose key asked for it.
+    The request has a record of its own besides, with the key that asked for the change.
     """
     expires_at = None if row.expires_at is None else rfc3339(row.expires_at)
     facts = {"scope": row.scope, "name": row.name, "expires_at": expires_at}
@@ -115,16 +116,15 @@ def _on_record(action: str, row: KeyRow) -> AppendAudit:
 
 
 class StoredKeys:
-    """Keeps a ring of keys as the store has them."""
+    """Keeps a ring of keys in step with the store."""
 
     def __init__(self, store: Store, ring: KeyRing) -> None:
-        """Nothing is read yet."""
         self._store = store
         self._ring = ring
         self._version: str | None = None
 
     async def refresh(self) -> None:
-        """Read the keys again if they have changed; raises what the store says."""
+        """Read the keys again if they have changed; raises the errors of the store."""
         version = await self._store.version()
         if version != self._version:
             rows = await self._store.keys()
@@ -132,7 +132,7 @@ class StoredKeys:
             self._version = version
 
     async def watch(self) -> None:
-        """Do that for ever, twice a second. A store that cannot be read changes nothing."""
+        """Refresh twice a second, until cancelled. A store that cannot be read changes nothing."""
         is_failing = False
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)

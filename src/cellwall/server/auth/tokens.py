@@ -1,6 +1,6 @@
 """Signed tokens that stand for a key in one place for a while: a file's address, a port.
 
-Not keys (`keys`): a token opens one thing of one owner, and dies with its time, its sandbox, the
+Not keys (`keys`): a token opens one object of one owner, and ends with its time, its sandbox, the
 key that signed it, or the server's run. The invariant: everything a token allows is in it and
 signed; nothing about it is kept.
 """
@@ -25,14 +25,14 @@ _LONGEST = 16_384
 
 
 class TokenRefused(NotFound):
-    """It opens nothing; for the audit, as a key that is not known."""
+    """The token opens nothing; audited like an unknown key."""
 
 
 class Tokens:
-    """Signs and opens them; one per server's run."""
+    """Signs and opens tokens; one per server's run."""
 
     def __init__(self, key: bytes, is_accepted: Callable[[str], bool]) -> None:
-        """`is_accepted` says of a key's id whether that key may still call."""
+        """`is_accepted` reports for a key's id whether that key may still call."""
         self._key = key
         self._is_accepted = is_accepted
 
@@ -46,9 +46,10 @@ class Tokens:
         return _text(_signature(self._key, body) + body), expires_at
 
     def opened(self, kind: str, token: str) -> dict[str, Any]:
-        """Return a token's claims; `TokenRefused` if it is not ours, not of `kind`, or too old.
+        """Return a token's claims; `TokenRefused` if it is not this server's, of another kind, or
+        too old.
 
-        So it is when the key that signed it is no longer accepted.
+        It is also refused when the key that signed it is no longer accepted.
         """
         claims = self._read(token)
         is_old = claims.get("kind") != kind or claims["expires_at"] <= time.time()

@@ -1,10 +1,10 @@
-"""How many bytes of request bodies are held together, of all callers and of each tenant.
+"""Budget of request bodies in memory, in bytes: over all callers and per tenant.
 
-Not how large one may be (`request`, `endpoint`) and not what the host has left
-(`engine.scheduling.host_headroom`). What is counted is what callers sent; as text and in what a
-sandbox is sent the server has it twice or three times more. The invariants: a body is counted from
-its first byte until nothing holds it, also when what it began outlives its connection; and no
-tenant can have more than half.
+Not how large one body may be (`request`, `endpoint`) and not what the host has left
+(`engine.scheduling.host_headroom`). Counted is what callers sent; as text and in the frames to a
+sandbox the server has it two or three times more. The invariants: a body is counted from its first
+byte until no part of the server holds it, also when the work it began outlives its connection; and
+no tenant can have more than half.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ if TYPE_CHECKING:
     from cellwall.server.core.settings import ServerSettings
 
 HELD_TIMES = 4
-"""How often the server has a body at most while it is used: as bytes, text, frames to a sandbox."""
+"""Most copies of a body in use that the server has at once: as bytes, text, frames to a sandbox."""
 _SHARE = 4 * HELD_TIMES
-"""Of the machine's memory bodies may take one part in so many, so all they cost is a quarter."""
+"""Divisor of the machine's memory for bodies, so that all their copies take at most a quarter."""
 _LEAST_BYTES = 64 * 1024 * 1024
-"""Half of it is one line of a batch with the next, or a message of MCP with what it asks for."""
+"""Least budget. Half of it holds one line of a batch with the next, or a message of MCP with the
+request it makes."""
 _RETRY_S = 1.0
 
 
 def most_bytes(settings: ServerSettings) -> int:
-    """Return how many may be held: as set, or by this machine; never too few for one body alone."""
+    """Return the budget: as set, or by this machine's memory; at least enough for two bodies."""
     wanted = settings.bodies_mb or capacity.memory_mb(capacity.Files()) // _SHARE
     return max(wanted << 20, 2 * settings.body_bytes, _LEAST_BYTES)
 
 
 class Bodies:
-    """All that are held now; one per server."""
+    """All bodies that are held now; one per server."""
 
     def __init__(self, most_bytes: int) -> None:
-        """Nothing is held; a tenant may hold half of `most_bytes`."""
+        """A tenant may hold half of `most_bytes`."""
         self._most = most_bytes
         self._each = most_bytes // 2
         self._by_tenant: Counter[str] = Counter()
@@ -63,20 +64,19 @@ class Bodies:
 
 
 class Held:
-    """What is held of one body."""
+    """The held part of one body."""
 
     __slots__ = ("_bodies", "_tenant", "_until", "size")
 
     def __init__(self, bodies: Bodies, tenant: str) -> None:
-        """Nothing of it has come."""
         self._bodies = bodies
         self._tenant = tenant
         self.size = 0
-        """Bytes that are held now."""
+        """Number of bytes that are held now."""
         self._until: asyncio.Future[None] | None = None
 
     def resize(self, size: int) -> None:
-        """So much of it is held now, in bytes; `CapacityError` if there is no room for more."""
+        """Set the number of held bytes to `size`; `CapacityError` if there is no room for more."""
         more = size - self.size
         if more > 0:
             self._bodies.take(self._tenant, more)
@@ -85,11 +85,12 @@ class Held:
         self.size = size
 
     def until(self, future: asyncio.Future[None]) -> None:
-        """What was begun with it holds it, too, until `future` is done."""
+        """Count the body until `future` is done: the work that was begun with it holds it, too."""
         self._until = future
 
     def let_go(self) -> None:
-        """It is not held any more by whoever read it; idempotent."""
+        """Stop counting for the reader of the body, at once or when `until`'s future is done;
+        idempotent."""
         if self._until is None or self._until.done():
             self._give_back()
         else:

@@ -1,9 +1,9 @@
-"""Whether the client is still there, for who waits for something else than what it says.
+"""Detection of a client's disconnect while a handler waits for the sandbox.
 
-Not `Call.wait`, which reads on and so hears of it at once; nobody may read on for a handler that
-takes a body or messages itself, and waits for the inside in between. The invariant: what a client
-has left ends within seconds, whatever the inside does. Whoever would hear of it hears of it first:
-the orderly end is theirs.
+`Call.wait` reads the connection and so learns of a disconnect at once; it cannot be used by a
+handler that reads the body or messages itself and waits for the sandbox in between. The invariant:
+work whose client has left ends within seconds, whatever the sandbox does. A handler that would see
+the disconnect itself sees it first: the orderly end is left to it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _LOOK_S = 1.0
-"""Between two looks; at the second in a row that finds nobody the work ends."""
+"""Seconds between two looks; the work ends at the second look in a row without a client."""
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
 async def unless_gone(call: Call, work: Coroutine[Any, Any, _T]) -> _T:
     """Return what `work` returns; if the client leaves, cancel it and raise `ClientGone`."""
-    # Not in the server's group: its errors are the client's, and end here.
+    # Not in the server's task group: an error of `work` is the client's, and ends here.
     doing = asyncio.ensure_future(work)
     try:
         is_gone = await _wait(call, doing)
@@ -39,11 +39,11 @@ async def unless_gone(call: Call, work: Coroutine[Any, Any, _T]) -> _T:
             raise ClientGone
         return doing.result()
     finally:
-        del doing  # an error has this frame, and it would have the error
+        del doing  # an error holds this frame, which would hold the error
 
 
 async def _wait(call: Call, doing: asyncio.Future[Any]) -> bool:
-    """Return when it is done; True if the client has left before."""
+    """Return when `doing` is done; True if the client has left before."""
     was_gone = False
     while True:
         await asyncio.wait((doing,), timeout=_LOOK_S)
@@ -58,12 +58,12 @@ async def _wait(call: Call, doing: asyncio.Future[Any]) -> bool:
 def has_left(call: Call) -> bool:
     """Report whether the client closed its connection, as far as the kernel knows.
 
-    Also while nothing is read of it. What it sent before it left has to fit the kernel's room: the
-    end comes behind it.
+    Works also while the connection is not read. What the client sent before it left must fit into
+    the kernel's buffer, because the end of the stream comes behind it.
     """
     transport: asyncio.Transport | None
     transport = call.scope.get("extensions", {}).get("cellwall.transport")
-    if transport is None:  # of this process itself
+    if transport is None:  # the request comes from this process itself
         return False
     if transport.is_closing():
         return True

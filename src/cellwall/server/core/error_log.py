@@ -1,8 +1,8 @@
-"""What becomes of an exception that is an answer: the operator hears of it, its frames go.
+"""Logging of exceptions that become answers, and release of their frames.
 
-Not what callers see of it (`errors`). The invariant: nothing that outlives a request holds a frame
-of it. Frames hold the request's body, and an exception that is kept, or whose frame has it in a
-variable, holds its frames: five hundred refused programs of 5 MB would be 7 GB.
+Not what callers see of an exception (`errors`). The invariant: nothing that outlives a request
+holds a frame of it. Frames hold the request's body, and an exception that is kept, or whose frame
+has it in a variable, holds its frames: five hundred refused programs of 5 MB would be 7 GB.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TOLD = "_is_told"
 
 
 def tell(error: BaseException, request_id: str) -> None:
-    """Log what is no refusal, once, wherever it passes; a bug with the place where it happened."""
+    """Log an error that is not a refusal, once, wherever it passes; a bug with its traceback."""
     status = status_of(error)
     if status < 500 or isinstance(error, HttpError) or hasattr(error, _TOLD):
         return
@@ -34,7 +34,7 @@ def tell(error: BaseException, request_id: str) -> None:
 
 
 def let_go(error: BaseException) -> None:
-    """Take the frames from an exception, and from all that led to it."""
+    """Remove the frames from an exception, and from all exceptions that led to it."""
     known: set[int] = set()
     found: list[BaseException | None] = [error]
     while found:

@@ -1,7 +1,8 @@
-"""From an exception to a status and the error envelope; the only place where that is decided.
+"""From an exception to a status and the error envelope; the only place that decides this.
 
-Not the exceptions of the engine (`model.errors`). Handlers raise, `guards` asks here. Invariant:
-the text of an exception that nobody here raised on purpose never leaves the server.
+Not the exceptions of the engine (`model.errors`). Handlers raise, and `guards` asks this module.
+The invariant: the text of an exception that cellwall did not raise on purpose never leaves the
+server.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class HttpError(CellwallError):
         headers: dict[str, str] | None = None,
         extra: dict[str, Any] | None = None,
     ) -> None:
-        """`extra` stands beside the envelope's own keys."""
+        """`extra` is merged into the envelope's `error` object."""
         super().__init__(message, remedy=remedy)
         self.status = status
         self.code = code
@@ -77,7 +78,7 @@ _FILE_STATUS = {
 
 
 def stopping() -> CapacityError:
-    """Return what is said to whoever wants something of a server that stops."""
+    """Return the error for requests to a server that is stopping."""
     return CapacityError(
         "server: it stops, and begins nothing new",
         retry_after_s=5,
@@ -98,7 +99,7 @@ def status_of(error: BaseException) -> int:
 
 
 def headers_of(error: BaseException) -> dict[str, str]:
-    """Return the headers that belong to it."""
+    """Return the headers that belong to the answer about `error`."""
     if isinstance(error, CapacityError):
         return {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
     return error.headers if isinstance(error, HttpError) else {}
@@ -108,7 +109,7 @@ def envelope(error: BaseException, request_id: str) -> dict[str, Any]:
     """Return the body of an error answer."""
     body = error_envelope(error, request_id)
     if isinstance(error, SandboxBroken):
-        body["error"]["message"] = _BROKEN  # the whole story names paths of ours; the log has it
+        body["error"]["message"] = _BROKEN  # the full text names paths of the host; the log has it
         body["error"]["remedy"] = "quote the request id to the operator"
     if isinstance(error, HostUnsupported):
         body["error"]["message"] = _HOST_PATH.sub("…", error.message)

@@ -1,8 +1,8 @@
-"""One request on its way through the server: who, what, and how to read and answer it.
+"""One request on its way through the server: its caller, its target, how to read and answer it.
 
-Made by `guards` with what can be said before the body is read; handed to a handler by `endpoint`.
-Not a general request object. The invariant: `principal` comes from the key (or a token made by
-us) alone, and a handler reaches other things only through `ownership`.
+Made by `guards` with the facts known before the body is read; handed to a handler by `endpoint`.
+Not a general request object. The invariant: `principal` comes from the key (or a token made by this
+server) alone, and a handler reaches other objects only through `ownership`.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ JSON_TYPE = "application/json"
 _STARTS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 _DRAIN_S = 1.0
 _DRAIN_BYTES = 8 * 1024 * 1024
-"""Of a refused body, from anybody."""
+"""Bytes of a refused body that are read and discarded from any client."""
 _DRAIN_KNOWN_S = 60.0
-"""From who has a key and goes on sending: up to as much as an upload may have."""
+"""Seconds of reading on from a client with a key; it may send as much as an upload may have."""
 _DRAIN_PAUSE_S = 2.0
 
 
 class ClientGone(Exception):
-    """The client closed its connection, or takes nothing any more."""
+    """The client closed its connection, or does not take data any more."""
 
 
 class Call:
-    """See the module."""
+    """One request and its answer; see the module."""
 
     __slots__ = (
         "_body_read",
@@ -92,29 +92,31 @@ class Call:
         self.params: Mapping[str, str] = {}
         self.state: State
         self.execution: ExecutionRecord | KeptExecution | None = None
-        """What the path names, once it was found."""
+        """The execution that the path names, once it is found."""
         self.route = ""
-        """The pattern of its path, once it is found; for logs and metrics."""
+        """Pattern of the path, once it is found; for logs and metrics."""
         self.status = 0
-        """Status of its answer; 0 while there is none."""
+        """Status of the answer; 0 while there is none."""
         self.execution_id: str | None = None
-        """The execution it is about, if its answer says so."""
+        """Id of the execution the request is about, if the answer says so."""
         self.origin = Origin(request_id)
         self.action: str | None = None
-        """What it is audited as."""
+        """Name of the action in the audit."""
         self.object = ""
-        """What that is done to."""
+        """Object of the action in the audit."""
         self.claims: Mapping[str, Any] = {}
-        """What a token of ours that stands for a key allows, once it was opened."""
+        """Permissions of a server's token that stands for a key, once it was opened."""
         self.lender: str | None = None
         """Id of the key that signed that token."""
         self.counted: Use | None = None
-        """What has it among the calls that are under way; None: it is not counted."""
+        """Use of the tenant that counts this call among its running ones; None: it is not
+        counted."""
         self.has_answered = False
         self.is_passed_on = False
-        """Whether its status is what a server inside said."""
+        """Whether the status was chosen by a server inside a sandbox."""
         self.held: Held | None = None
-        """Its body, as far as it was read to be kept; counted until `close`, or longer."""
+        """Count of the body's bytes, as far as they were read to be kept; held until `close`, or
+        longer."""
         self._body_read = False
         self._gone: asyncio.Task[None] | None = None
 
@@ -125,12 +127,12 @@ class Call:
 
     @property
     def owner(self) -> str:
-        """The tenant that calls; 401 when nobody does."""
+        """The calling tenant; raises a 401 without a valid key."""
         return self.caller.tenant
 
     @property
     def caller(self) -> Principal:
-        """Who calls; 401 when nobody does."""
+        """The calling principal; raises a 401 without a valid key."""
         if self.principal is None:
             raise unauthorized()
         return self.principal
@@ -138,7 +140,7 @@ class Call:
     # -- the body --------------------------------------------------------------------------
 
     def check_type(self, wanted: str) -> None:
-        """Raise 415 unless the body says that it is of the media type `wanted`."""
+        """Raise 415 unless the body's media type is `wanted`."""
         given = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if given != wanted:
             raise HttpError(
@@ -153,7 +155,7 @@ class Call:
             )
 
     async def pieces(self, most_bytes: int) -> AsyncIterator[bytes]:
-        """Yield the body as it comes; 413 above `most_bytes`, whatever was announced."""
+        """Yield the body as it comes; 413 above `most_bytes`, whatever length was announced."""
         announced = self.headers.get("content-length")
         if announced is not None and int(announced) > most_bytes:
             raise too_large(most_bytes)
@@ -177,7 +179,7 @@ class Call:
                 yield data
 
     async def body(self, most_bytes: int) -> bytes:
-        """Return the whole body; `CapacityError` while too much is held of others."""
+        """Return the whole body; `CapacityError` while other bodies take the budget."""
         held = self.holding()
         pieces, size = [], 0
         async for piece in self.pieces(most_bytes):
@@ -187,7 +189,7 @@ class Call:
         return b"".join(pieces)
 
     def holding(self) -> Held:
-        """Return what counts the bytes that are held of its body."""
+        """Return the counter of the body's held bytes."""
         if self.held is None:
             tenant = "" if self.principal is None else self.principal.tenant
             self.held = Held(self.state.bodies, tenant)
@@ -195,15 +197,16 @@ class Call:
 
     @property
     def is_body_read(self) -> bool:
-        """Whether nothing of the body is left to come."""
+        """Whether the whole body was read."""
         return self._body_read
 
     # -- the other end ---------------------------------------------------------------------
 
     async def wait(self, future: asyncio.Future[Any], timeout_s: float | None = None) -> bool:
-        """Wait for `future`; False after `timeout_s`. Raises `ClientGone` if that comes first.
+        """Wait for `future`; False after `timeout_s`. Raises `ClientGone` if the client leaves
+        first.
 
-        Only after the body was read: what comes then is the disconnect.
+        Only after the body was read: the next message is then the disconnect.
         """
         if future.done():
             return True
@@ -221,15 +224,15 @@ class Call:
             pass
 
     def close(self) -> None:
-        """Stop looking after the client, and let go of its body."""
+        """Stop watching for the client's disconnect, and let go of its body."""
         if self.held is not None:
             self.held.let_go()
         if self._gone is not None:
             self._gone.cancel()
-            self._gone = None  # how it ends has frames, and they have this
+            self._gone = None  # the ended task's exception has frames, and they hold this call
 
     def abort(self) -> None:
-        """Cut the connection: what was announced cannot be sent."""
+        """Cut the connection: the announced answer cannot be completed."""
         transport = self.scope.get("extensions", {}).get("cellwall.transport")
         if transport is not None:
             transport.abort()
@@ -237,14 +240,16 @@ class Call:
     # -- answering -------------------------------------------------------------------------
 
     async def send(self, message: Message) -> None:
-        """Send a message of ASGI; the first of an answer gets what every answer carries."""
-        # No closure over this: in a circle with it, its body stayed until the next collection.
+        """Send an ASGI message; the first one of an answer gets the headers that every answer
+        has."""
+        # No closure over `self`: in a reference cycle with it, its body stayed until the next
+        # collection.
         if message["type"] in _STARTS:
             self._note_start(message)
         await self._send(message)
 
     def _note_start(self, message: Message) -> None:
-        """Remember what it says for the log."""
+        """Add the request id to the answer's headers, and note status and execution for the log."""
         headers = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
         message["headers"] = headers
         self.status = message.get("status", 101)
@@ -263,7 +268,7 @@ class Call:
         await self.send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def write(self, data: bytes) -> None:
-        """Send a piece of the body; `ClientGone` if it is not taken for too long."""
+        """Send a piece of the body; `ClientGone` if the client does not take it in time."""
         try:
             async with asyncio.timeout(self.settings.stall_s):
                 await self.send({"type": "http.response.body", "body": data, "more_body": True})
@@ -295,8 +300,9 @@ class Call:
     ) -> None:
         """Answer although the body may not have been read.
 
-        The rest of it is thrown away, so that the answer arrives instead of a reset: clients read
-        when they have sent. From strangers, and of what is too long to end, only a little.
+        The rest of the body is read and discarded, so that the answer arrives instead of a reset:
+        clients read once they have sent. From clients without a key, and of a body above the upload
+        limit, only a little is read.
         """
         if self.held is not None:
             self.held.let_go()
@@ -329,8 +335,11 @@ class Call:
 
     @property
     def _patience(self) -> tuple[int, float]:
-        """Most bytes, and seconds, of a refused body; for what is not counted as little as for
-        strangers, or a refusal would be a connection more."""
+        """Most bytes and seconds to read of a refused body.
+
+        A call that is not counted gets as little as one without a key: otherwise a refusal would
+        give its client one more connection.
+        """
         announced = int(self.headers.get("content-length", "0"))
         is_stranger = self.principal is None or self.counted is None
         if is_stranger or announced > self.settings.upload_bytes:

@@ -1,4 +1,4 @@
-"""Where something comes from: what a request leaves to the work that goes on without it.
+"""Origin of work: the facts of a request for work that goes on without the request.
 
 Set by `guards` for each request; tasks that a request starts inherit it. Small, so that a program
 that runs for an hour does not keep its request's body.
@@ -13,17 +13,17 @@ from typing import Any
 
 @dataclass(slots=True)
 class Origin:
-    """One request."""
+    """Facts of one request."""
 
     request_id: str
     tenant: str | None = None
-    """Who asks, once that is known."""
+    """The calling tenant, once it is known."""
     parameters: str = ""
-    """SHA-256 of what was asked for, in hexadecimal; "" as long as that is not known."""
+    """SHA-256 of the request's parameters, in hexadecimal; empty while it is not known."""
     span: Any = None
-    """Its span, while traces are kept."""
+    """The request's span, if traces are on."""
     execution_id: str | None = None
-    """The execution that was done for it inside this process, if there was one."""
+    """Id of the execution that was done for the request inside this process, if there was one."""
     ended_at: float | None = None
     """When the execution it asked for had ended, in seconds since the epoch."""
 

@@ -1,4 +1,4 @@
-"""Moments: as text (RFC 3339, UTC, milliseconds), and as what retention is counted by."""
+"""Moments: as text (RFC 3339, UTC, milliseconds), and on the clock that retention is counted by."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BOOTED_AT = time.time() - _since_boot()
 
 
 def steady() -> float:
-    """Return seconds since the epoch that no step of the wall clock changes while we run.
+    """Return seconds since the epoch, unaffected by steps of the wall clock while the server runs.
 
     For comparing with each other, also across restarts; people are shown the wall clock.
     """

@@ -1,7 +1,8 @@
-"""A WebSocket's server side: bounded messages, bounded patience, a whole life.
+"""The server side of a WebSocket: bounded messages, bounded waiting, from accept to close.
 
-Not what is said over it (`routes.terminal`, `routes.ports`). The invariant: what the client does
-not take is not kept: sending waits for it, for `stall_s` at most, then the connection is cut.
+Not what is said over it (`routes.terminal`, `routes.ports`). The invariant: messages that the
+client does not take are not kept: sending waits for the client, for `stall_s` seconds at most, then
+the connection is cut.
 """
 
 from __future__ import annotations
@@ -22,14 +23,13 @@ BAD_MESSAGE = 1008
 
 
 class Socket:
-    """One accepted WebSocket."""
+    """One WebSocket connection."""
 
     def __init__(self, call: Call) -> None:
-        """Nothing is accepted yet."""
         self._call = call
 
     async def accept(self, subprotocol: str | None = None) -> None:
-        """Answer the upgrade."""
+        """Accept the upgrade."""
         message = await self._call.receive()
         if message["type"] != "websocket.connect":
             raise ClientGone
@@ -45,7 +45,7 @@ class Socket:
         return text if text is not None else bytes(message["bytes"])
 
     async def send(self, data: str | bytes) -> None:
-        """Send one message, and wait until it is on its way."""
+        """Send one message, and wait until the transport takes it."""
         key = "text" if isinstance(data, str) else "bytes"
         try:
             async with asyncio.timeout(self._call.settings.stall_s):
@@ -59,11 +59,11 @@ class Socket:
         await self.send(one_line(value))
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
-        """Say goodbye."""
+        """Send the close frame."""
         await self._call.send({"type": "websocket.close", "code": code, "reason": reason[:100]})
 
 
 def wanted_subprotocol(call: Call) -> str | None:
-    """Return `cellwall` if the client offers it: a browser that carries its key there needs it."""
+    """Return `cellwall` if the client offers it: a browser that sends its key there needs it."""
     offered = call.headers.get("sec-websocket-protocol", "")
     return "cellwall" if "cellwall" in [each.strip() for each in offered.split(",")] else None

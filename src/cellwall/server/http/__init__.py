@@ -1,1 +1,1 @@
-"""The door itself: what meets a request before its handler, and the table of endpoints."""
+"""Steps that a request passes before its handler, and the table of endpoints."""

@@ -1,4 +1,4 @@
-"""Which routes are audited as what, and the two steps around a handler that see to it.
+"""Audit actions of the routes, and the two steps around a handler that write them.
 
 Data and the steps; `endpoint` takes them for every route, so a handler cannot forget. Not the
 writing (`writer`). The invariant: every route that changes something is in one of the two tables.
@@ -50,7 +50,7 @@ ACTIONS: Mapping[tuple[str, str], str] = {
     ("POST", "/keys"): "key.create",
     ("DELETE", "/keys/{key_id}"): "key.revoke",
 }
-"""What is written before the handler runs."""
+"""Actions that are written to the audit before the handler runs."""
 
 _OWN_RECORD = "each execution has its own record, in the transaction of its acceptance"
 _TRAFFIC = "traffic of a server inside; the token that opens it is audited when it is made"
@@ -62,16 +62,16 @@ EXEMPT: Mapping[tuple[str, str], str] = {
     ("*", f"{_BOX}/ports/{{port}}"): _TRAFFIC,
     ("*", f"{_BOX}/ports/{{port}}/{{path:path}}"): _TRAFFIC,
 }
-"""What is not, and why."""
+"""Routes that change something and are not written by this module, with the reason."""
 
 _FOUND = frozenset({"sandbox_id", "command_id", "execution_id"})
-"""Parts of paths that are ids of ours: `ownership` has found what they name."""
+"""Path parameters that are ids made by the server: `ownership` has found their objects."""
 READS = frozenset({("GET", _FILES), ("GET", f"{_FILES}/archive"), ("GET", "/signed/{token}")})
-"""Counted; audited as `file.read` if the operator wants it."""
+"""Routes whose reads are counted; audited as `file.read` if the operator enables that."""
 
 
 def action_of(call: Call, method: str, path: str) -> str | None:
-    """Return what a route is audited as, if it is; count it if it is a read."""
+    """Return the audit action of a route, or None; count the call if it is a read."""
     route = (method, path)
     if route in READS:
         if call.state.watch.metrics is not None:
@@ -82,9 +82,9 @@ def action_of(call: Call, method: str, path: str) -> str | None:
 
 
 async def begin(call: Call, body: BaseModel | None = None, data: bytes = b"") -> None:
-    """Write that the call's action is about to be done; the handler has done nothing yet.
+    """Write that the call's action is about to be done, before the handler does anything.
 
-    Raises what the store says: then nothing is done.
+    Raises the errors of the store: then nothing is done.
     """
     audit = call.state.audit
     if audit is None:
@@ -96,9 +96,9 @@ async def begin(call: Call, body: BaseModel | None = None, data: bytes = b"") ->
 
 
 def _object(call: Call, body: BaseModel | None, audit: Audit) -> str:
-    """Return what the path of a call, its query and its body name; or its token, if one does.
+    """Return the objects that a call's path, query and body name, or those of its token.
 
-    Ids in a path were found before; everything else is a name that the caller chose.
+    Ids in a path were found before; every other value is a name that the caller chose.
     """
     owner = call.claims.get("owner", "") if call.principal is None else call.principal.tenant
     if call.claims:

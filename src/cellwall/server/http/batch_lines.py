@@ -1,8 +1,8 @@
-"""The programs of a batch that come one per line, read as they are wanted.
+"""The programs of a batch sent one per line, read as the batch needs them.
 
-Not what becomes of them (`routes.batch`). The invariants: a line is counted from its first byte
-until its program has ended; one that cannot be kept is a fault of that one program, and costs no
-more than its number.
+Not what is done with the programs (`routes.batch`). The invariants: a line is counted from its
+first byte until its program has ended; a line that cannot be kept fails that one program, and costs
+no more than its number.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cellwall.server.core.request import Call
 
     MakeRoom = Callable[[], Awaitable[bool]]
-    """Waits until a program of the batch has ended; False at once if none runs."""
+    """Waits until a program of the batch has ended; returns False at once if none runs."""
 
 MOST_PROGRAMS = 10_000
 LINE_BYTES = 16 * 1024 * 1024
@@ -33,20 +33,20 @@ LINE_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One program of a batch, or what is wrong with it."""
+    """One program of a batch, or the error of its line."""
 
     index: int
     body: ExecuteBody | Exception
     held: Held
-    """What counts its bytes, whoever takes the item lets go of it; of one that is part of a whole
-    body none, as its call counts that."""
+    """Counter of the line's bytes; the consumer of the item calls `let_go`. For a program that is
+    part of a whole body it counts nothing, because the call counts that body."""
 
 
 class Lines:
     """The lines of one request."""
 
     def __init__(self, call: Call, make_room: MakeRoom) -> None:
-        """Nothing is read yet."""
+        """`make_room` is awaited when the budget of bodies has no room for a line."""
         self._call = call
         self._make_room = make_room
         self._index = 0
@@ -75,7 +75,7 @@ class Lines:
             self._held.let_go()
 
     async def _add(self, part: bytes) -> None:
-        """Keep a part of the line, if it may be kept."""
+        """Keep a part of the line, unless the line has failed."""
         if self._fault is not None or not part:
             return
         size = len(self._data) + len(part)
@@ -93,7 +93,7 @@ class Lines:
             try:
                 self._held.resize(size)
             except CapacityError as error:
-                let_go(error)  # its frames have this, and this is going to have it
+                let_go(error)  # its frames hold this object, which is going to hold the error
                 if not await self._make_room():
                     self._spoil(error)
             else:
@@ -101,7 +101,7 @@ class Lines:
                 return
 
     def _spoil(self, fault: Exception) -> None:
-        """Forget the line; the rest of it is skipped."""
+        """Drop the line's bytes and note the error; the rest of the line is skipped."""
         self._fault = fault
         self._data = bytearray()
         self._held.resize(0)

@@ -1,10 +1,10 @@
-"""What is under way for which key and tenant: it ends with the key, and no tenant has it all.
+"""Running calls per key and tenant: a call ends with its key, and no tenant has all connections.
 
 A key is checked when a request comes; streams, terminals and forwarded connections then live for
-hours. Twice a second, those whose key is no longer accepted are cut, as if their client had gone:
-what they had begun goes on or ends by its own `on_disconnect`. Addresses say nothing of who calls
-where a proxy is in front, so the bound is each tenant's. The invariant: what a call that is under
-way was counted as is given back once, when it has ended.
+hours. Twice a second, the calls whose key is no longer accepted are cut, as if their client had
+disconnected: the work they began goes on or ends by its own `on_disconnect`. Behind a proxy an
+address does not identify a caller, so the bound is per tenant. The invariant: the count of a
+running call is given back once, when the call has ended.
 """
 
 from __future__ import annotations
@@ -23,34 +23,33 @@ _LOOK_EVERY_S = 0.5
 
 
 class Connections:
-    """See the module; one per server."""
+    """Counts running calls and cuts those of revoked keys; see the module. One per server."""
 
     def __init__(self, ring: KeyRing, tenants: Tenants) -> None:
-        """Nobody is here yet."""
         self._ring = ring
         self._tenants = tenants
         self._calls: dict[str, set[Call]] = {}
 
     def __len__(self) -> int:
-        """Return how many calls with a key are under way."""
+        """Return the number of running calls with a key."""
         return sum(map(len, self._calls.values()))
 
     def begun(self, call: Call) -> None:
-        """Remember a call that came on a connection; one without a key is nobody's.
+        """Register a call that came on a connection; a call without a key is not registered.
 
-        Raises `QuotaExceeded` if too many of its tenant's are under way.
+        Raises `QuotaExceeded` if its tenant has too many running calls.
         """
         if call.principal is not None:
             self._count(call, call.principal.tenant)
             self.begun_inside(call)
 
     def begun_inside(self, call: Call) -> None:
-        """Remember a call that another one makes, which is counted."""
+        """Register a call made by another call; it is not counted, because the other one is."""
         if call.principal is not None:
             self._calls.setdefault(call.principal.key_id, set()).add(call)
 
     def lent(self, call: Call, tenant: str, key_id: str) -> None:
-        """Remember a call that a token opened, which the tenant's key of that id has signed.
+        """Register a call opened by a token, which the tenant's key with that id has signed.
 
         Raises as `begun`.
         """
@@ -64,7 +63,7 @@ class Connections:
         call.counted.connections += 1
 
     def ended(self, call: Call) -> None:
-        """Forget it."""
+        """Forget a call and give its count back."""
         if call.counted is not None:
             call.counted.connections -= 1
             call.counted = None
@@ -77,7 +76,7 @@ class Connections:
             self._calls.pop(key_id, None)
 
     def cut(self) -> int:
-        """Cut what runs for keys that are no longer accepted; return how many those were."""
+        """Cut the calls whose keys are no longer accepted; return the number of these calls."""
         if not self._calls:
             return 0
         gone = self._calls.keys() - self._ring.accepted()
@@ -93,7 +92,7 @@ class Connections:
         return len(calls)
 
     async def watch(self) -> None:
-        """Do that for ever."""
+        """Call `cut` repeatedly, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             self.cut()

@@ -1,8 +1,8 @@
 """The table of routes as data, and the steps every route takes before its handler.
 
-From it come the router, the OpenAPI document, the body caps and the ownership check; so a new
-route cannot forget one of them. Not the handlers (`routes`). The invariant: whatever a path names
-was found through `ownership.owned` before the handler runs.
+The router, the OpenAPI document, the body caps and the ownership check are made from it; so a new
+route cannot forget one of them. Not the handlers (`routes`). The invariant: every object that a
+path names was found through `ownership.owned` before the handler runs.
 """
 
 from __future__ import annotations
@@ -59,14 +59,16 @@ class Endpoint:
     body_media: str | None = None
     """Media type of a body that is not JSON."""
     body_bytes: int = SMALL_BYTES
-    """Cap of a JSON body. Uploads have one of their own, from the settings."""
+    """Cap of a JSON body in bytes. Uploads have one of their own, from the settings."""
     is_body_optional: bool = False
     query: type[BaseModel] | None = None
     is_for_running: bool = False
-    """It lets something end that runs: served while the server stops, too."""
+    """Whether the route serves the end of running work: it is then served while the server
+    stops."""
     scope: Scope = "run"
     access: Access = "key"
-    """`public`: no key. `token`: a token of ours will do, `opens` or the handler checks it."""
+    """`public`: no key. `token`: a token of this server is enough; `opens` or the handler checks
+    it."""
     opens: Callable[[Call], None] | None = None
     """Checks the token and keeps its claims, before anything of the call is written down."""
     headers: tuple[str, ...] = ()
@@ -105,7 +107,7 @@ async def serve(endpoint: Endpoint, call: Call) -> None:
 
 
 async def check_ownership(call: Call) -> None:
-    """Raise `NotFound` unless everything the path names is the caller's."""
+    """Raise `NotFound` unless every object that the path names is the caller's."""
     params = call.params
     if "sandbox_id" in params:
         sandbox(call)
@@ -153,14 +155,14 @@ async def body_of(call: Call, model: type[_M], most_bytes: int = SMALL_BYTES) ->
 
 
 def learn_secrets(call: Call, body: BaseModel) -> None:
-    """Keep the values of a body's environment out of whatever the server writes."""
+    """Keep the values of a body's environment out of everything the server writes."""
     env: Mapping[str, str] | None = getattr(body, "env", None)
     if env:
         call.state.watch.redactor.learn_all(env.values(), call.owner)
 
 
 def parsed(model: type[_M], data: bytes) -> _M:
-    """Check JSON against a schema; `UsageError` says what is wrong where."""
+    """Check JSON against a schema; `UsageError` names the faults and their places."""
     try:
         return model.model_validate_json(data)
     except ValidationError as error:
@@ -168,9 +170,10 @@ def parsed(model: type[_M], data: bytes) -> _M:
 
 
 def check_query(endpoint: Endpoint, call: Call) -> None:
-    """Raise `UsageError` for a query that the route does not have; that of a port is its own.
+    """Raise `UsageError` for a query that the route does not have.
 
-    Where nothing is asked for but a page, whoever keeps caches away may add what they like.
+    The query of a port belongs to the server inside. A public page accepts any query: clients add
+    fields to defeat caches.
     """
     is_free = endpoint.method == "*" or endpoint.access == "public"
     if is_free or not call.scope.get("query_string"):
@@ -205,7 +208,7 @@ def query_of(call: Call, model: type[_M]) -> _M:
 
 
 def explained(error: ValidationError, where: str) -> UsageError:
-    """Return one sentence about the first faults."""
+    """Return the error about the first faults, as one sentence."""
     words = []
     for fault in error.errors(include_url=False, include_input=False, include_context=False)[:3]:
         place = ".".join(str(part)[:60] for part in fault["loc"]) or where
@@ -214,6 +217,6 @@ def explained(error: ValidationError, where: str) -> UsageError:
 
 
 async def wait_ended(call: Call, thing: Tracked, wait_s: float) -> None:
-    """Hold the answer until the end of `thing`, or `wait_s` seconds."""
+    """Hold the answer until the end of `thing`, or for `wait_s` seconds."""
     if wait_s > 0:
         await call.wait(thing.ended, wait_s)

@@ -1,8 +1,8 @@
-"""What every request meets first: strict headers, Host, Origin, key; and errors last.
+"""First checks of every request: strict headers, Host, Origin, key; and its errors at the end.
 
 Plain ASGI around the application, for HTTP and WebSockets alike; called before any body is read.
-Not the ownership of things (`ownership`). The invariant: nothing behind it runs for a caller
-without a key, unless the path is one of `PUBLIC` or carries a token of ours.
+Not the ownership of objects (`ownership`). The invariant: no handler runs for a caller without a
+key, unless the path is one of `PUBLIC` or carries a token of this server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PUBLIC = frozenset({"/health", "/openapi.json", "/docs", "/docs/style.css"})
 _TOKEN_PATHS = re.compile(r"/signed/|/sandboxes/[a-z0-9]+/ports/")
-"""Paths where a token of ours may stand for a key; their handlers check it."""
+"""Paths where a token of this server may stand for a key; their handlers check it."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _ONCE = frozenset(
     {b"host", b"content-length", b"content-type", b"transfer-encoding", b"authorization",
@@ -88,8 +88,8 @@ class Guard:
     ) -> None:
         """Serve a request that this process makes for a caller, whose key was checked before.
 
-        What it does is checked, counted and audited as any other; it is logged with the request
-        that it comes from, whose id it has.
+        Its effects are checked, counted and audited as those of any other request; it is logged
+        with the request it comes from, and has that request's id.
         """
         outer = ORIGIN.get()
         request_id = new_id() if outer is None else outer.request_id
@@ -177,10 +177,11 @@ class Guard:
         raise refusal
 
     def _is_of_inside(self, call: Call) -> bool:
-        """Report whether its bearer is for the server inside, which is no key of ours.
+        """Report whether the bearer token is for the server inside the sandbox, not a key of this
+        one.
 
-        So it is beside a token that opens that port. Only beside one that we signed: guessing keys
-        beside any other is slowed down as everywhere.
+        That is so beside a port token that opens the requested port. The port token's signature is
+        checked: guessing keys beside any other token is slowed down as everywhere.
         """
         token = port_token(call.headers, call.scope.get("query_string", b""))
         if token is None or "x-api-key" in call.headers or bearer_of(call.headers) is None:
@@ -221,13 +222,13 @@ def presented_key(call: Call) -> str | None:
 
 
 def bearer_of(headers: Mapping[str, str]) -> str | None:
-    """Return what `Authorization: Bearer` carries, or None."""
+    """Return the token of `Authorization: Bearer`, or None."""
     kind, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if kind.lower() == "bearer" else None
 
 
 def read_headers(raw: list[tuple[bytes, bytes]]) -> tuple[dict[str, str], HttpError | None]:
-    """Return headers by name and what is wrong with them, if anything is."""
+    """Return headers by name, and the refusal if they are not acceptable."""
     headers: dict[str, str] = {}
     fault = "more than 100 of them" if len(raw) > _MOST_HEADERS else ""
     for name, value in raw:
@@ -285,11 +286,11 @@ async def _answer_error(call: Call, error: Exception) -> None:
         await call.send({"type": "websocket.close", "code": 1011, "reason": "it failed"})
         return
     if call.has_answered:
-        call.abort()  # the only way to say that what was sent is not whole
+        call.abort()  # the only way to tell the client that the answer is incomplete
         return
     body = envelope(error, call.request_id)
     headers = headers_of(error)
-    let_go(error)  # before the rest of a refused body comes, which may take a while
+    let_go(error)  # before the rest of a refused body is read, which may take a while
     if call.scope["type"] == "websocket":
         await _refuse_socket(call, status, body, headers)
     else:

@@ -26,12 +26,13 @@ _TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class MetricsPage:
-    """An ASGI application."""
+    """The ASGI application that serves `/metrics`."""
 
     def __init__(
         self, metrics: Metrics, hosts: frozenset[str], token_sha256: str | None = None
     ) -> None:
-        """Answer to the names `hosts`; with `token_sha256` only to who shows that token."""
+        """Answer to the host names `hosts`; with `token_sha256` only to requests with that
+        token."""
         self._metrics = metrics
         self._hosts = hosts
         self._token_sha256 = token_sha256

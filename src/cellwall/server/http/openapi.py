@@ -1,7 +1,7 @@
 """The OpenAPI document, from the table of routes.
 
 Not the human page (`routes.pages`). Pure; built once, on the first request for it. The invariant:
-what it promises is what `endpoint` checks and `responses` describes, because it is read from them.
+it promises what `endpoint` checks and `responses` describes, because it is read from them.
 """
 
 from __future__ import annotations

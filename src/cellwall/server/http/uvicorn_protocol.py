@@ -1,4 +1,4 @@
-"""uvicorn's connection with what it does not limit: headers, their time, connections per address.
+"""uvicorn's connection with further limits: headers, their time, connections per address.
 
 Not HTTP itself (httptools parses, uvicorn serves). One object per connection. The invariant: a
 client that has not shown a key costs one descriptor and a few KiB, for seconds.
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 _HEADER_BYTES = 64 * 1024
 _URL_BYTES = 16 * 1024
 _KEPT_FREE = 8
-"""One part in so many of the connections is kept free of those that nobody uses."""
+"""Divisor: this part of the connections is kept free of unused ones."""
 _GATHERED_BYTES = 64 * 1024
-"""What is larger is not copied once more to save a system call."""
+"""Largest piece of a body that is joined to the head; copying a larger one costs more than a
+call."""
 _BODY = (
     b'{"error":{"code":"usage","message":"request: not proper HTTP/1.1, or too long headers",'
     b'"remedy":"use an HTTP client","request_id":""}}'
@@ -55,15 +56,17 @@ def _is_in(address: str, networks: tuple[Network, ...]) -> bool:
 
 
 class TooMuch(Exception):
-    """Headers or address above the cap."""
+    """Headers or URL above the cap."""
 
 
 class Tunnel(Exception):
-    """A `CONNECT`: this is no proxy, and where such a request ends is a matter of opinion."""
+    """A `CONNECT` request: this is no proxy, and implementations disagree where such a request
+    ends."""
 
 
 async def full(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-    """Answer for the application while there are too many connections: 503, in our envelope."""
+    """Answer in place of the application while there are too many connections: 503, as an
+    envelope."""
     error = CapacityError(
         "connections: the server has as many as it takes",
         retry_after_s=1,
@@ -83,15 +86,14 @@ async def full(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallabl
 
 
 class Gathering:
-    """A connection as one answer sees it: the head goes out with the body that follows at once.
+    """The connection as one answer sees it: the head is sent together with the body's first piece.
 
-    Apart they are two system calls, two segments, and a client that wakes up for nothing.
+    Sent apart they are two system calls, two segments, and one needless wake-up of the client.
     """
 
     __slots__ = ("_held", "_is_first", "_loop", "_transport")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        """Nothing was written yet."""
         self._transport = transport
         self._loop = loop
         self._held = b""
@@ -111,13 +113,13 @@ class Gathering:
             self._transport.write(data)
 
     def flush(self) -> None:
-        """Send what is held back."""
+        """Send the held-back piece."""
         held, self._held = self._held, b""
         if held and not self._transport.is_closing():
             self._transport.write(held)
 
     def close(self) -> None:
-        """Close the connection behind what was written."""
+        """Close the connection after the pending data."""
         self.flush()
         self._transport.close()
 
@@ -132,14 +134,14 @@ class Connection(HttpToolsProtocol):
     header_s: ClassVar[float] = 10.0
     most_per_address: ClassVar[int] = 1024
     most: ClassVar[int] = 4096
-    """Open connections; uvicorn answers 503 above it."""
+    """Maximum of open connections; uvicorn answers 503 above it."""
     proxies: ClassVar[tuple[Network, ...]] = ()
     per_address: ClassVar[Counter[str]] = Counter()
     idle: ClassVar[dict[Connection, None]] = {}
-    """Those that wait for another request, the longest first."""
+    """Connections that wait for another request; those that wait longest come first."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count it, send small answers at once, and start the clock of its first request."""
+        """Count the connection, disable Nagle's delay, and start the timer of its first request."""
         super().connection_made(transport)
         self._head_bytes = 0
         self._is_head_whole = False
@@ -156,16 +158,17 @@ class Connection(HttpToolsProtocol):
         self._start_clock()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
+        """Uncount the connection."""
         self._stop_clock()
         self.idle.pop(self, None)
         self.forget(self._address)
         super().connection_lost(exc)
 
     def _make_room(self) -> None:
-        """Close the connection that was unused for longest while few more are taken.
+        """Close the connection that was unused for longest while little room is left.
 
-        Who only keeps connections open must not keep others out; whoever uses one keeps it.
+        A client that only keeps connections open must not keep others out; a connection in use
+        stays.
         """
         if self.idle and len(self.connections) > self.most - self.most // _KEPT_FREE:
             longest = next(iter(self.idle))
@@ -173,7 +176,7 @@ class Connection(HttpToolsProtocol):
             longest.transport.close()
 
     def on_response_complete(self) -> None:
-        """An answer is whole; as a rule there is nothing to do then."""
+        """Note a finished answer: the connection is idle if no other request waits."""
         super().on_response_complete()
         if self.timeout_keep_alive_task is not None:
             self.idle[self] = None
@@ -188,7 +191,7 @@ class Connection(HttpToolsProtocol):
 
     @classmethod
     def forget(cls, address: str) -> None:
-        """One connection of `address` is gone."""
+        """Uncount one connection of `address`."""
         if address and address in cls.per_address:
             cls.per_address[address] -= 1
             if cls.per_address[address] <= 0:
@@ -208,7 +211,7 @@ class Connection(HttpToolsProtocol):
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Take what came, as uvicorn, but go on behind an upgrade that is not served."""
+        """Take received data as uvicorn does, but go on after an upgrade that is not served."""
         self._unset_keepalive_if_required()
         self.idle.pop(self, None)
         rest = memoryview(data)
@@ -220,7 +223,7 @@ class Connection(HttpToolsProtocol):
             self.send_400_response("")
 
     def _parsed(self, data: memoryview) -> memoryview:
-        """Parse `data`; return what is left of it behind an upgrade that is not served."""
+        """Parse `data`; return the rest of it after an upgrade that is not served."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -234,10 +237,10 @@ class Connection(HttpToolsProtocol):
     def _parse_again(self) -> None:
         """Parse the head once more, without its `Upgrade`, which a server is free to ignore.
 
-        SECURITY: the parser takes a message with an upgrade to end at its head, whatever its length
-        says: its body would be the next request, one that no proxy in front has seen. There is no
-        way to talk it out of that but a parser that never sees the upgrade. The first one was
-        strict: no name or value it gave us has a line end in it.
+        SECURITY: the parser ends a message with an upgrade at its head, whatever its length says:
+        its body would be the next request, one that no proxy in front has seen. The parser cannot
+        be told otherwise, so a new one gets the head without the upgrade. The first parser was
+        strict: no name or value it gave has a line end in it.
         """
         head = [b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, self._version())]
         head += [b"%s: %s\r\n" % each for each in self.headers if each[0] != b"upgrade"]
@@ -250,23 +253,23 @@ class Connection(HttpToolsProtocol):
         return version.encode()
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Reset the counters for a new request."""
         super().on_message_begin()
         self._head_bytes = 0
         self._is_head_whole = False
         self._start_clock()
 
     def on_url(self, url: bytes) -> None:
-        """Take a part of the address."""
+        """Take a part of the URL."""
         self._head_bytes += len(url)
         if self._head_bytes > _URL_BYTES:
             raise TooMuch
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take one header; what comes behind the body is a trailer, and counts as nothing.
+        """Take one header; a field after the body is a trailer, and is ignored.
 
-        SECURITY: whoever checks headers in front has not seen it.
+        SECURITY: a proxy that checks headers in front has not seen the trailer.
         """
         self._head_bytes += len(name) + len(value) + 32
         if self._head_bytes > _HEADER_BYTES:
@@ -275,11 +278,11 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The headers are whole; hand the application a way to cut the connection."""
+        """Note that the headers are whole; give the application a way to cut the connection."""
         if self.parser.should_upgrade() and not self._should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 raise Tunnel
-            return  # `_parse_again` comes here once more
+            return  # `_parse_again` calls this method once more
         self._is_head_whole = True
         self._stop_clock()
         extensions: dict[str, Any] = {"cellwall.transport": self.transport}
@@ -290,7 +293,7 @@ class Connection(HttpToolsProtocol):
             cycle.transport = cast(asyncio.Transport, Gathering(self.transport, self.loop))
 
     def on_message_complete(self) -> None:
-        """The body is whole; with an upgrade there is none yet, or never."""
+        """Note the end of the body; with an upgrade there is none yet, or never."""
         if not self.parser.should_upgrade():
             super().on_message_complete()
 
@@ -298,23 +301,25 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, full if app is service_unavailable else app)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP, or too much of it, in our envelope."""
+        """Refuse a request that is not HTTP or too large, with the error envelope."""
         self.transport.write(_REFUSED)
         self.transport.close()
 
 
 class SocketConnection(WebSocketsSansIOProtocol):
-    """The same connection after its upgrade; still counted, still to be cut if need be."""
+    """The same connection after its upgrade; it is still counted and can still be cut."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
+        """Uncount the connection."""
         Connection.forget(self.client[0] if self.client else "")
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take what came; first the head, which the library only takes from `Connection`, whole.
+        """Take received data; first the whole head, which the library accepts from `Connection`
+        only.
 
-        It has caps of its own, and takes no body. What it refuses it leaves open, without a word.
+        The library has caps of its own and takes no body. It does not answer a head that it refuses
+        and leaves the connection open, so the refusal is sent here.
         """
         super().data_received(data)
         if not self.handshake_initiated:
@@ -322,7 +327,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
             self.transport.close()
 
     async def run_asgi(self) -> None:
-        """Hand the application a way to cut the connection."""
+        """Give the application a way to cut the connection."""
         extensions: dict[str, Any] = {**(self.scope.get("extensions") or {})}
         extensions["cellwall.transport"] = self.transport
         self.scope["extensions"] = extensions

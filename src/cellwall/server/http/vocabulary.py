@@ -1,6 +1,6 @@
-"""The words that the server itself writes into log, audit and metrics; a value is none of them.
+"""Words that the server itself writes into log, audit and metrics; `redaction` keeps them.
 
-Not what is kept secret (`redaction`), which asks here what never can be.
+Not the secrets (`redaction`), which asks here which texts can never be one.
 """
 
 from __future__ import annotations

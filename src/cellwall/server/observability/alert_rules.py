@@ -1,8 +1,9 @@
-"""Says when somebody's runs are unusual: too many of one kind of event within a window of time.
+"""Detection of unusual runs: too many events of one kind within a window of time.
 
-Not a quota (`engine.scheduling.fair_queue`) and not a refusal: nothing is stopped by it. Told of
-events by `observer`; what it flags becomes a log record, an audit record and a metric there. The
-invariant: memory is bounded by the number of rules and of those it remembers, whoever sends what.
+Not a quota (`engine.scheduling.fair_queue`) and not a refusal: nothing is stopped by it. Fed with
+events by `observer`, which turns an alert into a log record, an audit record and a metric. The
+invariant: memory is bounded by the number of rules and of remembered originators, whatever callers
+send.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ _LIMITS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """So many events of a kind within so many seconds are unusual."""
+    """`count` events of one kind within `window_s` seconds are unusual."""
 
     name: str
     kind: Kind
     count: int
-    """0 switches the rule off."""
+    """Number of events that raises an alert; 0 switches the rule off."""
     window_s: float
 
 
@@ -45,7 +46,7 @@ class Alert:
 
     rule: str
     who: str
-    """A tenant, or `address:…` where nobody showed a key."""
+    """A tenant, or `address:…` for requests without a valid key."""
     count: int
     window_s: float
 
@@ -57,7 +58,7 @@ class _Seen:
 
 
 class Rules:
-    """The rules of one server and what they have seen lately."""
+    """The rules of one server and the recent events."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class Rules:
         clock: Callable[[], float] = time.monotonic,
         most_seen: int = 4096,
     ) -> None:
-        """`on_alert` is called once per window for each rule and each who."""
+        """`on_alert` is called once per window for each pair of rule and originator."""
         self._rules = {
             kind: tuple(rule for rule in rules if rule.kind == kind and rule.count > 0)
             for kind in ("limit", "syscall", "creation", "refusal")
@@ -77,14 +78,14 @@ class Rules:
         self._seen: OrderedDict[tuple[str, str], _Seen] = OrderedDict()
 
     def ended(self, who: str, verdict: Verdict) -> None:
-        """Look at how a program ended."""
+        """Note the event that `verdict` stands for, if it is one."""
         if verdict in _LIMITS:
             self.note(who, "limit")
         elif verdict is Verdict.SYSCALL:
             self.note(who, "syscall")
 
     def note(self, who: str, kind: Kind) -> None:
-        """One event of `kind` by `who`, now."""
+        """Note one event of `kind` by `who`, now."""
         for rule in self._rules[kind]:
             self._apply(rule, who)
 

@@ -1,6 +1,6 @@
-"""Values of metrics' labels: names of ours or of the operator's, bounded, and never secrets.
+"""Values of metric labels: names of cellwall or of the operator, bounded, and never secrets.
 
-The invariant: whatever callers send, there are at most `MOST_VALUES` different ones of a kind.
+The invariant: whatever callers send, one label has at most `MOST_VALUES` different values.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from cellwall.server.observability.redaction import Redactor
 
 MOST_VALUES = 64
-"""Different values of one label; later ones are counted as `other`."""
+"""Number of different values of one label; further ones are counted as `other`."""
 OTHER = "other"
 
 
@@ -25,7 +25,7 @@ class Labels:
         self._shown = {value: value for value in known}
 
     def __call__(self, value: str) -> str:
-        """Return what stands for `value` in a label."""
+        """Return the label value that stands for `value`."""
         shown = self._shown.get(value)
         if shown is None:
             if len(self._shown) >= MOST_VALUES:

@@ -1,7 +1,8 @@
-"""A bounded queue with a thread behind it, which is the only one that waits for a slow sink.
+"""A bounded queue with a thread behind it; only that thread waits for a slow sink.
 
-Not what a record looks like (`logs`). The invariants: `put` never blocks; what the queue or the
-sink did not take is counted, and the count is written as soon as the sink takes something again.
+Not what a record looks like (`logs`). The invariants: `put` never blocks; records that the queue or
+the sink did not take are counted, and the count is written as soon as the sink takes something
+again.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ class Sink:
         is_wanted: Callable[[Record], bool] = lambda _: True,
         most: int = 10_000,
     ) -> None:
-        """Keep at most `most` records that are not yet written; `render` runs in the thread."""
+        """Keep at most `most` unwritten records; `render` runs in the thread."""
         self._fd = fd
         self._render = render
         self._is_wanted = is_wanted
         self._most = most
         self._queue: SimpleQueue[Record | None] = SimpleQueue()
         self.dropped = 0
-        """Records that nobody will ever read."""
+        """Number of records that were dropped instead of written."""
         self._said = 0
-        self._lock = threading.Lock()  # of `dropped`, which several threads count
+        self._lock = threading.Lock()  # guards `dropped`, which several threads count
         self._thread = threading.Thread(target=self._work, name="cellwall-log", daemon=True)
         self._thread.start()
 
     @property
     def waiting(self) -> int:
-        """Records that are not yet written."""
+        """Number of records that are not yet written."""
         return self._queue.qsize()
 
     def put(self, record: Record) -> None:
@@ -58,7 +59,7 @@ class Sink:
             self._queue.put(record)
 
     def close(self, wait_s: float) -> None:
-        """Write what is left, for at most `wait_s` seconds."""
+        """Write the remaining records, for at most `wait_s` seconds."""
         self._queue.put(None)
         self._thread.join(wait_s)
 
@@ -107,7 +108,7 @@ class Sink:
             try:
                 view = view[os.write(self._fd, view) :]
             except BlockingIOError:
-                # Somebody made the descriptor they share with us non-blocking.
+                # Another process that shares the descriptor made it non-blocking.
                 select.select([], [self._fd], [], _RETRY_S)
             except OSError:
                 return False

@@ -1,9 +1,9 @@
-"""The server's own log: one record per line, nothing in it can pretend to be another record.
+"""The server's own log: one record per line, and no record can imitate another one.
 
 Not what sandboxes print and not the audit. Records are data until a thread writes them: redacted,
-escaped, as JSON or for a terminal. The invariants: whoever logs never waits for the sink, what it
-does not take is counted and said; control characters, line ends and characters that turn the
-direction of text are escaped at the sink, whoever wrote them.
+escaped, as JSON or for a terminal. The invariants: logging never waits for the sink; records that
+the sink does not take are counted, and the count is logged; control characters, line ends and
+characters that change the direction of text are escaped at the sink, whatever their source.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _UNSAFE = re.compile(
 )
 _PLAIN = re.compile(r"[\w./:@+%,{}*-]+", re.ASCII)
 _ASKING = "_asking"
-"""A field that is never shown: for whom was worked when something was said of it in words."""
+"""Name of a field that is never shown: the tenant for which the logging code was working."""
 _LONGEST = 4096
-"""Characters of one text of a record; a program's source must not get into a log whole."""
+"""Longest text of a record in characters; a program's source must not get into a log whole."""
 
 
 def escaped(text: str) -> str:
-    """Return `text` on one line, with everything a terminal might obey spelled out."""
+    """Return `text` on one line, with every character that a terminal might interpret escaped."""
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-# -- whoever logs ------------------------------------------------------------------------------
+# -- taking records ------------------------------------------------------------------------
 
 
 class _Way:
-    """Where records go: to the sink once there is one, before that to the standard library's."""
+    """Passes records on: to the sink if there is one, else to the standard library's log."""
 
     def __init__(self) -> None:
         self.sink: Sink | None = None
@@ -80,10 +80,10 @@ def logger(name: str) -> structlog.typing.FilteringBoundLogger:
 
 
 class _Bridge(logging.Handler):
-    """Takes records of the standard library's logging: ours below `server`, other people's."""
+    """Takes records of the standard library's logging: those of `server` and those of libraries."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand it on as data."""
+        """Pass the record on as data."""
         fields: dict[str, Any] = {
             "event": _message(record),
             "logger": record.name,
@@ -101,23 +101,24 @@ class _Bridge(logging.Handler):
 def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except Exception as error:  # noqa: BLE001 - a bad format must not end who logs
+    except Exception as error:  # noqa: BLE001 - a bad format must not end the caller
         return f"{record.msg!r} (cannot be formatted: {type(error).__name__})"
 
 
-# -- whoever writes ----------------------------------------------------------------------------
+# -- writing records -----------------------------------------------------------------------
 
 
 _NAMES = frozenset(
     {"logger", "method", "route", "tenant", "execution_id", "rule", "who", "action", "kind"}
 )
-"""Fields that have a word or an id of ours: no value of a caller's is taken out of them."""
+"""Fields with a word or an id of cellwall: no value of a caller's is taken out of them."""
 
 
 def rendered(record: dict[str, Any], redactor: Redactor, render: Callable[..., str]) -> str:
     """Return the line of a record, without line end.
 
-    Values that a tenant gave are taken out of what it is told in words, if it is about that tenant.
+    Values that a tenant gave are taken out of the record's texts if the record is about that
+    tenant.
     """
     asking = record.pop(_ASKING, None)
     tenant = record.get("tenant") or asking
@@ -127,7 +128,7 @@ def rendered(record: dict[str, Any], redactor: Redactor, render: Callable[..., s
     for name, value in record.items():
         whose = None if name in _NAMES else tenant
         if isinstance(value, str):
-            # First redacted, then cut: half a secret would not be known as one.
+            # Redact first, then cut: half a secret would not be recognized.
             clean[name] = redactor.clean(value[: 4 * _LONGEST], whose)[:_LONGEST]
         else:
             clean[name] = redactor.clean_all(value, whose)
@@ -145,7 +146,7 @@ def as_json(record: dict[str, Any]) -> str:
 
 
 def as_words(record: dict[str, Any]) -> str:
-    """Return a record for people: time, level, what happened, then `name=value`."""
+    """Return a record for people: time, level, event, then `name=value`."""
     head = [record.pop("time"), f"{record.pop('level'):<7}", record.pop("event")]
     rest = [f"{name}={_word(value)}" for name, value in record.items() if value is not None]
     return escaped(" ".join([*head, *rest]))
@@ -161,13 +162,13 @@ def _word(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """The log of this process, and what is kept out of it."""
+    """The log of this process, and the secrets that are kept out of it."""
 
     sink: Sink
     redactor: Redactor
 
     def close(self, wait_s: float = 1.0) -> None:
-        """Write what is left, for at most `wait_s` seconds; what comes later is not written."""
+        """Write the remaining records, for at most `wait_s` seconds; later ones are not written."""
         _way.sink = None
         self.sink.close(wait_s)
 

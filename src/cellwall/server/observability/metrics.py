@@ -1,7 +1,7 @@
 """Counters and histograms of the whole server, in Prometheus's form.
 
 Filled by `observer` on the event loop alone, so without a lock; read by `metrics_page`, on an
-address of its own; imported only where somebody wants them. Not a tenant's view (`/stats`). The
+address of its own; imported only where metrics are on. Not a tenant's view (`/stats`). The
 invariants: counting costs less than a microsecond (the client library's own counters cost several)
 and never waits; the number of series is bounded, whatever callers send (`labels`).
 """
@@ -38,17 +38,17 @@ class Counts:
     """A counter with its series."""
 
     def __init__(self, name: str, words: str, *labels: str) -> None:
-        """Its name gets `cellwall_` in front."""
+        """The metric's name is `name` with the prefix `cellwall_`."""
         self._about = (f"cellwall_{name}", words)
         self._labels = labels
         self._series: dict[tuple[str, ...], float] = {} if labels else {(): 0.0}
 
     def add(self, *labels: str, by: float = 1.0) -> None:
-        """Count."""
+        """Add `by` to the series of `labels`."""
         self._series[labels] = self._series.get(labels, 0.0) + by
 
     def read(self) -> Metric:
-        """Return it as it is now."""
+        """Return the counter as it is now."""
         family = CounterMetricFamily(*self._about, labels=self._labels)
         for labels, value in self._series.items():
             family.add_metric(labels, value)
@@ -61,7 +61,7 @@ class Spread:
     def __init__(
         self, name: str, words: str, *labels: str, bounds: tuple[float, ...] = _SECONDS
     ) -> None:
-        """Its name gets `cellwall_` in front."""
+        """The metric's name is `name` with the prefix `cellwall_`."""
         self._about = (f"cellwall_{name}", words)
         self._labels = labels
         self._bounds = bounds
@@ -70,11 +70,11 @@ class Spread:
             self._series[()] = self._new()
 
     def _new(self) -> list[float]:
-        """Return how many are up to each bound, then those above all of them, then the sum."""
+        """Return an empty series: a count per bound, a count above all bounds, and the sum."""
         return [0] * (len(self._bounds) + 2)
 
     def observe(self, value: float, *labels: str) -> None:
-        """Count `value` in."""
+        """Add `value` to the series of `labels`."""
         found = self._series.get(labels)
         if found is None:
             found = self._series[labels] = self._new()
@@ -82,7 +82,7 @@ class Spread:
         found[-1] += value
 
     def read(self) -> Metric:
-        """Return it as it is now."""
+        """Return the histogram as it is now."""
         family = HistogramMetricFamily(*self._about, labels=self._labels)
         names = [*map(str, self._bounds), "+Inf"]
         for labels, found in self._series.items():
@@ -92,7 +92,7 @@ class Spread:
 
 
 Reading = Callable[[], Iterable[Metric]]
-"""Reads what others keep, at the moment of a scrape; made of `gauge` and `total`."""
+"""Reads counts kept by another part at the moment of a scrape; made of `gauge` and `total`."""
 
 
 class _Readings(Collector):
@@ -107,10 +107,9 @@ class _Readings(Collector):
 
 
 class Metrics:
-    """All of one server's."""
+    """All metrics of one server."""
 
     def __init__(self, redactor: Redactor) -> None:
-        """Everything is at zero."""
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self.readings: list[Reading] = []
@@ -149,22 +148,23 @@ class Metrics:
             self._cut.add(by=cut.stdout + cut.stderr + cut.display)
 
     def read(self) -> None:
-        """Take what is counted here and by others; on the event loop, where it is counted."""
+        """Read the counts kept here and by other parts; on the event loop, where they are
+        counted."""
         mine = [each.read() for each in vars(self).values() if isinstance(each, (Counts, Spread))]
         self._read.found = [*mine, *(found for reading in self.readings for found in reading())]
 
     def page(self) -> bytes:
-        """Return everything, with what was last read, as text of format 0.0.4."""
+        """Return all metrics as of the last `read`, as text of format 0.0.4."""
         return generate_latest(self.registry)
 
 
 def gauge(name: str, words: str, values: Mapping[str, float] | float, label: str = "") -> Metric:
-    """Return a metric that goes up and down: one value, or one for each value of `label`."""
+    """Return a metric that goes up and down: one value, or one per value of `label`."""
     return _filled(GaugeMetricFamily, name, words, values, label)
 
 
 def total(name: str, words: str, values: Mapping[str, float] | float, label: str = "") -> Metric:
-    """Return a metric that only goes up, kept elsewhere."""
+    """Return a metric that only goes up and is counted elsewhere."""
     return _filled(CounterMetricFamily, name, words, values, label)
 
 

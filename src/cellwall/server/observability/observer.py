@@ -1,8 +1,8 @@
-"""What is noticed about requests and runs: logged, counted, traced, and judged by rules.
+"""Observation of requests and runs: they are logged, counted, traced, and judged by rules.
 
-Told by `guards` of every request and by `registry` of every end; it only looks. Not the audit,
-which can stop an action (`writer`). The invariant: nothing here waits, raises into what it watches,
-or costs more than some microseconds.
+Told by `guards` of every request and by `executions.observer` and `routes.commands` of every end.
+It only looks. Not the audit, which can stop an action (`writer`). The invariant: nothing here
+waits, raises into the observed code, or costs more than some microseconds.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "WS")
 _QUIET = frozenset({"/health"})
-"""Routes that somebody asks all the time; logged at level debug."""
+"""Routes that monitors poll; logged at level debug."""
 _log = logger("cellwall.request")
 _sweeps = logger("cellwall.sweep")
 _alerts = logger("cellwall.alert")
 
 
 class Watch:
-    """See the module."""
+    """Feeds log, metrics, traces and rules; see the module."""
 
     def __init__(self, settings: ServerSettings, redactor: Redactor) -> None:
-        """Metrics are kept only if somebody can read them."""
+        """Metrics are kept only if the settings give them a port."""
         self.redactor = redactor
         self.metrics = None if settings.metrics_port is None else _metrics(redactor)
         self.tracing: Tracing | None = None
         self.tier_of: Callable[[str], str] = lambda _: "default"
-        """Names a tenant's tier."""
+        """Return the name of a tenant's tier."""
         self.on_alert: list[Callable[[Alert], None]] = []
-        """Who else wants to know what a rule flagged: the audit, a webhook."""
+        """Called with every alert that a rule raises: by audit and webhook."""
         self.rules = Rules(rules_of(settings), self._flagged)
         self._method = Labels(redactor, _METHODS)
 
     # -- requests --------------------------------------------------------------------------
 
     def request(self, call: Call, seconds: float) -> None:
-        """One request has been answered, or its client is gone (status 0)."""
+        """Log and count one answered request; its status is 0 if the client is gone."""
         method = "WS" if call.scope["type"] == "websocket" else call.scope["method"]
         route = call.route or "none"
         write = _log.debug if route in _QUIET else _log.info
@@ -68,7 +68,7 @@ class Watch:
         self._counted(call, method, route, seconds)
 
     def inside(self, call: Call, seconds: float) -> None:
-        """One request that the server made for a caller has been answered; not logged."""
+        """Count one answered request that the server made for a caller; not logged."""
         self._counted(call, call.scope["method"], call.route or "none", seconds)
 
     def _counted(self, call: Call, method: str, route: str, seconds: float) -> None:
@@ -80,7 +80,7 @@ class Watch:
             self.tracing.answered(call, method)
 
     def refused(self, call: Call, status: int, code: str) -> None:
-        """A request was refused: no key, no right, no room, not theirs."""
+        """Count a refused request: no key, no permission, no capacity, not the caller's object."""
         if self.metrics is not None:
             self.metrics.refusals.add(code)
         if status in {401, 403, 404, 429} and code != "file":
@@ -89,13 +89,13 @@ class Watch:
     # -- runs ------------------------------------------------------------------------------
 
     def ended(self, tenant: str, template: str, outcome: Outcome) -> None:
-        """A program or command has ended."""
+        """Count an ended program or command."""
         self.rules.ended(tenant, outcome.verdict)
         if self.metrics is not None:
             self.metrics.ended(template, outcome)
 
     def phased(self, record: Tracked, phases: Sequence[Phase], origin: Origin | None) -> None:
-        """An execution has gone its way; `origin` is the request it came from, if known."""
+        """Add the phases of an ended execution; `origin` is the request it came from, if known."""
         if self.metrics is not None:
             for name, began_at, ended_at in phases:
                 seconds = max(0.0, ended_at - began_at)
@@ -108,16 +108,16 @@ class Watch:
             self.tracing.phases(span, phases, {"cellwall.execution_id": record.id})
 
     def close(self) -> None:
-        """Send what is left to who collects it, for some seconds at most; blocks."""
+        """Send the remaining spans to the collector, for some seconds at most; blocks."""
         if self.tracing is not None:
             self.tracing.close()
 
     def created(self, tenant: str) -> None:
-        """A sandbox was asked for."""
+        """Count a sandbox that was asked for."""
         self.rules.note(tenant, "creation")
 
     def swept(self, report: SweepReport) -> None:
-        """A sweep has ended; what it removed had leaked."""
+        """Log and count the result of a sweep; each object it removed had leaked."""
         for kind, count in report.removed.items():
             if not count:
                 continue
@@ -144,12 +144,12 @@ def _metrics(redactor: Redactor) -> Metrics:
 
 
 def _status_of(call: Call) -> str:
-    """Return its status for a label: of what a server inside chooses freely, the class."""
+    """Return the status for a label; only its class if a server inside a sandbox chose it."""
     return f"{call.status // 100}xx" if call.is_passed_on else str(call.status)
 
 
 def who_of(call: Call) -> str:
-    """Return whose request it is: a tenant, or an address where no key was shown."""
+    """Return the originator of a request: a tenant, or an address if there was no valid key."""
     if call.principal is not None:
         return call.principal.tenant
     client = call.scope.get("client")
@@ -157,7 +157,7 @@ def who_of(call: Call) -> str:
 
 
 def rules_of(settings: ServerSettings) -> tuple[Rule, ...]:
-    """Return the rules the operator wants."""
+    """Return the rules that the operator configured."""
     window_s = settings.flag_window_s
     return (
         Rule("limit_hits", "limit", settings.flag_limit_hits, window_s),

@@ -1,4 +1,4 @@
-"""What metrics read from those who count for themselves, at the moment of a scrape.
+"""Counts that other parts keep for themselves and that metrics read at the moment of a scrape.
 
 Not what is counted for the metrics alone (`metrics`). Put together by `apps.instruments`.
 """
@@ -42,7 +42,7 @@ def engine_readings(statistics: Callable[[], EngineStatistics]) -> Callable[[], 
 
 
 def server_readings(state: State) -> Callable[[], Iterator[Metric]]:
-    """Return the reading of what the server's parts count."""
+    """Return the reading of the counts of the server's parts."""
 
     def read() -> Iterator[Metric]:
         executions = state.executions

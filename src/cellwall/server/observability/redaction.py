@@ -1,11 +1,12 @@
-"""Takes secrets out of what the server writes: logs, audit, labels of metrics.
+"""Removal of secrets from what the server writes: logs, audit, labels of metrics.
 
-Called by the sinks on every text, whoever wrote it; not by whoever has the secret. Two ways: values
-that were given to us (keys, signed tokens, environment variables), in the forms in which they
-travel, and whatever has the shape of a key. What sandboxes print is their caller's and is not
-touched. The invariants: a known secret is kept as keyed digests only, so that this list of secrets
-is none; a value that a tenant gave is taken out of texts of that tenant's alone, and never if it
-is a word of ours: else who gives values would write everybody's records.
+Called by the sinks on every text, whatever its source; not by the code that has the secret. Two
+ways: values that were given to the server (keys, signed tokens, environment variables), in the
+forms in which they travel, and every text that has the shape of a key. What sandboxes print is
+their caller's and is not touched. The invariants: a known secret is kept as keyed digests only, so
+this list of secrets contains none; a value that a tenant gave is taken out of that tenant's texts
+alone, and never if it is a word of cellwall's own: otherwise a tenant could edit other tenants'
+records by its choice of values.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from urllib.parse import quote, quote_plus
 
 REDACTED = "[redacted]"
 _SHORTEST = 8
-"""Characters; shorter values are words, and taking those out would leave nothing to read."""
+"""Characters of the shortest secret; shorter values are words, and texts without them
+unreadable."""
 _WINDOW = 6
 _STRIDE = 3
-"""Texts are looked at every third character, six at once; so secrets are known by three windows."""
+"""Distance in characters between the windows that are looked up in a text. A window has `_WINDOW`
+characters, so a secret is known by its first three windows."""
 _LONGEST = 16_384
 _CACHED = 1024
 _CACHED_LENGTH = 128
@@ -48,15 +51,15 @@ _PLACES = re.compile(
     r"|((?:token|password|passwd|secret|api_?key)=)[^\s&\"',;]{4,}"
     r"|(://)[^\s/@:\"']+:[^\s/@\"']+(?=@)"
 )
-"""What stands before a secret as a rule; that is kept."""
+"""Matches a typical prefix of a secret, which is kept, and the secret."""
 
 
 _PLAIN = re.compile(r"[\w.~-]*", re.ASCII)
-"""Written the same in addresses and in JSON."""
+"""Matches a text that is written the same in addresses and in JSON."""
 
 
 Group = tuple[str, str]
-"""Whose secrets: a tenant's, with its name, or our own, with what they are."""
+"""Owner of secrets: a tenant with its name, or the server with the secrets' kind."""
 _OURS = "ours"
 _TENANTS = "tenant's"
 
@@ -66,17 +69,17 @@ class _Form(NamedTuple):
 
     group: Group
     offset: int
-    """Where in it the window lies by which it is found."""
+    """Offset in the secret of the window by which it is found."""
     length: int
     digest: bytes
-    """Of the whole, keyed."""
+    """Keyed digest of the whole form."""
 
 
 _Found = tuple[tuple[int, _Form], ...]
 
 
 class Redactor:
-    """Knows secrets without having them; used from the event loop and from the log's thread."""
+    """Recognizes secrets without keeping them; used on the event loop and in the log's thread."""
 
     def __init__(self, most_groups: int = 256, most_in_group: int = 512) -> None:
         """Keep the newest `most_in_group` of each group, so that no group displaces another's."""
@@ -87,10 +90,10 @@ class Redactor:
         self._known: dict[int, tuple[_Form, ...]] = {}
         self._words = ""
         self._harmless: set[tuple[str, str | None]] = set()
-        """Texts that were looked at and hold nothing: names of routes and tenants come often."""
+        """Texts that were looked at and hold no secret: names of routes and tenants come often."""
 
     def reserve(self, words: Iterable[str]) -> None:
-        """Take no value for a secret that is part of one of `words`: they are ours."""
+        """Take no value for a secret that is part of one of `words`, which are the server's own."""
         self._words = "\n".join((self._words, *words))
 
     def learn_ours(self, secret: str, kind: str) -> None:
@@ -100,7 +103,7 @@ class Redactor:
     def learn(self, secret: str, tenant: str) -> None:
         """Take `secret` out of everything about `tenant` from now on.
 
-        A value of several lines is that many secrets.
+        Each line of a value of several lines is a secret.
         """
         for line in secret[:_LONGEST].splitlines():
             if len(line) >= _SHORTEST and line not in self._words:
@@ -129,7 +132,7 @@ class Redactor:
                 self._forget(found_by)
 
     def _found_by(self, secret: str, group: Group) -> _Found:
-        """Return the windows of every form of `secret`, hashed, with what to compare then."""
+        """Return hashed windows of every form of `secret`, each with the form to compare with."""
         made = []
         for form in _forms(secret):
             digest = self._digest(form)
@@ -152,7 +155,7 @@ class Redactor:
         return hashlib.blake2b(data, digest_size=16, key=self._key).digest()
 
     def clean(self, text: str, tenant: str | None = None) -> str:
-        """Return `text` without secrets; `tenant` is whose it is, None where it is nobody's."""
+        """Return `text` without secrets; `tenant` is its tenant, None for a text without one."""
         harmless = self._harmless
         if len(text) < _SHORTEST or (text, tenant) in harmless:
             return text
@@ -176,7 +179,8 @@ class Redactor:
         return "".join((*parts, text[at:]))
 
     def _spans(self, text: str, hit: int, group: Group) -> Iterator[tuple[int, int]]:
-        """Yield where secrets of ours and of `group` begin and end that have a window at `hit`."""
+        """Yield begin and end of secrets, the server's and those of `group`, with a window at
+        `hit`."""
         for form in self._known.get(hash(text[hit : hit + _WINDOW]), ()):
             if form.group[0] != _OURS and form.group != group:
                 continue
@@ -209,7 +213,7 @@ class Redactor:
 
 
 def _forms(secret: str) -> set[str]:
-    """Return the ways `secret` is written: as it is, escaped, percent, hexadecimal, base64."""
+    """Return the ways to write `secret`: as it is, escaped, percent, hexadecimal, base64."""
     raw = secret.encode("utf-8", "surrogatepass")
     found = {secret, raw.hex(), raw.hex().upper(), *_base64(raw)}
     if not _PLAIN.fullmatch(secret):

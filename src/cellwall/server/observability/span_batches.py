@@ -1,7 +1,8 @@
 """Hands spans to an exporter in batches, from a thread.
 
-Not their making (`tracing`), which says why the SDK's own way will not do. The invariant: who puts
-a span never waits; spans beyond the queue, and those nobody took, are dropped, counted and said.
+Not their making (`tracing`), which says why the SDK's own processor cannot be used. The invariant:
+`put` never waits; spans beyond the queue, and those that the exporter did not take, are dropped,
+counted and logged.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _log = logger("cellwall.traces")
 
 
 class SpanBatches:
-    """See the module."""
+    """Queue of spans and the thread that exports them; see the module."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         """Start the thread."""
@@ -64,6 +65,6 @@ class SpanBatches:
             self._said = self.dropped
 
     def close(self, wait_s: float) -> None:
-        """Send what is left, for at most `wait_s` seconds."""
+        """Send the remaining spans, for at most `wait_s` seconds."""
         self._is_closing.set()
         self._thread.join(wait_s)

@@ -2,12 +2,13 @@
 
 Not metrics, and not the sending (`span_batches`). Spans: the request; in it `admit` (until its
 turn), `claim` (until a sandbox is there and the code is handed over), `run`, `answer`. They are
-made after the fact, as values, from times that are kept anyway, so that the way of an execution
-knows nothing of traces; without a collector nothing here is even imported. A W3C `traceparent` of
-the caller's is the parent. The invariant: a slow or dead collector costs spans, never requests.
+made after the fact, as values, from times that are kept anyway, so that the path of an execution
+knows nothing of traces; without a collector this module is not even imported. A caller's W3C
+`traceparent` becomes the parent. The invariant: a slow or dead collector costs spans, never
+requests.
 
 The SDK's tracer is not used: it starts threads in every child of a fork, and a process with two
-threads may not enter a namespace, which is what our probes fork for.
+threads may not enter a namespace, which is what the engine's probes fork for.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]
 _SEND_S = 5
 _CLOSE_S = 2.0
 Phase = tuple[str, float, float]
-"""Its name, and begin and end in seconds since the epoch."""
+"""Name of the phase, its begin and its end, in seconds since the epoch."""
 _ids = random.SystemRandom()
 
 
@@ -54,7 +55,7 @@ class Tracing:
     """Makes spans and hands them to a collector."""
 
     def __init__(self, exporter: SpanExporter) -> None:
-        """Use `opened` to have one for an address."""
+        """Use `opened` to make one for an address."""
         self._batches = SpanBatches(exporter)
         self._scope = InstrumentationScope("cellwall", cellwall.__version__)
         self._resource = Resource(
@@ -62,13 +63,13 @@ class Tracing:
         )
 
     def begin(self, call: Call) -> None:
-        """A request begins; it is known by `call.origin.span`."""
+        """Begin the span of a request and keep it in `call.origin.span`."""
         parent = _parent(call.headers)
         context = _child_of(parent)
         call.origin.span = Begun(context, parent, time.time_ns())
 
     def answered(self, call: Call, method: str) -> None:
-        """It has been answered."""
+        """End the span of an answered request."""
         begun: Begun = call.origin.span
         if call.origin.ended_at is not None:
             answer = ("answer", call.origin.ended_at, time.time())
@@ -95,7 +96,8 @@ class Tracing:
     def phases(
         self, parent: Begun | None, phases: Iterable[Phase], facts: Mapping[str, str]
     ) -> None:
-        """Add the parts of an execution below `parent`; None: as a trace of their own."""
+        """Add an execution's phases below `parent`; without a parent (None) as a trace of their
+        own."""
         above = None if parent is None else parent.context
         trace = above or _child_of(None)
         for name, began_at, ended_at in phases:
@@ -130,12 +132,12 @@ class Tracing:
         )
 
     def close(self) -> None:
-        """Send what is left, for at most two seconds."""
+        """Send the remaining spans, for at most two seconds."""
         self._batches.close(_CLOSE_S)
 
 
 def opened(endpoint: str) -> Tracing:
-    """Return traces that go to `endpoint`, as OTLP over HTTP."""
+    """Return a `Tracing` that sends to `endpoint`, as OTLP over HTTP."""
     return Tracing(OTLPSpanExporter(endpoint=endpoint, timeout=_SEND_S))
 
 
@@ -146,7 +148,7 @@ def _child_of(parent: SpanContext | None) -> SpanContext:
 
 
 def _parent(headers: Mapping[str, str]) -> SpanContext | None:
-    """Return the caller's span, or None if it names none."""
+    """Return the caller's span, or None if the request names none."""
     found = _PARENT.fullmatch(headers.get("traceparent", ""))
     if found is None or not int(found[1], 16) or not int(found[2], 16):
         return None

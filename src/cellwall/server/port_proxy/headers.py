@@ -1,9 +1,9 @@
-"""What of an HTTP message may pass between a client and a server inside, in either direction.
+"""Filter for the headers between a client and a server inside a sandbox, in either direction.
 
 Pure. Not the passing (`routes.ports`), not the lists of names (`passed_headers`). The invariants:
-no key or token of ours, and nothing that a browser or a proxy holds of the visitor, ever reaches
-the inside; nothing the inside answers can set a cookie, open CORS, steer a proxy in front, or make
-the API's own origin run its page.
+no key or token of this server, and nothing that a browser or a proxy holds of the visitor, ever
+reaches the inside; no answer of the inside can set a cookie, open CORS, steer a proxy in front, or
+run a page in the API's own origin.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def to_inside(
 ) -> Headers:
     """Return the request headers a server inside gets, without framing; `raw` in lower case.
 
-    `more` are names that the operator lets pass besides.
+    `more` are further names that the operator lets pass.
     """
     headers: Headers = [(b"host", b"localhost:%d" % port)]
     named = _named_hops(raw)
@@ -38,7 +38,7 @@ def to_inside(
         is_for_it = name == b"authorization" and has_its_own_authorization
         if not (is_for_it or _may_pass(name, named, is_listed=goes_in(name, more))):
             continue
-        text = value.strip(b" \t")  # the parser leaves what stands behind it
+        text = value.strip(b" \t")  # the parser leaves the white space after a value
         if name == b"referer":
             text = _referer_for_inside(text, port, prefix)
         if text or name != b"referer":
@@ -49,7 +49,7 @@ def to_inside(
 def from_inside(
     raw: Iterable[tuple[bytes, bytes]], port: int, prefix: str, more: Collection[str] = ()
 ) -> Headers:
-    """Return the answer headers a client gets, without framing; as `to_inside`."""
+    """Return the answer headers a client gets, without framing; arguments as for `to_inside`."""
     headers: Headers = []
     named = _named_hops(raw)
     for name, value in raw:
@@ -88,7 +88,8 @@ def _relocated(value: bytes, port: int, prefix: str) -> bytes:
 
 
 def _referer_for_inside(value: bytes, port: int, prefix: str) -> bytes:
-    """Return a page's address as the inside knows it, without our token; empty if not its own."""
+    """Return a referer as the inside knows it, without the token; empty if it is not its own
+    page."""
     address, _, query = value.partition(b"#")[0].partition(b"?")
     _, _, behind = address.partition(b"://")
     _, slash, path = behind.partition(b"/")
@@ -100,7 +101,7 @@ def _referer_for_inside(value: bytes, port: int, prefix: str) -> bytes:
 
 
 def query_for_inside(raw: bytes) -> bytes:
-    """Return a query without our token, however its name is encoded; the rest as it came."""
+    """Return a query without the token, however its name is encoded; other fields are unchanged."""
     if not raw:
         return raw
     return b"&".join(field for field in raw.split(b"&") if not _is_token(field))

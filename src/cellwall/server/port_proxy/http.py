@@ -1,7 +1,7 @@
-"""One HTTP/1.1 exchange with a server inside, over a connection to its port.
+"""One HTTP/1.1 exchange with a server inside a sandbox, over a connection to its port.
 
-Not what may pass (`headers`). The other side is hostile: h11 parses it, with caps. The
-invariant: bodies pass in pieces, each waited for, so neither side fills our memory.
+Not the filter of headers (`headers`). The other side is hostile: h11 parses it, with caps. The
+invariant: bodies pass in pieces, each waited for, so neither side fills the server's memory.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class Exchange:
     """One request and its answer."""
 
     def __init__(self, call: Call, connection: Connection, prefix: str) -> None:
-        """`prefix` is what of the path was for us."""
+        """`prefix` is the part of the path that belongs to this server."""
         self._call = call
         self._connection = connection
         self._prefix = prefix
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
 
     async def run(self, target: bytes, headers: Headers) -> None:
-        """Pass it on and back; `headers` are those that the inside gets of the client's.
+        """Pass the request on and its answer back; `headers` are the filtered ones of the client.
 
-        Raises `ClientGone`, 502, `PortError`; 400, 408 and 413 for what is asked.
+        Raises `ClientGone`, 502, `PortError`; 400, 408 and 413 for faults of the request.
         """
         head = self._head(target, headers)
         sending = asyncio.ensure_future(self._send(head))
@@ -99,7 +99,7 @@ class Exchange:
                 raise self._stalled() from None
 
     def _stalled(self) -> PortError:
-        # Behind what was not taken the client's end is not to be seen: it may have left.
+        # The client's disconnect cannot be seen behind bytes that were not taken: it may have left.
         return PortError(
             f"port {self._connection.port}: for {self._call.settings.stall_s:g} s nothing was taken"
             " of the request",
@@ -128,7 +128,7 @@ class Exchange:
         # Iterated, h11's headers have lower-case names.
         raw = list(response.headers)
         headers = from_inside(raw, self._connection.port, self._prefix, call.settings.port_headers)
-        # Where it does not say how long the body is, uvicorn must not take it for that.
+        # If the answer does not say how long its body is, uvicorn must not assume an empty one.
         if status not in _BODILESS and not any(name == b"transfer-encoding" for name, _ in raw):
             headers += [each for each in raw if each[0] == b"content-length"]
         call.has_answered = True
@@ -164,8 +164,9 @@ class Exchange:
             return
         if isinstance(error, ClientGone):
             raise error
-        # A server may answer without having read the request: then its answer counts. But what is
-        # wrong with the request itself is said by us, for the inside waits for the rest of it.
+        # A server may answer without having read the request: then its answer counts. But a fault
+        # of the request itself is reported by this side, because the inside waits for the rest of
+        # it.
         is_stalled = isinstance(error, PortError) and error.reason == "timeout"
         is_ours = (is_stalled or isinstance(error, HttpError)) and not self._call.has_answered
         if is_ours or not isinstance(error, (CellwallError, h11.LocalProtocolError)):

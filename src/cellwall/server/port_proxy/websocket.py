@@ -1,7 +1,7 @@
-"""A WebSocket to a server inside, over a connection to its port.
+"""A WebSocket to a server inside a sandbox, over a connection to its port.
 
-Not what may pass (`headers`). The other side is hostile: `websockets` parses it without IO of
-its own, with a cap on messages. The invariant: a message is passed whole or not at all, and each
+Not the filter of headers (`headers`). The other side is hostile: `websockets` parses it without IO
+of its own, with a cap on messages. The invariant: a message is passed whole or not at all, and each
 waits for the one before it.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _STEP_BYTES = 64 * 1024
 _MESSAGE_BYTES = 1024 * 1024
 _HANDSHAKE_S = 15.0
-"""From the connection to the inside's answer; nothing is to be computed for it."""
+"""Seconds from the connection to the inside's answer, which needs no computation."""
 _OWN = {"host", "connection", "upgrade"}
 
 
@@ -41,7 +41,6 @@ class InnerSocket:
     """The client's WebSocket joined to one inside."""
 
     def __init__(self, call: Call, connection: Connection, target: bytes) -> None:
-        """Nothing is said yet."""
         self._call = call
         self._connection = connection
         offered = [
@@ -64,9 +63,7 @@ class InnerSocket:
     async def run(self, headers: Headers) -> None:
         """Shake hands on both sides, then pass messages until one side ends.
 
-        `headers` are those that the inside gets of the client's.
-
-        Raises `ClientGone`, 502, `PortError`.
+        `headers` are the filtered ones of the client. Raises `ClientGone`, 502, `PortError`.
         """
         await unless_gone(self._call, self._join(headers))
 
@@ -140,13 +137,13 @@ class InnerSocket:
 
     async def _pass_close(self) -> None:
         said = self._inner.close_rcvd
-        if said is None:  # it broke off, or the protocol
+        if said is None:  # the connection or the protocol broke
             await self._outer.close(1011)
-        elif said.code == CloseCode.NO_STATUS_RCVD:  # this stands for none, and is never sent
+        elif said.code == CloseCode.NO_STATUS_RCVD:  # this code means "no code" and is never sent
             await self._outer.close(1000)
         else:
             await self._outer.close(said.code, said.reason)
-        with contextlib.suppress(PortError):  # it need not wait for ours
+        with contextlib.suppress(PortError):  # the inside need not wait for the answering close
             await self._flush()
 
     async def _take(self, frame: Frame) -> None:

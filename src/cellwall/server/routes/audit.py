@@ -1,4 +1,4 @@
-"""The audit, for keys of scope `admin`: they are the server's, not a tenant's."""
+"""Route of the audit, for keys of scope `admin`: the records are the server's, not a tenant's."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Many programs in one request, for evaluation and reinforcement learning.
+"""Route of many programs in one request, for evaluation and reinforcement learning.
 
 Each is an execution of its own in a sandbox of its own; results are sent as they finish. The
 invariant: no more programs are read than run or wait to be sent, so a slow reader slows the batch
-and memory stays flat; one bad program spoils only itself.
+and memory stays flat; one bad program fails only itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 _DEFAULT_CONCURRENCY = 32
 _MOST_PAUSE_S = 1.0
-"""Between two tries to begin a program while nothing of its batch runs; each checks it anew."""
+"""Seconds at most between two attempts to begin a program while none of its batch runs; each
+attempt checks the program anew."""
 
 
 async def batch(call: Call) -> None:
@@ -69,7 +70,7 @@ class _Batch:
         self._failed = 0
 
     async def run(self, items: AsyncGenerator[Item]) -> None:
-        """Do all of it. Raises `ClientGone`."""
+        """Run the whole batch. Raises `ClientGone`."""
         await unless_gone(self._call, self._run(items))
 
     async def _run(self, items: AsyncGenerator[Item]) -> None:
@@ -111,7 +112,8 @@ class _Batch:
             try:
                 return self._start(item, body)
             except CapacityError:
-                # The batch is patient: others fill the queue, and ours will run when it empties.
+                # The batch waits: other callers fill the queue, and it goes on when the queue
+                # empties.
                 if not await self.make_room():
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, _MOST_PAUSE_S)
@@ -139,7 +141,7 @@ class _Batch:
         return True
 
     async def _send_ended(self) -> None:
-        """Wait until something has ended, and send all that has."""
+        """Wait until a program has ended, and send the results of all that have."""
         loop = asyncio.get_running_loop()
         first: asyncio.Future[None] = loop.create_future()
 

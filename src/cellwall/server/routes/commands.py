@@ -1,6 +1,6 @@
-"""Commands in a sandbox: started, listed, fed, signalled, read again after a lost connection.
+"""Routes of commands: started, listed, fed, signalled, read again after a lost connection.
 
-Not terminals over WebSockets (`terminal`), which start commands too, through `started`.
+Not terminals over WebSockets (`terminal`), which start commands too, and use `follow`.
 """
 
 from __future__ import annotations
@@ -117,14 +117,14 @@ async def started(call: Call, owner: SandboxRecord, body: CommandBody) -> Comman
 
 
 def _short(script: str) -> str:
-    """Return what lists show of a script; one that no argument could hold is not kept for them."""
+    """Return a script for lists; one too long for an argument is cut, so that it is not kept."""
     if len(script) <= _SHOWN_CHARS:
         return script
     return f"{script[:1000]}… ({len(script)} characters)"
 
 
 def follow(call: Call, owner: SandboxRecord, record: CommandRecord, made: Command) -> None:
-    """Know a command that was started, and write down how it ends."""
+    """Register a started command, and record its end in the background."""
     record.command = made
     record.on_start(made.attempt)
     owner.add_command(record)
@@ -133,7 +133,7 @@ def follow(call: Call, owner: SandboxRecord, record: CommandRecord, made: Comman
 
 
 async def _follow(state: State, owner: SandboxRecord, record: CommandRecord, made: Command) -> None:
-    """Write down how it ended."""
+    """Record how the command ended."""
     try:
         record.result = await made.wait()
         state.watch.ended(owner.owner, owner.template, record.result.outcome)
@@ -142,9 +142,9 @@ async def _follow(state: State, owner: SandboxRecord, record: CommandRecord, mad
             state.audit.command_ended(owner.owner, names, record.result.outcome)
         outcome = record.result.outcome.as_json()
         owner.log("command ended", command=record.id, verdict=outcome["verdict"])
-        # A terminal's output is no events; its end is one.
+        # A terminal's output is not events; its end is one.
         record.spool.finish({"type": "end", "verdict": outcome["verdict"], "outcome": outcome})
-    except Exception as error:  # noqa: BLE001 - it belongs to whoever asks
+    except Exception as error:  # noqa: BLE001 - it belongs to the command's caller
         record.fail(error)
     finally:
         record.settle()
@@ -191,7 +191,7 @@ async def signal(call: Call) -> None:
 
 
 def signal_number(wanted: int | str) -> int:
-    """Return a signal's number; `UsageError` for a name there is not."""
+    """Return a signal's number; `UsageError` for an unknown name."""
     if isinstance(wanted, int):
         return wanted
     name = wanted if wanted.startswith("SIG") else f"SIG{wanted}"

@@ -1,4 +1,4 @@
-"""Contexts of a sandbox: stateful interpreters."""
+"""Routes of a sandbox's contexts, which are stateful interpreters."""
 
 from __future__ import annotations
 

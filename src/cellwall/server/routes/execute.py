@@ -1,7 +1,7 @@
-"""One program in one fresh sandbox: the hottest route.
+"""Route of one program in one fresh sandbox, the hottest one.
 
-Not sessions (`sandboxes`) and not many programs (`batch`). What is asked is checked, clipped,
-started as an execution of its own, and answered as JSON or as a stream.
+Not sessions (`sandboxes`) and not many programs (`batch`). A request is checked, clipped, started
+as an execution of its own, and answered as JSON or as a stream.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def execute(call: Call) -> None:
 
 
 def oneshot(call: Call, body: ExecuteBody, size: int, *, is_streamed: bool) -> Order:
-    """Check and clip a one-shot that came as `size` bytes; raises what refuses it, for free."""
+    """Check and clip a one-shot that came as `size` bytes; a refusal costs and starts nothing."""
     state = call.state
     floor = state.queue.tenants.floor(call.owner)
     caller = oneshots.Caller(call.owner, call.request_id, call.caller.key_id, floor)
@@ -72,7 +72,7 @@ def oneshot(call: Call, body: ExecuteBody, size: int, *, is_streamed: bool) -> O
 async def _submit(call: Call, order: Order, use: Use | None) -> None:
     execution_id = await call.state.executions.submit(order)
     record = call.state.executions.all.get(execution_id)
-    if record is not None:  # it has begun; of what waits only the store has the body
+    if record is not None:  # it has begun; the body of a waiting execution is only in the store
         call.holding().until(record.ended)
     if use is not None:
         use.made(execution_id)
@@ -88,10 +88,10 @@ async def _accepted(call: Call, value: dict[str, Any], *, is_replay: bool = Fals
 
 
 def leaving(call: Call, wanted: OnDisconnect | None, default: OnDisconnect = "cancel") -> str:
-    """Return what happens when the client goes away."""
+    """Return the effect of the client's disconnect: `cancel` or `detach`."""
     if wanted is not None:
         return wanted
-    # Who sends a key wants to come back for the answer.
+    # A client that sends a key wants to come back for the answer.
     return "detach" if "idempotency-key" in call.headers else default
 
 
@@ -119,7 +119,7 @@ async def again(
 async def give(
     call: Call, record: ExecutionRecord, form: Format, *, leaving: str, is_replay: bool = False
 ) -> None:
-    """Answer with an execution that has begun, in the form the client wants."""
+    """Answer with an execution that has begun, in the format the client wants."""
     headers = {"x-execution-id": record.id}
     if is_replay:
         headers["idempotent-replay"] = "true"
@@ -140,7 +140,7 @@ async def give(
 async def follow(
     call: Call, found: ExecutionRecord | KeptExecution, form: Format, after: int
 ) -> None:
-    """Send the events of an execution, wherever they are, live until its end."""
+    """Send the events of an execution from memory or store, live until its end."""
     found = call.state.executions.followed(found)
     headers = {"x-execution-id": found.id}
     if isinstance(found, ExecutionRecord):
@@ -150,13 +150,13 @@ async def follow(
 
 
 def raise_early(record: Tracked) -> None:
-    """Raise what kept it from starting at all; a retry may then try again."""
+    """Raise the error that kept the execution from starting; a retry may then try again."""
     if not record.has_begun and record.error is not None:
         raise record.error
 
 
 def raise_failure(record: Tracked) -> None:
-    """Raise what of ours failed on the way; what was cut short is an answer."""
+    """Raise cellwall's failure during the execution; an interrupted one is an answer instead."""
     if record.error is not None and not isinstance(record.error, Interrupted):
         raise record.error
 

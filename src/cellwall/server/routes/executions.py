@@ -1,4 +1,4 @@
-"""Executions that have begun: their answers, their events, their end on wish."""
+"""Routes of executions: their answers, their events, their cancellation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cellwall.server.core.request import Call
 
 _CANCEL_S = 2.0
-"""Waited for the end of what was cancelled; a cell may take a second to obey."""
+"""Seconds to wait for the end of a cancelled execution; a cell may take one to obey."""
 
 
 async def get(call: Call) -> None:

@@ -1,4 +1,4 @@
-"""Files of a sandbox. Every path is resolved inside, by the sandbox's own kernel and rights."""
+"""Routes of a sandbox's files. Paths are resolved inside, by the sandbox's kernel and rights."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def pack(call: Call) -> None:
     path = check_name(query.path)
     pieces = _files(call).stream_dir(path)
     try:
-        first = await anext(pieces, b"")  # what can be refused is refused before the headers
+        first = await anext(pieces, b"")  # refused reads fail here, before the headers are sent
         name = path.rstrip("/").rpartition("/")[2].strip(".") or "files"
         await call.start(200, _TAR, attachment(f"{name}.tar"))
         await call.write(first)

@@ -1,4 +1,4 @@
-"""Is it there? For load balancers and people; says nothing about anybody."""
+"""Route of the health check, for load balancers and people; it reveals nothing about tenants."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BODY = f'{{"status":"ok","version":"{cellwall.__version__}"}}'.encode()
 
 
 async def health(call: Call) -> None:
-    """Answer."""
+    """Answer with status and version."""
     await call.answer_bytes(_BODY, "application/json")
 
 

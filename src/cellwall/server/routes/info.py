@@ -1,4 +1,4 @@
-"""What the server can do, how it is, how a sandbox is: numbers, lists, logs."""
+"""Routes of information: the server's abilities and state, a sandbox's state; numbers and logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API keys of every tenant, for keys of scope `admin`.
+"""Routes of the API keys of every tenant, for keys of scope `admin`.
 
 Not how they are checked (`server.auth.keys`). The invariant: a key in clear is in the answer that
 made it and nowhere else.

@@ -1,6 +1,6 @@
-"""What describes the server: the OpenAPI document for programs, one plain page for people.
+"""Descriptions of the server: the OpenAPI document for programs, one plain page for people.
 
-Everything is ours and static: no script, no content of a user, nothing from elsewhere.
+Everything on them is cellwall's own and static: no script, no user content, no external resource.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ code { background: #222 } a { color: #8bf } }
 
 
 class Pages:
-    """The document and the pages over a table of endpoints, of which they are a part."""
+    """The document and the pages over a table of endpoints, which includes their own."""
 
     def __init__(self, others: tuple[Endpoint, ...]) -> None:
-        """Describe `others` and these; nothing is made before it is asked for."""
+        """Describe `others` and these pages; each page is made when it is first requested."""
         self.endpoints = (
             Endpoint(
                 "GET",

@@ -1,7 +1,7 @@
-"""HTTP and WebSockets to a server inside a sandbox, whose network stays off.
+"""Routes of HTTP and WebSockets to a server inside a sandbox, whose network stays off.
 
-A key of the owner's, or a token for this one port, opens it (API-7). The invariant: the inside
-never sees either.
+A key of the owner, or a token for this one port, opens it (API-7). The invariant: the inside never
+sees either.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ def _opened(call: Call, port: int) -> SandboxRecord:
 
 
 def _has_its_own_authorization(call: Call) -> bool:
-    """Report whether its `Authorization` is for the inside: beside a header that let it in.
+    """Report whether `Authorization` is for the inside: another header let the request in.
 
-    SECURITY: what a browser or a proxy adds by itself comes without such a header, and is not the
-    inside's: a password for this host, who the visitor is. A key of ours never is, wherever it
-    stands.
+    SECURITY: credentials that a browser or a proxy adds by itself come without such a header, and
+    are not for the inside: a password for this host, the visitor's identity. A key of this server
+    never is, whichever header has it.
     """
     if "x-api-key" not in call.headers and "x-cellwall-token" not in call.headers:
         return False

@@ -1,4 +1,4 @@
-"""How much the caller's tenant may have and has. Nobody else's; for those see `/stats`."""
+"""Route of the caller's tenant's quotas and their use; for other tenants see `/stats`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sandboxes and the cells that run in them.
+"""Routes of sandboxes and of the cells that run in them.
 
 Not their contexts, commands and files, which have modules of their own.
 """
@@ -60,7 +60,7 @@ def _again(call: Call, sandbox_id: str) -> SandboxRecord:
 
 
 async def _keep(call: Call, record: SandboxRecord, use: Use | None) -> None:
-    """Write it down before anybody hears of it; what cannot be written is not kept alive."""
+    """Write the sandbox to the store before the answer; if that fails, end the sandbox."""
     try:
         replay = () if use is None else use.changes(record.id)
         audit = call.state.audit
@@ -97,7 +97,7 @@ async def _created(call: Call, body: SandboxBody) -> SandboxRecord:
 
 
 async def _promised(call: Call, body: SandboxBody, limits: Limits) -> AsyncSandbox:
-    """Return a sandbox whose limits are set aside from before it is made until it ends."""
+    """Return a sandbox whose limits are reserved from before its creation until its end."""
     state = call.state
     promise = state.queue.hold(call.owner, Cost.of(limits))
     try:
@@ -142,7 +142,7 @@ def _place(record: SandboxRecord) -> tuple[float, str]:
 
 
 def _cursor(record: SandboxRecord) -> str:
-    """Return what `_place_of` makes its place of, also when the record is there no longer."""
+    """Return a cursor from which `_place_of` gets the record's place, also after its removal."""
     return f"{record.created_at!r}-{record.id}"
 
 

@@ -1,4 +1,4 @@
-"""Addresses that read or write one file without a key, for a while."""
+"""Routes of signed addresses, which read or write one file without a key, for a while."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A terminal in a sandbox over a WebSocket: a real pty, a command like any other.
+"""Route of a terminal in a sandbox over a WebSocket: a real pty, a command like any other.
 
-The invariant: output waits for the browser inside the sandbox, not here, and the command gets a
-hang-up when the WebSocket is gone, also while it reads nothing of what was typed.
+The invariant: output waits for the browser inside the sandbox, not in the server, and the command
+gets a hang-up when the WebSocket is gone, also while it reads none of its input.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ async def terminal(call: Call) -> None:
 
 
 class _Session:
-    """One terminal and the one who looks at it."""
+    """One terminal and its client."""
 
     def __init__(self, socket: Socket, record: CommandRecord, made: Terminal) -> None:
         self._socket = socket
@@ -58,11 +58,11 @@ class _Session:
         self._terminal = made
 
     async def talk(self) -> None:
-        """Carry both ways until either side ends. Raises `ClientGone`."""
+        """Pass data both ways until either side ends. Raises `ClientGone`."""
         window = self._record.terminal
         size = {} if window is None else window.model_dump()
         await self._socket.send_json({"type": "started", "command_id": self._record.id, **size})
-        # Not in the server's group: their errors are the client's, and end here.
+        # Not in the server's task group: their errors are the client's, and end here.
         speaking = asyncio.ensure_future(self._speak())
         listening = asyncio.ensure_future(self._listen())
         try:
@@ -89,7 +89,7 @@ class _Session:
             pass
 
     async def _listen(self) -> None:
-        """Take what the client says until it goes; `UsageError` on nonsense."""
+        """Take the client's messages until it disconnects; `UsageError` on an invalid one."""
         try:
             while True:
                 message = await self._socket.receive()

@@ -1,4 +1,4 @@
-"""Calls of an execution to tools of its client: shown on one stream, answered one by one."""
+"""Routes of an execution's calls to its client's tools: one stream shows them, each is answered."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ async def calls(call: Call) -> None:
     form = chosen(call, ("ndjson", "sse"))
     found = call.state.executions.followed(execution(call))
     if isinstance(found, ExecutionRecord):
-        await call.wait(found.started)  # of what waits on disk alone the tools are not read yet
+        # the tools of an execution that waits on disk only are not read yet
+        await call.wait(found.started)
     tools = _tools(call)
     with tools.listening():
         await send_items(call, form, tools.follow(), {})

@@ -1,4 +1,4 @@
-"""What a tenant's receivers need to know to believe a webhook."""
+"""Route of the secret with which a tenant's receivers verify webhooks."""
 
 from __future__ import annotations
 

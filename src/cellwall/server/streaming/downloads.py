@@ -1,7 +1,7 @@
-"""Bytes of a sandbox on their way out, so that no browser ever takes them for a page of ours.
+"""Downloads of a sandbox's bytes, sent so that no browser takes them for a page of the server.
 
-Not the routes (`routes.files`, `routes.signed`). The invariant: what is sent has exactly the
-announced length, and a name chosen inside cannot add a header.
+Not the routes (`routes.files`, `routes.signed`). The invariant: a body has exactly the announced
+length, and a name chosen inside the sandbox cannot add a header.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PIECE_BYTES = 1024 * 1024
 
 
 def attachment(path: str) -> dict[str, str]:
-    """Return the headers of something that is to be saved, never shown."""
+    """Return the headers of a body that is to be saved, never shown."""
     name = path.rstrip("/").rpartition("/")[2] or "download"
     quoted = quote(name.encode("utf-8", "replace"), safe="")
     return {
@@ -42,7 +42,7 @@ async def send_file(call: Call, files: Files, path: str) -> None:
     most = call.settings.download_bytes
     wanted = call.headers.get("range")
     probe = await files.read_piece(path, 0, 1 if wanted else _PIECE_BYTES)
-    size = probe.size or len(probe.data)  # files of /proc say that they are empty
+    size = probe.size or len(probe.data)  # files of /proc report a size of zero
     headers = {**attachment(path), "accept-ranges": "bytes"}
     if wanted is not None and (span := _span(wanted, size)) is not None:
         begin, end = span
@@ -76,7 +76,7 @@ def _check_size(size: int, most: int, path: str) -> None:
 
 
 def _span(wanted: str, size: int) -> tuple[int, int] | None:
-    """Return begin and end of the one range that is wanted; None: send everything."""
+    """Return begin and end of the one requested range; None: send everything."""
     found = _RANGE.fullmatch(wanted.strip())
     if found is None or (not found[1] and not found[2]):
         return None  # other units and several ranges may be ignored (RFC 9110, 14.2)

@@ -24,13 +24,13 @@ class Line:
 
 
 def gap(after: int, following: int) -> Line:
-    """Return the record that says: what is between `after` and `following` is no longer kept."""
+    """Return the record saying that the events between `after` and `following` are gone."""
     value = {"type": "gap", "after": after, "next": following, "lost": following - after - 1}
     return Line(None, "gap", one_line(value))
 
 
 def with_gaps(lines: Iterable[Line], after: int) -> list[Line]:
-    """Return lines with a record wherever numbers are missing."""
+    """Return lines with a gap record wherever numbers are missing."""
     found: list[Line] = []
     for line in lines:
         if line.seq is not None and line.seq > after + 1:

@@ -1,8 +1,8 @@
 """The oldest events of a running execution, written to the store when memory is full.
 
-Not the spool (`spool`), which hands them over, and not the record of the end (`ledger`). The
-invariants: what a spool gave away is readable here at every moment, from memory or from the
-store, until the bound is reached; above it events are gone, and readers are told by a gap.
+Not the spool (`spool`), which hands events over, and not the record of the end (`ledger`). The
+invariants: an event that a spool gave away is readable here at every moment, from memory or from
+the store, until the bound is reached; above it events are dropped, and readers get a gap record.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from cellwall.surface.shared.tasks import Tasks
 
 _CHUNK_BYTES = 256 * 1024
-"""Written at once."""
+"""Bytes of events that are written at once."""
 AT_ONCE = 4
-"""Chunks that a reader has in memory at once."""
+"""Number of chunks that a reader has in memory at once."""
 _WAITING_BYTES = 4 * 1024 * 1024
-"""Held at most for a store that is slow."""
+"""Bytes of events held at most while the store is slow."""
 
 
 class Overflow:
-    """See the module. One per execution."""
+    """Events of one execution on their way to the store; see the module."""
 
     def __init__(self, execution_id: str, store: Store, tasks: Tasks, most_bytes: int) -> None:
-        """Nothing is written yet; at most `most_bytes` ever are."""
+        """At most `most_bytes` are written in all."""
         self._id = execution_id
         self._store = store
         self._tasks = tasks
         self._room = most_bytes
         self.written_bytes = 0
-        """How much of it the store has."""
+        """Number of bytes of events that the store has."""
         self._waiting: list[Line] = []
         self._waiting_bytes = 0
         self._writing: list[Line] = []
@@ -71,17 +71,18 @@ class Overflow:
         self._task = None
 
     async def rest(self) -> list[Line]:
-        """Return what was taken and is not written, once nothing is being written."""
+        """Return the events taken and not written, once no write is running."""
         while self._task is not None:
             await asyncio.wait((self._task,))
         return self._waiting
 
     async def after(self, position: int) -> list[Line]:
-        """Return the next lines after number `position` that are still to be had, in order.
+        """Return the next available lines after number `position`, in order.
 
-        Those of the end may be among them, which memory still has too.
+        The last lines may be those that the spool still has, too.
         """
-        # First what is in memory: it may be in the store alone when that has answered.
+        # Copy the lines in memory first: they may be in the store alone once the store has
+        # answered.
         held = [*self._writing, *self._waiting]
         chunks = await self._store.events(self._id, position, AT_ONCE)
         found = lines_of(chunks, position)
@@ -99,7 +100,7 @@ def chunk_of(execution_id: str, lines: Sequence[Line]) -> EventChunk:
 
 
 def lines_of(chunks: Iterable[EventChunk], after: int) -> list[Line]:
-    """Return the lines of chunks that have higher numbers than `after`."""
+    """Return the lines of `chunks` that have higher numbers than `after`."""
     found: list[Line] = []
     for chunk in chunks:
         for text in chunk.lines.decode().splitlines():

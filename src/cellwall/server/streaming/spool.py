@@ -1,9 +1,9 @@
-"""The numbered events of one execution or command: kept in bounded memory, read by anybody.
+"""The numbered events of one execution or command, kept in bounded memory for any reader.
 
-Not a transport (`streams`) and not the execution. The engine appends, any number of readers
-follow from any number. The invariant: the numbers have no holes; a reader gets every event once
-and in order, or a record that says which ones are gone. Events are dropped only while no reader
-that still needs them is attached; a reader that is far behind makes the source wait instead.
+Not a transport (`streams`) and not the execution. The engine appends; any number of readers follow
+from any number on. The invariant: the numbers have no holes; a reader gets every event once and in
+order, or a record that says which ones are gone. Events are dropped only while no attached reader
+still needs them; a reader that is far behind makes the source wait instead.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from cellwall.server.streaming.overflow import Overflow
 
 HIGH_BYTES = 256 * 1024
-"""A reader this far behind pauses the source."""
+"""Bytes that a reader may be behind before the source is paused."""
 _HARD_BYTES = 32 * 1024 * 1024
-"""Kept at most even for a reader that needs it; the source is paused long before."""
+"""Bytes kept at most even for a reader that needs them; the source is paused long before."""
 _BATCH_BYTES = 256 * 1024
 _EVENT_BYTES = 256
-"""What an event costs beside its text."""
+"""Bytes an event costs besides its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ class _Item:
 
 
 class Spool:
-    """See the module. Lives on one event loop."""
+    """Events of one execution or command; see the module. Lives on one event loop."""
 
     def __init__(self, cap_bytes: int) -> None:
-        """Keep up to `cap_bytes` once nobody reads."""
+        """Keep up to `cap_bytes` while no reader needs more."""
         self._cap_bytes = cap_bytes
         self._items: deque[_Item] = deque()
         self._total = 0
@@ -63,11 +63,11 @@ class Spool:
         self.on_pressure: Callable[[bool], None] | None = None
         """Called with True when the source should wait, with False when it may go on."""
         self.overflow: Overflow | None = None
-        """Takes what memory no longer keeps; None: it is gone."""
+        """Takes events that memory no longer keeps; None: they are dropped."""
 
     @property
     def kept_bytes(self) -> int:
-        """What it costs now."""
+        """Number of bytes the kept events cost now."""
         return self._total - self._dropped
 
     @property
@@ -78,7 +78,7 @@ class Spool:
     def append(self, event: Event) -> None:
         """Take the next event of the engine, whose numbers have no holes either."""
         if event.kind == "value":
-            # As text: as objects it may take 24 times as much, and nobody would count that.
+            # Kept as text: as objects it may take 24 times as much, uncounted.
             line = Line(event.seq, event.kind, one_line(event_line(event)))
             self._put(event.seq, _EVENT_BYTES + len(line.text), line)
         else:
@@ -87,7 +87,7 @@ class Spool:
             self._close()
 
     def finish(self, content: Mapping[str, Any]) -> None:
-        """End it with a line of our own, if the engine gave none."""
+        """End the spool with a line of the server's, if the engine gave none."""
         if not self.is_closed:
             self._put(self.last + 1, _EVENT_BYTES, content)
             self._close()
@@ -131,7 +131,7 @@ class Spool:
             self.on_pressure(False)
 
     def lines(self) -> list[Line]:
-        """Return everything that memory keeps."""
+        """Return all lines that memory keeps."""
         return [item.line() for item in self._items]
 
     def reader(self, after: int = 0) -> Reader:
@@ -147,7 +147,7 @@ class Spool:
         self._press()
 
     def _after(self, position: int) -> list[_Item]:
-        """Return what comes after `position`, as much as one batch takes."""
+        """Return the events after `position`, as many as one batch takes."""
         found: list[_Item] = []
         size = 0
         start = max(0, position + 1 - self.first)
@@ -183,11 +183,11 @@ class Reader:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing will come any more."""
+        """Whether no further event will come."""
         return self._spool.is_closed and self.position >= self._spool.last
 
     async def overflowed(self) -> list[Line]:
-        """Return what memory no longer has for this reader but the store still does; move on."""
+        """Return lines that the store has but memory no longer; move the reader on."""
         spool = self._spool
         if spool.overflow is None or self.position + 1 >= spool.first:
             return []
@@ -199,7 +199,7 @@ class Reader:
         return with_gaps(lines, before)
 
     def take(self) -> list[Line]:
-        """Return the lines that are there, oldest first, and move on."""
+        """Return the lines in memory, oldest first, and move the reader on."""
         spool = self._spool
         lines: list[Line] = []
         if self.position + 1 < spool.first:
@@ -212,16 +212,16 @@ class Reader:
         return lines
 
     def passed(self) -> None:
-        """Say that what was taken has gone out: the source may go on."""
+        """Report that the taken lines were sent: the source may go on."""
         self._spool._trim()
         self._spool._press()
 
     def arrival(self) -> asyncio.Future[None]:
-        """Return a future that is done when there is more, or nothing more will come."""
+        """Return a future that is done when there is more, or when no more will come."""
         return self._spool.arrival()
 
     def close(self) -> None:
-        """Detach."""
+        """Detach the reader."""
         self._spool._detach(self)
 
 

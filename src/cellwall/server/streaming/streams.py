@@ -1,9 +1,9 @@
-"""Sends the events of a spool over HTTP: NDJSON or SSE, from any number on.
+"""Streams of a spool's events over HTTP: NDJSON or SSE, from any number on.
 
-Not the keeping of events (`spool`). Backpressure goes all the way: what the client does not take
-is not taken from the spool, and the spool makes the source wait. The invariant: a line is sent
-whole or not at all, and text of a program cannot make a line or an SSE field of its own, because
-JSON escapes every line end.
+Not the keeping of events (`spool`). Backpressure is end to end: events that the client does not
+take are not taken from the spool, and the spool makes the source wait. The invariant: a line is
+sent whole or not at all, and text of a program cannot make a line or an SSE field of its own,
+because JSON escapes every line end.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ MEDIA: Mapping[Format, str] = {
     "sse": "text/event-stream",
 }
 _ALIVE: Mapping[Format, bytes] = {"json": b"", "ndjson": b" ", "sse": b": alive\n\n"}
-"""What says that a quiet stream lives. White space before a line is nothing to who reads JSON, so
-NDJSON has no line for it: each client would have to know that one."""
+"""Bytes that show that a quiet stream is alive. JSON parsers skip white space before a value, so
+NDJSON needs no extra line, which every client would have to know."""
 
 
 def chosen(call: Call, offered: tuple[Format, ...]) -> Format:
-    """Return what the client wants of `offered`, whose first is the default; 406 if nothing."""
+    """Return the offered format that the client prefers, by default the first; 406 if none fits."""
     accept = call.headers.get("accept", "")
     for part in accept.split(","):
         kind = part.partition(";")[0].strip().lower()
@@ -56,7 +56,7 @@ def chosen(call: Call, offered: tuple[Format, ...]) -> Format:
 async def send_items(
     call: Call, form: Format, items: AsyncIterator[Mapping[str, Any]], headers: Mapping[str, str]
 ) -> None:
-    """Send objects as they come, numbered from 1; nothing is kept of them."""
+    """Send objects as they come, numbered from 1; none of them is kept."""
     await call.start(200, MEDIA[form], {"cache-control": "no-store", **headers})
     number = 0
     while True:
@@ -78,15 +78,15 @@ async def send_items(
 
 
 def quiet_s(call: Call) -> float | None:
-    """Return the seconds after which a stream says that it lives; None: it never does."""
+    """Return the seconds of quiet before a sign of life; None: no signs of life."""
     return call.settings.alive_s or None
 
 
 class Pulse:
-    """Says that a stream of lines lives while whoever writes them waits for more than one thing."""
+    """Sends signs of life on a stream of lines whose writer waits for more than one thing."""
 
     def __init__(self, call: Call) -> None:
-        """Nothing was written yet; use it in an `async with`."""
+        """Use it in an `async with`."""
         self._call = call
         self._at = time.monotonic()
         self._task: asyncio.Task[None] | None = None
@@ -97,7 +97,7 @@ class Pulse:
         await self._call.write(line.encode())
 
     async def _beat(self, pause_s: float) -> None:
-        with contextlib.suppress(ClientGone):  # who writes the lines learns it as well
+        with contextlib.suppress(ClientGone):  # the writer of the lines learns it as well
             while True:
                 await asyncio.sleep(max(0.01, self._at + pause_s - time.monotonic()))
                 if time.monotonic() >= self._at + pause_s:
@@ -105,15 +105,16 @@ class Pulse:
                     await self._call.write(_ALIVE["ndjson"])
 
     async def __aenter__(self) -> Pulse:
-        """Begin."""
+        """Start the signs of life."""
         pause_s = quiet_s(self._call)
         if pause_s is not None:
             self._task = asyncio.ensure_future(self._beat(pause_s))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Say no more."""
-        # How it ends has frames, and they have this: no circle, or the call's body stays in it.
+        """Stop the signs of life."""
+        # The ended task's exception has frames, which hold this object: no reference cycle, or the
+        # call's body stays in it.
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -139,7 +140,7 @@ def resume_from(call: Call, after: int | None) -> int:
 async def send_kept(
     call: Call, execution_id: str, form: Format, after: int, headers: Mapping[str, str]
 ) -> None:
-    """Send everything after `after` of an execution that has ended and is in the store alone."""
+    """Send all events after `after` of an ended execution that is only in the store."""
     store = call.state.ledger.store
     await call.start(200, MEDIA[form], {"cache-control": "no-store", **headers})
     position = after
@@ -156,7 +157,7 @@ async def send_kept(
 async def send_spool(
     call: Call, spool: Spool, form: Format, after: int, headers: Mapping[str, str]
 ) -> None:
-    """Send everything after `after`, live, until its end. Raises `ClientGone`."""
+    """Send all events after `after`, live, until the spool's end. Raises `ClientGone`."""
     reader = spool.reader(after)
     try:
         await call.start(200, MEDIA[form], {"cache-control": "no-store", **headers})

@@ -1,7 +1,7 @@
-"""Files on their way in: one as the body, or several as a form.
+"""Uploads of files: one as the body, or several as a form.
 
-Not the routes. Nothing is ever whole in memory. The invariant: counting happens while reading, so
-a body without a length costs no more than one with.
+Not the routes. A file is never whole in memory. The invariant: bytes are counted while they are
+read, so a body without a length costs no more than one with a length.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_HEADER_BYTES = 8192
 
 
 class _Part:
-    """One part of a form while it comes."""
+    """One part of a form on its way in."""
 
     def __init__(self) -> None:
         self.header_bytes = 0
@@ -36,7 +36,7 @@ class _Part:
 
     @property
     def file_name(self) -> str | None:
-        """The file's name, None for a field that is no file."""
+        """The file's name; None for a field that is no file."""
         _, options = parse_options_header(self.headers.get(b"content-disposition", b""))
         raw = options.get(b"filename")
         return None if raw is None else raw.decode("utf-8", "replace")
@@ -82,7 +82,7 @@ class Form:
             raise UsageError(f"form: {error}", remedy="send proper multipart") from None
 
     def finish(self) -> None:
-        """Raise `UsageError` unless its last boundary was seen."""
+        """Raise `UsageError` unless the last boundary was seen."""
         if not self._is_whole:
             raise UsageError("form: it ends too early", remedy="send all of it")
 
@@ -124,10 +124,9 @@ class Form:
 
 
 class FormReader:
-    """Reads a request's form part by part; no more is read than the part at hand needs."""
+    """Reads a request's form part by part; reads no more than the current part needs."""
 
     def __init__(self, call: Call) -> None:
-        """Nothing is read yet."""
         self._form = Form(call.headers.get("content-type", ""))
         self._body = call.pieces(call.settings.upload_bytes)
         self._is_whole = False
@@ -140,7 +139,7 @@ class FormReader:
                 part = self._form.parts[given]
                 given += 1
                 yield part
-                async for _ in self.pieces(part):  # what the taker left
+                async for _ in self.pieces(part):  # pieces that the consumer left
                     pass
             if self._is_whole:
                 return
@@ -183,7 +182,7 @@ async def receive_form(call: Call, files: Files, folder: str) -> list[dict[str, 
 
 
 def check_name(name: str) -> str:
-    """Return a file name of a form; `UsageError` if it is anything else than one name."""
+    """Return a form's file name; `UsageError` if it is anything else than one name."""
     if not name or name in {".", ".."} or set(name) & {"/", "\\", "\0"} or len(name) > 255:
         raise UsageError(
             f"form: {name[:80]!r} is not a file name", remedy="send one name without slashes"
