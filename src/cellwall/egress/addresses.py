@@ -1,8 +1,8 @@
-"""Which addresses our own side may connect to on somebody else's wish.
+"""The addresses that the server may connect to on a caller's wish.
 
-Pure. Not name resolution (`fetching`). Asked with the address a connection is about to be made
-to, never with a name or with what a caller wrote: every odd spelling of an address has one address.
-The invariant: what is not plainly public is denied unless the operator listed it.
+Pure. Not name resolution (`posting`). Checked is the address a connection is about to be made to,
+never a name or a caller's text: every odd spelling of an address has one address. The invariant: an
+address that is not plainly public is denied unless the operator listed it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
 # https://www.iana.org/assignments/iana-ipv4-special-registry and …-ipv6-special-registry. Written
-# out, because what `ipaddress` calls global differs between the Pythons we run on.
+# out, because what `ipaddress` calls global differs between the supported versions of Python.
 _DENIED: tuple[Network, ...] = tuple(
     map(
         ip_network,
@@ -40,12 +40,12 @@ _DENIED: tuple[Network, ...] = tuple(
             "::/96",  # unspecified, loopback, IPv4-compatible
             "::ffff:0:0/96",  # IPv4-mapped
             "::ffff:0:0:0/96",  # IPv4-translated
-            "64:ff9b::/96",  # NAT64: an IPv4 address in disguise
+            "64:ff9b::/96",  # NAT64: embeds an IPv4 address
             "64:ff9b:1::/48",
             "100::/64",  # discard
             "2001::/23",  # protocol assignments, Teredo
             "2001:db8::/32",
-            "2002::/16",  # 6to4: an IPv4 address in disguise
+            "2002::/16",  # 6to4: embeds an IPv4 address
             "3fff::/20",
             "5f00::/16",  # segment routing
             "fc00::/7",  # unique local; a cloud's metadata at fd00:ec2::254
@@ -58,7 +58,7 @@ _DENIED: tuple[Network, ...] = tuple(
 
 
 class AddressPolicy:
-    """What the operator allows beside public addresses."""
+    """The addresses that the operator allows beside public ones."""
 
     def __init__(self, listed: Iterable[str] = ()) -> None:
         """`listed` are networks such as `10.1.2.0/24` or `::1`; `UsageError` if one is not."""
@@ -74,7 +74,7 @@ class AddressPolicy:
         self._listed: tuple[Network, ...] = tuple(networks)
 
     def is_listed(self, address: str) -> bool:
-        """Report whether the operator named this address."""
+        """Report whether the operator listed this address."""
         return _is_in(ip_address(address), self._listed)
 
     def is_public(self, address: str) -> bool:

@@ -1,8 +1,8 @@
 """One POST to a caller's URL: resolve once, check, connect to that very address, read a status.
 
 Not retries and not signatures (`webhook`). No redirect is followed, no proxy of the environment is
-used, no body is read. The invariant: the socket is connected to an address that the policy was
-asked about; nothing between the check and the connection looks at the name again.
+used, no body is read. The invariant: the socket is connected to an address that the policy has
+checked; no step between the check and the connection resolves the name again.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from cellwall.egress.target import Target
 from cellwall.model.errors import CellwallError
 
 PUBLIC_PORTS = (443, 8443)
-"""Of addresses that the operator did not list: where web servers are and mail servers are not."""
+"""Ports of addresses that the operator did not list: web servers are there, mail servers are
+not."""
 _CONNECT_S = 5.0
 _ANSWER_S = 10.0
 _HEAD_BYTES = 16 * 1024
 _RESOLVERS = 4
-"""Threads: a name server that answers nobody holds up only webhooks."""
+"""Number of resolver threads; a name server that does not answer delays webhooks only."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 Headers = Sequence[tuple[str, str]]
 
 
 class Denied(CellwallError):
-    """The policy says no; trying again would not change that."""
+    """The policy forbids the target; trying again would not change that."""
 
     code = "webhook_denied"
 
@@ -49,7 +50,6 @@ class SystemResolver:
     """The host's resolver, on threads of its own."""
 
     def __init__(self) -> None:
-        """No thread yet."""
         self._threads = ThreadPoolExecutor(_RESOLVERS, thread_name_prefix="cellwall-resolve")
 
     async def __call__(self, host: str, port: int) -> Sequence[str]:
@@ -71,12 +71,12 @@ class Poster:
     policy: AddressPolicy
     resolve: Resolve
     tls: ssl.SSLContext | None = None
-    """Whom to trust; None: the authorities that this machine trusts."""
+    """TLS context with the trusted authorities; None: those that this machine trusts."""
 
     async def post(self, target: Target, headers: Headers, body: bytes) -> int:
         """Return the status of the answer.
 
-        Raises `Denied` if the policy forbids every address, `Unanswered` if nobody answered.
+        Raises `Denied` if the policy forbids every address, `Unanswered` if no answer came.
         """
         try:
             async with asyncio.timeout(_CONNECT_S):
@@ -92,7 +92,7 @@ class Poster:
             raise Unanswered(f"post to {target.host}: {error}") from error
 
     async def _connect(self, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Try what is allowed in the system's order; the last failure counts."""
+        """Try the allowed addresses in the system's order; the last failure counts."""
         found = await self.resolve(target.host, target.port)
         allowed = [address for address in found if self._is_allowed(target, address)]
         if not allowed:
@@ -114,7 +114,7 @@ class Poster:
         self, target: Target, address: str
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if target.is_tls and self.tls is None:
-            # Reading the authorities takes some 50 ms, which nobody else should wait for.
+            # Reading the authorities takes some 50 ms, for which the loop should not be blocked.
             self.tls = await asyncio.to_thread(ssl.create_default_context)
         # SECURITY: the address, never the name: a second look-up could answer something else.
         return await asyncio.open_connection(

@@ -1,7 +1,7 @@
-"""A caller's URL, taken apart: what may be fetched or posted to at all, before any name is asked.
+"""A caller's URL, taken apart: syntax checks before any name is resolved.
 
-Pure. Whether its address may be connected to is `addresses`' business. The invariant: nothing in
-a target can break out of the request line or the `Host` header.
+Pure. Whether the address may be connected to is decided by `addresses`. The invariant: nothing in a
+target can break out of the request line or the `Host` header.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _PORTS = {"https": 443, "http": 80}
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a request goes."""
+    """Destination of a request."""
 
     is_tls: bool
     host: str
     """A name or an address, without brackets."""
     port: int
     path: str
-    """With the query."""
+    """Path with the query."""
 
     @property
     def authority(self) -> str:
-        """What stands in the `Host` header."""
+        """Value of the `Host` header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return (
             host
@@ -41,7 +41,7 @@ class Target:
 
 
 def target_of(url: str) -> Target:
-    """Return its parts; `UsageError` for anything but a plain `http` or `https` URL."""
+    """Return the parts of a URL; `UsageError` for anything but a plain `http` or `https` URL."""
     if len(url) > _MOST_CHARACTERS or not _PLAIN.fullmatch(url) or "\\" in url:
         raise _wrong(f"it is not up to {_MOST_CHARACTERS} printable ASCII characters")
     try:

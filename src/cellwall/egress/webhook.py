@@ -1,6 +1,6 @@
-"""Webhooks: tell a caller's own server that an execution has ended, signed, beside everything else.
+"""Webhooks: signed notices to a caller's own server that an execution has ended.
 
-Nobody waits for one: `send` puts it into a bounded queue and returns. Delivery is at least once
+No work waits for one: `send` puts it into a bounded queue and returns. Delivery is at least once
 while the server lives; what is not delivered when it ends is lost, and the execution's record is
 the truth. The receiver checks this header:
 
@@ -33,35 +33,35 @@ from cellwall.surface.shared.tasks import Tasks
 
 _MOST_BYTES = 1024 * 1024
 _AGAIN = frozenset({408, 425, 429})
-"""Refusals that another time may not be; so may be every 5xx."""
+"""Status codes below 500 that are retried; every 5xx is retried, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookSettings:
-    """How patient it is."""
+    """Retries and limits of deliveries."""
 
     delays_s: tuple[float, ...] = (1.0, 5.0, 25.0, 120.0)
-    """Pauses between attempts, each up to half longer by chance; there is one attempt more."""
+    """Seconds between attempts, each up to half longer by chance; there is one attempt more."""
     most_waiting: int = 2000
-    """Deliveries at a time; more are dropped and counted."""
+    """Number of deliveries at a time; more are dropped and counted."""
     most_waiting_per_tenant: int = 200
-    """So that one tenant's dead receiver does not take everybody's place."""
+    """Number of deliveries of one tenant, so that its dead receiver does not take all places."""
     at_once: int = 16
-    """Connections."""
+    """Number of connections at a time."""
     at_once_per_tenant: int = 4
-    """Connections; a receiver that answers slowly holds up its own tenant only."""
+    """Number of connections of one tenant, so that its slow receiver delays that tenant only."""
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookStatistics:
-    """What became of them."""
+    """Numbers of deliveries by result."""
 
     waiting: int
     delivered: int
     failed: int
-    """Given up: refused, denied, or unanswered to the last."""
+    """Number given up: refused, denied, or unanswered to the last attempt."""
     dropped: int
-    """Never tried: too many, too large, no such URL, or the server ended."""
+    """Number never delivered: too many, too large, an invalid URL, or the server ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class _Delivery:
 
 @dataclass(slots=True)
 class _Slots:
-    """Connections of one tenant; forgotten when nothing of it waits."""
+    """Connections of one tenant; forgotten when none of its deliveries waits."""
 
     free: asyncio.Semaphore
     waiting: int = 0
@@ -82,12 +82,12 @@ class _Slots:
 
 @dataclass
 class Webhooks:
-    """See the module. Lives on one event loop."""
+    """Queue and sender of webhooks; see the module. Lives on one event loop."""
 
     secret: bytes
     """The server's, at least 32 random bytes; each tenant's is derived from it."""
     listed: Iterable[str] = ()
-    """Networks of the operator's that may be posted to beside public ones, also over http."""
+    """Networks of the operator that may be posted to beside public ones, also over http."""
     settings: WebhookSettings = WebhookSettings()
     resolve: Resolve | None = None
     tls: ssl.SSLContext | None = None
@@ -97,19 +97,19 @@ class Webhooks:
     _system: SystemResolver = field(default_factory=SystemResolver)
 
     def __post_init__(self) -> None:
-        """Raise `UsageError` for a short secret or a network that is none."""
+        """Raise `UsageError` for a short secret or an invalid network."""
         if len(self.secret) < 32:
             raise UsageError("webhooks: the secret is short", remedy="give 32 random bytes")
         self._free = asyncio.Semaphore(self.settings.at_once)
         self._poster = Poster(AddressPolicy(self.listed), self.resolve or self._system, self.tls)
 
     def secret_of(self, tenant: str) -> str:
-        """Return what a tenant's receivers check signatures with; the key is this text in ASCII."""
+        """Return the secret for a tenant's receivers; the HMAC key is this text in ASCII."""
         derived = hmac.new(self.secret, b"webhook\0" + tenant.encode(), hashlib.sha256)
         return "whsec_" + derived.hexdigest()
 
     def statistics(self) -> WebhookStatistics:
-        """Return what became of them so far."""
+        """Return the numbers so far."""
         count = self._counts
         return WebhookStatistics(
             len(self._tasks), count["delivered"], count["failed"], count["dropped"]
@@ -117,7 +117,7 @@ class Webhooks:
 
     @staticmethod
     def check(url: str) -> None:
-        """Raise `UsageError` for what can never be a webhook; call it before accepting one."""
+        """Raise `UsageError` for an impossible webhook URL; call it before accepting one."""
         target_of(url)
 
     def send(self, url: str, payload: Mapping[str, Any], *, tenant: str = "default") -> bool:
@@ -182,14 +182,14 @@ class Webhooks:
             return None
 
     def signature(self, tenant: str, body: bytes, at: float | None = None) -> str:
-        """Return the header's value for a body sent now, or at that time."""
+        """Return the header's value for a body sent now, or at time `at`."""
         moment = str(int(time.time() if at is None else at))
         key = self.secret_of(tenant).encode()
         signed = hmac.new(key, moment.encode() + b"." + body, hashlib.sha256)
         return f"t={moment},v1={signed.hexdigest()}"
 
     async def aclose(self, grace_s: float = 5.0) -> None:
-        """Wait that long for what is under way, then drop the rest; idempotent."""
+        """Wait `grace_s` seconds for deliveries under way, then drop the rest; idempotent."""
         try:
             async with asyncio.timeout(grace_s):
                 await self._tasks.wait_empty()

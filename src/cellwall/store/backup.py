@@ -1,8 +1,8 @@
-"""A copy of a running SQLite store, and such a copy taken back.
+"""Backup of a running SQLite store, and its restoration.
 
-Not for PostgreSQL, which has tools of its own. Called by `apps.cli.backup`. The invariants: a
-copy is of one moment, checked before it has its name, and its owner's alone; what a copy says was
-waiting may have run since, so nothing of a restored store ever runs.
+Not for PostgreSQL, which has tools of its own. Called by `apps.cli.backup`. The invariants: a copy
+is of one moment, checked before it has its name, and readable by its owner alone; an execution that
+waited in a copy may have run since, so no execution of a restored store ever runs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from cellwall.store.records.errors import StoreBroken
 from cellwall.store.sqlite.loss_guard import journal_of, locked
 
 _PAGES = 1000
-"""Copied at once; writers get their turn in between."""
+"""Pages copied at once; writers get their turn in between."""
 _OURS = {"alembic_version", "executions", "audit", "keys", "facts"}
 
 
 def save(store: Path, target: Path) -> int:
-    """Copy the database `store`, whoever writes to it meanwhile, to `target`; return its bytes.
+    """Copy the database `store` to `target`, also while it is written to; return the copy's bytes.
 
     Raises `NotFound` without a store, `UsageError` if `target` exists or cannot be written,
     `StoreBroken` if the copy is damaged; then there is no `target`.
@@ -53,11 +53,11 @@ def is_unfinished(store: Path) -> bool:
 
 
 def restore(copy: Path, store: Path) -> Path | None:
-    """Put `copy` in the place of `store`, which nobody may have open; return where that went.
+    """Put `copy` in the place of `store`; return the new path of the replaced database, or None.
 
-    What waited in the copy counts as started: the next server says `interrupted` of it.
-    Raises `UsageError` or `StoreBroken` for a copy that is not one of ours or damaged; then
-    everything is as it was.
+    No process may have `store` open. An execution that waited in the copy counts as started: the
+    next server reports it as `interrupted`. Raises `UsageError` or `StoreBroken` for a copy that is
+    not cellwall's or is damaged; then everything is as it was.
     """
     if not copy.is_file():
         raise UsageError(f"restore: there is no file {copy}", remedy="name a backup")
@@ -74,7 +74,8 @@ def restore(copy: Path, store: Path) -> Path | None:
 
 
 def _check(path: Path, origin: Path) -> None:
-    """Raise `UsageError` for what is no store of ours, `StoreBroken` for a damaged one."""
+    """Raise `UsageError` for a file that is no store of cellwall's, `StoreBroken` for a damaged
+    one."""
     try:
         with contextlib.closing(_opened(path)) as database:
             found = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
@@ -94,7 +95,7 @@ def _check(path: Path, origin: Path) -> None:
 
 
 def _opened(path: Path, mode: str = "rw") -> sqlite3.Connection:
-    """Return a connection; a file that is gone is an error, never a new empty database.
+    """Return a connection; a missing file is an error, never a new empty database.
 
     With mode `ro` the write-ahead log is left as it is when the connection is closed.
     """
@@ -118,9 +119,9 @@ def _copy(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def _draft(target: Path, before: Path | None = None) -> Iterator[Path]:
-    """Give a new file of ours alone; at the end of the block it becomes `target`, durably.
+    """Give a new file for its owner alone; at the end of the block it becomes `target`, durably.
 
-    What `target` was until then is kept as `before`.
+    The previous file `target` is kept as `before`.
     """
     draft = target.with_name(f"{target.name}.{os.getpid()}.draft")
     try:
@@ -141,7 +142,7 @@ def _draft(target: Path, before: Path | None = None) -> Iterator[Path]:
 
 
 def _aside(store: Path) -> Path | None:
-    """Return a free name beside `store` for what it is now; None if there is nothing."""
+    """Return a free name beside `store` for the current database; None if there is none."""
     if not store.exists():
         return None
     names = (store.with_name(f"{store.name}.before-{number}") for number in range(1, 10_000))
@@ -151,7 +152,7 @@ def _aside(store: Path) -> Path | None:
 def _keep(store: Path, aside: Path) -> None:
     """Give a database a second name, whole in one file, so that the first can be taken from it.
 
-    A damaged one, perhaps the reason for all this, keeps its log beside it.
+    A damaged one, perhaps the reason for the restoration, keeps its log beside it.
     """
     with contextlib.suppress(sqlite3.DatabaseError), contextlib.closing(_opened(store)) as database:
         database.execute("PRAGMA journal_mode=DELETE")
@@ -162,7 +163,8 @@ def _keep(store: Path, aside: Path) -> None:
 
 
 def _forget_journal(path: Path) -> None:
-    """What a journal has was written for another database, even if it has the same key."""
+    """Delete the facts of a journal: it was written for another database, even with the same
+    key."""
     with contextlib.closing(_opened(path)) as database, database:
         database.execute("DELETE FROM facts WHERE name LIKE 'journal%'")
 

@@ -1,4 +1,4 @@
-"""From a URL to an open database at the newest version, or a reason why not.
+"""From a URL to an open database at the newest version, or an error with the reason.
 
 The invariant: a database that was there is never taken for a new one.
 """
@@ -19,8 +19,8 @@ from cellwall.store.sqlite.database import SqliteDatabase
 async def open_database(url: str, *, sole: bool) -> Database:
     """Open `sqlite:////PATH` or `postgresql+asyncpg://…`.
 
-    Raises `UsageError` for another kind of URL, `StoreBroken` if it cannot be used,
-    `StoreConflict` if another has it as `sole`.
+    Raises `UsageError` for another kind of URL, `StoreBroken` if the database cannot be used,
+    `StoreConflict` if another server has it as `sole`.
     """
     try:
         parsed = make_url(url)

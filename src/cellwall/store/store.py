@@ -1,7 +1,7 @@
-"""The store: what everybody else calls.
+"""The store as the rest of cellwall calls it.
 
-Not SQL (`write_statements`, `queries`) and not a database (`database`, `database`). The invariant:
-when `write` returns, its changes survive the loss of power.
+Not SQL (`write_statements`, `queries`) and not a database (`sqlite.database`, `postgres.database`).
+The invariant: when `write` returns, its changes survive the loss of power.
 """
 
 from __future__ import annotations
@@ -36,32 +36,33 @@ from cellwall.store.records.write_statements import KEYS_VERSION
 from cellwall.store.writer import Writer
 
 REPLAY_S = 86_400.0
-"""How long an idempotency key is remembered beyond what else is kept."""
+"""Seconds that an idempotency key is remembered beyond the other rows."""
 WAIT_S = 10.0
-"""How long a write waits for its turn before its caller hears of a busy store."""
+"""Seconds that a write waits for its turn before its caller gets `StoreBusy`."""
 MOST_WAITING = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """What the store has done since it was opened."""
+    """Counters of the store since it was opened."""
 
     waiting: int
-    """Writes that wait for their turn now."""
+    """Number of writes that wait for their turn now."""
     writes: int
     transactions: int
     largest: int
     """Most writes that one transaction carried."""
     refused: int
-    """Writes that were told of an error."""
+    """Number of writes that got an error."""
     retried: int
-    """Transactions that failed and were tried again, apart or later."""
+    """Number of transactions that failed and were tried again, apart or later."""
     is_journal_broken: bool
-    """The journal failed; writes go to the database until the store is opened again."""
+    """Whether the journal failed; writes then go to the database until the store is opened
+    again."""
 
 
 class Store:
-    """See the module. Lives on one event loop; made by `open`."""
+    """One open store. Lives on one event loop; made by `open`."""
 
     def __init__(
         self, database: Database, ahead: Ahead | None, *, wait_s: float, most_waiting: int
@@ -72,7 +73,7 @@ class Store:
         self._writer = Writer(database, wait_s, most_waiting, ahead)
         self._writer.start()
         self.on_written: Callable[[float], None] | None = None
-        """Told how many seconds each write took."""
+        """Called with the seconds that each write took."""
 
     @classmethod
     async def open(
@@ -86,11 +87,11 @@ class Store:
     ) -> Store:
         """Open the database at `url`, make it if there is none, bring it to the newest version.
 
-        Raises `UsageError` for a URL of no kind we know, `StoreBroken` if the database cannot be
-        used: it never starts empty in the place of one that was there.
-        `sole`: as the server, of which a database has one: `StoreConflict` if there is another.
-        Two would end each other's executions as left behind. Commands open it beside the server.
-        `seal` makes audit records again that are in a journal; without it none is used or read.
+        Raises `UsageError` for a URL of an unknown kind, `StoreBroken` if the database cannot be
+        used: it never starts empty in the place of one that was there. `sole` opens it as the
+        server, of which a database has one: `StoreConflict` if there is another. Two would end each
+        other's executions as left behind. Commands open it beside the server. `seal` rebuilds audit
+        records that are in a journal; without it no journal is used or read.
         """
         database = await open_database(url, sole=sole)
         ahead = None
@@ -117,7 +118,7 @@ class Store:
             await self._database.aclose()
 
     def statistics(self) -> StoreStatistics:
-        """Return what it has done."""
+        """Return the counters."""
         counts = self._writer.counts
         return StoreStatistics(
             self._writer.waiting,
@@ -144,7 +145,8 @@ class Store:
             self.on_written(time.perf_counter() - began_s)
 
     def take(self, *changes: Change) -> bool:
-        """Do what `write` does without waiting, if that can be; else nothing has happened."""
+        """Write the changes without waiting and return True; False if that cannot be, with no
+        effect."""
         began_s = time.perf_counter()
         is_taken = self._writer.take(changes)
         if is_taken and self.on_written is not None:
@@ -189,9 +191,9 @@ class Store:
         return await self._read("read events", work)
 
     async def recover(self, at: float, end: recovery.End) -> Recovery:
-        """End what a server before this one left, in one transaction; before anything else runs.
+        """End what an earlier server left, in one transaction; before anything else runs.
 
-        `end` is asked for the changes that end each leftover: its `Ended` and what goes with it.
+        `end` returns the changes that end a leftover: its `Ended` and what goes with it.
         """
         try:
             return await self._database.write(partial(recovery.recover, at=at, end=end))
@@ -199,9 +201,9 @@ class Store:
             raise answer_to("recover", error) from error
 
     async def expire(self, before: float, replays_before: float | None = None) -> int:
-        """Forget what ended before that time; return how many rows went.
+        """Delete what ended before that time; return the number of deleted rows.
 
-        Idempotency keys stay `REPLAY_S` longer, unless `replays_before` says otherwise.
+        Idempotency keys stay `REPLAY_S` seconds longer, unless `replays_before` is given.
         """
         if replays_before is None:
             replays_before = before - REPLAY_S
@@ -209,11 +211,11 @@ class Store:
         return await self._in_steps("expire", work)
 
     async def trim_audit(self, up_to: int) -> int:
-        """Forget the audit's records up to that number, oldest first; return how many went."""
+        """Delete audit records up to number `up_to`, oldest first; return how many."""
         return await self._in_steps("trim the audit", partial(retention.trim_some, up_to=up_to))
 
     async def _in_steps(self, step: str, work: Work[int]) -> int:
-        """Do `work` until there is no more of it; others write in between."""
+        """Repeat `work` until it deletes nothing more; other writes run in between."""
         total = 0
         try:
             while gone := await self._database.write(work):
@@ -230,7 +232,8 @@ class Store:
         return await self._read("read sandboxes", queries.sandboxes)
 
     async def kept(self, above: int) -> list[KeptRow]:
-        """Return how much of what ended is kept beyond `above` bytes each, by tenant and time."""
+        """Return the size of ended executions' data beyond `above` bytes each, by tenant and
+        time."""
         return await self._read("read what is kept", lambda it: queries.kept(it, above))
 
     async def keys(self) -> list[KeyRow]:
@@ -238,13 +241,13 @@ class Store:
         return await self._read("read keys", queries.keys)
 
     async def version(self) -> str:
-        """Return a token that changes when a key does, whichever process did it."""
-        # Asked twice a second; keys are never in the journal.
+        """Return a token that changes when a key does, whichever process changed it."""
+        # Read twice a second; keys are never in the journal.
         work = partial(queries.fact, name=KEYS_VERSION)
         return await self._read("read the version", work, is_settled=False) or ""
 
     async def replay(self, tenant: str, key: str) -> ReplayRow | None:
-        """Return what an idempotency key was used for, or None."""
+        """Return the use of an idempotency key, or None."""
         return await self._read("read a replay", partial(queries.replay, tenant=tenant, key=key))
 
     async def audit(self, after_seq: int, limit: int) -> list[AuditRow]:
@@ -258,7 +261,7 @@ class Store:
         return await self._read("read the audit's head", queries.audit_head)
 
     async def fact(self, name: str) -> str | None:
-        """Return what `PutFact` stored under that name, or None."""
+        """Return the value that `PutFact` stored under that name, or None."""
         return await self._read("read a fact", partial(queries.fact, name=name))
 
     async def server_id(self) -> str:

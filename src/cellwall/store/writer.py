@@ -1,14 +1,14 @@
-"""Group commit: what waits to be written goes into one transaction, and one fsync serves all.
+"""Group commit: waiting writes go into one transaction, and one fsync serves all of them.
 
 Not the SQL (`write_statements`) and not the threads (`database`). One task per store. The
-invariant: a write that is told of an error has left nothing in the database, and one that fails
-does not take its neighbours along: they are tried again apart from it. A write that is under way is
-waited for, however slow the disk is; only waiting for a turn has a bound.
+invariant: a write that gets an error has left nothing in the database, and a failing one does not
+take its neighbours along: they are tried again apart from it. A write under way is waited for,
+however slow the disk is; only waiting for a turn has a bound.
 
-Where there is a journal (`pending`), what it takes is durable at once and goes into the database
-with the next transaction, or a moment later. It takes nothing while others wait for theirs, so
-that changes keep the order in which they were given. While many executions run it takes several
-writes at once, on a thread (`group_commit`).
+Where there is a journal (`pending`), the changes that it takes are durable at once and go into the
+database with the next transaction, or a moment later. It takes nothing while other writes wait for
+the database, so that changes keep the order in which they were given. While many executions run it
+takes several writes at once, on a thread (`group_commit`).
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ from cellwall.surface.shared.tasks import Tasks
 
 _BATCH_CHANGES = 512
 _BATCH_BYTES = 8 * 1024 * 1024
-"""Of one transaction: bounds how long a small write waits behind big ones."""
+"""Bytes of one transaction; bounds how long a small write waits behind big ones."""
 _AHEAD_S = 0.1
-"""Until what the journal took is in the database too, if nothing else is written…"""
+"""Seconds until the journal's changes are in the database too, if nothing else is written…"""
 _AHEAD_MOST_S = 0.5
-"""…or since the first of it, if more comes all the time."""
+"""…or since the first of them, if more come all the time."""
 _AHEAD_AGAIN_S = 1.0
-"""After an attempt at that failed."""
+"""Seconds after a failed attempt at that."""
 _LOST_PAUSE_S = 0.25
-"""Between attempts to reach a server that is gone; it refuses without making us wait."""
+"""Seconds between attempts to reach a lost database server, which refuses without delay."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What a writer has done since it was made."""
+    """Counters of a writer since it was made."""
 
     writes: int = 0
     transactions: int = 0
     largest: int = 0
     """Most writes that one transaction carried."""
     refused: int = 0
-    """Writes that were told of an error."""
+    """Number of writes that got an error."""
     retried: int = 0
-    """Transactions that failed and were tried again, apart or later."""
+    """Number of transactions that failed and were tried again, apart or later."""
 
 
 @dataclass(slots=True)
 class Writer:
-    """See the module. Lives on one event loop."""
+    """Writes changes to one database; see the module. Lives on one event loop."""
 
     database: Database
     wait_s: float
-    """How long a write waits for its turn."""
+    """Seconds that a write waits for its turn."""
     most_waiting: int
     ahead: Ahead | None = None
     counts: Counts = field(default_factory=Counts)
@@ -69,11 +69,12 @@ class Writer:
     _arrival: asyncio.Future[None] | None = None
     _is_closing: bool = False
     _is_committing: bool = False
-    """A transaction with somebody's write in it is under way."""
+    """Whether a transaction with a caller's write in it is under way."""
     _ahead_timer: asyncio.TimerHandle | None = None
     _is_ahead_due: bool = False
     _first_ahead: float = 0.0
-    """When the journal took what the database lacks, on the loop's clock; and the latest of it."""
+    """When the journal took the first change that the database lacks, on the loop's clock; below
+    it, when it took the latest."""
     _last_ahead: float = 0.0
 
     def start(self) -> None:
@@ -84,7 +85,7 @@ class Writer:
 
     @property
     def waiting(self) -> int:
-        """How many writes wait for their turn."""
+        """Number of writes that wait for their turn."""
         return len(self._waiting) + (0 if self._crowd is None else len(self._crowd))
 
     async def write(self, changes: tuple[Change, ...]) -> None:
@@ -118,11 +119,11 @@ class Writer:
 
     @property
     def _is_free(self) -> bool:
-        """Whether nobody's write waits for the database or is on its way there."""
+        """Whether no write waits for the database or is on its way there."""
         return not (self._waiting or self._is_committing or self._is_closing)
 
     def _note_ahead(self, writes: int) -> None:
-        """The journal has taken so many."""
+        """Count `writes` that the journal has taken, and arm the timer of their transaction."""
         self.counts.writes += writes
         self._last_ahead = asyncio.get_running_loop().time()
         if self._ahead_timer is None:
@@ -132,7 +133,7 @@ class Writer:
     def _take_over(self, items: list[Waiting]) -> None:
         """Have the database write what was to go into the journal, before all else.
 
-        And what was to go there next, before it can.
+        The writes that wait for the journal's next record follow them.
         """
         until = asyncio.get_running_loop().time() + self.wait_s
         for item in items:
@@ -161,7 +162,7 @@ class Writer:
         await item.done
 
     def _clear_crowd(self) -> None:
-        """Whoever waits there for a record goes to the database, behind those who wait for it."""
+        """Send the writes that wait for a record to the database, behind those that wait for it."""
         items = [] if self._crowd is None else self._crowd.give_up()
         for item in items:
             self._arm(item)
@@ -190,7 +191,7 @@ class Writer:
             item.timer = asyncio.get_running_loop().call_at(item.until, self._give_up, item)
 
     def _give_up(self, item: Waiting) -> None:
-        # It stays where it is: `_take` passes over what is done, and removing costs a search.
+        # The item stays where it is: `_take` skips done items, and removing costs a search.
         self._refuse(item, busy("write: waiting for its turn", self.wait_s))
 
     def _refuse(self, item: Waiting, error: Exception) -> None:
@@ -201,7 +202,7 @@ class Writer:
     async def _work(self) -> None:
         while True:
             if self._crowd is not None and not self._is_free:
-                await self._crowd.landed()  # what is on its way was given before
+                await self._crowd.landed()  # the record on its way was given before
             batch = self._take()
             if batch or self._is_ahead_due:
                 await self._commit(batch)
@@ -219,7 +220,7 @@ class Writer:
             item = self._waiting.popleft()
             item.disarm()
             if item.done.done():
-                continue  # its caller has gone; nobody has been promised anything
+                continue  # its caller has gone, and no caller has been promised anything
             batch.append(item)
             count += len(item.changes)
             size += item.size_bytes
@@ -233,7 +234,7 @@ class Writer:
         begun = asyncio.get_running_loop().time()
         try:
             await self.database.apply([*first, *changes])
-        except Exception as error:  # noqa: BLE001 - whoever waits is told, whatever it is
+        except Exception as error:  # noqa: BLE001 - the waiting callers get it, whatever it is
             self._end_ahead(first, is_applied=False)
             await self._failed(batch, error, is_mixed=bool(first and batch))
             return
@@ -256,7 +257,7 @@ class Writer:
             self._arm_ahead(_AHEAD_S if is_applied else _AHEAD_AGAIN_S)
 
     async def _last_commit(self) -> None:
-        """What cannot be written now is in the journal when the store is opened again."""
+        """Write the journal's changes a last time; if that fails, the next opening replays them."""
         if self._ahead_timer is not None:
             self._ahead_timer.cancel()
         if self.ahead is not None and self.ahead.is_due:
@@ -280,7 +281,7 @@ class Writer:
                 await self._commit([item])
 
     async def _commit_apart(self, batch: list[Waiting], error: Exception) -> None:
-        """First what the journal has, then the batch without it."""
+        """Write first what the journal has, then the batch without it."""
         self.counts.retried += 1
         await self._commit([])
         if self.ahead is None or not self.ahead.is_due:

@@ -36,7 +36,8 @@ NDJSON needs no extra line, which every client would have to know."""
 
 
 def chosen(call: Call, offered: tuple[Format, ...]) -> Format:
-    """Return the offered format that the client prefers, by default the first; 406 if none fits."""
+    """Return the first format in `Accept` that is offered, by default the first offered; else
+    406."""
     accept = call.headers.get("accept", "")
     for part in accept.split(","):
         kind = part.partition(";")[0].strip().lower()

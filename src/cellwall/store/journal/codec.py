@@ -1,7 +1,7 @@
 """Changes as the bytes of a journal's record, and back.
 
-Not the file (`file`). Only what every execution writes: nothing in here can be refused by the
-rows that are there. The invariant: `decoded(encoded(changes))` makes the same rows as `changes`.
+Not the file (`file`). Encodes only changes that every execution makes and that the rows in the
+database cannot refuse. The invariant: `decoded(encoded(changes))` makes the same rows as `changes`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 _OF_EXECUTION = attrgetter(*(field.name for field in fields(ExecutionRow)))
 _OF_SANDBOX = attrgetter(*(field.name for field in fields(SandboxRow)))
 Seal = Callable[[Sequence[Any]], Callable[[int, bytes], AuditRow]]
-"""Makes from `AppendAudit.words` what `AppendAudit.make` was."""
+"""Makes a function equal to `AppendAudit.make` from `AppendAudit.words`."""
 
 
 def encoded(changes: Sequence[Change]) -> bytes | None:
@@ -43,7 +43,7 @@ def encoded(changes: Sequence[Change]) -> bytes | None:
 
 
 def joined(records: Sequence[bytes]) -> bytes:
-    """Return one record of what is in `records`, in their order."""
+    """Return one record with the changes of all `records`, in their order."""
     return b"[%s]" % b",".join(record[1:-1] for record in records)
 
 
@@ -53,7 +53,7 @@ def decoded(record: bytes, seal: Seal) -> list[Change]:
 
 
 def _accept(it: Accept) -> list[Any] | None:
-    # One that waits is granted its start by the database.
+    # Only the database grants the start of a waiting execution.
     return (
         ["accept", *_OF_EXECUTION(it.row)]
         if it.row.state == "running" and not it.row.body

@@ -2,10 +2,10 @@
 
 Not what records mean (`pending`) and not when they go into the database (`writer`). The file has
 its blocks from the beginning, so that a sync waits for nothing but the data; records go round in
-it, each on blocks of its own, so that a write that is torn harms no other. The invariants: `append`
-returns after the record survives a loss of power; `read` gives what was appended behind a number
-without a hole, or raises. A record is sealed with a key that only the database has: what programs
-print lies in here too, and must never pass for one.
+it, each on blocks of its own, so that a torn write harms no other. The invariants: `append` returns
+after the record survives a loss of power; `read` returns the records appended after a number
+without a hole, or raises. A record is sealed with a key that only the database has: output of
+programs lies in the file too, and must never pass for a record.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from cellwall.store.records.errors import StoreBroken
 from cellwall.store.sqlite.loss_guard import sync_folder
 
 BLOCK_BYTES = 4096
-"""Of a file system; also no less than any disk writes at once."""
+"""Bytes of a file system's block; also at least the unit in which any disk writes."""
 BLOCKS = 2048
 KEY_BYTES = 16
 _MOST_BLOCKS = 16
-"""Of one record; a larger one costs SQLite no more than us."""
+"""Largest number of blocks of one record; SQLite writes a larger one at the same cost."""
 _SLOW_S = 0.005
-"""Of late, on average: a disk that takes longer keeps its caller's loop waiting too long."""
+"""Average seconds per write above which the journal rests: a slower disk blocks the loop too
+long."""
 _REST_S = 1.0
-"""At least; and then until the database, which another thread waits for, finds the disk quick."""
+"""Least seconds of a rest; it then lasts until the database's own thread finds the disk quick."""
 _QUICK_COMMIT_S = 0.05
 _WEIGHT = 1 / 8
-"""Of the latest write in the average."""
+"""Weight of the latest write in the average."""
 _MAGIC = b"cwj1"
 _SEAL_BYTES = 16
 _HEAD = struct.Struct(f">4sIQ{_SEAL_BYTES}s")
@@ -44,18 +45,18 @@ _HEAD = struct.Struct(f">4sIQ{_SEAL_BYTES}s")
 
 
 class Place(NamedTuple):
-    """Where a record goes; in blocks."""
+    """Where a record goes; positions and sizes are in blocks."""
 
     number: int
     at: int
     end: int
     taken: int
-    """Its own, and those at the end of the file that it did not fit into."""
+    """Blocks of the record, and those at the end of the file that it did not fit into."""
     record: bytes
 
 
 class Journal:
-    """One journal, open and locked; nobody else has it."""
+    """One journal, open and locked; no other process has it."""
 
     def __init__(self, path: Path, handle: int, key: bytes) -> None:
         """Use `open`."""
@@ -74,7 +75,7 @@ class Journal:
     def open(cls, path: Path, key: bytes, *, is_new: bool) -> Journal | None:
         """Open the journal at `path`; None if another process has it.
 
-        Raises `StoreBroken` if it is not there, unless it `is_new`; `OSError`.
+        Raises `StoreBroken` if the file is missing, unless it `is_new`; `OSError`.
         """
         if is_new and not path.exists():
             _make(path)
@@ -94,16 +95,16 @@ class Journal:
         return cls(path, handle, key)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file, which releases its lock."""
         os.close(self._handle)
 
     # -- writing ---------------------------------------------------------------------------
 
     def append(self, number: int, content: bytes) -> bool:
-        """Make a record durable; False if it has no place here now, and nothing was written.
+        """Make a record durable; False if there is no room for it now, and nothing was written.
 
-        Blocks for as long as the disk takes; while that is long nothing is taken, see
-        `commit_took`. Numbers rise by one. Raises `OSError`; the record may then be there or not.
+        Blocks for as long as the disk takes; a slow disk makes the journal rest, see `commit_took`.
+        Numbers rise by one. Raises `OSError`; the record may then be on disk or not.
         """
         began_s = time.monotonic()
         place = self.place(number, content)
@@ -117,7 +118,7 @@ class Journal:
     def place(self, number: int, content: bytes) -> Place | None:
         """Find room for a record, None if there is none now; `write` and `keep` must follow.
 
-        Until then there may be no other.
+        No other record may be placed before that.
         """
         blocks = -(-(_HEAD.size + len(content)) // BLOCK_BYTES)
         is_round = self._next + blocks > BLOCKS
@@ -131,13 +132,13 @@ class Journal:
         return Place(number, at, at + blocks, skipped + blocks, head + content)
 
     def write(self, place: Place) -> None:
-        """Make it durable; on any thread. Raises as `append`."""
+        """Make the record of `place` durable; on any thread. Raises as `append`."""
         if os.pwrite(self._handle, place.record, place.at * BLOCK_BYTES) != len(place.record):
             raise OSError(errno.EIO, f"{self._path}: a record was written in part")
         os.fdatasync(self._handle)
 
     def keep(self, place: Place) -> None:
-        """Note that it was written."""
+        """Note that the record of `place` was written."""
         self._next = place.end
         self._used += place.taken
         self._held.append((place.number, place.taken))
@@ -150,25 +151,25 @@ class Journal:
             self._usual_s = _SLOW_S / 2
 
     def commit_took(self, seconds: float) -> None:
-        """Hear how long the database had for a commit on the same disk.
+        """Note the seconds that the database took for a commit on the same disk.
 
-        That a slow disk is quick again must not be found out by having the loop wait for it.
+        This ends a rest: the loop must not be blocked to find out that a slow disk is quick again.
         """
         if seconds <= _QUICK_COMMIT_S and time.monotonic() >= self._rests_until:
             self._is_resting = False
 
     def release(self, number: int) -> None:
-        """Give the blocks of the records up to `number` to others: the database has them."""
+        """Free the blocks of the records up to `number`: the database has them."""
         while self._held and self._held[0][0] <= number:
             self._used -= self._held.popleft()[1]
 
     # -- reading ---------------------------------------------------------------------------
 
     def read(self, after: int) -> list[tuple[int, bytes]]:
-        """Return number and content of every record behind number `after`, in order.
+        """Return number and content of every record after number `after`, in order.
 
-        Raises `StoreBroken` if one is missing: only the last can have been torn, and that one
-        nobody was told of.
+        Raises `StoreBroken` if one is missing: only the last can have been torn, and its write was
+        never confirmed to a caller.
         """
         data = os.pread(self._handle, BLOCKS * BLOCK_BYTES, 0)
         found = {}
@@ -197,7 +198,7 @@ class Journal:
 
 
 def is_held(path: Path) -> bool:
-    """Report whether a process has the journal at `path` open: a server that runs."""
+    """Report whether a process has the journal at `path` open: a running server."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -219,7 +220,7 @@ def _seal(key: bytes, number: int, content: bytes) -> bytes:
 def _make(path: Path) -> None:
     """Write every block once: a sync of blocks that were never written waits for the file system.
 
-    Raises `OSError`; then there is none.
+    Raises `OSError`; then there is no journal.
     """
     fresh = path.with_name(path.name + ".new")
     fresh.unlink(missing_ok=True)

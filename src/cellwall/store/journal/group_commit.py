@@ -1,11 +1,11 @@
-"""While many executions run: their writes go to the journal together, and the loop does not wait.
+"""Group commit for the journal: writes go in one record, off the loop, while many executions run.
 
-Not what a record is (`pending`) and not the database's turn (`writer`, which asks here first). One
-record is on its way at a time, on a thread; whoever comes meanwhile goes with the next. A start
-waits for nothing else; an end waits a moment, so that it goes with somebody's start. With few, a
-thread costs more than the sync does: then the loop writes (`Ahead.take`). The invariant: what was
-given first is in an earlier record or further in front, also in the database, where all of it goes
-if there is no place in the journal.
+Not what a record is (`pending`) and not the database's turn (`writer`, which asks this module
+first). One record is written at a time, on a thread; writes that come meanwhile go with the next
+one. A start waits for nothing else; an end waits a moment, so that it goes with another execution's
+start. With few executions a thread costs more than the sync does: then the loop writes
+(`Ahead.take`). The invariant: an earlier write is in an earlier record or further in front, also in
+the database, where all of them go if the journal has no room.
 """
 
 from __future__ import annotations
@@ -24,54 +24,55 @@ from cellwall.store.journal.pending import Ahead
 from cellwall.store.records.changes import Accept, Change, Ended, size_of
 
 _MANY = 6
-"""So many run at once that a sync less is worth more than a few milliseconds of one of them."""
+"""Minimum number of running executions for group commit: below this, one fsync per record on the
+loop is faster than a thread hop."""
 _PROGRAMS = 3
-"""So many of those with a sandbox of their own: starting and ending them keeps the loop so busy
-that it must not wait for the disk as well. Of 32 clients' programs some three run at a time, the
-others wait for their turn. Cells of as many sessions would lose a quarter of their rate to the
-thread."""
+"""Minimum number of running executions with a sandbox of their own for group commit: starting and
+ending them keeps the loop so busy that it must not wait for the disk as well. Of 32 clients'
+programs some three run at a time, the others wait for their turn. As many sessions' cells would
+lose a quarter of their rate to the thread."""
 _END_WAITS_S = 0.005
 _RECORD_BYTES = 60 * 1024
-"""Of all that go together; the journal takes 64 KiB."""
+"""Bytes of all writes in one record; the journal takes 64 KiB."""
 
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A write that waits, and who waits for it."""
+    """A write that waits, with the future of its caller."""
 
     changes: tuple[Change, ...]
     done: asyncio.Future[None]
     until: float
-    """Its turn has to have come by then, on the loop's clock."""
+    """Time on the loop's clock at which the write is refused if its turn has not come."""
     record: bytes = b""
-    """What `changes` are in the journal."""
+    """The changes as a record of the journal."""
     timer: asyncio.TimerHandle | None = None
-    """Refuses it when its turn has not come."""
+    """Refuses the write when its turn has not come in time."""
 
     @property
     def size_bytes(self) -> int:
-        """How much is written, roughly."""
+        """Approximate number of bytes that are written."""
         return sum(map(size_of, self.changes))
 
     def disarm(self) -> None:
-        """Its turn has come."""
+        """Stop the timer: the turn has come."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
 
 
 class _Record(NamedTuple):
-    """On its way to the disk."""
+    """A record on its way to the disk."""
 
     items: list[Waiting]
     changes: list[Change]
     place: Place
     loop: asyncio.AbstractEventLoop
-    """Hears how it went."""
+    """Event loop that gets the result."""
 
 
 class Crowd:
-    """See the module. Lives on one event loop."""
+    """Writes that go to the journal together; see the module. Lives on one event loop."""
 
     def __init__(
         self,
@@ -79,26 +80,27 @@ class Crowd:
         on_written: Callable[[int], None],
         on_refused: Callable[[list[Waiting]], None],
     ) -> None:
-        """Tell `on_written` how many writes a record held, `on_refused` which are for the database.
+        """`on_written` gets the number of writes in a record, `on_refused` the writes for the
+        database.
 
-        The latter come before all that anybody waits for there.
+        The latter must be written before all other writes that wait there.
         """
         self._ahead = ahead
         self._on_written = on_written
         self._on_refused = on_refused
         self._on_their_way: SimpleQueue[_Record | None] = SimpleQueue()
-        # Not an executor: its futures and a task for each cost the loop 2 % of its time. Made now:
-        # a thread that cannot be had later would leave work behind.
+        # Not an executor: its futures and a task for each cost the loop 2 % of its time. The thread
+        # is made here: one that cannot be made later would leave work behind.
         self._thread = Thread(target=self._write_all, name="cellwall-journal", daemon=True)
         self._thread.start()
         self._items: deque[Waiting] = deque()
         self._is_urgent = False
         self._timer: asyncio.TimerHandle | None = None
         self._landed: asyncio.Future[None] | None = None
-        """Done when the record that is on its way is there, or is not."""
+        """Done when the record on its way was written, or has failed."""
 
     def __len__(self) -> int:
-        """Return how many wait for a record."""
+        """Return the number of writes that wait for a record."""
         return len(self._items)
 
     @property
@@ -109,14 +111,14 @@ class Crowd:
         return is_busy or bool(self._items) or self._landed is not None
 
     def record_of(self, changes: tuple[Change, ...]) -> bytes | None:
-        """Return what `changes` are in the journal; None if they may not go with the others."""
+        """Return the journal's record of `changes`; None if they may not go with the others."""
         record = encoded(changes) if self.is_one else None
         return None if record is None or len(record) > _RECORD_BYTES else record
 
     async def write(self, item: Waiting) -> None:
-        """Return when it is durable; raises what the database says, if it had to go there.
+        """Return when the write is durable; raises the database's error, if it had to go there.
 
-        Whoever has gone or was refused when its turn comes is passed over.
+        A write that was cancelled or refused when its turn comes is skipped.
         """
         self._items.append(item)
         self._is_urgent = self._is_urgent or not _is_end(item.changes)
@@ -132,7 +134,7 @@ class Crowd:
         self._go()
 
     def _go(self) -> None:
-        """Send what waits on its way, unless something is: that comes back here."""
+        """Send the waiting writes, unless a record is on its way: its landing calls this again."""
         if self._landed is not None or not self._items:
             return
         items = self._next()
@@ -148,7 +150,7 @@ class Crowd:
         self._on_their_way.put(_Record(items, changes, place, loop))
 
     def _next(self) -> list[Waiting]:
-        """Take as many, the oldest first, as go into one record."""
+        """Take the oldest waiting writes, as many as go into one record."""
         items: list[Waiting] = []
         size = 0
         while self._items:
@@ -160,11 +162,11 @@ class Crowd:
             item.disarm()
             if not item.done.done():
                 items.append(item)
-        self._is_urgent = bool(self._items)  # they have waited for one already
+        self._is_urgent = bool(self._items)  # they have waited for one record already
         return items
 
     def _write_all(self) -> None:
-        """On the thread: one after the other."""
+        """Write records one after the other; runs on the thread."""
         while (record := self._on_their_way.get()) is not None:
             error: Exception | None = None
             try:
@@ -188,12 +190,12 @@ class Crowd:
             self._go()
 
     async def landed(self) -> None:
-        """Return when nothing is on its way; nothing may be given meanwhile."""
+        """Return when no record is on its way; no write may be added meanwhile."""
         while self._landed is not None:
             await asyncio.shield(self._landed)
 
     def give_up(self) -> list[Waiting]:
-        """Return what waits, to be written by somebody else."""
+        """Return the waiting writes, which the database is to write."""
         items = list(self._items)
         self._items.clear()
         self._is_urgent = False
@@ -203,7 +205,7 @@ class Crowd:
         return items
 
     async def aclose(self) -> None:
-        """Return when nothing is on its way and the thread has ended."""
+        """Return when no record is on its way and the thread has ended."""
         await self.landed()
         self._on_their_way.put(None)
         self._thread.join()
@@ -216,7 +218,7 @@ def _is_end(changes: tuple[Change, ...]) -> bool:
 
 
 def tell(items: list[Waiting]) -> None:
-    """That it is durable, each who still waits."""
+    """Resolve the future of every write whose caller still waits: it is durable."""
     for item in items:
         if not item.done.done():
             item.done.set_result(None)

@@ -1,9 +1,8 @@
-"""What the journal has and the database does not have yet.
+"""The changes that the journal has and the database does not have yet.
 
-Not the file (`file`), not its records (`codec`), not when it goes into the database
-(`writer`). The invariants: what was taken is durable and is handed on in the order in which it
-was taken; nothing is taken that the rows in the database could refuse, because nobody would be
-there any more to be told.
+Not the file (`file`), not its records (`codec`), not when they go into the database (`writer`). The
+invariants: a taken change is durable and is passed on in the order of taking; no change is taken
+that the rows in the database could refuse, because its caller would have its answer already.
 """
 
 from __future__ import annotations
@@ -16,15 +15,16 @@ from cellwall.store.journal.file import Journal, Place
 from cellwall.store.records.changes import Accept, Change, Ended, PutFact
 
 APPLIED = "journal_applied"
-"""The fact that says up to which record the database has everything."""
+"""Name of the fact that holds the last record whose changes the database has."""
 _MOST_CHANGES = 4096
 _MUCH = 256
-"""Changes that need not wait for a rest any more: each is some KiB of memory."""
+"""Number of changes from which the database gets them without a pause; each is some KiB of
+memory."""
 _log = logging.getLogger("cellwall.store")
 
 
 class Ahead:
-    """See the module. Belongs to one `Writer`."""
+    """The journal's pending changes; see the module. Belongs to one `Writer`."""
 
     def __init__(self, journal: Journal, applied: int) -> None:
         """The database has everything up to record `applied`."""
@@ -35,39 +35,39 @@ class Ahead:
         self._pending: list[Change] = []
         self._under_way: list[Change] = []
         self._running: dict[str, bool] = {}
-        """Executions whose acceptance it took and whose end nobody has written; whether each has a
-        sandbox of its own."""
+        """Executions whose acceptance the journal took and whose end is not written; the value is
+        whether the execution has a sandbox of its own."""
         self._is_held = False
-        """The database could not be written: nothing more is promised before it can."""
+        """Whether the last write to the database failed; nothing is taken until one succeeds."""
         self._is_broken = False
 
     @property
     def is_due(self) -> bool:
-        """Whether the database lacks something."""
+        """Whether the database lacks a change."""
         return self._last != self._applied
 
     @property
     def is_much(self) -> bool:
-        """Whether what the database lacks is better there than here."""
+        """Whether so many changes wait that they belong into the database now."""
         return len(self._pending) >= _MUCH
 
     @property
     def running(self) -> int:
-        """How many executions run whose acceptance it took."""
+        """Number of running executions whose acceptance the journal took."""
         return len(self._running)
 
     @property
     def programs(self) -> int:
-        """How many of those have a sandbox of their own."""
+        """Number of those that have a sandbox of their own."""
         return sum(self._running.values())
 
     @property
     def is_broken(self) -> bool:
-        """Whether it failed; it takes nothing any more."""
+        """Whether the journal has failed; it then takes nothing any more."""
         return self._is_broken
 
     def take(self, changes: Sequence[Change]) -> bool:
-        """Make `changes` durable; False if that is for the database to do."""
+        """Make `changes` durable; False if the database has to do that."""
         may_take = self._may_take(changes)
         self._forget_ended(changes)
         content = encoded(changes) if may_take else None
@@ -81,17 +81,17 @@ class Ahead:
         return True
 
     def place(self, changes: Sequence[Change], content: bytes) -> Place | None:
-        """Begin to do as `take` does; None if that is for the database to do.
+        """Find room for `changes`; None if the database has to write them.
 
-        `content` is `encoded(changes)`. Then `write`, on any thread; when that is over `keep` or,
-        with its `OSError`, `fail`. Until then nothing else may be taken.
+        `content` is `encoded(changes)`. Then call `write`, on any thread, and after it `keep` or,
+        with its `OSError`, `fail`. Nothing else may be taken before that.
         """
         may_take = self._may_take(changes)
         self._forget_ended(changes)
         return self._journal.place(self._last + 1, content) if may_take else None
 
     def write(self, place: Place) -> None:
-        """Write what has a place; raises `OSError`."""
+        """Write a record to its place; raises `OSError`."""
         self._journal.write(place)
 
     def keep(self, changes: Sequence[Change], place: Place) -> None:
@@ -100,14 +100,14 @@ class Ahead:
         self._note(changes)
 
     def fail(self, error: Exception) -> None:
-        """Give the journal up; what was to go there goes to the database."""
+        """Give up the journal; its further writes go to the database."""
         _log.error(
             "journal: %s; until the next start every write goes to the database, which takes "
             "longer; look after its disk",
             error,
         )
-        # The record may be there: its number counts as used, and what is in it as applied
-        # with the next transaction, which is the one that its caller is sent to now.
+        # The record may be on disk: its number counts as used, and its changes as applied with the
+        # next transaction, which is the one that its caller is sent to now.
         self._is_broken = True
         self._last += 1
 
@@ -118,7 +118,8 @@ class Ahead:
         return is_open and is_known and len(self._pending) < _MOST_CHANGES
 
     def _forget_ended(self, changes: Sequence[Change]) -> None:
-        """They end now, wherever that is written."""
+        """Forget executions that end with `changes`, whether the journal takes them or the
+        database."""
         for each in changes:
             if isinstance(each, Ended):
                 self._running.pop(each.id, None)
@@ -131,7 +132,7 @@ class Ahead:
                 self._running[each.row.id] = each.row.sandbox_id is None
 
     def begin(self) -> Sequence[Change]:
-        """Return what the next transaction has to begin with; `end` must follow."""
+        """Return the changes that the next transaction has to begin with; `end` must follow."""
         if not self.is_due:
             return ()
         self._under_way, self._pending = self._pending, []
@@ -139,7 +140,7 @@ class Ahead:
         return [*self._under_way, PutFact(APPLIED, str(self._going))]
 
     def end(self, *, is_applied: bool) -> None:
-        """Tell whether the database has now what `begin` returned."""
+        """Note whether the database has now the changes that `begin` returned."""
         self._is_held = not is_applied
         if is_applied:
             self._applied = self._going
@@ -149,9 +150,9 @@ class Ahead:
         self._under_way = []
 
     def commit_took(self, seconds: float) -> None:
-        """Tell how long the database had for a transaction: the journal lies on the same disk."""
+        """Pass on the seconds of a database transaction: the journal lies on the same disk."""
         self._journal.commit_took(seconds)
 
     def close(self) -> None:
-        """Let go of the journal."""
+        """Close the journal."""
         self._journal.close()

@@ -1,7 +1,7 @@
-"""A journal opened: what it has and the database beside it lacks goes into the database first.
+"""Opening of a journal: records that the database lacks are written to the database first.
 
-Called by `Store.open`. The invariant: nobody reads the database as a server, and no server writes
-to the journal, before the database has every record of it.
+Called by `Store.open`. The invariant: no server reads the database, and none writes to the journal,
+before the database has every record of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cellwall.store.records.errors import StoreBusy
 
 _KEY = "journal_key"
 _MARK = "journal_mark"
-"""`open` while a server may have records in it."""
+"""Name of the fact that is `open` while a server may have records in the journal."""
 _AT_ONCE = 200
 _LOCK_S = 10.0
 _POLL_S = 0.02
@@ -34,7 +34,7 @@ _log = logging.getLogger("cellwall.store")
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What the database says of its journal."""
+    """State of the journal as the database has it."""
 
     key: str | None
     applied: int
@@ -44,7 +44,7 @@ class _Known:
 async def open_ahead(database: Database, seal: Seal) -> Ahead | None:
     """Open the journal beside `database` for the server; None where there can be none.
 
-    Raises `StoreBroken` if it is lost or damaged, `StoreBusy` if somebody does not let it go.
+    Raises `StoreBroken` if it is lost or damaged, `StoreBusy` if another process keeps it locked.
     """
     path = database.journal
     if path is None:
@@ -56,7 +56,7 @@ async def open_ahead(database: Database, seal: Seal) -> Ahead | None:
     except OSError as error:
         if known.is_open:
             raise
-        # No room for it, say: SQLite's own log keeps as much, only slower.
+        # for example no space: SQLite's own log is as durable, only slower
         _log.warning(
             "journal: %s; without it every write takes longer, until the next start", error
         )
@@ -71,7 +71,7 @@ async def open_ahead(database: Database, seal: Seal) -> Ahead | None:
 
 
 async def catch_up(database: Database, seal: Seal) -> None:
-    """Bring the database up to date beside which no server runs; raises as `open_ahead`."""
+    """Apply the journal of a database without a running server; raises as `open_ahead`."""
     path = database.journal
     if path is None or not path.exists():
         return
@@ -80,7 +80,7 @@ async def catch_up(database: Database, seal: Seal) -> None:
         return
     journal = Journal.open(path, bytes.fromhex(known.key), is_new=False)
     if journal is None:
-        return  # a server has it, and writes what is in it within a moment
+        return  # a server has it, and writes its records to the database within a moment
     try:
         await _replay(database, journal, known.applied, seal)
     finally:
@@ -88,7 +88,8 @@ async def catch_up(database: Database, seal: Seal) -> None:
 
 
 async def close_ahead(database: Database, ahead: Ahead) -> None:
-    """Note that the journal is not needed any more, if that is so, and let go of it."""
+    """Note that the journal is not needed any more, if the database has everything, and close
+    it."""
     try:
         if not ahead.is_due:
             await database.apply([PutFact(_MARK, "closed")])

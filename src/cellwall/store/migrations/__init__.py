@@ -1,1 +1,1 @@
-"""Alembic's folder: how a database of an older version becomes one of the newest."""
+"""Alembic's folder: migrations of a database from an older version to the newest."""

@@ -1,4 +1,4 @@
-"""What Alembic runs before the versions: it takes the connection that `records.migration` gives.
+"""Set-up that Alembic runs before the versions, on the connection of `records.migration`.
 
 Only ever run by Alembic; importing it does nothing useful.
 """

@@ -1,8 +1,8 @@
 """PostgreSQL: one connection that writes, a few that read, on the event loop.
 
-SQLAlchemy runs our plain functions over asyncpg on a greenlet, so that both databases share them.
-Not a cluster: one server writes, others (`cellwall keys`) now and then. The invariant: a commit is
-on the server's disk, whatever the database's or the role's own settings say.
+SQLAlchemy runs the store's plain functions over asyncpg on a greenlet, so that both databases share
+them. Not a cluster: one server writes, other processes (`cellwall keys`) now and then. The
+invariant: a commit is on the server's disk, whatever the database's or the role's own settings say.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _CONNECT_S = 5.0
 _SETTINGS = {
     "application_name": "cellwall",
     "synchronous_commit": "on",
-    "lock_timeout": "250",  # ms; one attempt, the writer tries again until a write's bound is over
+    # milliseconds; one attempt, which the writer repeats until a write's bound is over
+    "lock_timeout": "250",
     # A server whose machine is gone must not keep its claim for hours.
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
@@ -46,27 +47,26 @@ class PostgresDatabase:
     """One database of a PostgreSQL server; see `database.Database`."""
 
     def __init__(self, url: URL, *, sole: bool) -> None:
-        """Nothing is connected yet."""
         self._name = url.render_as_string()
-        """Without the password."""
+        """URL without the password."""
         self._engine = _engine(url, 1)
         if sole:
             _claim_with(self._engine, self._name)
         self._readers = _engine(url, _READERS)
         self._turn = asyncio.Lock()
-        """The writing connection is one transaction's at a time."""
+        """Gives the writing connection to one transaction at a time."""
         self._is_closed = False
 
     @property
     def journal(self) -> None:
-        """See `Database.journal`: its server gathers commits itself."""
+        """See `Database.journal`: the PostgreSQL server gathers commits itself."""
         return None
 
     @classmethod
     async def open(cls, url: URL, *, sole: bool = False) -> PostgresDatabase:
         """Connect, check that commits are durable, bring the tables to the newest version.
 
-        Raises `StoreBroken` if that cannot be, `StoreConflict` if another has it as `sole`.
+        Raises `StoreBroken` if that fails, `StoreConflict` if another server has it as `sole`.
         """
         made = cls(url, sole=sole)
         try:
@@ -100,7 +100,7 @@ class PostgresDatabase:
         await self.write(lambda connection: apply(Mediated(connection), changes))
 
     async def _is_committed(self, number: str) -> bool:
-        """Learn how a transaction ended whose commit got no answer.
+        """Find out whether a transaction whose commit got no answer was committed.
 
         Guessing either way would lose an accepted row or write it twice, so this waits until the
         server answers again. Raises `StoreBroken` if the store is closed before, or if the server
@@ -125,7 +125,7 @@ class PostgresDatabase:
         )
 
     async def read(self, work: Work[T]) -> T:
-        """See `Database.read`; once more if the connection had broken while nobody used it."""
+        """See `Database.read`; tried once more if an idle connection had broken."""
         try:
             return await self._read(work)
         except Exception as error:
@@ -154,7 +154,7 @@ def _engine(url: URL, connections: int) -> AsyncEngine:
 
 
 def _claim_with(engine: AsyncEngine, name: str) -> None:
-    """Let a connection be made only while nobody else has claimed the database.
+    """Let a connection be made only while no other server has claimed the database.
 
     The claim is a lock of the connection's session, so it ends with the connection: a server that
     lost its own and finds the database claimed by another writes nothing any more.

@@ -1,1 +1,1 @@
-"""What is kept and what can be done to it; the SQL that every database shares."""
+"""Rows that are kept, the changes to them, and the SQL that every database shares."""

@@ -1,7 +1,7 @@
-"""What can be done to the store: small values, handed to `Store.write`.
+"""Changes to the store: small values, given to `Store.write`.
 
-Not how (`write_statements`). The changes of one `write` become durable together or not at all, in
-order.
+Not how they are made (`write_statements`). The changes of one `write` become durable together or
+not at all, in order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cellwall.store.records.rows import (
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """A new execution, in whatever state its row says."""
+    """A new execution, in the state of its row."""
 
     row: ExecutionRow
 
@@ -48,7 +48,8 @@ class Ended:
     answer: Json
     chunks: tuple[EventChunk, ...] = ()
     line: str = ""
-    """The answer as strict JSON in ASCII, from who has it already; the store writes that down."""
+    """The answer as strict JSON in ASCII, if the caller has it already; the store writes it as it
+    is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class DropReplay:
 
 @dataclass(frozen=True, slots=True)
 class PutSandbox:
-    """A new sandbox, or what is shown of a known one; it never undoes an `EndSandbox`."""
+    """A new sandbox, or changed fields of a known one; it never undoes an `EndSandbox`."""
 
     row: SandboxRow
 
@@ -106,7 +107,7 @@ class RevokeKey:
 
 @dataclass(frozen=True, slots=True)
 class PutFact:
-    """Something about the whole store, by name."""
+    """A fact about the whole store, by name."""
 
     name: str
     value: str
@@ -117,10 +118,10 @@ class AppendAudit:
     """One more audit record, made when its place in the chain is known."""
 
     make: Callable[[int, bytes], AuditRow]
-    """Called inside the transaction with the record's number and the hash of the one before it
-    (32 zero bytes for the first); maybe more than once, so it must have no effect of its own."""
+    """Called inside the transaction with the record's number and the hash of the one before it (32
+    zero bytes for the first); maybe more than once, so it must have no effect of its own."""
     words: tuple[Any, ...] | None = None
-    """What `make` can be made from again after a crash, as JSON; None: it cannot."""
+    """Words from which `make` can be made again after a crash, as JSON; None: it cannot."""
 
 
 Change = (
@@ -140,7 +141,8 @@ Change = (
 
 
 def size_of(change: Change) -> int:
-    """Bytes that it writes, roughly: what callers decide about."""
+    """Return the approximate number of bytes a change writes, as far as callers decide about
+    them."""
     if isinstance(change, Accept):
         return len(change.row.body or b"")
     if isinstance(change, Ended):

@@ -24,13 +24,13 @@ class Database(Protocol):
 
     @property
     def journal(self) -> Path | None:
-        """Where a journal lies that makes writes durable sooner; None if it needs none."""
+        """Path of a journal that makes writes durable sooner; None if the database needs none."""
 
     async def write(self, work: Work[T]) -> T:
-        """Run `work` in a transaction of its own, commit it, return what it returned.
+        """Run `work` in a transaction of its own, commit it, return its result.
 
-        One at a time. Waits for another process's lock at most a short while, then raises what
-        `driver_errors.kind_of` calls busy.
+        One at a time. Waits for another process's lock at most a short while, then raises an error
+        that `driver_errors.kind_of` calls busy.
         """
 
     async def apply(self, changes: Sequence[Change]) -> None:
@@ -40,4 +40,4 @@ class Database(Protocol):
         """Run `work` over one consistent view; it waits for no writer."""
 
     async def aclose(self) -> None:
-        """Close it; idempotent."""
+        """Close the database; idempotent."""

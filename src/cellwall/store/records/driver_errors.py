@@ -1,8 +1,8 @@
-"""Whose failure was it? From a driver's exception to one of six kinds.
+"""Classification of a driver's exception: one of five kinds, which tells who is at fault.
 
-Pure. Read from codes, never from messages: SQLite's result codes, PostgreSQL's SQLSTATE. What is
-not recognised is called `change`, so that it is tried apart from its neighbours and only its own
-writer sees it; the price is one more failure if the database itself was the reason.
+Pure. Read from codes, never from messages: SQLite's result codes, PostgreSQL's SQLSTATE. An unknown
+error is called `change`, so that its write is tried apart from its neighbours and only its own
+caller gets it; the price is one more failure if the database itself was the reason.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _POSTGRES: dict[str, Kind] = {
 
 
 def kind_of(error: Exception) -> Kind:
-    """Return who or what is to blame."""
+    """Return the kind of the error."""
     if isinstance(error, OSError):
         return "lost"  # no connection: refused, reset, timed out, no such socket
     cause: object = error
@@ -65,7 +65,7 @@ def kind_of(error: Exception) -> Kind:
 
 
 def busy(step: str, after_s: float) -> StoreBusy:
-    """Return what a write that waited for too long, or not at all, is told."""
+    """Return the error of a write that waited too long, or could not wait at all."""
     return StoreBusy(
         f"{step}: the database did not take it within {after_s:g} s",
         retry_after_s=_RETRY_S,
@@ -74,7 +74,8 @@ def busy(step: str, after_s: float) -> StoreBusy:
 
 
 def claimed(name: str) -> StoreConflict:
-    """Return what a second server on one database is told, and a first one that has lost it."""
+    """Return the error of a second server on one database, and of a first one that lost its
+    claim."""
     return StoreConflict(
         f"open {name}: another server uses it",
         remedy="stop that one, or give each a database of its own",
@@ -82,7 +83,7 @@ def claimed(name: str) -> StoreConflict:
 
 
 def answer_to(step: str, error: Exception) -> Exception:
-    """Return what the caller of `step` is told instead of the driver's exception."""
+    """Return the exception that the caller of `step` gets instead of the driver's."""
     if isinstance(error, CellwallError):
         return error
     if isinstance(error, (IntegrityError, sqlite3.IntegrityError)):

@@ -1,4 +1,4 @@
-"""What a store can answer instead of having done it.
+"""Errors of a store.
 
 CellwallError
 ├── CapacityError
@@ -15,7 +15,7 @@ from cellwall.model.errors import CapacityError, CellwallError, Conflict
 
 
 class StoreBusy(CapacityError):
-    """The database did not get round to it; nothing was written."""
+    """The database did not take the work in time; nothing was written."""
 
     code = "store_busy"
 

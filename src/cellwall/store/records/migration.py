@@ -1,8 +1,8 @@
-"""Bring a database to the newest version, or say why that cannot be.
+"""Migration of a database to the newest version.
 
-A database without anything gets the tables of `schema` at once; a test holds those to what the
-migrations lead to. Alembic does the rest, and is imported only for that: it takes 0.2 s. Everything
-happens in the caller's transaction: a crash leaves the old version.
+An empty database gets the tables of `schema` at once; a test compares those with the result of the
+migrations. Alembic does the rest, and is imported only for that: it takes 0.2 s. Everything happens
+in the caller's transaction: a crash leaves the old version.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _VERSIONS = Path(__file__).parents[1] / "migrations"
 
 
 def version_of(connection: Connection) -> str | None:
-    """Return the version of the database; None for one without any table of ours."""
+    """Return the version of the database; None for one without any table of cellwall's."""
     if not inspect(connection).has_table("alembic_version"):
         return None
     found: str | None = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
@@ -30,7 +30,7 @@ def version_of(connection: Connection) -> str | None:
 def migrate(connection: Connection, name: str) -> None:
     """Bring the database called `name` to `schema.VERSION` in the transaction that is open.
 
-    Raises `StoreBroken` if it was made by a newer cellwall, or holds somebody else's tables.
+    Raises `StoreBroken` if a newer cellwall made it, or if it holds tables of another application.
     """
     found = version_of(connection)
     if found == schema.VERSION:
@@ -63,7 +63,7 @@ def _create(connection: Connection, name: str) -> None:
 
 
 def upgrade(connection: Connection) -> None:
-    """Take every migration that is still due; from nothing, all of them."""
+    """Run every migration that is still due; for an empty database, all of them."""
     from alembic import command
     from alembic.config import Config
 

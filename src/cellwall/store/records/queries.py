@@ -1,6 +1,6 @@
 """Reading: from rows of the database to values of `rows`.
 
-Plain functions over a connection; which one, and on which thread, is `database`'s business.
+Plain functions over a connection; which one, and on which thread, is decided by `database`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _RECORDS = (
 )
 _HEAD = select(_audit).order_by(_audit.c.seq.desc()).limit(1)
 _KEPT_STEP_S = 15.0
-"""What ended within so long is one row of `kept`."""
+"""Seconds of ends that are summed into one row of `kept`."""
 _FACT = select(schema.facts.c.value).where(schema.facts.c.name == bindparam("a_name"))
 
 
@@ -66,7 +66,7 @@ def execution(connection: Connection, execution_id: str) -> ExecutionRow | None:
 
 
 def body(connection: Connection, execution_id: str) -> bytes | None:
-    """Return its body, or None if it has none (any more)."""
+    """Return the execution's body, or None if it has none (any more)."""
     found: bytes | None = connection.execute(_BODY, {"an_id": execution_id}).scalar()
     return found
 
@@ -123,7 +123,7 @@ def keys(connection: Connection) -> list[KeyRow]:
 
 
 def replay(connection: Connection, tenant: str, key: str) -> ReplayRow | None:
-    """Return what the key was used for, or None."""
+    """Return the use of the key, or None."""
     row = connection.execute(_REPLAY, {"a_tenant": tenant, "a_key": key}).first()
     return None if row is None else ReplayRow(**row._mapping)
 

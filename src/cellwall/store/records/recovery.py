@@ -1,7 +1,7 @@
-"""After a crash: what was started is ended, what was only accepted waits again, in its old order.
+"""Recovery after a crash: started executions are ended, accepted ones wait again, in order.
 
 One transaction. Not the sweep of processes and cgroups, which the operating system remembers. The
-invariant: nothing that started ever becomes queued again.
+invariant: no execution that started ever becomes queued again.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from cellwall.store.records.statements import Mediated
 from cellwall.store.records.write_statements import apply
 
 SANDBOX_BECAUSE = "server_restart"
-"""What ended the sandboxes that were alive."""
+"""Reason of the end of sandboxes that were alive."""
 _AT_ONCE = 500
 
 _executions, _sandboxes = schema.executions, schema.sandboxes
 
 End = Callable[[Leftover], Sequence[Change]]
-"""Given a leftover, returns its `Ended` and whatever else belongs to it. Called inside the
+"""Given a leftover, returns its `Ended` and the changes that belong to it. Called inside the
 transaction, so it must be quick and without an effect of its own."""
 
 
 def recover(connection: Connection, at: float, end: End) -> Recovery:
-    """Do it; `at` is the time of the end, in seconds since the epoch."""
+    """End what an earlier server left; `at` is the time of the end, in seconds since the epoch."""
     running = _executions.c.state == "running"
     leaving = (_executions.c.state == "queued") & (_executions.c.on_disconnect == "cancel")
     interrupted = _end_all(connection, running, "interrupted", end)

@@ -1,7 +1,7 @@
-"""Forgetting: what has ended long enough ago goes, in bounded steps that others can write between.
+"""Deletion of expired rows, in bounded steps between which other writes run.
 
-Keys are kept, and so are audit records until somebody says up to which. The invariants: an
-execution goes with all of its events; what is left of the audit is always its end, without a hole;
+Keys are kept, and so are audit records up to the number given to `trim_some`. The invariants: an
+execution goes with all of its events; the rest of the audit is always its end, without a hole;
 every statement has the same text however many rows there are, because SQLite and SQLAlchemy keep
 what they have compiled (a list of 200 names is another statement than one of 199, and 20 KiB more).
 """
@@ -52,7 +52,7 @@ def expire_some(connection: Connection, before: float, replays_before: float) ->
 def _drop(
     connection: Connection, old: Executable, before: float, statements: tuple[Executable, ...]
 ) -> int:
-    """Do each statement for every row that `old` finds; return how many there are."""
+    """Run each statement for every row that `old` finds; return the number of rows."""
     found = connection.execute(old, {"before": before}).mappings().all()
     rows = [dict(row) for row in found]
     for statement in statements if rows else ():
@@ -61,7 +61,7 @@ def _drop(
 
 
 def trim_some(connection: Connection, up_to: int) -> int:
-    """Delete the oldest audit records, up to `STEP` of them and to number `up_to`; how many.
+    """Delete the oldest audit records, up to `STEP` of them and to number `up_to`; return how many.
 
     The newest stays in any case: the next one's number and link are made from it.
     """

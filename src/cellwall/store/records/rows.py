@@ -1,7 +1,7 @@
-"""What the store keeps, as values: one frozen dataclass for each table.
+"""Values that the store keeps: one frozen dataclass for each table.
 
 Not the tables (`schema`) and not what is done to them (`changes`). Standard library only, so that
-everybody may hold one. Times are seconds since the epoch; every `dict` is strict JSON.
+every package may hold one. Times are seconds since the epoch; every `dict` is strict JSON.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ class ExecutionRow:
     id: str
     tenant: str
     seq: int
-    """Its place in the order of acceptance; unique in the store."""
+    """Place in the order of acceptance; unique in the store."""
     sandbox_id: str | None
     state: ExecutionState
     request_id: str
     asked: Json
-    """What is shown of it while it waits or runs."""
+    """Fields that are shown while the execution waits or runs."""
     body: bytes | None
-    """The request, until it has started."""
+    """The request, until the execution has started."""
     on_disconnect: str
-    """`cancel`: it goes with its caller. `detach`: it is done whoever waits."""
+    """`cancel`: the execution ends with its caller's connection. `detach`: it is done in any
+    case."""
     created_at: float
     started_at: float | None = None
     ended_at: float | None = None
@@ -51,12 +52,12 @@ class SandboxRow:
 
 @dataclass(frozen=True, slots=True)
 class ReplayRow:
-    """What an idempotency key of a tenant was used for."""
+    """Use of a tenant's idempotency key."""
 
     tenant: str
     key: str
     digest: bytes
-    """Of the request."""
+    """Digest of the request."""
     kind: str
     thing_id: str
     at: float
@@ -64,7 +65,7 @@ class ReplayRow:
 
 @dataclass(frozen=True, slots=True)
 class KeptRow:
-    """How much is kept of what a tenant's executions left that ended at about the same time."""
+    """Size of the kept data of a tenant's executions that ended at about the same time."""
 
     tenant: str
     ended_at: float
@@ -75,7 +76,7 @@ class KeptRow:
 
 @dataclass(frozen=True, slots=True)
 class KeyRow:
-    """One API key; the key itself is nowhere."""
+    """One API key; the key itself is not stored."""
 
     digest: str
     """SHA-256 in hexadecimal."""
@@ -103,32 +104,33 @@ class AuditRow:
     """One audit record and the hash that chains it to the one before."""
 
     seq: int
-    """From 1, without holes."""
+    """Number of the record, from 1, without holes."""
     record: bytes
     hash: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """An execution that a server before this one left without an end."""
+    """An execution that an earlier server left without an end."""
 
     row: ExecutionRow
-    """Without its body."""
+    """The row without its body."""
     because: Because
-    """`interrupted` if it had started, `cancelled` if it was to go with its caller."""
+    """`interrupted` if it had started, `cancelled` if it was to end with its caller's
+    connection."""
     last_seq: int
     """Number of its latest kept event; 0 if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What `Store.recover` found and did."""
+    """Result of `Store.recover`."""
 
     interrupted: tuple[str, ...]
     cancelled: tuple[str, ...]
     sandboxes: tuple[str, ...]
     """Ids of the sandboxes that were alive and are now marked as ended."""
     queued: int
-    """How many executions wait for their turn."""
+    """Number of executions that wait for their turn."""
     last_seq: int
     """The highest place ever given to an execution that is still kept; 0 if there is none."""

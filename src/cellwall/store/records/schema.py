@@ -1,7 +1,7 @@
 """The tables, as they are at the newest version.
 
-Not how an older file gets there (`migrations`); a test compares the two. No foreign keys: rows
-expire in bounded batches, in an order of our own.
+Not how an older database gets there (`migrations`); a test compares the two. No foreign keys: rows
+expire in bounded batches, in an order of the store's own.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class JsonText(TypeDecorator[Json]):
     cache_ok = True  # type: ignore[mutable-override]
 
     def process_bind_param(self, value: object, dialect: Dialect) -> str | None:
-        """Raise `ValueError` for NaN and the infinities."""
+        """Return the value as JSON text; `ValueError` for NaN and the infinities."""
         if value is None or isinstance(value, Encoded):
             return value
         return _encode(value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Json | None:
-        """Return what was given."""
+        """Return the object as it was given."""
         if value is None:
             return None
         decoded: Json = json.loads(value)
@@ -155,4 +155,4 @@ version = Table(
     Column("version_num", String(32), nullable=False),
     PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
 )
-"""Alembic's own, as it would make it; not one of `tables`, which it compares."""
+"""Alembic's own table, as Alembic would make it; not one of `tables`, which Alembic compares."""

@@ -1,8 +1,8 @@
-"""Handing a statement to the database: through SQLAlchemy, or to SQLite's driver itself.
+"""Execution of a statement: through SQLAlchemy, or by SQLite's driver itself.
 
 The statements are the same (`write_statements`). SQLAlchemy takes 0.2-0.4 ms of processor time for
-each, most of what a small commit costs; SQLite's own driver takes 0.03 ms. So what is written for
-every execution goes there directly, with the text and the types that SQLAlchemy compiled once.
+each, most of what a small commit costs; SQLite's own driver takes 0.03 ms. So the writes of every
+execution go there directly, with the text and the types that SQLAlchemy compiled once.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ _AUDIT_LOCK = 0x63656C6C
 
 
 class Sender(Protocol):
-    """Runs statements in a transaction that is open."""
+    """Runs statements in an open transaction."""
 
     @property
     def dialect(self) -> str:
-        """`database` or `postgresql`."""
+        """`sqlite` or `postgresql`."""
 
     def send(self, statement: Executable, values: Sequence[Values], *, counted: bool) -> int:
-        """Run it with each of the values; return how many rows changed, if that is `counted`."""
+        """Run the statement for each of the values; return the number of changed rows if
+        `counted`."""
 
     def first(self, statement: Select[Any]) -> Sequence[Any] | None:
         """Return the first row."""
 
     def lock_audit(self) -> None:
-        """Let nobody else append to the audit until this transaction is over."""
+        """Block all other appends to the audit until this transaction is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mediated:
-    """Through SQLAlchemy, on any database."""
+    """Sends statements through SQLAlchemy, on any database."""
 
     connection: Connection
 
@@ -84,7 +85,7 @@ class _Compiled:
     slots: tuple[_Slot, ...]
 
     def row(self, values: Values) -> tuple[Any, ...]:
-        """Return what is bound, in the order of the `?`."""
+        """Return the bound values, in the order of the `?`."""
         return tuple(
             slot.fixed
             if slot.is_fixed
@@ -97,7 +98,10 @@ class _Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """To SQLite's driver. Errors are the driver's own: `driver_errors` knows both kinds."""
+    """Sends statements to SQLite's driver.
+
+    Errors are the driver's own: `driver_errors` knows both kinds.
+    """
 
     connection: sqlite3.Connection
 
@@ -131,7 +135,7 @@ _DIALECT: Dialect = sqlite.dialect(paramstyle="qmark")
 
 @cache
 def _compiled(statement: Executable) -> _Compiled:
-    """By identity: each statement is made once, as a constant."""
+    """Return a statement's compiled form; cached by identity, as each statement is a constant."""
     made = cast(SQLCompiler, cast(ClauseElement, statement).compile(dialect=_DIALECT))
     return _Compiled(made.string, tuple(_slot(made, name) for name in made.positiontup or ()))
 

@@ -1,8 +1,8 @@
 """From changes to SQL: the statements of many writes, gathered into few round trips.
 
-Not when (`writer`) and not where (`database`, `database`). Everything runs in a transaction that
-the caller has begun. The invariant: what happens to one row happens in the order of the changes;
-changes to different rows may trade places, so that like ones are sent together.
+Not when (`writer`) and not where (`sqlite.database`, `postgres.database`). Everything runs in a
+transaction that the caller has begun. The invariant: changes to one row are made in their order;
+changes to different rows may trade places, so that equal statements are sent together.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ _COMPRESSION = 1
 """Lines of text shrink to a fifth at the fastest level; the next ones cost more than they save."""
 _SMALL_BYTES = 4096
 _SMALL_WINDOW_BITS, _SMALL_MEMORY = 12, 5
-"""For few lines: 32 KiB to compress in (https://www.zlib.net/manual.html#Advanced). The usual
-256 KiB come from the kernel page by page: 0.08 ms instead of 0.03. Whoever reads need not know."""
+"""zlib parameters for few lines: 32 KiB to compress in (https://www.zlib.net/manual.html#Advanced).
+The usual 256 KiB come from the kernel page by page: 0.08 ms instead of 0.03. Decompression does not
+need them."""
 _GENESIS = bytes(32)
 
 KEYS_VERSION = "keys_version"
@@ -90,12 +91,12 @@ _AUDIT_HEAD = (
 
 @dataclass(slots=True)
 class _Run:
-    """One statement with the values of every change that wants it."""
+    """One statement with the values of every change that needs it."""
 
     statement: Executable
     values: list[_Values]
     refusal: str | None = None
-    """What it means if a row was not there to be changed; None: nothing."""
+    """Error text if a row was not there to be changed; None: that is no error."""
 
 
 @dataclass(slots=True)
@@ -113,7 +114,7 @@ class _Plan:
     facts: dict[str, str] = field(default_factory=dict)
 
     def add(self, lane: str, run: _Run) -> None:
-        """Append, joined to the run before it where that is the same statement."""
+        """Append a run, joined to the one before it if that has the same statement."""
         runs = self.lanes[lane]
         if runs and runs[-1].statement is run.statement:
             runs[-1].values += run.values
@@ -223,8 +224,8 @@ _PLANNERS: dict[type, Callable[[_Plan, Any], None]] = {
 def apply(sender: Sender, changes: Iterable[change.Change]) -> None:
     """Make the changes in the transaction that `sender` has open.
 
-    Raises `StoreConflict` where a row is not in the state that a change needs, and what the driver
-    or an `AppendAudit.make` raises; the transaction is then worth nothing any more.
+    Raises `StoreConflict` where a row is not in the state that a change needs, and the errors of
+    the driver and of `AppendAudit.make`; the transaction must then be rolled back.
     """
     plan = _Plan(sender.dialect)
     for each in changes:

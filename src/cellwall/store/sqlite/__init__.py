@@ -1,1 +1,1 @@
-"""The store in one SQLite file, and what notices when that file is lost or replaced."""
+"""The store in one SQLite file, and the guard that notices when that file is lost or replaced."""

@@ -1,9 +1,9 @@
 """SQLite: one thread that writes, one that reads, each with a connection of its own.
 
 Not aiosqlite: it sends every call of a driver through its thread, five for one statement, where
-we send a whole transaction at once. WAL, so that reading waits for no writer; `synchronous=FULL`,
-so that a commit is an fsync of the log. The invariant: after `aclose` the guard says whether the
-database is whole in its one file.
+this module sends a whole transaction at once. WAL, so that reading waits for no writer;
+`synchronous=FULL`, so that a commit is an fsync of the log. The invariant: after `aclose` the guard
+says whether the database is whole in its one file.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Lane:
         return self._connection
 
     def close(self) -> None:
-        """After what is under way; blocks."""
+        """Close the connection after the running work; blocks."""
         self._thread.shutdown()
         if self._connection is not None:
             self._connection.close()
@@ -89,9 +89,9 @@ class SqliteDatabase:
 
     @classmethod
     async def open(cls, path: Path, *, sole: bool = False) -> SqliteDatabase:
-        """Open it, make it if there is none; raises what `file.prepare` raises.
+        """Open the database, make it if there is none; raises the errors of `file.prepare`.
 
-        `StoreConflict` if another has it as `sole`.
+        `StoreConflict` if another server has it as `sole`.
         """
         return await asyncio.to_thread(cls._open, path, sole)
 
@@ -128,7 +128,8 @@ class SqliteDatabase:
             with locked(self._path) as guard, guard.closing():
                 self._close_lanes()
         except StoreBusy:
-            self._close_lanes()  # somebody else is in the middle of opening it: not the last
+            # another process is opening the database, so this is not the last one
+            self._close_lanes()
         if self._claim is not None:
             os.close(self._claim)
 

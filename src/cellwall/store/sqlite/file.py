@@ -1,7 +1,7 @@
 """A SQLite file from its path to a checked, migrated, durable database.
 
 Not the transactions (`database`). Called on a thread, with the guard locked. The invariant: a new
-database appears under its name only when it is whole, and one that is damaged is refused.
+database appears under its name only when it is whole, and a damaged one is refused.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from cellwall.store.records.write_statements import apply
 from cellwall.store.sqlite.loss_guard import Guard, locked, sync_folder
 
 LOCK_WAIT_MS = 250
-"""One attempt; the writer tries again until a write's own bound is over."""
+"""Milliseconds of one attempt; the writer tries again until a write's own bound is over."""
 _OPEN_WAIT_MS = 10_000
 _CACHE_KIB = 8192
 _LOG_BYTES = 64 * 1024 * 1024
-"""What the write-ahead log shrinks to after a burst."""
+"""Bytes to which the write-ahead log shrinks after a burst."""
 _PRAGMAS: tuple[str, ...] = (
     f"PRAGMA busy_timeout={_OPEN_WAIT_MS}",
     "PRAGMA synchronous=FULL",
@@ -42,7 +42,7 @@ _PRAGMAS: tuple[str, ...] = (
     "PRAGMA cell_size_check=ON",
 )
 _LOG_PAGES = 1000
-"""After so many SQLite folds the log in and begins it anew:
+"""Number of pages after which SQLite folds the log in and begins it anew:
 https://www.sqlite.org/pragma.html#pragma_wal_autocheckpoint."""
 _OPENED = "opened"
 
@@ -51,7 +51,7 @@ def engine_of(path: Path, begin: str) -> Engine:
     """Return an engine of one connection, whose transactions start with the statement `begin`."""
 
     def connect() -> sqlite3.Connection:
-        # mode=rw: a file that is gone is an error, never a new empty database.
+        # mode=rw: a missing file is an error, never a new empty database.
         made = sqlite3.connect(
             f"{path.as_uri()}?mode=rw", uri=True, isolation_level=None, check_same_thread=False
         )
@@ -71,8 +71,8 @@ def engine_of(path: Path, begin: str) -> Engine:
 def prepare(path: Path) -> Engine:
     """Return the writing engine of the database at `path`, made if there is none.
 
-    Raises `StoreBroken` if it is missing, damaged or of another version, `StoreBusy` if another
-    process does not let it go, `StoreFull` if there is no space.
+    Raises `StoreBroken` if the database is missing, damaged or of another version, `StoreBusy` if
+    another process does not let it go, `StoreFull` if there is no space.
     """
     try:
         with _named(path), locked(path) as guard:
@@ -86,7 +86,8 @@ def prepare(path: Path) -> Engine:
 def claim_of(path: Path) -> int:
     """Claim the database for one server; return the descriptor that holds the claim.
 
-    Raises `StoreConflict` if another has it. Others may open the database all the same.
+    Raises `StoreConflict` if another server has it. Other processes may open the database all the
+    same.
     """
     with _named(path):
         name = path.with_name(path.name + ".server")
@@ -101,7 +102,7 @@ def claim_of(path: Path) -> int:
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Make the folder; say which one it is if something in it cannot be."""
+    """Make the folder; turn an `OSError` in the block into an error that names the path."""
     try:
         _make_folder(path.parent)
         yield
@@ -146,7 +147,8 @@ def _open(guard: Guard) -> Engine:
         _pragma(engine, "journal_mode=WAL")
         with engine.begin() as connection:
             migrate(connection, str(guard.path))
-            # After this commit the log is there and durable, which is what `open` will mean.
+            # After this commit the log is there and durable, which is the meaning of the mark
+            # `open`.
             times = int(fact(connection, _OPENED) or 0) + 1
             apply(Mediated(connection), [PutFact(_OPENED, str(times))])
         guard.note("open")
@@ -160,7 +162,7 @@ def _open(guard: Guard) -> Engine:
 
 
 def _lengthen_log(engine: Engine) -> None:
-    """Give the log its blocks now, by a transaction too big for the cache that is taken back.
+    """Give the log its blocks now, by a rolled-back transaction too big for the cache.
 
     A commit that makes the file longer waits for the file system's own journal as well: measured
     0.7-1 ms instead of 0.14. Without space for it the log grows later, or not at all.
@@ -184,7 +186,7 @@ def _check(engine: Engine, path: Path) -> None:
 
 
 def _pragma(engine: Engine, setting: str) -> object:
-    """Set or ask outside of any transaction, where SQLAlchemy would always begin one."""
+    """Set or read a pragma outside of any transaction, where SQLAlchemy would always begin one."""
     connection = engine.raw_connection()
     try:
         cursor = connection.cursor()

@@ -1,9 +1,9 @@
-"""What stands beside a database file so that a lost one is never taken for a new or a whole one.
+"""The guard file beside a database, so that a lost one is never taken for a new or a whole one.
 
-SQLite makes an empty database where there is none, and reads one without its write-ahead log as
-if nothing had been in it. A small file of ours remembers that a database was made, and whether it
-was closed: while it is open its log must be there. The same file is the lock for opening and
-closing, so that two processes agree on who was last.
+SQLite makes an empty database where there is none, and reads one without its write-ahead log as if
+nothing had been in it. The guard file remembers that a database was made, and whether it was
+closed: while it is open its log must be there. The same file is the lock for opening and closing,
+so that two processes agree on which was last.
 
 What this cannot see: a log whose end was cut off looks like a loss of power before a commit.
 """
@@ -41,7 +41,7 @@ def sync_folder(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The guard of the database at `path`, locked by us."""
+    """The guard of the database at `path`, locked by this process."""
 
     path: Path
     handle: int
@@ -52,19 +52,19 @@ class Guard:
         return self.path.with_name(self.path.name + "-wal")
 
     def mark(self) -> Mark:
-        """Return what was noted last; nothing if no database was ever made here."""
+        """Return the mark noted last; an empty one if no database was ever made here."""
         text = os.pread(self.handle, 16, 0).decode("ascii", "replace").strip()
         return next((mark for mark in _MARKS if mark == text), "")
 
     def note(self, mark: Mark) -> None:
-        """Note it, durably."""
+        """Write the mark, durably."""
         if self.mark() != mark:
             os.pwrite(self.handle, f"{mark:<7}\n".encode(), 0)
             os.fsync(self.handle)
 
     @contextlib.contextmanager
     def closing(self) -> Iterator[None]:
-        """Close the connections in here; note whether we were the last.
+        """Note after the block, which closes the connections, whether these were the last.
 
         SQLite removes the log when the last connection has folded it in. While that may be under
         way the log proves nothing, and the mark says so: a crash here must not look like a loss.
@@ -77,9 +77,9 @@ class Guard:
             self.note("open" if self.log.exists() else "closed")
 
     def check(self) -> bool:
-        """Report whether there is a database; raise `StoreBroken` if there should be a better one.
+        """Report whether there is a database; raise `StoreBroken` if it is lost or damaged.
 
-        Looks at names, sizes and headers; the content is checked by whoever opens it.
+        Looks at names, sizes and headers; the content is checked when the database is opened.
         """
         if not self.path.exists():
             if self.mark() or self.log.exists():
@@ -104,7 +104,7 @@ class Guard:
 
 
 def journal_of(path: Path) -> Path:
-    """Return where the journal of the database at `path` lies."""
+    """Return the path of the journal of the database at `path`."""
     return path.with_name(path.name + "-ahead")
 
 
@@ -145,7 +145,10 @@ def _try_lock(handle: int) -> bool:
 
 
 def _is_log(path: Path) -> bool:
-    """Report whether it begins like a write-ahead log: https://sqlite.org/fileformat2.html#walformat."""
+    """Report whether a file begins like a write-ahead log.
+
+    See https://sqlite.org/fileformat2.html#walformat.
+    """
     try:
         with path.open("rb") as file:
             header = file.read(32)

@@ -31,7 +31,7 @@ def _number(name: str, *, primary_key: bool = False) -> sa.Column[int]:
 
 
 def upgrade() -> None:
-    """From nothing."""
+    """Create all tables in an empty database."""
     _executions()
     op.create_table(
         "events",
