@@ -1,6 +1,6 @@
 """Backup of a running SQLite store, and its restoration.
 
-Not for PostgreSQL, which has tools of its own. Called by `apps.cli.backup`. The invariants: a copy
+Called by `apps.cli.backup`. Not for PostgreSQL, which has tools of its own. The invariants: a copy
 is of one moment, checked before it has its name, and readable by its owner alone; an execution that
 waited in a copy may have run since, so no execution of a restored store ever runs.
 """
@@ -74,8 +74,7 @@ def restore(copy: Path, store: Path) -> Path | None:
 
 
 def _check(path: Path, origin: Path) -> None:
-    """Raise `UsageError` for a file that is no store of cellwall's, `StoreBroken` for a damaged
-    one."""
+    """Raise `UsageError` for a file that is no store, `StoreBroken` for a damaged one."""
     try:
         with contextlib.closing(_opened(path)) as database:
             found = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
@@ -163,8 +162,7 @@ def _keep(store: Path, aside: Path) -> None:
 
 
 def _forget_journal(path: Path) -> None:
-    """Delete the facts of a journal: it was written for another database, even with the same
-    key."""
+    """Delete the facts about a journal, which was written for another database."""
     with contextlib.closing(_opened(path)) as database, database:
         database.execute("DELETE FROM facts WHERE name LIKE 'journal%'")
 

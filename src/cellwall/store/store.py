@@ -145,8 +145,7 @@ class Store:
             self.on_written(time.perf_counter() - began_s)
 
     def take(self, *changes: Change) -> bool:
-        """Write the changes without waiting and return True; False if that cannot be, with no
-        effect."""
+        """Write without waiting and return True; False, without effect, if it cannot."""
         began_s = time.perf_counter()
         is_taken = self._writer.take(changes)
         if is_taken and self.on_written is not None:
@@ -232,8 +231,7 @@ class Store:
         return await self._read("read sandboxes", queries.sandboxes)
 
     async def kept(self, above: int) -> list[KeptRow]:
-        """Return the size of ended executions' data beyond `above` bytes each, by tenant and
-        time."""
+        """Return the bytes of ended executions beyond `above` each, by tenant and time."""
         return await self._read("read what is kept", lambda it: queries.kept(it, above))
 
     async def keys(self) -> list[KeyRow]:

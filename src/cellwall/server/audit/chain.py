@@ -92,7 +92,7 @@ def sealed(entry: Entry) -> Callable[[int, bytes], AuditRow]:
 
 
 def appending(entry: Entry) -> AppendAudit:
-    """Return the change that appends `entry`; it can also be read back from a journal."""
+    """Return the change that appends `entry`; a journal can replay it."""
     return AppendAudit(sealed(entry), tuple(entry))
 
 

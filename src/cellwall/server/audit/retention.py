@@ -35,8 +35,7 @@ class Cut(NamedTuple):
 
 
 async def due(store: Store, before: float) -> AuditRow | None:
-    """Return the last removable record made before that time (seconds since 1970); None if none
-    is."""
+    """Return the last removable record made before `before` (seconds since 1970), or None."""
     head = await store.audit_head()
     exported = await store.fact(EXPORTED)
     if head is None or exported is None:

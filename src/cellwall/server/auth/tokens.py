@@ -46,10 +46,10 @@ class Tokens:
         return _text(_signature(self._key, body) + body), expires_at
 
     def opened(self, kind: str, token: str) -> dict[str, Any]:
-        """Return a token's claims; `TokenRefused` if it is not this server's, of another kind, or
-        too old.
+        """Return a token's claims.
 
-        It is also refused when the key that signed it is no longer accepted.
+        Raises `TokenRefused` if it is not this server's, of another kind, or too old, or if the key
+        that signed it is no longer accepted.
         """
         claims = self._read(token)
         is_old = claims.get("kind") != kind or claims["expires_at"] <= time.time()

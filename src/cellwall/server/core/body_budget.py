@@ -89,8 +89,7 @@ class Held:
         self._until = future
 
     def let_go(self) -> None:
-        """Stop counting for the reader of the body, at once or when `until`'s future is done;
-        idempotent."""
+        """Stop counting the body, at once or when `until`'s future is done; idempotent."""
         if self._until is None or self._until.done():
             self._give_back()
         else:

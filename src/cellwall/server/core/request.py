@@ -203,10 +203,10 @@ class Call:
     # -- the other end ---------------------------------------------------------------------
 
     async def wait(self, future: asyncio.Future[Any], timeout_s: float | None = None) -> bool:
-        """Wait for `future`; False after `timeout_s`. Raises `ClientGone` if the client leaves
-        first.
+        """Wait for `future`; False after `timeout_s`.
 
-        Only after the body was read: the next message is then the disconnect.
+        Raises `ClientGone` if the client leaves first. Only after the body was read: the next
+        message is then the disconnect.
         """
         if future.done():
             return True
@@ -240,8 +240,7 @@ class Call:
     # -- answering -------------------------------------------------------------------------
 
     async def send(self, message: Message) -> None:
-        """Send an ASGI message; the first one of an answer gets the headers that every answer
-        has."""
+        """Send an ASGI message; an answer's first one gets the headers that every answer has."""
         # No closure over `self`: in a reference cycle with it, its body stayed until the next
         # collection.
         if message["type"] in _STARTS:

@@ -57,8 +57,7 @@ class EndedCommands:
             self.forget(next(iter(self._by_tenant[most].values()))[1])
 
     def forget(self, record: CommandRecord) -> None:
-        """Remove an ended command, so that it cannot be asked about; a running one is left
-        alone."""
+        """Remove an ended command; a running one is left alone."""
         mine = self._by_tenant.get(record.owner, OrderedDict())
         if record.id not in mine:
             return

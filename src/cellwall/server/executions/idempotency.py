@@ -130,8 +130,7 @@ class Replays:
                 return use
 
     async def _ask_store(self, use: Use) -> None:
-        """Look up whether the key was used before this server began, or before memory dropped
-        it."""
+        """Look up in the store whether an earlier server or call used the key."""
         try:
             store = self._store
             row = None if store is None else await store.replay(use.owner, use.key)

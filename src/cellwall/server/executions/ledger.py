@@ -118,7 +118,7 @@ class Acceptance:
 
 
 class Ledger:
-    """Accounts for executions in the store; see the module. Lives on one event loop."""
+    """The executions in the store; see the module."""
 
     def __init__(
         self, store: Store | None, tasks: Tasks, kept: Kept, recorder: Recorder | None = None
@@ -219,8 +219,7 @@ class Ledger:
     # -- the end ---------------------------------------------------------------------------
 
     def foresee(self, record: ExecutionRecord) -> None:
-        """Count an estimate of the end's size against the tenant, before its place is given
-        away."""
+        """Count an estimate of the end's size against the tenant, before its place is freed."""
         if self.store is not None:
             record.foreseen_bytes = record.cost_bytes + _written_before(record)
             self._kept.keep(record.owner, record.foreseen_bytes, steady())

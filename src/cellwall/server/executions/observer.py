@@ -63,12 +63,12 @@ class Recording:
         return (self._audit.change(end_entry(record.id, record.owner, answer, record.request_id)),)
 
     def tool_called(self, record: ExecutionRecord, call: Mapping[str, Any]) -> None:
-        """Note a call to a client's tool; calls refused by the server are cheap, so they are summed
-        up."""
+        """Note a call to a client's tool; calls that the server refused are summed up."""
         actor = "" if record.tools is None else record.tools.actor(call["call"])
         if self._audit is None:
             return
         named = partial(self._audit.chosen, record.owner)
+        # Refused calls are cheap for the program, so they must not cost a record each.
         if not actor and call["decision"] in _REFUSED_HERE:
             self._audit.refused_call(call_entry(record, call, "server", named))
         else:

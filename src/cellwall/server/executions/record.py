@@ -81,8 +81,8 @@ class ExecutionRecord(Tracked):
         return cost
 
     def keep(self, execution: Execution) -> None:
-        """Take the result. Its value is kept as text: as objects it may take 24 times that,
-        uncounted."""
+        """Take the result. Its value is kept as text."""
+        # As objects the value may take 24 times its text, uncounted.
         self._value = "" if execution.result is None else one_line({"result": execution.result})
         self.execution = replace(execution, id=self.id, result=None)
 

@@ -129,8 +129,10 @@ class Executions:
         return item.id
 
     def restore(self, row: ExecutionRow) -> None:
-        """Let an execution that an earlier server accepted wait again; call in order of
-        acceptance."""
+        """Queue an execution that an earlier server accepted.
+
+        Must be called in the order of acceptance.
+        """
         item = Queued(row.id, row.tenant, self._on_turn)
         item.is_accepted = True
         self._queued[item.id] = item
@@ -219,10 +221,8 @@ class Executions:
             record.is_on_disk = await acceptance.settled()
 
     async def _resume(self, record: ExecutionRecord) -> None:
-        """Do an execution that is on disk only.
-
-        The task that gave up a place begins it, so the request context is not its own.
-        """
+        """Do an execution that is on disk only."""
+        # The task that gave up a place begins this one, so the context is another request's.
         ORIGIN.set(Origin("", record.owner))
         record.is_on_disk = True
         before, mine = self._latest, asyncio.get_running_loop().create_future()

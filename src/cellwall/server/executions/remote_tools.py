@@ -117,8 +117,7 @@ class RemoteTools(Offer):
             self._tell()
 
     def actor(self, number: int) -> str:
-        """Return the id of the key that answered a call, once; an empty string without an
-        answer."""
+        """Return the id of the key that answered a call, once; without an answer "" instead."""
         return self._actors.pop(number, "")
 
     def end(self) -> None:

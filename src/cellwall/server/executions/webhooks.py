@@ -61,8 +61,7 @@ class Notices:
         self._allowed().check(url)
 
     def secret_of(self, tenant: str) -> str:
-        """Return the secret for a tenant's receivers; `UsageError` if this server sends no
-        webhooks."""
+        """Return the secret for a tenant's receivers; `UsageError` without webhooks."""
         return self._allowed().secret_of(tenant)
 
     def _allowed(self) -> Webhooks:

@@ -177,8 +177,7 @@ class Guard:
         raise refusal
 
     def _is_of_inside(self, call: Call) -> bool:
-        """Report whether the bearer token is for the server inside the sandbox, not a key of this
-        one.
+        """Report whether the bearer token is for the server inside the sandbox.
 
         That is so beside a port token that opens the requested port. The port token's signature is
         checked: guessing keys beside any other token is slowed down as everywhere.

@@ -31,8 +31,7 @@ class MetricsPage:
     def __init__(
         self, metrics: Metrics, hosts: frozenset[str], token_sha256: str | None = None
     ) -> None:
-        """Answer to the host names `hosts`; with `token_sha256` only to requests with that
-        token."""
+        """Answer to the names `hosts`; with `token_sha256`, only to requests with that token."""
         self._metrics = metrics
         self._hosts = hosts
         self._token_sha256 = token_sha256

@@ -60,13 +60,11 @@ class TooMuch(Exception):
 
 
 class Tunnel(Exception):
-    """A `CONNECT` request: this is no proxy, and implementations disagree where such a request
-    ends."""
+    """A `CONNECT` request: this is no proxy, and where such a request ends is ambiguous."""
 
 
 async def full(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-    """Answer in place of the application while there are too many connections: 503, as an
-    envelope."""
+    """Answer 503 for the application while there are too many connections."""
     error = CapacityError(
         "connections: the server has as many as it takes",
         retry_after_s=1,
@@ -315,8 +313,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take received data; first the whole head, which the library accepts from `Connection`
-        only.
+        """Take received data; the first is the whole head, passed on by `Connection`.
 
         The library has caps of its own and takes no body. It does not answer a head that it refuses
         and leaves the connection open, so the refusal is sent here.

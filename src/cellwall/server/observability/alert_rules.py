@@ -1,7 +1,7 @@
 """Detection of unusual runs: too many events of one kind within a window of time.
 
-Not a quota (`engine.scheduling.fair_queue`) and not a refusal: nothing is stopped by it. Fed with
-events by `observer`, which turns an alert into a log record, an audit record and a metric. The
+Fed with events by `observer`, which turns an alert into a log record, an audit record and a metric.
+Not a quota (`engine.scheduling.fair_queue`) and not a refusal: nothing is stopped by it. The
 invariant: memory is bounded by the number of rules and of remembered originators, whatever callers
 send.
 """

@@ -148,8 +148,7 @@ class Metrics:
             self._cut.add(by=cut.stdout + cut.stderr + cut.display)
 
     def read(self) -> None:
-        """Read the counts kept here and by other parts; on the event loop, where they are
-        counted."""
+        """Read the counts of this and other parts; on the event loop, where they are counted."""
         mine = [each.read() for each in vars(self).values() if isinstance(each, (Counts, Spread))]
         self._read.found = [*mine, *(found for reading in self.readings for found in reading())]
 

@@ -1,6 +1,6 @@
 """Counts that other parts keep for themselves and that metrics read at the moment of a scrape.
 
-Not what is counted for the metrics alone (`metrics`). Put together by `apps.instruments`.
+Put together by `apps.instruments`. Not what is counted for the metrics alone (`metrics`).
 """
 
 from __future__ import annotations

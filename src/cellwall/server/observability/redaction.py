@@ -179,8 +179,7 @@ class Redactor:
         return "".join((*parts, text[at:]))
 
     def _spans(self, text: str, hit: int, group: Group) -> Iterator[tuple[int, int]]:
-        """Yield begin and end of secrets, the server's and those of `group`, with a window at
-        `hit`."""
+        """Yield begin and end of the server's and `group`'s secrets with a window at `hit`."""
         for form in self._known.get(hash(text[hit : hit + _WINDOW]), ()):
             if form.group[0] != _OURS and form.group != group:
                 continue

@@ -96,8 +96,7 @@ class Tracing:
     def phases(
         self, parent: Begun | None, phases: Iterable[Phase], facts: Mapping[str, str]
     ) -> None:
-        """Add an execution's phases below `parent`; without a parent (None) as a trace of their
-        own."""
+        """Add an execution's phases below `parent`; without one, as a trace of their own."""
         above = None if parent is None else parent.context
         trace = above or _child_of(None)
         for name, began_at, ended_at in phases:

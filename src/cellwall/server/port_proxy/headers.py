@@ -88,8 +88,7 @@ def _relocated(value: bytes, port: int, prefix: str) -> bytes:
 
 
 def _referer_for_inside(value: bytes, port: int, prefix: str) -> bytes:
-    """Return a referer as the inside knows it, without the token; empty if it is not its own
-    page."""
+    """Return a referer as the inside knows it, without the token; empty for other pages."""
     address, _, query = value.partition(b"#")[0].partition(b"?")
     _, _, behind = address.partition(b"://")
     _, slash, path = behind.partition(b"/")

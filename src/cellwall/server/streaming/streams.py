@@ -36,8 +36,7 @@ NDJSON needs no extra line, which every client would have to know."""
 
 
 def chosen(call: Call, offered: tuple[Format, ...]) -> Format:
-    """Return the first format in `Accept` that is offered, by default the first offered; else
-    406."""
+    """Return the first format of `Accept` that is offered; 406 if there is none."""
     accept = call.headers.get("accept", "")
     for part in accept.split(","):
         kind = part.partition(";")[0].strip().lower()

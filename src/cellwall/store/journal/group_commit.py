@@ -80,10 +80,9 @@ class Crowd:
         on_written: Callable[[int], None],
         on_refused: Callable[[list[Waiting]], None],
     ) -> None:
-        """`on_written` gets the number of writes in a record, `on_refused` the writes for the
-        database.
+        """`on_written` gets the number of writes in a durable record.
 
-        The latter must be written before all other writes that wait there.
+        `on_refused` gets writes for the database, which go before all others that wait there.
         """
         self._ahead = ahead
         self._on_written = on_written

@@ -118,8 +118,7 @@ class Ahead:
         return is_open and is_known and len(self._pending) < _MOST_CHANGES
 
     def _forget_ended(self, changes: Sequence[Change]) -> None:
-        """Forget executions that end with `changes`, whether the journal takes them or the
-        database."""
+        """Forget executions that end with `changes`, also if the database writes them."""
         for each in changes:
             if isinstance(each, Ended):
                 self._running.pop(each.id, None)

@@ -88,8 +88,7 @@ async def catch_up(database: Database, seal: Seal) -> None:
 
 
 async def close_ahead(database: Database, ahead: Ahead) -> None:
-    """Note that the journal is not needed any more, if the database has everything, and close
-    it."""
+    """Close the journal; note that it is not needed if the database has everything."""
     try:
         if not ahead.is_due:
             await database.apply([PutFact(_MARK, "closed")])

@@ -141,8 +141,7 @@ Change = (
 
 
 def size_of(change: Change) -> int:
-    """Return the approximate number of bytes a change writes, as far as callers decide about
-    them."""
+    """Return the approximate bytes a change writes, as far as callers determine them."""
     if isinstance(change, Accept):
         return len(change.row.body or b"")
     if isinstance(change, Ended):

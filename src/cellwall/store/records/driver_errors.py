@@ -74,8 +74,7 @@ def busy(step: str, after_s: float) -> StoreBusy:
 
 
 def claimed(name: str) -> StoreConflict:
-    """Return the error of a second server on one database, and of a first one that lost its
-    claim."""
+    """Return the error of a server whose database another server has claimed."""
     return StoreConflict(
         f"open {name}: another server uses it",
         remedy="stop that one, or give each a database of its own",

@@ -30,8 +30,7 @@ class Sender(Protocol):
         """`sqlite` or `postgresql`."""
 
     def send(self, statement: Executable, values: Sequence[Values], *, counted: bool) -> int:
-        """Run the statement for each of the values; return the number of changed rows if
-        `counted`."""
+        """Run the statement for each of the values; return the changed rows if `counted`."""
 
     def first(self, statement: Select[Any]) -> Sequence[Any] | None:
         """Return the first row."""

@@ -1,6 +1,6 @@
 """A SQLite file from its path to a checked, migrated, durable database.
 
-Not the transactions (`database`). Called on a thread, with the guard locked. The invariant: a new
+Called on a thread, with the guard locked. Not the transactions (`database`). The invariant: a new
 database appears under its name only when it is whole, and a damaged one is refused.
 """
 
