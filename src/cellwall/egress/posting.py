@@ -1,6 +1,6 @@
 """One POST to a caller's URL: resolve once, check, connect to that very address, read a status.
 
-Not retries and not signatures (`webhook`). No redirect is followed, no proxy of the environment is
+Retries and signatures are in `webhook`. No redirect is followed, no proxy of the environment is
 used, no body is read. The invariant: the socket is connected to an address that the policy has
 checked; no step between the check and the connection resolves the name again.
 """

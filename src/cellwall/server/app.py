@@ -1,7 +1,7 @@
 """Assembly of the ASGI application: guards around a router around the table of routes.
 
-Called by `apps.serve` and by tests. Not the process, the socket or the settings. The invariant:
-there is no route outside the table.
+Called by `apps.serve` and by tests, which have the process, the socket and the settings. The
+invariant: there is no route outside the table.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """State of one server: every part that lives as long as it runs.
 
-In memory, one per process; built by `apps.serve`, given to every call. Not a service of its own: it
-only keeps the parts together and looks after their ends. The invariant: nothing in it grows without
-a bound of its own.
+It lives in memory, one per process; it is built by `apps.serve` and given to every call. It is no
+service of its own: it only keeps the parts together and ends them. The invariant: nothing in it
+grows without a bound of its own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Backup of a running SQLite store, and its restoration.
 
-Called by `apps.cli.backup`. Not for PostgreSQL, which has tools of its own. The invariants: a copy
-is of one moment, checked before it has its name, and readable by its owner alone; an execution that
-waited in a copy may have run since, so no execution of a restored store ever runs.
+Called by `apps.cli.backup`. PostgreSQL has tools of its own. The invariants: a copy is of one
+moment, checked before it has its name, and readable by its owner alone; an execution that waited in
+a copy may have run since, so no execution of a restored store ever runs.
 """
 
 from __future__ import annotations

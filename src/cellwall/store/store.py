@@ -1,7 +1,7 @@
 """The store as the rest of cellwall calls it.
 
-Not SQL (`write_statements`, `queries`) and not a database (`sqlite.database`, `postgres.database`).
-The invariant: when `write` returns, its changes survive the loss of power.
+SQL is in `write_statements` and `queries`, the databases are `sqlite.database` and
+`postgres.database`. The invariant: when `write` returns, its changes survive the loss of power.
 """
 
 from __future__ import annotations

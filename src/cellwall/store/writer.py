@@ -1,9 +1,9 @@
 """Group commit: waiting writes go into one transaction, and one fsync serves all of them.
 
-Not the SQL (`write_statements`) and not the threads (`database`). One task per store. The
-invariant: a write that gets an error has left nothing in the database, and a failing one does not
-take its neighbours along: they are tried again apart from it. A write under way is waited for,
-however slow the disk is; only waiting for a turn has a bound.
+SQL is in `write_statements`, threads are in `database`. There is one task per store. The invariant:
+a write that gets an error has left nothing in the database, and a failing one does not take its
+neighbours along: they are tried again apart from it. A write under way is waited for, however slow
+the disk is; only waiting for a turn has a bound.
 
 Where there is a journal (`pending`), the changes that it takes are durable at once and go into the
 database with the next transaction, or a moment later. It takes nothing while other writes wait for

@@ -1,7 +1,7 @@
 """Anchors: writes the head of the audit's chain outside the store, at least each minute.
 
 A chain alone does not show that its end was cut off, or that it was made anew as a whole; a head
-that lies elsewhere does. Not the chain (`chain`) nor the check against anchors (`check`). The
+that lies elsewhere does. The chain is in `chain`, the check against anchors in `check`. The
 invariant: an anchor is never written before its record is durable, and a failing target is logged,
 counted and tried again.
 """

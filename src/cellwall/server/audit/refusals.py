@@ -1,7 +1,7 @@
 """Refusals, summed up: the first of a kind at once, the others as a number each minute.
 
-A refused client must not be able to make the server write as fast as it can answer. Not the record
-(`writer`). The invariant: memory is bounded, and each refusal is in exactly one record.
+A refused client must not be able to make the server write as fast as it can answer. Records are
+written by `writer`. The invariant: memory is bounded, and each refusal is in exactly one record.
 """
 
 from __future__ import annotations

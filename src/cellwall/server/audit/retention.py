@@ -1,6 +1,6 @@
 """Rules for which audit records may leave the store, and the record of their removal.
 
-Not the deletion (`store`) and not its trigger (`writer`). Removed is a beginning of the chain that
+Called by `writer`; the deletion is in `store`. The removed part is a beginning of the chain that
 was exported, is old enough and is whole; an edited record stays, as evidence. The invariants: the
 newest record is never removed, and before any removal a record names the last removed one, with its
 hash, so that a check knows where the chain may begin.

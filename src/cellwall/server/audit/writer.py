@@ -1,7 +1,7 @@
 """Writes audit records: before the effect where there is one, into the chain in the store.
 
-Not the form of a record (`chain`), not its check (`check`), not executions, whose records join
-their own transactions (`observer`). Texts that callers and programs chose are redacted here. The
+The form of a record is in `chain`, its check in `check`; the records of executions join the
+transactions of these (`observer`). Texts that callers and programs chose are redacted here. The
 invariants: an entry given to `before` is durable when it returns, or it raises (unless the
 operator's policy is to flag that); an entry given to `note` is never lost silently.
 """

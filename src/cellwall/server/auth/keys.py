@@ -1,8 +1,8 @@
 """API keys: the caller's identity, from the key and from nothing else.
 
-Not what an owner may touch (`ownership`). Keys are kept as SHA-256 of at least 256 random bits,
-which needs no salt and no slow hash. The invariant: no key in clear is stored, logged or shown
-after it was made; comparing takes the same time whatever is presented.
+The objects an owner may use are checked by `ownership`. Keys are kept as SHA-256 of at least 256
+random bits, which needs no salt and no slow hash. The invariant: no key in clear is stored, logged
+or shown after it was made; comparing takes the same time whatever is presented.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ownership check: the one function that every route uses to find an object.
 
-Called by `endpoint` for every object that a path names, before the handler runs. Not the keys
-(`keys`). The invariant: an object of another tenant and an object that never existed give the same
+Called by `endpoint` for every object that a path names, before the handler runs. Keys are in
+`keys`. The invariant: an object of another tenant and an object that never existed give the same
 answer, by the same steps.
 """
 

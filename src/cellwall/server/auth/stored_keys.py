@@ -1,8 +1,8 @@
 """API keys in the store: made, listed, revoked, and known to a running server within a second.
 
-Called by the routes of keys, by `cellwall keys` and by the server's start. Not how a key is checked
-(`keys`). The invariants: a key in clear is returned once by `create` and is nowhere else; a key
-that is revoked in the store is not accepted, whichever process revoked it.
+Called by the routes of keys, by `cellwall keys` and by the server's start. The check of a key is in
+`keys`. The invariants: a key in clear is returned once by `create` and is nowhere else; a key that
+is revoked in the store is not accepted, whichever process revoked it.
 """
 
 from __future__ import annotations

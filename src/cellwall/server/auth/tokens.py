@@ -1,7 +1,7 @@
 """Signed tokens that stand for a key in one place for a while: a file's address, a port.
 
-Not keys (`keys`): a token opens one object of one owner, and ends with its time, its sandbox, the
-key that signed it, or the server's run. The invariant: everything a token allows is in it and
+A token is no key (`keys`): it opens one object of one owner, and ends with its time, its sandbox,
+the key that signed it, or the server's run. The invariant: everything a token allows is in it and
 signed; nothing about it is kept.
 """
 

@@ -1,10 +1,10 @@
 """Budget of request bodies in memory, in bytes: over all callers and per tenant.
 
-Not how large one body may be (`request`, `endpoint`) and not what the host has left
-(`engine.scheduling.host_headroom`). Counted is what callers sent; as text and in the frames to a
-sandbox the server has it two or three times more. The invariants: a body is counted from its first
-byte until no part of the server holds it, also when the work it began outlives its connection; and
-no tenant can have more than half.
+The cap of one body is in `request` and `endpoint`, the host's free memory in
+`engine.scheduling.host_headroom`. The budget counts bytes that callers sent; as text and in the
+frames to a sandbox the server has them two or three times more. The invariants: a body is counted
+from its first byte until no part of the server holds it, also when the work it began outlives its
+connection; and no tenant can have more than half.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Logging of exceptions that become answers, and release of their frames.
 
-Not what callers see of an exception (`errors`). The invariant: nothing that outlives a request
+The answer that callers get is made by `errors`. The invariant: nothing that outlives a request
 holds a frame of it. Frames hold the request's body, and an exception that is kept, or whose frame
 has it in a variable, holds its frames: five hundred refused programs of 5 MB would be 7 GB.
 """

@@ -1,6 +1,6 @@
 """From an exception to a status and the error envelope; the only place that decides this.
 
-Not the exceptions of the engine (`model.errors`). Handlers raise, and `guards` asks this module.
+Handlers raise, and `guards` calls this module. The exceptions of the engine are in `model.errors`.
 The invariant: the text of an exception that cellwall did not raise on purpose never leaves the
 server.
 """

@@ -1,9 +1,9 @@
 """The lists of headers that pass between a client and a server inside a sandbox; data only.
 
-Not the passing (`headers`). The lists allow known headers instead of refusing bad ones: each proxy
-and each single sign-on in front has headers of its own that identify users or steer the proxy, and
-no list of those is complete. The invariant: no name of `NEVER` is on a list, nor can an operator
-put it there.
+They are applied by `port_proxy.headers`. The lists allow known headers instead of refusing bad
+ones: each proxy and each single sign-on in front has headers of its own that identify users or
+steer the proxy, and no list of those is complete. The invariant: no name of `NEVER` is on a list,
+nor can an operator put it there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One request on its way through the server: its caller, its target, how to read and answer it.
 
-Made by `guards` with the facts known before the body is read; handed to a handler by `endpoint`.
-Not a general request object. The invariant: `principal` comes from the key (or a token made by this
+Made by `guards` with the facts known before the body is read; handed to a handler by `endpoint`. It
+is no general request object. The invariant: `principal` comes from the key (or a token made by this
 server) alone, and a handler reaches other objects only through `ownership`.
 """
 

@@ -1,6 +1,6 @@
 """The server side of a WebSocket: bounded messages, bounded waiting, from accept to close.
 
-Not what is said over it (`routes.terminal`, `routes.ports`). The invariant: messages that the
+The messages are defined by `routes.terminal` and `routes.ports`. The invariant: messages that the
 client does not take are not kept: sending waits for the client, for `stall_s` seconds at most, then
 the connection is cut.
 """

@@ -1,10 +1,10 @@
 """How much each tenant has on the store's disk: waiting bodies, and what is kept of ended work.
 
-Not what is written (`ledger` and `sandboxes`, which report it here) and not memory (`body_budget`).
-Counted is what callers decide about: bodies of waiting programs, answers and events. Of each kept
-thing the first 4 KiB are free, because every execution leaves as much. The invariants: a waiting
-body is counted from before it is written until its execution begins or ends; nothing is counted for
-longer than `_BUCKET_S` after it is gone.
+Called by `ledger` and `sandboxes`, which write; memory is counted by `body_budget`. Data whose size
+callers decide is counted: bodies of waiting programs, answers and events. Of each kept thing the
+first 4 KiB are free, because every execution leaves as much. The invariants: a waiting body is
+counted from before it is written until its execution begins or ends; nothing is counted for longer
+than `_BUCKET_S` after it is gone.
 """
 
 from __future__ import annotations

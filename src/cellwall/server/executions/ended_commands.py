@@ -1,8 +1,8 @@
 """Commands that ended recently, and how long they can be asked about.
 
-Not running commands, and not a command itself (`sandboxes`). A command's arguments and output are
-memory that a tenant fills at will. The invariants: one tenant's commands take at most half of the
-memory there is for all; the newest of each tenant stays, however large, until its time is over.
+Running commands, and the record of a command, are in `sandboxes`. A command's arguments and output
+are memory that a tenant fills at will. The invariants: one tenant's commands take at most half of
+the memory there is for all; the newest of each tenant stays, however large, until its time is over.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Idempotency keys: a repeated call with the same key gets the first call's object.
 
 Keys are per tenant and last 24 hours, on disk together with what the call made; memory has the
-latest ones. Not deduplication of what sandboxes do. The invariant: a key stands for one method,
-path, query and body; with any other request it is a conflict, never a second effect.
+latest ones. Effects inside sandboxes are not deduplicated. The invariant: a key stands for one
+method, path, query and body; with any other request it is a conflict, never a second effect.
 """
 
 from __future__ import annotations

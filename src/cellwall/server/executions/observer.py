@@ -1,7 +1,7 @@
 """What is observed of executions: audit records in their transactions, metrics, rules, spans.
 
-The ledger's `Recorder`, called by the ledger alone. Not the writing (`ledger`). The invariant: the
-audit record of an acceptance is durable together with it, so before its code is handed over.
+It is the ledger's `Recorder`, called by the ledger alone, which writes. The invariant: the audit
+record of an acceptance is durable together with it, so before its code is handed over.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """One-shots as orders: a checked body becomes an order to do now, or later from the store.
 
-Not the route (`routes.execute`) and not the doing (`registry`). The invariant: an order made again
-from the store is the same as the first one, except for the operator's current ceilings.
+Called by `routes.execute`, and by `registry` for stored orders; `registry` does the orders. The
+invariant: an order made again from the store is the same as the first one, except for the
+operator's current ceilings.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An execution as asked for: checked, and ready to be done now or later.
 
-Values only; made by `oneshots` and by the routes of sandboxes, done by `registry`. The invariant:
-nothing of an order has run. What is written down of it is enough to make it again.
+Values, made by `oneshots` and by the routes of sandboxes, done by `registry`. The invariant: no
+part of an order has run; its stored fields are enough to make it again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a server reports of one execution: while it waits, while it runs, after its end.
 
-Not how it is done (`registry`) and not what is on disk (`ledger`). `ExecutionRecord` is an
-execution of this server; `KeptExecution` is what the store says of one that is not in memory. The
-invariant: both give the same object, so a client cannot tell where it came from.
+`registry` does the execution, `ledger` has what is on disk. `ExecutionRecord` is an execution of
+this server; `KeptExecution` is what the store says of one that is not in memory. The invariant:
+both give the same object, so a client cannot tell where it came from.
 """
 
 from __future__ import annotations

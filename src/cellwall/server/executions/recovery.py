@@ -1,8 +1,8 @@
 """Recovery of what an earlier server left in the store: every id gets its true state again.
 
-Called once by `State.open`, before anything listens. Not the sweep of processes (`engine.sweep`).
-The invariant: an execution that had started never runs again; one that only waited waits again, in
-its old order.
+Called once by `State.open`, before the server listens. Left processes are removed by the engine's
+sweep. The invariant: an execution that had started never runs again; one that only waited waits
+again, in its old order.
 """
 
 from __future__ import annotations

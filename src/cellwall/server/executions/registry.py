@@ -1,10 +1,10 @@
 """The executions of this server: waiting, running and recently ended.
 
-Not how code runs (`engine`), not how answers are sent (`streams`), not what is on disk (`ledger`).
-An execution belongs to an owner and, in a session, to a sandbox; never to a connection. The
-invariants: code is handed over only when its acceptance is on disk, and an end is reported only
-when that is on disk; an accepted execution is found until its retention is over; a waiting
-background execution costs little more memory than its id.
+Code runs in `engine`, answers are sent by `streams`, and `ledger` has what is on disk. An execution
+belongs to an owner and, in a session, to a sandbox; never to a connection. The invariants: code is
+handed over only when its acceptance is on disk, and an end is reported only when that is on disk;
+an accepted execution is found until its retention is over; a waiting background execution costs
+little more memory than its id.
 """
 
 from __future__ import annotations

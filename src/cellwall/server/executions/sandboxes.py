@@ -1,8 +1,8 @@
 """The sandboxes this server keeps for its owners, their commands and their logs.
 
-Not the sandbox itself (`engine.sandbox`): a record outlives it for a while, also on disk, so that
-its owner can learn why it ended. The invariant: one record per sandbox, one owner for its whole
-life.
+A record is not the sandbox itself (`engine.sandbox`) and outlives it for a while, also on disk, so
+that its owner can learn why it ended. The invariant: one record per sandbox, one owner for its
+whole life.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Waiting for a place in the queue: for a connected caller, or in the background.
 
-Not the order of turns (`engine.scheduling.fair_queue`). The invariant: a place that was given is
-given back exactly once, also when the waiting task is cancelled at that moment.
+The order of turns is decided by `engine.scheduling.fair_queue`. The invariant: a place that was
+given is given back exactly once, also when the waiting task is cancelled at that moment.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Notices to callers' own servers that executions have ended, where the operator allows them.
 
-Not the delivery (`egress.webhook`) and not the record of the end, which stays the truth: a notice
-is small, carries no output, and may be lost. The invariant: no work waits for a notice, and the
-secret that signs notices outlives the server wherever there is a store.
+`egress.webhook` delivers them. The record of the end stays the truth: a notice is small, carries no
+output, and may be lost. The invariant: no work waits for a notice, and the secret that signs
+notices outlives the server wherever there is a store.
 """
 
 from __future__ import annotations

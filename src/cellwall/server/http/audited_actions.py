@@ -1,7 +1,7 @@
 """Audit actions of the routes, and the two steps around a handler that write them.
 
-Data and the steps; `endpoint` takes them for every route, so a handler cannot forget. Not the
-writing (`writer`). The invariant: every route that changes something is in one of the two tables.
+`endpoint` takes the steps for every route, so a handler cannot forget them; `writer` writes. The
+invariant: every route that changes something is in one of the two tables.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The programs of a batch sent one per line, read as the batch needs them.
 
-Not what is done with the programs (`routes.batch`). The invariants: a line is counted from its
-first byte until its program has ended; a line that cannot be kept fails that one program, and costs
-no more than its number.
+`routes.batch` runs the programs. The invariants: a line is counted from its first byte until its
+program has ended; a line that cannot be kept fails that one program, and costs no more than its
+number.
 """
 
 from __future__ import annotations

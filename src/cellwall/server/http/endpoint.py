@@ -1,7 +1,7 @@
 """The table of routes as data, and the steps every route takes before its handler.
 
 The router, the OpenAPI document, the body caps and the ownership check are made from it; so a new
-route cannot forget one of them. Not the handlers (`routes`). The invariant: every object that a
+route cannot forget one of them. The handlers are in `routes`. The invariant: every object that a
 path names was found through `ownership.owned` before the handler runs.
 """
 

@@ -1,8 +1,8 @@
 """First checks of every request: strict headers, Host, Origin, key; and its errors at the end.
 
-Plain ASGI around the application, for HTTP and WebSockets alike; called before any body is read.
-Not the ownership of objects (`ownership`). The invariant: no handler runs for a caller without a
-key, unless the path is one of `PUBLIC` or carries a token of this server.
+They are plain ASGI around the application, for HTTP and WebSockets alike, and are called before any
+body is read. The ownership of objects is checked by `ownership`. The invariant: no handler runs for
+a caller without a key, unless the path is one of `PUBLIC` or carries a token of this server.
 """
 
 from __future__ import annotations

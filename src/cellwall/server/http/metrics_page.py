@@ -1,7 +1,7 @@
 """The one page of the metrics' own listener: ASGI, strict about Host, key and path.
 
-Not the listener (`apps.metrics_listener`) and not the numbers (`metrics`). The invariant: nothing
-of the API can be reached here, and nothing here through the API.
+The listener is `apps.metrics_listener`, the numbers are in `metrics`. The invariant: nothing of the
+API can be reached here, and nothing here through the API.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The OpenAPI document, from the table of routes.
 
-Not the human page (`routes.pages`). Pure; built once, on the first request for it. The invariant:
-it promises what `endpoint` checks and `responses` describes, because it is read from them.
+A pure function; `routes.pages` calls it once, on the first request, and has the human page. The
+invariant: it promises what `endpoint` checks and `responses` describes, because it is read from
+them.
 """
 
 from __future__ import annotations

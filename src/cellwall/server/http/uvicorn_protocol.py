@@ -1,6 +1,6 @@
 """uvicorn's connection with further limits: headers, their time, connections per address.
 
-Not HTTP itself (httptools parses, uvicorn serves). One object per connection. The invariant: a
+httptools parses HTTP, uvicorn serves it. There is one object per connection. The invariant: a
 client that has not shown a key costs one descriptor and a few KiB, for seconds.
 """
 

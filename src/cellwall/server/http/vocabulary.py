@@ -1,6 +1,6 @@
-"""Words that the server itself writes into log, audit and metrics; `redaction` keeps them.
+"""Words that the server itself writes into log, audit and metrics.
 
-Not the secrets (`redaction`), which asks here which texts can never be one.
+`State` gives them to `redaction`, which never takes one of them for a secret.
 """
 
 from __future__ import annotations

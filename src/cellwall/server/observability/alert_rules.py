@@ -1,9 +1,8 @@
 """Detection of unusual runs: too many events of one kind within a window of time.
 
 Fed with events by `observer`, which turns an alert into a log record, an audit record and a metric.
-Not a quota (`engine.scheduling.fair_queue`) and not a refusal: nothing is stopped by it. The
-invariant: memory is bounded by the number of rules and of remembered originators, whatever callers
-send.
+A rule is no quota (`engine.scheduling.fair_queue`) and no refusal: it stops nothing. The invariant:
+memory is bounded by the number of rules and of remembered originators, whatever callers send.
 """
 
 from __future__ import annotations

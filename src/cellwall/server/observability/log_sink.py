@@ -1,8 +1,7 @@
 """A bounded queue with a thread behind it; only that thread waits for a slow sink.
 
-Not what a record looks like (`logs`). The invariants: `put` never blocks; records that the queue or
-the sink did not take are counted, and the count is written as soon as the sink takes something
-again.
+The form of a record is in `logs`. The invariants: `put` never blocks; records that the queue or the
+sink did not take are counted, and the count is written as soon as the sink takes something again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The server's own log: one record per line, and no record can imitate another one.
 
-Not what sandboxes print and not the audit. Records are data until a thread writes them: redacted,
-escaped, as JSON or for a terminal. The invariants: logging never waits for the sink; records that
-the sink does not take are counted, and the count is logged; control characters, line ends and
-characters that change the direction of text are escaped at the sink, whatever their source.
+Output of sandboxes and the audit are not part of it. Records are data until a thread writes them:
+redacted, escaped, as JSON or for a terminal. The invariants: logging never waits for the sink;
+records that the sink does not take are counted, and the count is logged; control characters, line
+ends and characters that change the direction of text are escaped at the sink, whatever their
+source.
 """
 
 from __future__ import annotations

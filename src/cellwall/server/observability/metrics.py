@@ -1,9 +1,9 @@
 """Counters and histograms of the whole server, in Prometheus's form.
 
 Filled by `observer` on the event loop alone, so without a lock; read by `metrics_page`, on an
-address of its own; imported only where metrics are on. Not a tenant's view (`/stats`). The
-invariants: counting costs less than a microsecond (the client library's own counters cost several)
-and never waits; the number of series is bounded, whatever callers send (`labels`).
+address of its own; imported only where metrics are on. A tenant's view is `/stats`. The invariants:
+counting costs less than a microsecond (the client library's own counters cost several) and never
+waits; the number of series is bounded, whatever callers send (`labels`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Counts that other parts keep for themselves and that metrics read at the moment of a scrape.
 
-Put together by `apps.instruments`. Not what is counted for the metrics alone (`metrics`).
+Put together by `apps.instruments`. Counts for the metrics alone are in `metrics`.
 """
 
 from __future__ import annotations

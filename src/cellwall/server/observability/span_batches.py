@@ -1,8 +1,8 @@
 """Hands spans to an exporter in batches, from a thread.
 
-Not their making (`tracing`), which says why the SDK's own processor cannot be used. The invariant:
-`put` never waits; spans beyond the queue, and those that the exporter did not take, are dropped,
-counted and logged.
+Spans are made by `tracing`, whose docstring says why the SDK's own processor cannot be used. The
+invariant: `put` never waits; spans beyond the queue, and those that the exporter did not take, are
+dropped, counted and logged.
 """
 
 from __future__ import annotations

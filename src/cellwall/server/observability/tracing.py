@@ -1,7 +1,7 @@
 """Traces of requests and executions, as OpenTelemetry spans, if the operator names a collector.
 
-Not metrics, and not the sending (`span_batches`). Spans: the request; in it `admit` (until its
-turn), `claim` (until a sandbox is there and the code is handed over), `run`, `answer`. They are
+Metrics are in `metrics`; `span_batches` sends the spans. Spans: the request; in it `admit` (until
+its turn), `claim` (until a sandbox is there and the code is handed over), `run`, `answer`. They are
 made after the fact, as values, from times that are kept anyway, so that the path of an execution
 knows nothing of traces; without a collector this module is not even imported. A caller's W3C
 `traceparent` becomes the parent. The invariant: a slow or dead collector costs spans, never

@@ -1,6 +1,6 @@
 """One HTTP/1.1 exchange with a server inside a sandbox, over a connection to its port.
 
-Not the filter of headers (`headers`). The other side is hostile: h11 parses it, with caps. The
+Headers are filtered by `headers`. The other side is hostile: h11 parses it, with caps. The
 invariant: bodies pass in pieces, each waited for, so neither side fills the server's memory.
 """
 

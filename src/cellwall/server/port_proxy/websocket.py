@@ -1,7 +1,7 @@
 """A WebSocket to a server inside a sandbox, over a connection to its port.
 
-Not the filter of headers (`headers`). The other side is hostile: `websockets` parses it without IO
-of its own, with a cap on messages. The invariant: a message is passed whole or not at all, and each
+Headers are filtered by `headers`. The other side is hostile: `websockets` parses it without IO of
+its own, with a cap on messages. The invariant: a message is passed whole or not at all, and each
 waits for the one before it.
 """
 

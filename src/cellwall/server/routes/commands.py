@@ -1,6 +1,6 @@
 """Routes of commands: started, listed, fed, signalled, read again after a lost connection.
 
-Not terminals over WebSockets (`terminal`), which start commands too, and use `follow`.
+Terminals over WebSockets are in `terminal`, which starts commands too, and uses `follow`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Route of one program in one fresh sandbox, the hottest one.
 
-Not sessions (`sandboxes`) and not many programs (`batch`). A request is checked, clipped, started
-as an execution of its own, and answered as JSON or as a stream.
+Sessions are in `sandboxes`, many programs in `batch`. A request is checked, clipped, started as an
+execution of its own, and answered as JSON or as a stream.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Routes of the API keys of every tenant, for keys of scope `admin`.
 
-Not how they are checked (`server.auth.keys`). The invariant: a key in clear is in the answer that
-made it and nowhere else.
+Keys are checked by `server.auth.keys`. The invariant: a key in clear is in the answer that made it
+and nowhere else.
 """
 
 from __future__ import annotations

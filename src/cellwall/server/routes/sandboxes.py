@@ -1,6 +1,6 @@
 """Routes of sandboxes and of the cells that run in them.
 
-Not their contexts, commands and files, which have modules of their own.
+Contexts, commands and files have modules of their own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Downloads of a sandbox's bytes, sent so that no browser takes them for a page of the server.
 
-Not the routes (`routes.files`, `routes.signed`). The invariant: a body has exactly the announced
+Called by `routes.files` and `routes.signed`. The invariant: a body has exactly the announced
 length, and a name chosen inside the sandbox cannot add a header.
 """
 

@@ -1,6 +1,6 @@
 """One event as it is sent and as it is kept: a number, a kind, one line of JSON.
 
-Not where lines wait (`spool`, `overflow`) and not their frames (`streams`). The invariant: a line
+Lines wait in `spool` and `overflow` and get their frames in `streams`. The invariant: a line
 without a number is a gap record, and says which numbers are gone.
 """
 

@@ -1,8 +1,8 @@
 """The oldest events of a running execution, written to the store when memory is full.
 
-Not the spool (`spool`), which hands events over, and not the record of the end (`ledger`). The
-invariants: an event that a spool gave away is readable here at every moment, from memory or from
-the store, until the bound is reached; above it events are dropped, and readers get a gap record.
+Called by the spool (`spool`), which hands events over; `ledger` writes the end. The invariants: an
+event that a spool gave away is readable here at every moment, from memory or from the store, until
+the bound is reached; above it events are dropped, and readers get a gap record.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The numbered events of one execution or command, kept in bounded memory for any reader.
 
-The engine appends; any number of readers follow from any number on. Not a transport (`streams`) and
-not the execution. The invariant: the numbers have no holes; a reader gets every event once and in
-order, or a record that says which ones are gone. Events are dropped only while no attached reader
-still needs them; a reader that is far behind makes the source wait instead.
+The engine appends; any number of readers follow from any number on. The transport is `streams`. The
+invariant: the numbers have no holes; a reader gets every event once and in order, or a record that
+says which ones are gone. Events are dropped only while no attached reader still needs them; a
+reader that is far behind makes the source wait instead.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Streams of a spool's events over HTTP: NDJSON or SSE, from any number on.
 
-Not the keeping of events (`spool`). Backpressure is end to end: events that the client does not
-take are not taken from the spool, and the spool makes the source wait. The invariant: a line is
-sent whole or not at all, and text of a program cannot make a line or an SSE field of its own,
-because JSON escapes every line end.
+Events are kept by `spool`. Backpressure is end to end: events that the client does not take are not
+taken from the spool, and the spool makes the source wait. The invariant: a line is sent whole or
+not at all, and text of a program cannot make a line or an SSE field of its own, because JSON
+escapes every line end.
 """
 
 from __future__ import annotations

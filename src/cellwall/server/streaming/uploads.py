@@ -1,7 +1,7 @@
 """Uploads of files: one as the body, or several as a form.
 
-Not the routes. A file is never whole in memory. The invariant: bytes are counted while they are
-read, so a body without a length costs no more than one with a length.
+Called by `routes.files`. A file is never whole in memory. The invariant: bytes are counted while
+they are read, so a body without a length costs no more than one with a length.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Changes as the bytes of a journal's record, and back.
 
-Not the file (`file`). Encodes only changes that every execution makes and that the rows in the
-database cannot refuse. The invariant: `decoded(encoded(changes))` makes the same rows as `changes`.
+The file is `file`. Only changes that every execution makes, and that the rows in the database
+cannot refuse, have an encoding. The invariant: `decoded(encoded(changes))` makes the same rows as
+`changes`.
 """
 
 from __future__ import annotations

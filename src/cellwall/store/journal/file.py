@@ -1,11 +1,11 @@
 """A small file in front of SQLite: one write and one sync make a record durable.
 
-Not what records mean (`pending`) and not when they go into the database (`writer`). The file has
-its blocks from the beginning, so that a sync waits for nothing but the data; records go round in
-it, each on blocks of its own, so that a torn write harms no other. The invariants: `append` returns
-after the record survives a loss of power; `read` returns the records appended after a number
-without a hole, or raises. A record is sealed with a key that only the database has: output of
-programs lies in the file too, and must never pass for a record.
+The meaning of records is in `pending`; `writer` decides when they go into the database. The file
+has its blocks from the beginning, so that a sync waits for nothing but the data; records go round
+in it, each on blocks of its own, so that a torn write harms no other. The invariants: `append`
+returns after the record survives a loss of power; `read` returns the records appended after a
+number without a hole, or raises. A record is sealed with a key that only the database has: output
+of programs lies in the file too, and must never pass for a record.
 """
 
 from __future__ import annotations

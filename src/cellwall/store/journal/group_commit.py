@@ -1,11 +1,11 @@
 """Group commit for the journal: writes go in one record, off the loop, while many executions run.
 
-Not what a record is (`pending`) and not the database's turn (`writer`, which asks this module
-first). One record is written at a time, on a thread; writes that come meanwhile go with the next
-one. A start waits for nothing else; an end waits a moment, so that it goes with another execution's
-start. With few executions a thread costs more than the sync does: then the loop writes
-(`Ahead.take`). The invariant: an earlier write is in an earlier record or further in front, also in
-the database, where all of them go if the journal has no room.
+Called by `writer` before the database; `pending` has the records. One record is written at a time,
+on a thread; writes that come meanwhile go with the next one. A start waits for nothing else; an end
+waits a moment, so that it goes with another execution's start. With few executions a thread costs
+more than the sync does: then the loop writes (`Ahead.take`). The invariant: an earlier write is in
+an earlier record or further in front, also in the database, where all of them go if the journal has
+no room.
 """
 
 from __future__ import annotations

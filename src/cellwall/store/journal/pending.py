@@ -1,8 +1,9 @@
 """The changes that the journal has and the database does not have yet.
 
-Not the file (`file`), not its records (`codec`), not when they go into the database (`writer`). The
-invariants: a taken change is durable and is passed on in the order of taking; no change is taken
-that the rows in the database could refuse, because its caller would have its answer already.
+The file is `file`, its records are made by `codec`, and `writer` decides when they go into the
+database. The invariants: a taken change is durable and is passed on in the order of taking; no
+change is taken that the rows in the database could refuse, because its caller would have its answer
+already.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Set-up that Alembic runs before the versions, on the connection of `records.migration`.
 
-Only ever run by Alembic; importing it does nothing useful.
+Only Alembic runs it; importing it does nothing useful.
 """
 
 from __future__ import annotations

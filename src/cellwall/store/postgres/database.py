@@ -1,7 +1,7 @@
 """PostgreSQL: one connection that writes, a few that read, on the event loop.
 
 SQLAlchemy runs the store's plain functions over asyncpg on a greenlet, so that both databases share
-them. Not a cluster: one server writes, other processes (`cellwall keys`) now and then. The
+them. It is no cluster: one server writes, other processes (`cellwall keys`) do so now and then. The
 invariant: a commit is on the server's disk, whatever the database's or the role's own settings say.
 """
 

@@ -1,7 +1,7 @@
 """Changes to the store: small values, given to `Store.write`.
 
-Not how they are made (`write_statements`). The changes of one `write` become durable together or
-not at all, in order.
+`write_statements` makes them. The changes of one `write` become durable together or not at all, in
+order.
 """
 
 from __future__ import annotations

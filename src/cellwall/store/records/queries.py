@@ -1,6 +1,6 @@
 """Reading: from rows of the database to values of `rows`.
 
-Plain functions over a connection; which one, and on which thread, is decided by `database`.
+The functions take a connection; which one, and on which thread, is decided by `database`.
 """
 
 from __future__ import annotations

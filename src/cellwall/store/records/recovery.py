@@ -1,7 +1,7 @@
 """Recovery after a crash: started executions are ended, accepted ones wait again, in order.
 
-One transaction. Not the sweep of processes and cgroups, which the operating system remembers. The
-invariant: no execution that started ever becomes queued again.
+It runs in one transaction. The operating system remembers processes and cgroups, and the engine's
+sweep removes them. The invariant: no execution that started ever becomes queued again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Values that the store keeps: one frozen dataclass for each table.
 
-Not the tables (`schema`) and not what is done to them (`changes`). Standard library only, so that
-every package may hold one. Times are seconds since the epoch; every `dict` is strict JSON.
+The tables are in `schema`, the changes to them in `changes`. The module needs the standard library
+only, so that every package may hold a row. Times are seconds since the epoch; every `dict` is
+strict JSON.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The tables, as they are at the newest version.
 
-Not how an older database gets there (`migrations`); a test compares the two. No foreign keys: rows
-expire in bounded batches, in an order of the store's own.
+`migrations` brings an older database there; a test compares the two. There are no foreign keys:
+rows expire in bounded batches, in an order of the store's own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """From changes to SQL: the statements of many writes, gathered into few round trips.
 
-Not when (`writer`) and not where (`sqlite.database`, `postgres.database`). Everything runs in a
-transaction that the caller has begun. The invariant: changes to one row are made in their order;
-changes to different rows may trade places, so that equal statements are sent together.
+`writer` decides when they run, `sqlite.database` and `postgres.database` on which thread. They run
+in a transaction that the caller has begun. The invariant: changes to one row are made in their
+order; changes to different rows may trade places, so that equal statements are sent together.
 """
 
 from __future__ import annotations

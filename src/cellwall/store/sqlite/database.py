@@ -1,9 +1,9 @@
 """SQLite: one thread that writes, one that reads, each with a connection of its own.
 
-Not aiosqlite: it sends every call of a driver through its thread, five for one statement, where
-this module sends a whole transaction at once. WAL, so that reading waits for no writer;
-`synchronous=FULL`, so that a commit is an fsync of the log. The invariant: after `aclose` the guard
-says whether the database is whole in its one file.
+It does not use aiosqlite, which sends every call of a driver through its thread, five for one
+statement, where this module sends a whole transaction at once. WAL mode lets reading wait for no
+writer; `synchronous=FULL` makes a commit an fsync of the log. The invariant: after `aclose` the
+guard says whether the database is whole in its one file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A SQLite file from its path to a checked, migrated, durable database.
 
-Called on a thread, with the guard locked. Not the transactions (`database`). The invariant: a new
-database appears under its name only when it is whole, and a damaged one is refused.
+`database` calls it on a thread and has the transactions; `prepare` locks the guard meanwhile. The
+invariant: a new database appears under its name only when it is whole, and a damaged one is
+refused.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The first version: executions, events, replays, sandboxes, keys, audit, facts.
 
-Frozen: a later change to the tables is a version of its own.
+This module is frozen: a later change to the tables is a version of its own.
 """
 
 from __future__ import annotations
