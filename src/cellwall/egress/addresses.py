@@ -1,9 +1,9 @@
 """The addresses that the server may connect to on a caller's wish.
 
-Pure functions; names are resolved by `posting`. The check applies to the address a connection is
-about to be made to, never to a name or a caller's text: every odd spelling of an address has one
-address. The invariant: an address that is not plainly public is denied unless the operator listed
-it.
+The functions are pure; names are resolved by `posting`. The check applies to the address a
+connection is about to be made to, never to a name or a caller's text: every odd spelling of an
+address has one address. The invariant: an address that is not plainly public is denied unless the
+operator listed it.
 """
 
 from __future__ import annotations

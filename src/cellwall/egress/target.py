@@ -1,7 +1,7 @@
 """A caller's URL, taken apart: syntax checks before any name is resolved.
 
-Pure functions. Whether the address may be connected to is decided by `addresses`. The invariant:
-nothing in a target can break out of the request line or the `Host` header.
+The functions are pure. Whether the address may be connected to is decided by `addresses`. The
+invariant: nothing in a target can break out of the request line or the `Host` header.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The form of an audit record and the hash that chains it to the one before.
 
-Pure functions. Records are kept by `store`, written by `writer` and checked by `check`.
+The functions are pure. Records are kept by `store`, written by `writer` and checked by `check`.
 
 A record is one line of JSON with these names in this order, every value a text or a whole number;
 nothing else is the same record. Its hash is SHA-256 over the version tag, the previous record's

@@ -1,8 +1,8 @@
 """Check of a chain of audit records, from the store or from files; it finds where it is broken.
 
-A pure function of rows and anchors that returns a report; it needs no server and no store. The form
-of a record is in `chain`. The invariant: a break is reported with its place, and everything behind
-it is still checked.
+The module is pure: it turns rows and anchors into a report, and needs no server and no store. The
+form of a record is in `chain`. The invariant: a break is reported with its place, and everything
+behind it is still checked.
 """
 
 from __future__ import annotations

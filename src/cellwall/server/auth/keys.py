@@ -22,7 +22,7 @@ Scope = Literal["run", "manage", "admin"]
 SCOPES: tuple[Scope, ...] = ("run", "manage", "admin")
 """Scopes in rising order; each contains the ones before it."""
 _SHORTEST = 32
-"""Least characters of a key from an operator; the server's own keys have 46."""
+"""Least number of characters of a key from an operator; the server's own keys have 46."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ HELD_TIMES = 4
 _SHARE = 4 * HELD_TIMES
 """Divisor of the machine's memory for bodies, so that all their copies take at most a quarter."""
 _LEAST_BYTES = 64 * 1024 * 1024
-"""Least budget. Half of it holds one line of a batch with the next, or a message of MCP with the
-request it makes."""
+"""Least budget in bytes. Half of it holds one line of a batch with the next, or a message of MCP
+with the request it makes."""
 _RETRY_S = 1.0
 
 

@@ -1,7 +1,7 @@
 """Origin of work: the facts of a request for work that goes on without the request.
 
-Set by `guards` for each request; tasks that a request starts inherit it. They are small, so that a
-program that runs for an hour does not keep its request's body.
+Set by `guards` for each request; tasks that a request starts inherit it. The facts are small, so
+that a program that runs for an hour does not keep its request's body.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ _BOOTED_AT = time.time() - _since_boot()
 def steady() -> float:
     """Return seconds since the epoch, unaffected by steps of the wall clock while the server runs.
 
-    For comparing with each other, also across restarts; people are shown the wall clock.
+    The values are for comparison with each other, also across restarts; people are shown the wall
+    clock.
     """
     return _BOOTED_AT + _since_boot()

@@ -1,7 +1,7 @@
 """How much each tenant has on the store's disk: waiting bodies, and what is kept of ended work.
 
-Called by `ledger` and `sandboxes`, which write; memory is counted by `body_budget`. Data whose size
-callers decide is counted: bodies of waiting programs, answers and events. Of each kept thing the
+Called by `ledger` and `sandboxes`, which write; memory is counted by `body_budget`. It counts data
+whose size callers decide: bodies of waiting programs, answers and events. Of each kept thing the
 first 4 KiB are free, because every execution leaves as much. The invariants: a waiting body is
 counted from before it is written until its execution begins or ends; nothing is counted for longer
 than `_BUCKET_S` after it is gone.

@@ -1,8 +1,8 @@
 """Work that runs for an owner, apart from any connection: the base of executions and commands.
 
 The engine's callbacks fill it; connections wait for it, read its spool, cancel it. The registries
-are `registry` and `sandboxes`. The invariant: it ends exactly once, with an outcome, a failure of
-cellwall, or a cancellation before any code ran, and its spool then ends with `end`.
+are `registry` and `sandboxes`. The invariant: the work ends exactly once, with an outcome, a
+failure of cellwall, or a cancellation before any code ran, and its spool then ends with `end`.
 """
 
 from __future__ import annotations

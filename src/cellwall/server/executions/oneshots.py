@@ -1,6 +1,6 @@
 """One-shots as orders: a checked body becomes an order to do now, or later from the store.
 
-Called by `routes.execute`, and by `registry` for stored orders; `registry` does the orders. The
+Called by `routes.execute`, and by `registry` for stored orders; `registry` runs the orders. The
 invariant: an order made again from the store is the same as the first one, except for the
 operator's current ceilings.
 """

@@ -1,7 +1,7 @@
 """An execution as asked for: checked, and ready to be done now or later.
 
-Values, made by `oneshots` and by the routes of sandboxes, done by `registry`. The invariant: no
-part of an order has run; its stored fields are enough to make it again.
+Orders are values, made by `oneshots` and by the routes of sandboxes, and run by `registry`. The
+invariant: no part of an order has run; its stored fields are enough to make it again.
 """
 
 from __future__ import annotations

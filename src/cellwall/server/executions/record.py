@@ -1,7 +1,7 @@
 """What a server reports of one execution: while it waits, while it runs, after its end.
 
-`registry` does the execution, `ledger` has what is on disk. `ExecutionRecord` is an execution of
-this server; `KeptExecution` is what the store says of one that is not in memory. The invariant:
+`registry` runs the execution, and `ledger` has what is on disk. `ExecutionRecord` is an execution
+of this server; `KeptExecution` is what the store says of one that is not in memory. The invariant:
 both give the same object, so a client cannot tell where it came from.
 """
 

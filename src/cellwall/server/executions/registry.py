@@ -330,7 +330,7 @@ class Executions:
             self._forget(record_id)
 
     def _forget(self, record_id: str) -> bool:
-        """Forget one ended execution, unless memory has the only copy of its end; False then."""
+        """Forget one ended execution; False if memory has the only copy of its end."""
         if self._ledger.is_unwritten(record_id):
             return False
         self._ended_bytes -= self._ended.pop(record_id)

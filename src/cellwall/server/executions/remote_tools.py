@@ -1,7 +1,7 @@
 """Calls to tools whose functions are in the client's process; the calls wait here for an answer.
 
 The engine brings a call (`answer`), a stream to the client shows it (`follow`), a request of the
-client ends it (`take`). Routes check who may; schema and approval are the client's matter. The
+client ends it (`take`). Routes check permissions; schema and approval are the client's matter. The
 invariants: memory holds the arguments and the result of at most `at_once` calls, none of them goes
 to a disk; a call ends once: by its answer, by its timeout, because the client is absent, or with
 its execution.
@@ -142,7 +142,7 @@ class RemoteTools(Offer):
             self._watch_absence()
 
     async def follow(self) -> AsyncIterator[Mapping[str, Any]]:
-        """Yield every waiting call, then new ones, and which were given up."""
+        """Yield every waiting call, then new calls, and a notice of each call given up."""
         shown: dict[int, _Waiting] = {}
         while True:
             for number, call in list(self._waiting.items()):

@@ -308,7 +308,7 @@ class Sandboxes:
         if self._store is not None:
             named = sum(len(name) + len(value) for name, value in record.metadata.items())
             self._kept.keep(record.owner, named, record.ended_at or steady())
-        with contextlib.suppress(CapacityError):  # the next server ends it on its own
+        with contextlib.suppress(CapacityError):  # the next server's recovery ends it
             if self._store is not None:
                 await self._store.write(EndSandbox(record.id, record.ended_at or 0.0, because))
 

@@ -179,7 +179,7 @@ class Guard:
     def _is_of_inside(self, call: Call) -> bool:
         """Report whether the bearer token is for the server inside the sandbox.
 
-        That is so beside a port token that opens the requested port. The port token's signature is
+        It is, if a port token beside it opens the requested port. That token's signature is
         checked: guessing keys beside any other token is slowed down as everywhere.
         """
         token = port_token(call.headers, call.scope.get("query_string", b""))

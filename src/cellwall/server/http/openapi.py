@@ -1,7 +1,7 @@
 """The OpenAPI document, from the table of routes.
 
-A pure function; `routes.pages` calls it once, on the first request, and has the human page. The
-invariant: it promises what `endpoint` checks and `responses` describes, because it is read from
+The function is pure; `routes.pages` calls it once, on the first request, and has the human page.
+The invariant: it promises what `endpoint` checks and `responses` describes, because it is read from
 them.
 """
 

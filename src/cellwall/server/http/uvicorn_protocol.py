@@ -33,7 +33,7 @@ _URL_BYTES = 16 * 1024
 _KEPT_FREE = 8
 """Divisor: this part of the connections is kept free of unused ones."""
 _GATHERED_BYTES = 64 * 1024
-"""Largest piece of a body that is joined to the head; copying a larger one costs more than a
+"""Largest piece, in bytes, that is joined to the head; a larger one is not copied to save a
 call."""
 _BODY = (
     b'{"error":{"code":"usage","message":"request: not proper HTTP/1.1, or too long headers",'

@@ -1,8 +1,8 @@
 """Observation of requests and runs: they are logged, counted, traced, and judged by rules.
 
-Told by `guards` of every request and by `executions.observer` and `routes.commands` of every end.
-It only observes; the audit (`writer`) can stop an action. The invariant: nothing here waits, raises
-into the observed code, or costs more than some microseconds.
+Called by `guards` for every request and by `executions.observer` and `routes.commands` for every
+end. It only observes; the audit (`writer`) can stop an action. The invariant: nothing here waits,
+raises into the observed code, or costs more than some microseconds.
 """
 
 from __future__ import annotations

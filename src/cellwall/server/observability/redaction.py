@@ -1,12 +1,12 @@
 """Removal of secrets from what the server writes: logs, audit, labels of metrics.
 
-Called by the sinks on every text, whatever its source; not by the code that has the secret. Two
-ways: values that were given to the server (keys, signed tokens, environment variables), in the
-forms in which they travel, and every text that has the shape of a key. What sandboxes print is
-their caller's and is not touched. The invariants: a known secret is kept as keyed digests only, so
-this list of secrets contains none; a value that a tenant gave is taken out of that tenant's texts
-alone, and never if it is a word of cellwall's own: otherwise a tenant could edit other tenants'
-records by its choice of values.
+Called by the sinks on every text, whatever its source; not by the code that has the secret. It
+removes two kinds of text: values that were given to the server (keys, signed tokens, environment
+variables), in the forms in which they travel, and every text that has the shape of a key. What
+sandboxes print is their caller's and is not touched. The invariants: a known secret is kept as
+keyed digests only, so this list of secrets contains none; a value that a tenant gave is taken out
+of that tenant's texts alone, and never if it is a word of cellwall's own: otherwise a tenant could
+edit other tenants' records by its choice of values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from urllib.parse import quote, quote_plus
 
 REDACTED = "[redacted]"
 _SHORTEST = 8
-"""Characters of the shortest secret; shorter values are words, and texts without them
+"""Least characters of a secret; shorter values are words, and texts without those are
 unreadable."""
 _WINDOW = 6
 _STRIDE = 3

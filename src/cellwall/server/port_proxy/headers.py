@@ -1,6 +1,6 @@
 """Filter for the headers between a client and a server inside a sandbox, in either direction.
 
-Pure functions. The messages are passed on by `routes.ports`; the lists of names are in
+The functions are pure. The messages are passed on by `routes.ports`; the lists of names are in
 `passed_headers`. The invariants: no key or token of this server, and nothing that a browser or a
 proxy holds of the visitor, ever reaches the inside; no answer of the inside can set a cookie, open
 CORS, steer a proxy in front, or run a page in the API's own origin.

@@ -128,7 +128,8 @@ class Exchange:
         # Iterated, h11's headers have lower-case names.
         raw = list(response.headers)
         headers = from_inside(raw, self._connection.port, self._prefix, call.settings.port_headers)
-        # If the answer does not say how long its body is, uvicorn must not assume an empty one.
+        # In a 204 or 304 answer, or beside Transfer-Encoding, Content-Length is not the length of
+        # the body, and uvicorn would take it for that.
         if status not in _BODILESS and not any(name == b"transfer-encoding" for name, _ in raw):
             headers += [each for each in raw if each[0] == b"content-length"]
         call.has_answered = True

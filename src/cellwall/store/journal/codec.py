@@ -1,7 +1,7 @@
 """Changes as the bytes of a journal's record, and back.
 
-The file is `file`. Only changes that every execution makes, and that the rows in the database
-cannot refuse, have an encoding. The invariant: `decoded(encoded(changes))` makes the same rows as
+The file is `file`. The changes that have an encoding are made by every execution and cannot be
+refused by rows in the database. The invariant: `decoded(encoded(changes))` makes the same rows as
 `changes`.
 """
 

@@ -1,6 +1,6 @@
 """Classification of a driver's exception: one of five kinds, which tells who is at fault.
 
-Pure functions. The kind is read from codes, never from messages: SQLite's result codes,
+The functions are pure. The kind is read from codes, never from messages: SQLite's result codes,
 PostgreSQL's SQLSTATE. An unknown error is called `change`, so that its write is tried apart from
 its neighbours and only its own caller gets it; the price is one more failure if the database itself
 was the reason.
