@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _log = logger("cellwall.audit")
 _SYSLOG = "/dev/log"
 _PRIORITY = 10 * 8 + 5
-"""authpriv.notice"""
+"""Syslog priority: facility authpriv, severity notice."""
 MOST_S = 60.0
 
 

@@ -46,7 +46,7 @@ class KeyRecord:
     digest: str
     """SHA-256 in hexadecimal."""
     tenant: str = "default"
-    """Tenant whose sandboxes and executions the key's holder sees and reaches, and no others."""
+    """Whose sandboxes and executions its holder sees and reaches: these, and no others."""
     scope: Scope = "run"
     """`run` uses sandboxes, `manage` also looks after the tenant's, `admin` after the server."""
     expires_at: float | None = None

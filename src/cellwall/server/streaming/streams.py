@@ -36,7 +36,10 @@ NDJSON needs no extra line, which every client would have to know."""
 
 
 def chosen(call: Call, offered: tuple[Format, ...]) -> Format:
-    """Return the first format of `Accept` that is offered; 406 if there is none."""
+    """Return the first format of `Accept` that is offered; 406 if there is none.
+
+    A wildcard, or no `Accept`, means the first of `offered`.
+    """
     accept = call.headers.get("accept", "")
     for part in accept.split(","):
         kind = part.partition(";")[0].strip().lower()

@@ -19,8 +19,8 @@ APPLIED = "journal_applied"
 """Name of the fact that holds the last record whose changes the database has."""
 _MOST_CHANGES = 4096
 _MUCH = 256
-"""Number of changes from which the database gets them without a pause; each is some KiB of
-memory."""
+"""Number of pending changes at which their transaction no longer waits for a pause in writing; each
+is some KiB of memory."""
 _log = logging.getLogger("cellwall.store")
 
 
