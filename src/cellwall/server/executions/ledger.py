@@ -1,9 +1,9 @@
 """What the store holds of executions, and when it is written.
 
-Executions use the store only through this module; `registry` runs them. Without a store nothing is
-written and everything else is the same. The invariants: an execution is accepted, started and ended
-in this order; an end that could not be written is kept in memory, said in the execution's notes,
-and written when the store is back.
+The registry, which runs the executions, reaches the store only through this module. Without a store
+nothing is written and everything else is the same. The invariants: an execution is accepted,
+started and ended in this order; an end that could not be written is kept in memory, said in the
+execution's notes, and written when the store is back.
 """
 
 from __future__ import annotations
