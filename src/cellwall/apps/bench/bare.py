@@ -1,6 +1,6 @@
 """The floor: bare `python3 -c`, without isolation, from spawn to output.
 
-What everything else is compared with. Not the way anybody should run such code. Invariant: the
+What everything else is compared with. Not a way to run such code. Invariant: the
 cheapest way to spawn (`posix_spawn`, no shell, no threads), so that a good ratio is not owed to a
 slow floor.
 """

@@ -96,7 +96,7 @@ async def against(
     """Measure a program in a fresh sandbox against `plain`, the tool called `name`.
 
     Both by the seconds to the first output: what comes after it, such as a container's removal, is
-    nobody's wait.
+    no wait of the caller.
     """
     ours: list[float] = []
     floor: list[float] = []

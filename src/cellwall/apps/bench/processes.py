@@ -61,14 +61,14 @@ def tree_pss_bytes() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """Things that leak when somebody forgets them."""
+    """Objects of the kernel that leak when they are forgotten."""
 
     descriptors: int
     """But for those of `kept_networks`."""
     processes: int
     mounts: int
     cgroups: int
-    """This process's engines' that hold somebody or could be charged for memory."""
+    """Cgroups of this process's engines that hold a process or could be charged for memory."""
     spare_cgroups: int
     """Empty ones that only count: an engine keeps a few of them for its next sandboxes."""
     kept_networks: int

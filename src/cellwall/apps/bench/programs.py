@@ -1,8 +1,8 @@
 """Rows of programs in every language: a first compile against the cache's, and programs per second.
 
-Called by `runner`. Invariant: a first compile is one, of a source nobody has compiled before, and
-the run beside it took that product from the cache; the answer says both, and anything else voids
-the row.
+Called by `runner`. Invariant: a first compile is one, of a source that was never compiled before,
+and the run beside it took that product from the cache; the answer says both, and anything else
+voids the row.
 """
 
 from __future__ import annotations

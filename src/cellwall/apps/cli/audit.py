@@ -55,7 +55,7 @@ def verify(
     """Check the chain and its anchors; 1 if a record was changed, removed or moved.
 
     Each fault is named by its record, and what comes behind it is still checked. Without anchors
-    nobody can tell whether records were cut off at the end.
+    it cannot be told whether records were cut off at the end.
     """
     from cellwall.server.audit.check import check
 

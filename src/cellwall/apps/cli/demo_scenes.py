@@ -2,7 +2,7 @@
 
 Not a test suite and not a bench: few runs, but real ones, each checked. Called by `cellwall demo`.
 Invariant: nothing is said to be contained that was not checked from outside (the verdict, the
-bait's secret, the listener that nobody reached, the host's own processes).
+bait's secret, the listener that no program reached, the host's own processes).
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Bait:
         }
 
     def was_reached(self) -> bool:
-        """Report whether anybody connected."""
+        """Report whether a program connected."""
         try:
             self.listener.accept()[0].close()
         except BlockingIOError:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cellwall.runtimes.base import Finding
 
 _REQUIRED = ("cellwall", "jail")
-"""The others are off, or not there, unless somebody wants them: no failure of the host."""
+"""The other runtimes are off or absent unless the operator wants them: no failure of the host."""
 
 
 def register(app: typer.Typer) -> None:
@@ -72,7 +72,7 @@ def _as_json(found: Mapping[str, list[Finding]]) -> dict[str, list[dict[str, str
 
 
 def _grade(name: str, finding: Finding) -> str:
-    """A failure only where it is one: nobody has to have a runtime besides the jail."""
+    """Return the grade to show: no runtime but the jail is required."""
     return "absent" if finding.grade == "FAIL" and name not in _REQUIRED else finding.grade
 
 

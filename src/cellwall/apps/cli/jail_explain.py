@@ -63,7 +63,7 @@ def _shape(limits: Limits) -> Shape:
     return shape_of(limits, hierarchies.discover(), rootless=uid_ranges.find().are_shared)
 
 
-_NETWORK = "network namespace of its own, new or with no trace of anybody: empty, loopback up"
+_NETWORK = "network namespace of its own, new or without a trace of a sandbox: empty, loopback up"
 
 
 def _as_json(root: tuple[Step, ...], sandbox: SandboxPlan) -> dict[str, Any]:

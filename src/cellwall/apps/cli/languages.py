@@ -41,7 +41,7 @@ def languages(
 
 
 def _as_json(language: Language, found: Installed | None) -> dict[str, Any]:
-    # `path` is for whoever owns this machine; doors to others leave it out.
+    # `path` is for the owner of this machine; doors to other users leave it out.
     return {**shown(language, found), "path": found.path if found else None}
 
 

@@ -249,7 +249,7 @@ async def _streaming(request: Request) -> Execution:
         finally:
             await asyncio.to_thread(streams.close)
     except asyncio.CancelledError:
-        streams.check()  # nobody reads any more, as in `| head`
+        streams.check()  # the reader has gone, as in `| head`
         raise
 
 

@@ -60,7 +60,7 @@ class Setting:
     kind: str
     """What a value looks like, with its unit."""
     default: str
-    """What holds where nobody says anything."""
+    """The value that holds where none is given."""
     meaning: str
     """What its docstring says."""
 

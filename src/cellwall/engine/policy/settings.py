@@ -22,7 +22,7 @@ def every_runtime() -> tuple[str, ...]:
 
 
 def check_runtimes(names: Sequence[str], where: str) -> None:
-    """Raise `UsageError` on the name of a runtime that nobody knows, or on no name at all."""
+    """Raise `UsageError` on the name of a runtime that is not known, or on no name at all."""
     unknown = sorted(set(names) - set(every_runtime()))
     if unknown or not names:
         raise UsageError(
@@ -69,7 +69,7 @@ class EngineSettings:
     """Seconds a sandbox may take to start before that counts as our fault."""
 
     def __post_init__(self) -> None:
-        """Raise `UsageError` on a name of a runtime, level or trust that nobody knows."""
+        """Raise `UsageError` on a name of a runtime, level or trust that is not known."""
         IsolationLevel.called(self.least_isolation)
         IsolationLevel.called(self.default_isolation)
         check_runtimes(self.runtimes, "settings")

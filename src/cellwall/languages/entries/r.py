@@ -13,7 +13,7 @@ LANGUAGE = Language(
     install="apt-get install r-base-core r-cran-jsonlite",
     call=("Rscript", "--vanilla", "{caller}", "{file}"),
     caller="call.r",
-    # Where no device was opened, plots go to Rplots.pdf, which nobody sees.
+    # Where no device was opened, plots go to Rplots.pdf, which is never shown.
     env={"R_DEFAULT_DEVICE": "png"},
     pictures="Rplot%03d.png",
     error=r"^(?P<name>Error)(?: in [^\n]{0,200})?:\s+(?P<value>[^\n]*)$"

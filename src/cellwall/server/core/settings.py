@@ -79,7 +79,7 @@ class ServerSettings:
     """Origins (`https://app.example`) of pages that may call; never answered with CORS headers."""
     port_headers: tuple[str, ...] = ()
     """Further headers (`x-tenant`) of applications that pass to and from servers inside, beside the
-    list in design/0023; never those of a proxy in front, by which it says who somebody is."""
+    list in design/0023; never those of a proxy in front, by which it says who the client is."""
     store: str = "sqlite"
     """Where executions, sandboxes and idempotency keys are written down: `sqlite` (a file in the
     state directory), a URL (`postgresql+asyncpg://…`), or `none`: nothing outlives the server."""
@@ -165,8 +165,8 @@ class ServerSettings:
     socket_s: float = 86_400.0
     """Whole life of a WebSocket."""
     stop_s: float = 10.0
-    """From the wish to stop to the end of what runs and of whoever is still connected; what has not
-    ended by then is interrupted."""
+    """Seconds from the wish to stop until what still runs, and clients still connected, are
+    interrupted."""
     log_format: str = "auto"
     """`json`, `console`, or `auto`: console on a terminal, JSON lines elsewhere."""
     metrics_port: int | None = None
@@ -194,7 +194,7 @@ class ServerSettings:
     `flag`: it goes on, the log and the metrics say so. Records lie in the store."""
     audit_anchor: str | None = None
     """Where the head of the audit's chain is written down, out of the store's reach: a file, which
-    is only appended to, or `syslog`; None: nowhere, and nobody can tell a shortened chain."""
+    is only appended to, or `syslog`; None: nowhere, and a shortened chain cannot be told."""
     audit_anchor_s: float = 30.0
     """At least so often, while there are new records."""
     audit_retention_s: float = 2_592_000.0

@@ -1,7 +1,7 @@
 """From a checked body to what the engine is asked: decoded, clipped, the older names resolved.
 
 Pure. Not the schemas (`requests`). The invariant: a limit is never higher than the operator's
-ceiling, and whoever asked for more is told.
+ceiling, and a caller that asked for more is told.
 """
 
 from __future__ import annotations

@@ -255,7 +255,7 @@ class MoveBody(Closed):
 
 
 class SignBody(Closed):
-    """A file somebody without a key may read or write once known the address."""
+    """A file that a client without a key may read or write once known the address."""
 
     path: PathText
     operation: Literal["read", "write"]
@@ -264,7 +264,7 @@ class SignBody(Closed):
 
 
 class PortSignBody(Closed):
-    """A port somebody without a key may reach."""
+    """A port that a client without a key may reach."""
 
     port: Annotated[int, Field(ge=1, le=65_535)]
     expires_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0

@@ -42,7 +42,8 @@ def place_of(folder: str | None, into: Path | None) -> Path | None:
 def save(place: Path, folder: str, files: Mapping[str, bytes]) -> int:
     """Write `files`, which lie below `folder`, to `place`; return how many there are.
 
-    `UsageError` where the caller's disk does not take them, `Conflict` if somebody was faster.
+    `UsageError` where the caller's disk does not take them, `Conflict` if another program was
+    faster.
     """
     if not files:
         return 0

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _NAMES = ("stdin", "stdout", "stderr")
 # What stands in for a closed one. Input and output fail as closed ones do, once they are used; what
-# is said on a closed stderr is for nobody, as with any program.
+# is said on a closed stderr is lost, as with any program.
 _STAND_IN = (os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)
 
 
@@ -32,7 +32,7 @@ def take_over() -> None:
     """Hold all three, and have errors of the first two named."""
     for number, flags in enumerate(_STAND_IN):
         _hold(number, flags)
-    # Bytes that are no UTF-8 reach whoever reads, who knows what they were to be.
+    # Bytes that are no UTF-8 reach the reader, who knows what they were to be.
     sys.stdin = io.TextIOWrapper(io.BufferedReader(_Source()), "utf-8", "surrogateescape")
     out: TextIO | None = sys.stdout  # None if it was closed
     sys.stdout = io.TextIOWrapper(

@@ -126,7 +126,7 @@ class Streams:
 def complain(text: str) -> None:
     """Write one line of ours to stderr; it may quote a sandbox, so it is made visible.
 
-    Where stderr cannot be written there is nobody to tell, and the status has to do.
+    Where stderr cannot be written, the exit status has to do.
     """
     with suppress(OSError):
         sys.stderr.write(visible(f"cellwall: {text}\n"))

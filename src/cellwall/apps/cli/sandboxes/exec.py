@@ -100,7 +100,7 @@ def _run(
 
 @contextmanager
 def _streams() -> Iterator[Streams]:
-    """Give our stdout and stderr; the block ends when nobody reads them any more.
+    """Give our stdout and stderr; the block ends when their readers have gone.
 
     The signal is what the kernel sends for that. Our main thread waits for the server, and only a
     signal's handler can end that; SIGINT would not do, as `nohup` and `&` have it ignored.
