@@ -1,7 +1,7 @@
 """Commands: processes started in a sandbox, in the foreground or in the background.
 
-Used by `sandbox`. Output is bounded like that of an execution. The invariant: a command is known
-to us by our own number, never by a pid the inside told us.
+Used by `sandbox`. Output has the same bounds as the output of an execution. The invariant: the
+engine identifies a command by a number of its own, never by a pid that the guest reported.
 """
 
 from __future__ import annotations
@@ -37,16 +37,18 @@ if TYPE_CHECKING:
 
 _SHELL = ("/bin/bash", "-c")
 _ARGUMENT_BYTES = 100_000
-"""Of a script that is an argument; of a longer one its argument says where it is read."""
+"""Maximum size in bytes of a script passed as an argument. A longer script is read from descriptor
+3."""
 _BACKGROUND_S = 86_400.0
-"""Wall limit of a background command that names none: the sandbox's own life ends it earlier."""
+"""Wall limit in seconds of a background command without a timeout. The sandbox's own lifetime ends
+the command earlier."""
 
 
 def script_of(line: str) -> tuple[Sequence[str], bytes]:
-    """Return how a shell is started for `line`, and what its descriptor 3 reads.
+    """Return the argv of the shell that runs `line`, and the bytes for its descriptor 3.
 
-    A kernel takes an argument of 128 KiB at most; `eval` of what was read instead leaves `$0`,
-    standard input and the script's descriptors as `-c` has them.
+    The kernel limits one argument to 128 KiB. A longer script is read from descriptor 3 and passed
+    to `eval`, which leaves `$0`, standard input and the script's descriptors as `-c` has them.
     """
     script = utf8(line, "command", escapes=True)
     if len(script) <= _ARGUMENT_BYTES:
@@ -65,7 +67,6 @@ class Command:
     """A command in the background."""
 
     def __init__(self, live: Live, attempt: Attempt, argv: Sequence[str], tasks: Tasks) -> None:
-        """Made by `Commands`; supervised by the engine from now on."""
         self._live = live
         self.attempt = attempt
         self.argv = tuple(argv)
@@ -78,11 +79,12 @@ class Command:
             outcome = await self.attempt.wait()
         except GuestRefused as refusal:
             self._result.set_exception(file_error(refusal, f"start {self.argv[0]!r}"))
-            self._result.exception()  # `wait` raises it; nobody has to
+            # `wait` raises it; mark it as retrieved if `wait` is never called
+            self._result.exception()
         except asyncio.CancelledError:
             self._result.cancel()
             raise
-        except Exception as error:  # noqa: BLE001 - a callback's, or ours: who waits gets it
+        except Exception as error:  # noqa: BLE001 - a callback's error or a defect here: `wait` raises it
             self._result.set_exception(error)
             self._result.exception()
         else:
@@ -93,24 +95,24 @@ class Command:
 
     @property
     def pid(self) -> int | None:
-        """Its pid inside, as the inside says."""
+        """Process id inside the sandbox, as reported by the guest."""
         return self.attempt.recorder.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Report whether the command is still running."""
         return not self._result.done()
 
     def on_ended(self, callback: Callable[[], object]) -> None:
-        """Call `callback` once, soon after it has ended."""
+        """Call `callback` once, soon after the command has ended."""
         self._result.add_done_callback(lambda _: callback())
 
     async def wait(self) -> CommandResult:
-        """Return how it ended."""
+        """Wait for the command to end and return its result."""
         return await asyncio.shield(self._result)
 
     async def send_stdin(self, data: str | bytes) -> None:
-        """Write to its standard input."""
+        """Write to the command's standard input."""
         checked = check_stdin(data) or b""
         self._live.touch()
         channel = self._live.channel
@@ -120,11 +122,11 @@ class Command:
                 await channel.wait_writable()
 
     async def close_stdin(self) -> None:
-        """End its standard input."""
+        """Close the command's standard input."""
         self._live.channel.send({"op": "stdin_close", "id": self.id})
 
     async def kill(self, signal: int = signals.SIGKILL) -> None:
-        """Signal its whole process tree."""
+        """Send a signal to the command's whole process tree."""
         number = check_signal(signal)
         self._live.channel.send({"op": "signal", "id": self.id, "signal": number})
 
@@ -133,7 +135,6 @@ class Commands:
     """The commands of one sandbox."""
 
     def __init__(self, live: Live, tasks: Tasks) -> None:
-        """Belongs to one `AsyncSandbox`."""
         self._live = live
         self._tasks = tasks
         self._background: dict[int, Command] = {}
@@ -151,9 +152,9 @@ class Commands:
         on_stderr: OnText | None = None,
         on_event: OnEvent | None = None,
     ) -> CommandResult:
-        """Run a command (a string goes to a shell) and return how it ended.
+        """Run a command (a string goes to a shell) and return its result.
 
-        With `merge_stderr` what it writes to either comes in `stdout`, in the order of writing.
+        With `merge_stderr`, `stdout` holds the output of both streams in the order of writing.
         """
         argv, work = self._work(command, cwd, env, timeout, merge_stderr=merge_stderr)
         if stdin is not None:
@@ -205,9 +206,9 @@ class Commands:
     ) -> Command:
         """Start a command in the background; with `pty`, (rows, columns), on a terminal.
 
-        With `merge_stderr` what it writes to either is stdout's, in the order of writing. A
-        terminal has one output anyway, which is not text and has no limit: read it from the
-        `Terminal` returned.
+        With `merge_stderr`, `stdout` holds the output of both streams in the order of writing. A
+        terminal has a single output stream of bytes without a limit: read it from the `Terminal`
+        returned.
         """
         argv, work = self._work(
             command, cwd, env, timeout or _BACKGROUND_S, merge_stderr=merge_stderr
@@ -227,22 +228,22 @@ class Commands:
         try:
             await _started(attempt.recorder, argv)
         except asyncio.CancelledError:
-            attempt.cancel()  # nobody has it, so nobody could end it
+            attempt.cancel()  # the caller never got the handle, so it could not end the command
             raise
         self._keep(started)
         return started
 
     def _keep(self, command: Command) -> None:
-        """Know it while it runs: nobody has to ask, and it holds its output."""
+        """List the command while it runs, and drop it afterwards: it holds its output."""
         self._background[command.id] = command
         command.on_ended(partial(self._background.pop, command.id, None))
 
     async def list(self) -> list[Command]:
-        """Return the background commands that run."""
+        """Return the background commands that are running."""
         return [command for command in self._background.values() if command.is_running]
 
     async def get(self, command_id: int) -> Command:
-        """Return the running background command of that id."""
+        """Return the running background command with that id."""
         for command in await self.list():
             if command.id == command_id:
                 return command
@@ -293,7 +294,7 @@ class Commands:
 
 
 async def _started(recorder: Recorder, argv: Sequence[str]) -> None:
-    """Return when it has started, or ended at once. Raises NotFound, FileError."""
+    """Wait until the command has started or ended. Raises NotFound, FileError."""
     recorder.started = asyncio.get_running_loop().create_future()
     await recorder.started
     if recorder.refused is not None:

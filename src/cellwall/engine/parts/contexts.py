@@ -1,9 +1,9 @@
-"""Contexts of a sandbox: stateful interpreters, each doing one thing at a time.
+"""Contexts of a sandbox: stateful interpreters, each running one execution at a time.
 
-Used by `sandbox`. Executions of one context queue in the order they came; contexts run beside
-each other. The invariant: a context that ended is never mistaken for the one that was asked for:
-the next execution starts a new one and says so, and what waited for one that was closed does not
-run in another of its name.
+Used by `sandbox`. Executions of one context queue in the order of arrival; different contexts run
+concurrently. The invariant: the engine never confuses a context that ended with its successor of
+the same name. The next execution after an end starts a new interpreter and reports that, and an
+execution that waited for a closed context does not run in a later context of that name.
 """
 
 from __future__ import annotations
@@ -26,49 +26,51 @@ if TYPE_CHECKING:
     from cellwall.languages.entries.language import Language
 
 MAIN = "main"
-"""Stands for the default context of the language that is asked for, without one of Python."""
+"""Name for the default context of the requested language, even for languages other than Python."""
 DEFAULT = "python"
-"""The context that is there from the start: like every default one it is called as its language."""
+"""Name of the context that exists from the start. Every default context has its language's name."""
 
 
 def called(name: str) -> str:
-    """Return the name of a context that a caller asks for by `name`, or by `main`."""
+    """Return the engine's name for the context that a caller addresses as `name`, or as `main`."""
     return DEFAULT if name == MAIN else name
 
 
 def inside(name: str) -> str:
-    """Return what the guest calls a context: `main` is what it has from the start, everywhere."""
+    """Return the guest's name for a context: `main` is the guest's name for the initial context."""
     return MAIN if name == DEFAULT else name
 
 
 @dataclass(slots=True, eq=False)
 class _Context:
-    """What we know of one."""
+    """State of one context."""
 
     language: Language
     state: Literal["unborn", "alive", "ended"] = "unborn"
-    """`unborn` until its first start; that of a language's default one is with its first cell."""
+    """`unborn` until the first start. The default context of a language other than Python starts
+    with its first cell."""
     birth: object = field(default_factory=object)
-    """Another one with each start."""
+    """Token that identifies the current interpreter process: a new object with each start."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """The queue of its cells."""
+    """Lock that queues the context's cells."""
     starting: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by whoever starts it: cells and restarts may want that at the same time."""
+    """Lock held by the task that starts the context: a cell and a restart may want that at once."""
 
 
 class Contexts:
     """The contexts of one sandbox."""
 
     def __init__(self, live: Live) -> None:
-        """Those named in the sandbox's spec exist already."""
+        """Begin with the contexts that the sandbox's spec names; the guest has started them."""
         self._live = live
         python = registry.find("python")
         self._known = {called(name): _Context(python, "alive") for name in live.spec.contexts}
         self._leaving: dict[str, asyncio.Future[Reply]] = {}
-        """Names that the guest may still use: done when it has ended what had them."""
+        """Names that the guest may still use, each with a future that is done when the guest has
+        ended the previous context of that name."""
 
     def language(self, name: str) -> Language | None:
-        """Return what a context speaks; None if there is none of that name."""
+        """Return the language that a context runs; None if there is no context of that name."""
         context = self._known.get(called(name))
         return None if context is None else context.language
 
@@ -76,11 +78,12 @@ class Contexts:
     async def turn(
         self, name: str, language: Language | None
     ) -> AsyncIterator[tuple[str, Language]]:
-        """Wait for the turn of a cell of `language` sent to `name`; its context, what that speaks.
+        """Wait for a cell's turn in the context `name`; yield the context's name and its language.
 
-        `main` stands for the language's default context, which is called as the language is and,
-        other than Python's, starts with its first cell. `Conflict` if the context speaks
-        something else; `NotFound` if there is none of that name, or it was closed meanwhile.
+        `main` stands for the default context of `language`, which has the language's name and, for
+        languages other than Python, starts with its first cell. Raises `Conflict` if the context
+        runs another language; `NotFound` if there is no context of that name or it was closed
+        meanwhile.
         """
         while True:
             chosen = self._chosen(name, language)
@@ -107,7 +110,7 @@ class Contexts:
         return name
 
     def check(self, name: str) -> None:
-        """Raise `NotFound` if there is none of that name."""
+        """Raise `NotFound` if there is no context of that name."""
         self._find(name)
 
     def _find(self, name: str) -> _Context:
@@ -124,17 +127,17 @@ class Contexts:
             raise NotFound(f"context {name!r}: it was closed meanwhile", remedy="create it again")
 
     def birth(self, name: str) -> object:
-        """Return what stands for the process that runs its cells now."""
+        """Return the token of the interpreter process that runs the context's cells now."""
         return self._find(name).birth
 
     def mark_ended(self, name: str, birth: object) -> None:
-        """Remember that a context's process has ended, unless another runs already."""
+        """Record that the interpreter `birth` has ended, unless a newer one already runs."""
         context = self._known.get(called(name))
         if context is not None and context.birth is birth:
             context.state = "ended"
 
     async def ensure(self, name: str) -> bool:
-        """Start a new context in place of one that has ended; report whether that was needed."""
+        """Start a new interpreter if the context's has ended; report whether that was needed."""
         context = self._find(name)
         async with context.starting:
             self._check_still(name, context)
@@ -144,13 +147,14 @@ class Contexts:
             try:
                 await self._start(name, context)
             except BaseException:
-                if is_first:  # any name of a kernel may be asked for, and none of them stay
+                # callers may ask for any known language; do not keep contexts that failed to start
+                if is_first:
                     self._forget(name, context)
                 raise
         return not is_first
 
     async def create(self, name: str, language: str = "python") -> ContextName:
-        """Start another context, of any language that keeps state between cells; its name."""
+        """Create a context of any language that keeps state between cells; return its name."""
         spoken = registry.find(language)
         if spoken.context is None:
             raise UsageError(
@@ -165,7 +169,7 @@ class Contexts:
         return ContextName(name, spoken.name)
 
     async def list(self) -> list[ContextName]:
-        """Return the names of the contexts that are alive; each knows its `language`."""
+        """Return the names of the contexts that are alive, each with its `language`."""
         self._live.check_alive()
         with self._live.speaking():
             reply = await self._live.channel.request("context_list")
@@ -182,7 +186,7 @@ class Contexts:
         return [ContextName(name, self._known[name].language.name) for name in known]
 
     async def close(self, name: str) -> None:
-        """End a context; what runs in it is killed, what waits for it is refused."""
+        """Close a context: kill the execution that runs in it and refuse those that wait for it."""
         context, name = self._find(name), called(name)
         self._forget(name, context)
         if context.state == "alive" or context.starting.locked():
@@ -193,7 +197,7 @@ class Contexts:
             del self._known[name]
 
     async def restart(self, name: str = MAIN) -> None:
-        """End a context and start it afresh; what waits for it runs then."""
+        """End a context's interpreter and start a new one, in which waiting executions run."""
         context, name = self._find(name), called(name)
         if context.state == "alive":
             context.state = "ended"
@@ -222,12 +226,14 @@ class Contexts:
                 ) from None
             raise _conflict("context_create", name, refusal) from None
         except asyncio.CancelledError:
-            self._leave(name)  # the guest goes on with what it was asked for
+            self._leave(name)  # the guest continues the creation that it was asked for
             raise
         context.state, context.birth = "alive", object()
 
     async def _left(self, name: str) -> None:
-        """End what has that name, and return when it has gone; cancelled, it goes all the same."""
+        """Ask the guest to close the context `name` and wait for that; the guest closes it even if
+        this call is cancelled.
+        """
         self._live.check_alive()
         self._live.touch()
         self._leave(name)
@@ -248,7 +254,7 @@ class Contexts:
         gone.add_done_callback(partial(self._note_gone, name))
 
     def _note_gone(self, name: str, gone: asyncio.Future[Reply]) -> None:
-        gone.exception()  # nobody may be waiting; that is not worth a log line
+        gone.exception()  # possibly no task waits; avoid asyncio's "never retrieved" log line
         if self._leaving.get(name) is gone:
             del self._leaving[name]
 

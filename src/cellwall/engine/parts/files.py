@@ -1,8 +1,8 @@
-"""Files of a sandbox, from outside.
+"""Files of a sandbox: operations called from outside it.
 
-Everything goes through the guest, under the sandbox's own confinement: no path of the inside is
-ever opened by the host (`security` calls that the most common way out). What comes back from
-`download_dir` is a tar stream written by hostile code; `arrivals` takes it apart.
+Every operation goes through the guest, under the sandbox's own confinement: the host never opens a
+path of the sandbox (`security` calls that the most common way out). `download_dir` receives a tar
+stream written by hostile code; `arrivals` unpacks it.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ _REASONS = frozenset(
     }
 )
 READ_CAP_BYTES = 256 * 1024 * 1024
-"""Most bytes of one `read`; they end up in our memory. Use `stream` for more."""
+"""Maximum number of bytes of one `read`, which holds them in this process's memory. Use `stream`
+for more."""
 
 
 def file_error(refusal: GuestRefused, step: str) -> FileError | SandboxBroken:
-    """Translate the guest's `fail` of a file operation."""
+    """Translate the guest's `fail` reply to a file operation."""
     if refusal.reason in _REASONS:
         return FileError(f"{step}: {refusal}", reason=refusal.reason)
     return SandboxBroken(
@@ -55,7 +56,7 @@ def file_error(refusal: GuestRefused, step: str) -> FileError | SandboxBroken:
 
 
 async def read_file(live: Live, path: str, most_bytes: int) -> bytes:
-    """Read a file out of a sandbox in steps; `GuestRefused` above `most_bytes`."""
+    """Read a sandbox's file in steps. Raises `GuestRefused` if it has more than `most_bytes`."""
     parts: list[bytes] = []
     size = 0
     while True:
@@ -64,7 +65,8 @@ async def read_file(live: Live, path: str, most_bytes: int) -> bytes:
         size += len(reply.body)
         if size > most_bytes:
             raise GuestRefused("too_large", f"{path}: it has more than {most_bytes} bytes")
-        # An empty answer ends it too: a guest that never says `eof` must not keep us here.
+        # An empty answer also ends the loop: a guest that never sends `eof` must not keep it
+        # running.
         if reply.header.get("eof") or not reply.body:
             return b"".join(parts)
 
@@ -73,7 +75,6 @@ class Files:
     """File operations of one sandbox. Relative paths start at the working directory."""
 
     def __init__(self, live: Live) -> None:
-        """Belongs to one `AsyncSandbox`."""
         self._live = live
         self._watches: set[Watch] = set()
 
@@ -100,7 +101,7 @@ class Files:
             return await read_file(self._live, check_path(path), READ_CAP_BYTES)
 
     async def write(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
-        """Write a whole file, parents included; atomic up to 32 MiB. Return its size."""
+        """Write a whole file and create its parents; atomic up to 32 MiB. Return its size."""
         data = local_files.check_content(content)
         for start in range(0, max(1, len(data)), FILE_CAP_BYTES):
             await self._ask(
@@ -116,7 +117,7 @@ class Files:
         return len(data)
 
     async def append(self, path: str, content: str | bytes) -> None:
-        """Append to a file, making it if need be."""
+        """Append to a file, creating it if necessary."""
         data = local_files.check_content(content)
         for start in range(0, max(1, len(data)), FILE_CAP_BYTES):
             step = data[start : start + FILE_CAP_BYTES]
@@ -129,7 +130,7 @@ class Files:
             return _entry(self._live.channel.take_apart(reply.body) if reply.body else reply.header)
 
     async def exists(self, path: str) -> bool:
-        """Report whether there is something of that name."""
+        """Report whether a file, directory or link of that name exists."""
         try:
             await self.stat(path)
         except FileError as error:
@@ -143,7 +144,7 @@ class Files:
         return (await self.listing(path, depth=depth, limit=limit)).entries
 
     async def listing(self, path: str = ".", *, depth: int = 1, limit: int = 1000) -> Listing:
-        """Do what `list` does, and say whether there were more entries."""
+        """List like `list` and also report whether there were more entries."""
         reply = await self._ask("file_list", path, depth=depth, limit=limit)
         with self._translated(f"file_list {path!r}"):
             found = self._live.channel.take_apart(reply.body, entries)
@@ -173,7 +174,7 @@ class Files:
     async def read_stream(
         self, path: str, offset: int, length: int, inode: int | None = None
     ) -> AsyncIterator[bytes]:
-        """Yield exactly `length` bytes from `offset` of one file (that of `inode`), or raise."""
+        """Yield exactly `length` bytes from `offset` of one file (with inode `inode`), or raise."""
         self._live.check_alive()
         with self._translated(f"file_read {path!r}"):
             name = check_path(path)
@@ -184,14 +185,17 @@ class Files:
     async def write_stream(
         self, path: str, pieces: AsyncIterable[bytes], *, mode: int | None = None
     ) -> int:
-        """Write a file of any size, parents included; it appears at once. Return its size."""
+        """Write a file of any size and create its parents. Return its size.
+
+        The file appears under its name in one step.
+        """
         self._live.check_alive()
         with self._translated(f"file_write {path!r}"):
             name = check_path(path)
             return await transfers.write_stream(self._live, name, self._noted(pieces), mode)
 
     async def append_stream(self, path: str, pieces: AsyncIterable[bytes]) -> int:
-        """Append to a file, making it if need be; return the number of bytes."""
+        """Append to a file, creating it if necessary; return the number of bytes appended."""
         self._live.check_alive()
         with self._translated(f"file_write {path!r}"):
             name = check_path(path)
@@ -205,15 +209,15 @@ class Files:
             return await transfers.put_tree(self._live, name, self._noted(pieces))
 
     async def _noted(self, pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-        """Pass them on: who sends is not idle, however small the pieces are."""
+        """Pass the pieces on and count each as activity: a slow upload is not idleness."""
         async for piece in pieces:
             self._live.touch()
             yield piece
 
     def watch(self, path: str = ".", *, recursive: bool = True) -> Watch:
-        """Return the changes in a directory as they come: `async for change in …`.
+        """Return an iterator over the changes in a directory: `async for change in …`.
 
-        `async with` it to have it watch before the block begins.
+        Use it in `async with` to start watching before the block begins.
         """
         from cellwall.engine.parts.watches import Watch
 
@@ -229,7 +233,7 @@ class Files:
         mode: int | None = None,
         on_progress: OnProgress | None = None,
     ) -> int:
-        """Copy a file of the caller's into the sandbox; return its size."""
+        """Copy a file of the caller's host into the sandbox; return its size."""
         path = Path(local)
         size = await local_files.check_file(path, "upload")
         progress = local_files.Progress(on_progress, size)
@@ -248,7 +252,9 @@ class Files:
     async def upload_dir(
         self, local: str | Path, remote: str = ".", *, on_progress: OnProgress | None = None
     ) -> int:
-        """Copy a directory of the caller's into the sandbox; return the number of bytes sent."""
+        """Copy a directory of the caller's host into the sandbox; return the number of bytes
+        sent.
+        """
         root, progress = Path(local), local_files.Progress(on_progress)
         await local_files.check_directory(root, "upload_dir")
         await self.put_tree(remote, local_files.tree_pieces(root, progress))
@@ -262,9 +268,9 @@ class Files:
         most_bytes: int = 1 << 30,
         on_progress: OnProgress | None = None,
     ) -> int:
-        """Copy a directory out of the sandbox into `local`, which is made; return its file count.
+        """Copy a directory out of the sandbox into `local`, creating it; return its file count.
 
-        Only regular files and directories arrive; links and special files are left out.
+        Only regular files and directories are copied; links and special files are left out.
         """
         progress = local_files.Progress(on_progress)
         async with contextlib.aclosing(self.stream_dir(remote)) as pieces:
@@ -273,7 +279,8 @@ class Files:
     async def stream_dir(self, remote: str) -> AsyncGenerator[bytes, None]:
         """Yield a directory as a tar stream. Hostile bytes: do not extract them carelessly.
 
-        Left early it has to be closed (`contextlib.aclosing`): until then nothing else is heard.
+        A consumer that stops early must close the generator (`contextlib.aclosing`): until then the
+        channel delivers nothing else.
         """
         self._live.check_alive()
         self._live.touch()
@@ -284,7 +291,7 @@ class Files:
         def on_chunk(data: bytes) -> None:
             nonlocal pauses
             if not data:
-                return  # what ends it is the reply; see below
+                return  # the reply ends the stream; see below
             steps.put_nowait(data)
             pauses += 1
             channel.pause()  # one step at a time: a slow reader stops the guest, not the host
@@ -301,7 +308,7 @@ class Files:
                 await reply
         finally:
             channel.forget(number)
-            for _ in range(pauses):  # also that of the step at which our reader left
+            for _ in range(pauses):  # also for the step at which the consumer stopped
                 channel.resume()
             channel.send({"op": "signal", "id": number, "signal": 9})
 
@@ -309,7 +316,7 @@ class Files:
 
     @contextlib.contextmanager
     def _translated(self, step: str) -> Iterator[None]:
-        """Say what failed in the words of `model.errors`; a caller's own errors pass."""
+        """Translate the guest's failures to `model.errors`; a caller's own errors pass through."""
         try:
             with self._live.speaking():
                 yield
@@ -322,7 +329,7 @@ class Files:
 
 
 def entries(value: object) -> list[FileEntry]:
-    """Return what a listing of the guest's says. Raises `FrameError`."""
+    """Parse the entries of a guest's directory listing. Raises `FrameError`."""
     if not isinstance(value, list):
         raise FrameError("file_list: not a list")
     return [_entry(entry) for entry in value]

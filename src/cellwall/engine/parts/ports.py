@@ -1,9 +1,9 @@
-"""Ports of a sandbox: connections from here to TCP servers that listen on its own loopback.
+"""Ports of a sandbox: connections from the engine to TCP servers on the sandbox's own loopback.
 
-Not a network: init connects, inside, and only to loopback; the bytes are frames of the guest
-channel (design/0004). What comes back was written by hostile code. The invariants: an unread
-connection costs one window and stops its server, not its neighbours; connections under way,
-closing ones included, are bounded.
+This is not a network: the guest's init connects, inside, and only to loopback; the bytes are frames
+of the guest channel (design/0004). Received bytes were written by hostile code. The invariants: an
+unread connection buffers at most one window and stops its own server, not other connections; the
+number of connections, including those being closed, is bounded.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from cellwall.surface.shared.tasks import Tasks
 
 MOST_CONNECTIONS = 128
-"""At once and per sandbox; init has the same bound."""
+"""Maximum number of concurrent connections per sandbox; init has the same bound."""
 _CONNECT_S = 10.0
 _LINGER_S = 5.0
-"""How long a server may take to read what was written before a close."""
+"""Seconds that a server has to read what was written before a close."""
 
 
 class Connection:
     """One connection: bytes out by `read` or `async for`, bytes in by `write`."""
 
     def __init__(self, live: Live, port: int, on_over: Callable[[Connection], None]) -> None:
-        """Made by `Ports.connect`; `on_over` is called once, when the inside has let go of it."""
+        """Open the connection. `on_over` is called once, when the guest has released it."""
         self.port = port
         self._live = live
         self._on_over = on_over
@@ -51,7 +51,7 @@ class Connection:
         self._stream.number = live.channel.open("port_connect", self, CONNECTION, fields)
 
     async def wait_opened(self, timeout_s: float) -> None:
-        """Return when the server has accepted. Raises PortError, CapacityError."""
+        """Wait until the server has accepted. Raises PortError, CapacityError."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._opened
@@ -70,7 +70,7 @@ class Connection:
     # -- frames ----------------------------------------------------------------------------
 
     def on_frame(self, kind: str, header: dict[str, Any], body: bytes) -> None:
-        """Take one frame; more than was granted is a `FrameError`."""
+        """Handle one frame. Data beyond the granted window is a `FrameError`."""
         if kind == "data":
             self._live.touch()
             self._stream.feed(body)
@@ -83,13 +83,13 @@ class Connection:
             self._settle(None)
         elif kind == "closed":
             self._end(self._reset() if header["reset"] else None)
-        elif self._is_connected:  # whatever that means
+        elif self._is_connected:  # any other kind after the connect
             self._end(self._reset())
         else:
             self._end(GuestRefused(str(header["code"])[:40], str(header["message"])[:2000]))
 
     def on_lost(self, error: ChannelLost) -> None:
-        """The sandbox is gone."""
+        """End the connection because the sandbox has ended."""
         self._end(error)
 
     def _settle(self, error: Exception | None) -> None:
@@ -99,7 +99,7 @@ class Connection:
             self._opened.set_result(None)
         else:
             self._opened.set_exception(error)
-            self._opened.exception()  # nobody may be waiting any more
+            self._opened.exception()  # possibly no task waits any more
 
     def _end(self, error: Exception | None) -> None:
         self._is_over = True
@@ -116,7 +116,7 @@ class Connection:
     # -- for the owner ---------------------------------------------------------------------
 
     async def read(self, most_bytes: int = WINDOW_BYTES) -> bytes:
-        """Return what has come, at least one byte; `b""` after the server's last.
+        """Return the bytes received, at least one; `b""` at the end of the server's output.
 
         Raises PortError (`reset`), SandboxUnavailable.
         """
@@ -127,7 +127,7 @@ class Connection:
             raise self._lost(error) from None
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield what comes until the server has said its last."""
+        """Yield received bytes until the end of the server's output."""
         return self._pieces()
 
     async def _pieces(self) -> AsyncIterator[bytes]:
@@ -135,7 +135,7 @@ class Connection:
             yield data
 
     async def write(self, data: bytes) -> None:
-        """Send `data`; waits while the server takes none. Raises PortError, SandboxUnavailable."""
+        """Send `data`; wait while the server reads none. Raises PortError, SandboxUnavailable."""
         self._check_open()
         self._live.touch()
         try:
@@ -148,19 +148,19 @@ class Connection:
             raise self._reset()
 
     async def write_eof(self) -> None:
-        """Say that no more will be written; reading goes on."""
+        """Close the sending direction; reading continues."""
         self._check_open()
         if not self._is_over:
             self._live.channel.send({"op": "stdin_close", "id": self._stream.number})
 
     async def aclose(self) -> None:
-        """Close it: what was written still arrives, what was not read is lost. Idempotent."""
+        """Close: bytes already written still arrive, unread bytes are lost. Idempotent."""
         if self._give_up():
             self._live.channel.send({"op": "close", "id": self._stream.number})
             self._linger = asyncio.get_running_loop().call_later(_LINGER_S, self._kill)
 
     def abort(self) -> None:
-        """Break it off; the server sees a reset. Idempotent."""
+        """Abort the connection; the server sees a reset. Idempotent."""
         if self._give_up():
             self._kill()
 
@@ -184,7 +184,7 @@ class Connection:
         return error
 
     async def __aenter__(self) -> Connection:
-        """Use it as a context manager that closes it."""
+        """Enter a context manager that closes the connection."""
         return self
 
     async def __aexit__(
@@ -193,7 +193,7 @@ class Connection:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it; after an error, at once."""
+        """Close the connection; after an error, abort it."""
         if error is None:
             await self.aclose()
         else:
@@ -204,7 +204,6 @@ class Ports:
     """The ports of one sandbox."""
 
     def __init__(self, live: Live, tasks: Tasks) -> None:
-        """Belongs to one `AsyncSandbox`."""
         self._live = live
         self._tasks = tasks
         self._connections: set[Connection] = set()
@@ -217,7 +216,7 @@ class Ports:
         *,
         timeout: float = _CONNECT_S,  # noqa: ASYNC109 - of the connect, as for sockets
     ) -> Connection:
-        """Connect to a TCP server that listens on loopback inside.
+        """Connect to a TCP server that listens on the sandbox's loopback.
 
         `timeout` in seconds. Raises PortError (`refused`, `timeout`), CapacityError.
         """
@@ -232,7 +231,7 @@ class Ports:
         return connection
 
     async def list(self) -> list[ListeningPort]:
-        """Return the TCP ports that are listened on inside, as the inside says."""
+        """Return the TCP ports with a listening server inside, as reported by the guest."""
         self._live.check_alive()
         self._live.touch()
         try:
@@ -245,9 +244,10 @@ class Ports:
             raise SandboxBroken(f"port_list: {error}", remedy="close the sandbox") from None
 
     def forward(self, port: int, local_port: int = 0) -> Forward:
-        """Return a port of this machine's loopback that leads to `port` inside; enter it.
+        """Return a forwarder from a port of the host's loopback to `port` inside; enter it.
 
-        Every process of this machine can connect to it. 0: the kernel picks a free one.
+        Every process of the host can connect to the local port. With `local_port` 0 the kernel
+        picks a free one.
         """
         from cellwall.surface.shared.forwards import Forward
 
@@ -264,7 +264,7 @@ class Ports:
 
 
 def check_port(port: int, *, lowest: int) -> int:
-    """Return `port` if it is the number of one."""
+    """Return `port` if it is a valid port number."""
     if type(port) is not int or not lowest <= port <= 65_535:
         raise UsageError(f"port: {port!r} is not a port", remedy=f"give {lowest} to 65535")
     return port

@@ -1,8 +1,9 @@
-"""Terminals: commands that a person, or what plays one, talks to.
+"""Terminals: commands that a person, or a program in a person's place, talks to.
 
-Made by `commands.start(…, pty=(rows, columns))`. Not a screen: bytes pass as they are, and what
-they mean is for whoever shows them. They are hostile bytes; a terminal that obeys them obeys the
-inside. The invariant: an unread terminal stops its program, it never fills our memory.
+Made by `commands.start(…, pty=(rows, columns))`. A terminal here is not a screen: bytes pass
+unchanged, and the program that displays them interprets them. They are hostile bytes; a terminal
+emulator that obeys them obeys the sandboxed code. The invariant: an unread terminal stops its
+program and never fills the engine's memory.
 """
 
 from __future__ import annotations
@@ -28,35 +29,35 @@ if TYPE_CHECKING:
     from cellwall.surface.shared.tasks import Tasks
 
 _SLACK_BYTES = 64 * 1024
-"""At its end a terminal's last output comes without waiting for our reader."""
+"""Number of bytes accepted beyond the window: at its end a terminal sends its last output without
+waiting for the reader."""
 _MOST_CELLS = 65_535
 _TERM = "xterm-256color"
 
 
 class TerminalRecorder(Recorder):
-    """Takes a terminal's frames: bytes go on to their reader, nothing is kept."""
+    """Recorder of a terminal's frames: it passes bytes to their reader and keeps none."""
 
     expected = TERMINAL
 
     def __init__(self, live: Live, work: Work) -> None:
-        """No event is made of output."""
         super().__init__(work.limits, None)
         self.stream = ByteStream(live.channel, slack_bytes=_SLACK_BYTES)
         self._live = live
 
     def on_frame(self, kind: str, header: dict[str, Any], body: bytes) -> None:
-        """Take one frame; more output than was granted is a `FrameError`."""
+        """Handle one frame. Output beyond the granted window is a `FrameError`."""
         if kind == "stdout":
             self._live.touch()
             self.stream.feed(body)
-            self.stdout.kept_bytes += len(body)  # counted for the usage, kept nowhere
+            self.stdout.kept_bytes += len(body)  # counted for the usage, not kept
         elif kind == "credit":
             self.stream.credit(int(header["bytes"]))
         else:
             super().on_frame(kind, header, body)
 
     def settle(self, cause: Cause, detail: str = "") -> None:
-        """End the recording and both directions."""
+        """End the recording and both directions of the stream."""
         super().settle(cause, detail)
         self.stream.end()
         self.stream.end_input()
@@ -66,7 +67,6 @@ class Terminal(Command):
     """A command on a terminal: bytes out by `read` or `async for`, bytes in by `write`."""
 
     def __init__(self, live: Live, attempt: Attempt, argv: Sequence[str], tasks: Tasks) -> None:
-        """Made by `Commands`."""
         super().__init__(live, attempt, argv, tasks)
         recorder = attempt.recorder
         assert isinstance(recorder, TerminalRecorder)  # noqa: S101 - for the type checker only
@@ -75,11 +75,11 @@ class Terminal(Command):
         self._size: Mapping[str, int] = {}
 
     async def read(self, most_bytes: int = WINDOW_BYTES) -> bytes:
-        """Return what it printed since, at least one byte; `b""` after its end."""
+        """Return the output since the last read, at least one byte; `b""` after the end."""
         return await self._stream.read(most_bytes)
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield what it prints until it ends."""
+        """Yield the output until the command ends."""
         return self._pieces()
 
     async def _pieces(self) -> AsyncIterator[bytes]:
@@ -87,10 +87,10 @@ class Terminal(Command):
             yield data
 
     async def write(self, data: str | bytes) -> None:
-        """Type `data`; waits while the program takes no input. Ignored after its end."""
+        """Type `data`; wait while the program reads no input. Ignored after the command's end."""
         raw = utf8(data, "stdin", escapes=True) if isinstance(data, str) else data
         self._live.touch()
-        with contextlib.suppress(ChannelLost):  # that is an end, too
+        with contextlib.suppress(ChannelLost):  # a lost channel ends the terminal, too
             await self._stream.write(raw)
 
     async def send_stdin(self, data: str | bytes) -> None:
@@ -98,25 +98,25 @@ class Terminal(Command):
         await self.write(data)
 
     async def resize(self, rows: int, cols: int) -> None:
-        """Give it another size; the program learns it by SIGWINCH."""
+        """Change the terminal's size; the kernel tells the program by SIGWINCH."""
         size = self._size = check_size((rows, cols))
         self._live.touch()
         channel = self._live.channel
         with contextlib.suppress(ChannelLost):
             await channel.wait_writable(0)
-            # Whoever drags a corner asks for hundreds; only the last one matters.
+            # Dragging a window's corner causes hundreds of requests; only the last one matters.
             if size is self._size and self.is_running:
                 channel.send({"op": "resize", "id": self.id, **size})
 
     async def close(self) -> None:
-        """Hang up: kill its processes and forget what was not read."""
+        """Hang up: kill the terminal's processes and discard unread output."""
         if self.is_running:
             await self.kill()
         self._stream.discard()
 
 
 def on_terminal(live: Live, work: Work, pty: tuple[int, int]) -> Attempt:
-    """Begin `work`, a `start`, on a terminal. Raises UsageError."""
+    """Start `work`, a `start` request, on a terminal. Raises UsageError."""
     fields = {
         **work.fields,
         "pty": check_size(pty),
@@ -128,7 +128,7 @@ def on_terminal(live: Live, work: Work, pty: tuple[int, int]) -> Attempt:
 
 
 def check_size(pty: tuple[int, int]) -> Mapping[str, int]:
-    """Return a terminal's size as the guest wants it."""
+    """Return a terminal's size in the guest's format. Raises UsageError."""
     fits = isinstance(pty, (tuple, list)) and len(pty) == 2
     if not fits or not all(type(count) is int and 1 <= count <= _MOST_CELLS for count in pty):
         raise UsageError(

@@ -1,8 +1,8 @@
-"""Bytes of any amount into and out of a sandbox, a piece at a time.
+"""Byte transfers of any size into and out of a sandbox, one piece at a time.
 
-Used by `files`; not for whole small files, which it reads and writes itself. Everything goes
-through the guest. The invariant: whatever the other side does, no more than one piece is in our
-memory, and a file that is being uploaded appears under its name only when it is complete.
+Used by `files`, which reads and writes small whole files itself. Everything goes through the guest.
+The invariant: whatever the guest or the caller does, at most one piece is in the engine's memory,
+and an uploaded file appears under its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ PIECE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One piece of a file, and what the guest said of the file at that moment."""
+    """One piece of a file, and what the guest reported about the file at that moment."""
 
     data: bytes
     size: int
-    """Bytes of the whole file; 0 also for files of /proc that are not empty."""
+    """Size in bytes of the whole file; 0 also for files of /proc that are not empty."""
     is_end: bool
     inode: int | None = None
-    """Which file it was; another one may take its name between two pieces."""
+    """Inode of the file read; another file may take its name between two pieces."""
 
 
 async def read_piece(live: Live, path: str, offset: int, length: int = PIECE_BYTES) -> Piece:
@@ -39,7 +39,7 @@ async def read_piece(live: Live, path: str, offset: int, length: int = PIECE_BYT
     reply = await live.channel.request("file_read", path=path, offset=offset, length=length)
     size, inode = reply.header.get("size"), reply.header.get("inode")
     return Piece(
-        # A guest that sends more than was asked for gets no more said than that.
+        # Drop what the guest sent beyond the requested length.
         reply.body[:length],
         size if type(size) is int and size >= 0 else 0,
         bool(reply.header.get("eof")) or not reply.body,
@@ -50,9 +50,9 @@ async def read_piece(live: Live, path: str, offset: int, length: int = PIECE_BYT
 async def read_stream(
     live: Live, path: str, offset: int, length: int, inode: int | None = None
 ) -> AsyncIterator[bytes]:
-    """Yield exactly `length` bytes from `offset` of one file, the one of `inode` if given.
+    """Yield exactly `length` bytes from `offset` of one file, the one with `inode` if given.
 
-    `GuestRefused` if it has fewer by then, or another file has taken its name.
+    Raises `GuestRefused` if the file has become shorter or another file has taken its name.
     """
     end = offset + length
     while offset < end:
@@ -69,9 +69,9 @@ async def read_stream(
 async def write_stream(
     live: Live, path: str, pieces: AsyncIterable[bytes], mode: int | None = None
 ) -> int:
-    """Write a file from `pieces`, parents included; return its size.
+    """Write a file from `pieces` and create its parents; return its size.
 
-    What does not fit one piece is gathered under a random name beside the target and renamed at
+    Content longer than one piece is collected under a random name beside the target and renamed at
     the end, so that a reader never sees a mix of two uploads.
     """
     joined = rejoined(pieces)
@@ -91,14 +91,14 @@ async def write_stream(
         await live.channel.request("file_move", path=draft, target=path)
     except BaseException:
         if live.is_alive:
-            # Not awaited: we may be here because the caller went away.
+            # Not awaited: this task may have been cancelled by its caller.
             live.channel.tell("file_remove", path=draft, recursive=False)
         raise
     return size
 
 
 async def append_stream(live: Live, path: str, pieces: AsyncIterable[bytes]) -> int:
-    """Append `pieces` to a file, which is made if need be; return how many bytes that were."""
+    """Append `pieces` to a file, creating it if necessary; return the number of bytes appended."""
     size = 0
     async for piece in rejoined(pieces):
         await _write(live, path, piece, append=True, mode=None)
@@ -114,7 +114,7 @@ async def _write(live: Live, path: str, data: bytes, *, append: bool, mode: int 
 
 
 async def put_tree(live: Live, path: str, pieces: AsyncIterable[bytes]) -> tuple[int, int]:
-    """Unpack a tar stream below `path`, inside; return the numbers of files and bytes."""
+    """Unpack a tar stream below `path` in the sandbox; return the numbers of files and bytes."""
     channel = live.channel
     number, reply = channel.open_transfer("tree_put", {"path": path})
     try:
@@ -129,7 +129,7 @@ async def put_tree(live: Live, path: str, pieces: AsyncIterable[bytes]) -> tuple
     except BaseException:
         channel.send({"op": "signal", "id": number, "signal": 9})
         with contextlib.suppress(BaseException):
-            reply.exception()  # nobody else will look at it
+            reply.exception()  # no other code retrieves the exception
         raise
     finally:
         channel.forget(number)

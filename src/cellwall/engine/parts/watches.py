@@ -1,8 +1,9 @@
-"""Watching a directory of a sandbox from outside.
+"""Watches: change notifications of a sandbox's directory, read from outside.
 
-Made by `Files.watch`. What comes is hostile text, line by line; it is taken apart only as fast as
-the caller reads, so a program that changes a million files costs us one window. Who reads too
-slowly gets an `overflow` instead of what the inside's kernel had no room to note.
+Made by `Files.watch`. The notifications are hostile text, one JSON object a line; they are parsed
+only as fast as the caller reads, so a program that changes a million files costs the engine one
+window. A caller that reads too slowly gets an `overflow` for the events that the guest's kernel had
+no room for.
 """
 
 from __future__ import annotations
@@ -25,22 +26,23 @@ if TYPE_CHECKING:
     from cellwall.engine.attempts.claimed_sandbox import Live
 
 MOST_WATCHES = 8
-"""At once and per sandbox, those that are being closed included; init has the same bound."""
+"""Maximum number of concurrent watches per sandbox, including those being closed; init has the same
+bound."""
 _LINE_CAP_BYTES = 64 * 1024
 _STEP_BYTES = 4 * 1024
-"""Taken apart without letting others have the loop: some fifty lines."""
+"""Number of bytes (some fifty lines) parsed before other tasks get the event loop."""
 _STARTED = "watching"
 
 
 class Watch:
-    """Changes as they come: `async with files.watch("src") as watch`, then `async for`.
+    """Iterator over changes: `async with files.watch("src") as watch`, then `async for`.
 
-    Entered, it watches when the block begins; without, it begins with the first `anext`. It ends
-    when it is closed, when the directory is gone, and when the sandbox ends.
+    In `async with`, watching starts before the block begins; otherwise with the first `anext`. The
+    iteration ends when the watch is closed, the directory is gone, or the sandbox ends.
     """
 
     def __init__(self, live: Live, path: str, recursive: bool, opened: set[Watch]) -> None:
-        """Made by `Files.watch`; it counts among `opened` from its start to its end."""
+        """Join `opened`, the sandbox's watches, from the start of this watch to its end."""
         self.path = path
         self._live = live
         self._recursive = recursive
@@ -56,7 +58,7 @@ class Watch:
     # -- frames ----------------------------------------------------------------------------
 
     def on_frame(self, kind: str, header: dict[str, Any], body: bytes) -> None:
-        """Take one frame; more than was granted is a `FrameError`."""
+        """Handle one frame. Data beyond the granted window is a `FrameError`."""
         if kind == "data":
             self._stream.feed(body)
         elif kind == "fail":
@@ -66,7 +68,7 @@ class Watch:
             self._end(None)
 
     def on_lost(self, error: ChannelLost) -> None:
-        """The sandbox is gone, and so is what was watched."""
+        """End the watch because the sandbox has ended."""
         self._end(None)
 
     def _end(self, error: Exception | None) -> None:
@@ -77,7 +79,7 @@ class Watch:
     # -- for the owner ---------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Return once everything that happens from now on is seen; idempotent.
+        """Start watching: every change after the return is reported. Idempotent.
 
         Raises FileError, CapacityError, SandboxUnavailable.
         """
@@ -103,11 +105,11 @@ class Watch:
                 raise self._broken()
 
     def __aiter__(self) -> Watch:
-        """Yield changes."""
+        """Return the watch itself, an iterator over changes."""
         return self
 
     async def __anext__(self) -> Change:
-        """Return the next change. Raises SandboxBroken when what came is none."""
+        """Return the next change. Raises SandboxBroken if the guest sent anything else."""
         await self.start()
         line = await self._next_line()
         if line is None:
@@ -115,7 +117,7 @@ class Watch:
         return self._change(line)
 
     async def aclose(self) -> None:
-        """Watch no more; whoever waits for a change learns it. Idempotent."""
+        """Stop watching and end the iteration of a waiting caller. Idempotent."""
         self._stream.discard()
         self._lines.clear()
         if not self._is_started:
@@ -125,7 +127,7 @@ class Watch:
             self._live.channel.send(header)
 
     async def __aenter__(self) -> Watch:
-        """Begin to watch."""
+        """Start watching."""
         await self.start()
         return self
 
@@ -135,7 +137,7 @@ class Watch:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Stop watching."""
         await self.aclose()
 
     # -- lines -----------------------------------------------------------------------------
