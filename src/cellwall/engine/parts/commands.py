@@ -84,7 +84,7 @@ class Command:
         except asyncio.CancelledError:
             self._result.cancel()
             raise
-        except Exception as error:  # noqa: BLE001 - a callback's error or a defect here: `wait` raises it
+        except Exception as error:  # noqa: BLE001 - of a callback or ours: `wait` raises it
             self._result.set_exception(error)
             self._result.exception()
         else:

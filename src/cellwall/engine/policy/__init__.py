@@ -1,1 +1,1 @@
-"""What is allowed and what is usual: settings, isolation levels, the choice of a runtime."""
+"""Policy: what is allowed and what is the default; settings, isolation levels, runtime choice."""

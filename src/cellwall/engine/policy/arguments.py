@@ -1,7 +1,7 @@
-"""Arguments of the library and of every door, checked one by one: a value, or a `UsageError`.
+"""Checks of single arguments, for the library and every server interface: a value or `UsageError`.
 
-Pure. Not which of them belong together (`programs.requests`). Every message names the argument and
-a remedy.
+Pure. `programs.requests` checks which arguments go together. Every message names the argument and a
+remedy.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ SOURCE_CAP_BYTES = 16 * 1024 * 1024
 STDIN_CAP_BYTES = 64 * 1024 * 1024
 FILE_CAP_BYTES = 32 * 1024 * 1024
 ARGUMENTS_CAP_BYTES = 512 * 1024
-"""They travel in a frame's header together with `args`; init reads headers up to 1 MiB."""
+"""Maximum size in bytes: `arguments` travel in a frame's header together with `args`, and init
+reads headers up to 1 MiB."""
 _CALLING = frozenset({"python", "javascript", "typescript"})
 """Contexts whose code can call tools of the host."""
 
 
 def check_compile_options(options: Sequence[str], language: Language) -> tuple[str, ...]:
-    """Return options that are on the language's list."""
+    """Return the options if all are on the language's list."""
     words = check_words(options, "compile_options")
     for word in words:
         if not language.allows(word):
@@ -46,7 +47,7 @@ def check_compile_options(options: Sequence[str], language: Language) -> tuple[s
 
 
 def may_call(language: Language) -> bool:
-    """Return whether code of that language can call tools."""
+    """Report whether code of that language can call tools."""
     return language.context in _CALLING
 
 
@@ -62,7 +63,7 @@ def check_tools(tools: Tools | None, language: Language) -> Offer | None:
 
 
 def check_start(start: str) -> Start:
-    """Return how the interpreter starts."""
+    """Return the way in which the interpreter starts."""
     known: dict[str, Start] = {"fork": "fork", "exec": "exec"}
     if start in known:
         return known[start]
@@ -73,7 +74,7 @@ def check_start(start: str) -> Start:
 
 
 def check_source(code: str) -> bytes:
-    """Return the source as bytes; of an empty program there are none, and it ends well."""
+    """Return the source as bytes; an empty program is allowed and ends successfully."""
     if not isinstance(code, str):
         raise UsageError(
             f"code: {type(code).__name__} is not text", remedy="give the program as a string"
@@ -133,7 +134,7 @@ def check_arguments(arguments: Mapping[str, Any] | None) -> Mapping[str, Any] | 
 def check_limits(
     limits: Limits | Mapping[str, Any] | None, timeout: float | None, defaults: Limits
 ) -> Limits:
-    """Return the limits that apply; `timeout` is short for `wall_s` and wins."""
+    """Return the limits that apply; `timeout` is short for `wall_s` and takes precedence."""
     if limits is None:
         found = defaults
     elif isinstance(limits, Limits):
@@ -149,7 +150,7 @@ def check_limits(
 
 
 def check_env(env: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables a kernel would take."""
+    """Return environment variables that the kernel accepts."""
     for name, value in env.items():
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
             raise UsageError(
@@ -163,7 +164,7 @@ def check_env(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_words(words: Sequence[str], what: str) -> tuple[str, ...]:
-    """Return arguments a kernel would take."""
+    """Return command arguments that the kernel accepts."""
     if isinstance(words, (str, bytes)) or not all(
         isinstance(word, str) and "\0" not in word for word in words
     ):
@@ -202,7 +203,7 @@ def check_folder(path: str) -> str:
 
 
 def check_path(path: str) -> str:
-    """Return `path` for a file operation; where it leads is for the sandbox's kernel."""
+    """Return `path` for a file operation; the sandbox's kernel decides where it leads."""
     if not isinstance(path, str) or not path or "\0" in path:
         raise UsageError(f"path: {path!r} is not a file name", remedy="give a path without NUL")
     try:

@@ -1,8 +1,8 @@
-"""What a request says of isolation, and what an operator demands, become one demand.
+"""Isolation demands: combine what a request asks for with what the operator demands.
 
-Pure. Not the choice among runtimes (`selection`). The invariant: what was named, as a level, a
-runtime or a trust, is met or refused with a remedy; it is never raised or lowered in silence. Only
-a request that names nothing takes the operator's default, and the floor where that is higher.
+Pure. It does not choose among runtimes (`selection`). The invariant: a level, a runtime or a trust
+word that a request names is met or refused with a remedy; it is never raised or lowered in silence.
+Only a request that names nothing gets the operator's default, or the floor where that is higher.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ NETWORKS = ("none",)
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What one word of trust stands for."""
+    """Isolation and network that one trust word stands for."""
 
     isolation: str = "namespace"
-    """Level its requests get at least: `process`, `namespace`, `kernel` or `vm`."""
+    """Minimum level of its requests: `process`, `namespace`, `kernel` or `vm`."""
     network: str = "none"
     """Network policy of its sandboxes. Only `none` exists."""
 
     def __post_init__(self) -> None:
-        """Raise `UsageError` on a level nobody knows or a network that cannot be had."""
+        """Raise `UsageError` on an unknown level or an unavailable network."""
         IsolationLevel.called(self.isolation)
         if self.network not in NETWORKS:
             raise UsageError(
@@ -42,19 +42,19 @@ class Trust:
 
 
 def trust_table() -> dict[str, Trust]:
-    """Return what the words mean where the operator says nothing."""
+    """Return the meaning of the trust words where the operator sets none."""
     return {"untrusted": Trust(), "semi": Trust(), "trusted": Trust("process")}
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What an operator demands of one tenant's requests, beyond what holds for everybody."""
+    """Operator's demand on one tenant's requests, beyond the demand on all requests."""
 
     least_isolation: str = "process"
     runtimes: tuple[str, ...] | None = None
-    """Those that may serve it; None: all that may serve here."""
+    """Names of the runtimes that may serve the tenant; None: all that may serve here."""
     whose: str = "here"
-    """In messages: `for tier 'small'`."""
+    """Words for messages, such as `for tier 'small'`."""
 
 
 NO_FLOOR = Floor()
@@ -62,36 +62,36 @@ NO_FLOOR = Floor()
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What one request says of isolation."""
+    """Isolation that one request asks for."""
 
     isolation: str | None = None
     runtime: str | None = None
     trust: str | None = None
     floor: Floor = NO_FLOOR
-    """The operator's word, set by doors; never a caller's."""
+    """Operator's demand, set by the server's interfaces; never by a caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What has to be met."""
+    """Isolation that has to be met."""
 
     level: IsolationLevel
     least: IsolationLevel
-    """The operator's floor; `level` is not below it."""
+    """Operator's floor; `level` is not below it."""
     runtime: str | None
-    """The only one that may serve it, if it was named."""
+    """Name of the only runtime that may serve the request, if it named one."""
     runtimes: tuple[str, ...]
-    """Those that may serve it."""
+    """Names of the runtimes that may serve the request."""
     whose: str
-    """Whom the floor is for, in messages."""
+    """Words for messages that say to which requests the floor applies."""
 
 
 def demand(asked: Asked, settings: EngineSettings) -> Demand:
-    """Return what `asked` demands; `UsageError` on what contradicts itself or the operator."""
+    """Return what `asked` demands; `UsageError` if it contradicts itself or the operator."""
     floor = asked.floor
     ours, theirs = settings.least_isolation, floor.least_isolation
     least = max(IsolationLevel.called(ours), IsolationLevel.called(theirs))
-    # Messages blame the tier only where it demands more than holds for everybody.
+    # Messages name the tier only where it demands more than is demanded of all requests.
     whose = "here" if least.label == ours else floor.whose
     named = _named(asked, settings)
     if named is None:
@@ -110,7 +110,7 @@ def demand(asked: Asked, settings: EngineSettings) -> Demand:
 
 
 def _named(asked: Asked, settings: EngineSettings) -> str | None:
-    """Return the level that was named, in its own word or in one of trust."""
+    """Return the level that the request named directly or by a trust word."""
     if asked.trust is None:
         return asked.isolation
     if asked.isolation is not None or asked.runtime is not None:
@@ -140,7 +140,9 @@ def _allowed(settings: EngineSettings, floor: Floor) -> tuple[str, ...]:
 def _check_runtime(
     name: str | None, allowed: tuple[str, ...], floor: Floor, settings: EngineSettings
 ) -> None:
-    """Raise `UsageError` if the tier does not have it; for everybody's rules see `selection`."""
+    """Raise `UsageError` if the tier lacks the runtime; `selection` checks the rules for all
+    tiers.
+    """
     may_here = name in settings.runtimes and (name != "process" or settings.allow_process)
     if name is not None and may_here and name not in allowed:
         raise UsageError(

@@ -1,7 +1,8 @@
-"""What each runtime offers here: its level, whether it may serve, what is missing, how fast it is.
+"""Offers: each runtime's level, whether it may serve, what it lacks, and how fast it starts.
 
-One shape for `cellwall runtimes` and `GET /runtimes`. Not the choice (`selection`). The invariant:
-what is said was found by the runtime's own probe now; one that may not serve is not asked.
+One shape for `cellwall runtimes` and `GET /runtimes`. It does not choose (`selection`). The
+invariant: an offer reports what the runtime's own probe found now; a runtime that may not serve is
+not probed.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One runtime."""
+    """Offer of one runtime."""
 
     name: str
     level: str
     may_serve: bool
-    """Whether the operator lets it serve whoever asks."""
+    """Whether the operator lets the runtime serve the caller."""
     findings: Sequence[Finding]
-    """What its probe found; empty if it was not asked."""
+    """Findings of its probe; empty if it was not probed."""
     remedy: str = ""
-    """What lets it serve, if it may not."""
+    """Step that lets the runtime serve, if it may not."""
     started: Started | None = None
-    """How long its starts took; None: nobody measured, or it is not the asker's to know."""
+    """Durations of its starts; None: not measured, or not shown to this caller."""
 
     @property
     def is_available(self) -> bool:
-        """Whether a request for it would be served."""
+        """Whether a request for this runtime would be served."""
         return self.may_serve and not any(each.grade == "FAIL" for each in self.findings)
 
     def as_json(self) -> dict[str, Any]:
@@ -61,9 +62,10 @@ class Offer:
 async def offers(
     engine: Engine, floor: Floor = NO_FLOOR, *, shows_starts: bool = True
 ) -> list[Offer]:
-    """Return every runtime there is, fastest first; `floor` is that of whoever asks.
+    """Return the offers of all registered runtimes, fastest first; `floor` is the caller's.
 
-    `shows_starts`: with what the engine has seen of their starts, which tells of everybody's use.
+    `shows_starts`: include the start times the engine has measured, which reveal the use by all
+    tenants.
     """
     allowed = demand(Asked(floor=floor), engine.settings).runtimes
     found = []
@@ -92,9 +94,9 @@ async def _refused(engine: Engine, name: str, floor: Floor) -> Offer:
 
 
 async def measured(engine: Engine, offer: Offer, template: str, times: int) -> Offer:
-    """Return `offer` with the time that `times` real starts took, if it can be had.
+    """Return `offer` with the time of `times` real starts, if the runtime can start.
 
-    One more goes before them: it makes what is made once, such as an image or a fork-server. The
+    One more start goes first: it creates what is made once, such as an image or a fork-server. The
     engine should park nothing.
     """
     if not offer.is_available:

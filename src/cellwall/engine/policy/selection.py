@@ -1,7 +1,8 @@
-"""Which runtime serves a request: the fastest available one that meets the asked level.
+"""Runtime selection: the fastest available runtime that meets the demanded isolation level.
 
-Not a registry (that is `runtimes.registry`). The invariant, and the reason for this file: never a
-weaker one. When nothing meets the level the answer is an error that says what is missing.
+It is not a registry (`runtimes.registry`). The invariant, and the reason for this file: the engine
+never chooses a runtime weaker than demanded. If none meets the level, the answer is an error that
+says what is missing.
 """
 
 from __future__ import annotations
@@ -23,14 +24,13 @@ if TYPE_CHECKING:
     from cellwall.runtimes.base import Finding, Runtime
 
 _FAULTS_KEPT_S = 10.0
-"""A runtime that was found wanting is asked again after this: daemons come back."""
+"""Seconds after which a runtime with faults is probed again: daemons come back."""
 
 
 class Runtimes:
-    """The runtimes of one engine, made on first use, probed once."""
+    """The runtimes of one engine, created on first use, probed once."""
 
     def __init__(self, state_dir: Path, settings: EngineSettings) -> None:
-        """Make nothing yet."""
         self._state_dir = state_dir
         self._settings = settings
         self._made: dict[str, Runtime] = {}
@@ -41,7 +41,7 @@ class Runtimes:
 
     @property
     def made(self) -> dict[str, Runtime]:
-        """Every runtime made so far, by name."""
+        """Every runtime created so far, by name."""
         return self._made
 
     async def choose(self, asked: Asked) -> Runtime:
@@ -49,13 +49,13 @@ class Runtimes:
         chosen = self._chosen.get(asked)
         if chosen is None:
             wanted = self.demand(asked)
-            async with self._probing:  # one probe per runtime, however many wait
+            async with self._probing:  # one probe per runtime, however many requests wait
                 chosen = await self._find(wanted)
             self._chosen[asked] = chosen
         return chosen
 
     def demand(self, asked: Asked) -> Demand:
-        """Return what `asked` demands; `UsageError` if it can be met on no host."""
+        """Return what `asked` demands; `UsageError` if no host can meet it."""
         wanted = levels.demand(asked, self._settings)
         if wanted.runtime is None:
             return wanted
@@ -93,11 +93,11 @@ class Runtimes:
         )
 
     def allowed(self) -> list[str]:
-        """The runtimes that may serve requests here, fastest first."""
+        """Return the runtimes that may serve requests here, fastest first."""
         return list(levels.demand(Asked(), self._settings).runtimes)
 
     def take_out(self, runtime: Runtime) -> None:
-        """Choose it for nobody until a new probe has found nothing wrong with it."""
+        """Choose the runtime for no request until a new probe has found no fault."""
         self._taken_out += 1
         self._faults.pop(runtime.name, None)
         for key in [key for key, chosen in self._chosen.items() if chosen is runtime]:
@@ -105,11 +105,13 @@ class Runtimes:
 
     @property
     def taken_out(self) -> int:
-        """How often a runtime broke while it was in use."""
+        """Number of times that a runtime broke while it was in use."""
         return self._taken_out
 
     def get(self, name: str) -> Runtime:
-        """Return the runtime called `name`, probed or not; the operator's word is kept."""
+        """Return the runtime called `name`, probed or not; `UsageError` if the operator disallows
+        it.
+        """
         if name == "process" and not self._settings.allow_process:
             raise UsageError(
                 "runtime 'process' isolates nothing and is switched off",
@@ -135,7 +137,7 @@ class Runtimes:
         return faults
 
     async def aclose(self) -> None:
-        """Close every runtime that was made."""
+        """Close every runtime that was created."""
         self._chosen.clear()
         for runtime in self._made.values():
             await runtime.aclose()

@@ -1,7 +1,7 @@
-"""How long sandboxes took to start, of late, by runtime.
+"""Start times: how long recent sandbox starts took, by runtime.
 
-Only starts: a claim of a parked sandbox is not one, and time spent waiting for a turn is not
-counted. Kept in memory; each engine knows its own.
+Only starts count: the claim of a parked sandbox is not one, and time spent waiting for a turn is
+not included. Kept in memory; each engine has its own.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 _KEPT = 100
-"""Starts of each runtime that count: those of an hour ago say little about now."""
+"""Number of the latest starts of each runtime that count: those of an hour ago say little about
+now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What was measured of one runtime."""
+    """Measured start times of one runtime."""
 
     count: int
-    """How many of the latest starts this is about."""
+    """Number of latest starts measured."""
     p50_ms: float
-    """Half of them took at most so many milliseconds, from the wish to a sandbox that is ready."""
+    """Median in milliseconds, from the start call to a sandbox that is ready."""
 
     def as_json(self) -> dict[str, float]:
         """Return plain JSON."""
@@ -32,21 +33,20 @@ class Started:
 
 
 class Starts:
-    """The latest starts of one engine."""
+    """The latest start times of one engine."""
 
     def __init__(self) -> None:
-        """None yet."""
         self._took_s: dict[str, deque[float]] = {}
 
     @contextmanager
     def timing(self, runtime: str) -> Iterator[None]:
-        """Count what happens inside as a start, unless it fails."""
+        """Measure the block as a start, unless it fails."""
         began = time.perf_counter()
         yield
         took_s = time.perf_counter() - began
         self._took_s.setdefault(runtime, deque(maxlen=_KEPT)).append(took_s)
 
     def of(self, runtime: str) -> Started | None:
-        """Return what was measured; None if nothing was."""
+        """Return the measured start times of `runtime`; None without any."""
         took_s = self._took_s.get(runtime)
         return None if not took_s else Started(len(took_s), statistics.median(took_s) * 1000)

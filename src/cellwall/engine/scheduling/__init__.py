@@ -1,1 +1,1 @@
-"""Who runs when, and with how much: the pool, the queue, quotas, admission."""
+"""Scheduling: the pool, the queue, quotas and admission decide what runs when and with how much."""

@@ -1,8 +1,8 @@
-"""What was promised to whom, and whether the machine can keep it.
+"""Admission: the sum of what was promised to sandboxes, and whether the machine can keep it.
 
-Not what is in use (`host_headroom` asks the kernel about that) and not who is next (`fair_queue`).
-Called by the queue only. The invariant: the sum of what is counted never exceeds the capacity, and
-whatever was taken is given back exactly once.
+Called by the queue only. It does not measure current use (`host_headroom` asks the kernel) and does
+not order requests (`fair_queue`). The invariant: the sum of promises never exceeds the capacity,
+and every promise taken is given back exactly once.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a sandbox may use at most, known before it is accepted."""
+    """Upper bounds of what a sandbox may use, known before it is accepted."""
 
     memory_mb: int = 0
-    """MiB; work areas in memory are part of it."""
+    """MiB, including work areas in memory."""
     processes: int = 0
     disk_mb: int = 0
     """MiB of the work area."""
     cpus: float = 0.0
-    """Not bounded by the machine (it only gets slower), only by quotas."""
+    """Number of CPUs. The machine does not bound their sum (everything only gets slower); quotas
+    do."""
 
     @classmethod
     def of(cls, limits: Limits) -> Cost:
-        """Return what `limits` promise."""
+        """Return the cost that `limits` allow."""
         return cls(limits.memory_mb, limits.processes, limits.disk_mb, limits.cpus)
 
     def __add__(self, other: Cost) -> Cost:
-        """Return both together."""
+        """Return the sum of two costs."""
         return Cost(
             self.memory_mb + other.memory_mb,
             self.processes + other.processes,
@@ -44,7 +45,7 @@ class Cost:
         )
 
     def or_more(self, other: Cost) -> Cost:
-        """Return what is enough for either of the two, one after the other."""
+        """Return the smallest cost that covers either of the two, one after the other."""
         return Cost(
             max(self.memory_mb, other.memory_mb),
             max(self.processes, other.processes),
@@ -53,7 +54,7 @@ class Cost:
         )
 
     def __sub__(self, other: Cost) -> Cost:
-        """Return what is left without `other`."""
+        """Return the difference of two costs."""
         return Cost(
             self.memory_mb - other.memory_mb,
             self.processes - other.processes,
@@ -64,17 +65,18 @@ class Cost:
 
 NOTHING = Cost()
 UNBOUNDED = 1 << 40
-"""MiB or processes: a capacity that nobody told us. cgroup v1 says about as much for "none"."""
+"""MiB or number of processes that stand for an unknown capacity. cgroup v1 reports a similar number
+for "none"."""
 IDLE = Cost(memory_mb=16, processes=4)
-"""What one sandbox costs that runs nothing: measured in design/0005, rounded up."""
+"""Cost of a sandbox that runs nothing: measured in design/0005, rounded up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overcommit:
-    """How many times more long-lived sandboxes are promised than the machine has.
+    """Factors by which the promises to long-lived sandboxes may exceed the machine.
 
-    They mostly wait. One-shots do not: they are counted in full. 1.0 everywhere: the sum of all
-    limits never exceeds the machine.
+    Long-lived sandboxes mostly wait. One-shots do not and are counted in full. With 1.0 everywhere
+    the sum of all limits never exceeds the machine.
     """
 
     memory: float = 1.0
@@ -82,14 +84,14 @@ class Overcommit:
     disk: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raise `UsageError` below 1: that would be a smaller machine, which is a capacity."""
+        """Raise `UsageError` on a factor below 1: that would be a smaller capacity instead."""
         if min(self.memory, self.processes, self.disk) < 1:
             raise UsageError(
                 "settings: an overcommit factor is below 1", remedy="set a lower capacity instead"
             )
 
     def counted(self, cost: Cost) -> Cost:
-        """Return what is set aside for a sandbox of `cost`; at least what an idle one uses."""
+        """Return the cost to reserve for a sandbox of `cost`; at least the cost of an idle one."""
         return Cost(
             max(min(cost.memory_mb, IDLE.memory_mb), round(cost.memory_mb / self.memory)),
             max(min(cost.processes, IDLE.processes), round(cost.processes / self.processes)),
@@ -106,15 +108,15 @@ _REMEDIES = {
 
 
 class Machine:
-    """The sum of promises."""
+    """Sum of all promises, against the machine's capacity."""
 
     def __init__(
         self, capacity: Cost, standing: Callable[[], Cost] = lambda: NOTHING, *, disk: bool = False
     ) -> None:
-        """`capacity` is what may be promised.
+        """`capacity` is the cost that may be promised.
 
-        `standing` says what is used beside promises: parked sandboxes. `disk`: work areas lie on
-        a disk; else they are in memory and only that counts.
+        `standing` returns the cost used beside promises, that of parked sandboxes. `disk`: work
+        areas are on a disk and count; otherwise they are in memory and only memory counts.
         """
         self.capacity = capacity
         self._standing = standing
@@ -123,11 +125,11 @@ class Machine:
 
     @property
     def promised(self) -> Cost:
-        """What is promised now, without `standing`."""
+        """Cost promised now, without `standing`."""
         return self._promised
 
     def check_ever(self, cost: Cost) -> None:
-        """Raise `UsageError` if `cost` could not be had even if nothing else ran."""
+        """Raise `UsageError` if `cost` would not fit even if nothing else ran."""
         for name in self._names:
             asked, most = getattr(cost, name), getattr(self.capacity, name)
             if asked > most:
@@ -137,26 +139,26 @@ class Machine:
                 )
 
     def lacks(self, cost: Cost, freed: Cost = NOTHING) -> str | None:
-        """Return the name of what is missing for `cost`, were `freed` given back, or None."""
+        """Return the name of the resource that `cost` lacks if `freed` were given back, or None."""
         standing = self._standing()
         wanted = self._promised + cost - freed
         for name in self._names:
-            # What stands parked gives way: it never keeps out what would fit without it.
+            # Parked sandboxes give way: they never keep out a cost that would fit without them.
             room = max(getattr(self.capacity, name) - getattr(standing, name), getattr(cost, name))
             if getattr(wanted, name) > room:
                 return name
         return None
 
     def take(self, cost: Cost) -> None:
-        """Promise `cost`; the caller has asked `lacks`."""
+        """Promise `cost`; the caller has checked `lacks`."""
         self._promised += cost
 
     def give_back(self, cost: Cost) -> None:
-        """Take a promise back."""
+        """Withdraw a promise."""
         self._promised -= cost
 
     def as_json(self) -> dict[str, int | None]:
-        """Return what is promised and what may be; None: nothing bounds it."""
+        """Return the promised amounts and their maximums; None means unbounded."""
         found: dict[str, int | None] = {}
         for name in _REMEDIES:
             most = getattr(self.capacity, name)
@@ -165,7 +167,9 @@ class Machine:
         return found
 
     def within(self, cost: Cost) -> Cost:
-        """Return `cost`, cut to what could ever fit; for what was accepted by a larger machine."""
+        """Return `cost`, reduced to what could ever fit; for items that a larger machine
+        accepted.
+        """
         most = self.capacity
         return Cost(
             min(cost.memory_mb, most.memory_mb),

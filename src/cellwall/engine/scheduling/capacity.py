@@ -1,8 +1,8 @@
-"""How much this machine may promise: read from the kernel once, at the start.
+"""Capacity: how much this machine may promise, read from the kernel once, at the start.
 
-Not what is promised (`admission`) and not what is free right now (`host_headroom`). The invariant:
-of several bounds the lowest counts, a part is kept back for the host and for us, and what cannot be
-read bounds nothing.
+It knows neither what is promised (`admission`) nor what is free now (`host_headroom`). The
+invariant: the lowest of several bounds counts, a share is reserved for the host and the engine
+itself, and a bound that cannot be read bounds nothing.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from pathlib import Path
 from cellwall.engine.scheduling.admission import UNBOUNDED, Cost
 
 _KEPT_SHARE = 0.1
-"""Of memory and processes, for the host, fork-servers and ourselves."""
+"""Share of memory and processes reserved for the host, fork-servers and the engine."""
 _KEPT_DISK_MB = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Where the kernel says it; a parameter so that every host can be tested."""
+    """Location of the kernel's /proc; a parameter so that tests can describe any host."""
 
     proc: Path = Path("/proc")
 
     def text(self, *names: str) -> str:
-        """Return a file below /proc, empty if it cannot be read."""
+        """Return the text of a file below /proc, empty if it cannot be read."""
         return _text(self.proc.joinpath(*names))
 
 
 def read(disk: Path | None = None, files: Files | None = None) -> Cost:
-    """Return what may be promised: MiB, processes, and MiB of the disk that `disk` lies on."""
+    """Return the capacity: MiB, processes, and MiB of the disk that holds `disk`."""
     files = files or Files()
     kept = 1 - _KEPT_SHARE
     return Cost(
@@ -44,7 +44,7 @@ def read(disk: Path | None = None, files: Files | None = None) -> Cost:
 
 
 def memory_mb(files: Files) -> int:
-    """Return MiB of memory of the machine, or of the cgroup we live in if that is less."""
+    """Return MiB of memory of the machine, or of this process's cgroup if that is less."""
     found = re.search(r"^MemTotal:\s+(\d+) kB", files.text("meminfo"), re.MULTILINE)
     machine = int(found[1]) // 1024 if found else UNBOUNDED
     limits = _group_limits(files, "memory", ("memory.max", "memory.limit_in_bytes"))
@@ -52,12 +52,14 @@ def memory_mb(files: Files) -> int:
 
 
 def processes(files: Files) -> int:
-    """Return how many processes and threads there may be beside those that run already."""
+    """Return how many processes and threads may start beside those that run already."""
     return max(1, processes_left(files)[0])
 
 
 def processes_left(files: Files) -> tuple[int, int]:
-    """Return how many more processes and threads the kernel lets us have, and of how many."""
+    """Return how many more processes and threads the kernel allows, and the bound they count
+    against.
+    """
     bounds = [
         int(text)
         for name in ("pid_max", "threads-max")
@@ -75,7 +77,7 @@ def processes_left(files: Files) -> tuple[int, int]:
 
 
 def _group_limits(files: Files, controller: str, names: tuple[str, ...]) -> int:
-    """Return the lowest limit of our cgroup and those above it, as far as they are shown."""
+    """Return the lowest limit of this process's cgroup and its visible ancestors."""
     lowest = UNBOUNDED << 20
     for group in _groups_up(files, controller):
         for name in names:
@@ -86,7 +88,7 @@ def _group_limits(files: Files, controller: str, names: tuple[str, ...]) -> int:
 
 
 def _groups_up(files: Files, controller: str) -> Iterator[Path]:
-    """Yield the directories of our cgroup and of those above it."""
+    """Yield the directories of this process's cgroup and of its ancestors."""
     for own, top in _own_groups(files, controller):
         for group in (own, *own.parents):
             yield group
@@ -95,7 +97,7 @@ def _groups_up(files: Files, controller: str) -> Iterator[Path]:
 
 
 def _own_groups(files: Files, controller: str) -> list[tuple[Path, Path]]:
-    """Return our directory in the hierarchies of `controller`, and where each is mounted."""
+    """Return this process's directory in the hierarchies of `controller`, and each mount point."""
     own: dict[str, str] = {}
     for line in files.text("self", "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)

@@ -1,13 +1,14 @@
-"""Whose turn it is: places for one-shots, shared fairly between tenants.
+"""Fair queue: places for one-shots, shared fairly between tenants.
 
-Not how they run (`engine`) and not what is kept of those that wait (the server's store). Pure: no
-I/O, one event loop, no task and no future for an item that waits. The invariant: tenants take
-turns by what their runs cost, each is first come first served, and every place that was given
-comes back through `Place.release`.
+It neither runs them (`engine`) nor stores those that wait (the server's store). Pure: no I/O, one
+event loop, no task and no future for an item that waits. The invariant: tenants take turns by the
+cost of their runs, each tenant's items are first come first served, and every place given comes
+back through `Place.release`.
 
-Order is that of start-time fair queueing: each tenant has a tag, which grows by the weight of what
-it starts; the lowest tag is next. A tenant that comes late or could not use its turns starts at
-the tag of now, so it waits for one turn of each other and cannot make up for the past.
+The order is start-time fair queueing: each tenant has a tag, which grows by the weight of every
+item it starts; the tenant with the lowest tag is next. A tenant that arrives late or could not use
+its turns starts at the current tag, so it waits for one turn of each other tenant and cannot make
+up for the past.
 """
 
 from __future__ import annotations
@@ -29,49 +30,49 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("cellwall.engine")
 _ALWAYS = 16
-"""So many of a tenant may wait even when the whole queue is full: others cannot lock it out."""
+"""Number of items that each tenant may queue even when the whole queue is full: other tenants
+cannot lock it out."""
 _PATIENCE = 64
-"""After so many turns of others, what is too big for what is free holds the queue until it fits."""
+"""Number of other tenants' turns after which an item too large for the free capacity holds the
+queue until it fits."""
 _WEIGHT_MB = 512
-"""MiB of memory that weigh one turn."""
+"""MiB of memory that weigh as much as one turn."""
 _LONGEST_ADVICE_S = 60.0
 
 OnTurn = Callable[["Place"], None]
 
 
 class Place:
-    """The right to run, and what was promised with it."""
+    """The right to run one item, and the cost promised with it."""
 
     __slots__ = ("_at", "_cost", "_line", "_queue")
 
     def __init__(self, queue: FairQueue, line: _Line, cost: Cost) -> None:
-        """Made by the queue only."""
         self._queue: FairQueue | None = queue
         self._line = line
         self._cost = cost
         self._at = queue.clock()
 
     def release(self) -> None:
-        """Give it back; idempotent."""
+        """Give the place back; idempotent."""
         queue, self._queue = self._queue, None
         if queue is not None:
             queue._ended(self._line, self._cost, queue.clock() - self._at)
 
 
 class Promise:
-    """What was promised to a sandbox for its whole life."""
+    """The cost promised to a sandbox for its whole life."""
 
     __slots__ = ("_cost", "_counted", "_line", "_queue")
 
     def __init__(self, queue: FairQueue, line: _Line, cost: Cost, counted: Cost) -> None:
-        """Made by the queue only."""
         self._queue: FairQueue | None = queue
         self._line = line
         self._cost = cost
         self._counted = counted
 
     def release(self) -> None:
-        """Give it back; idempotent."""
+        """Give the promise back; idempotent."""
         queue, self._queue = self._queue, None
         if queue is not None:
             queue._left(self._line, self._cost, self._counted)
@@ -83,7 +84,6 @@ class Waiting:
     __slots__ = ("_cost", "_line", "_on_turn", "_queue", "_seq")
 
     def __init__(self, queue: FairQueue, line: _Line, cost: Cost, on_turn: OnTurn) -> None:
-        """Made by the queue only."""
         self._queue = queue
         self._line = line
         self._cost = cost
@@ -92,11 +92,13 @@ class Waiting:
 
     @property
     def position(self) -> int:
-        """At most how many turns until its own, 1 for the next; 0: it had it or is cancelled."""
+        """Maximum number of turns until its own, 1 for the next; 0 after its turn or if
+        cancelled.
+        """
         return 0 if self._on_turn is None else self._queue._position(self)
 
     def cancel(self) -> bool:
-        """Leave the queue; report whether it still waited. Idempotent."""
+        """Leave the queue; report whether the item still waited. Idempotent."""
         if self._on_turn is None:
             return False
         self._on_turn = None
@@ -112,12 +114,13 @@ class _Line:
     def __init__(self, use: Use) -> None:
         self.use = use
         self.items: deque[Waiting] = deque()
-        """Cancelled ones stay until they come up or are more than half."""
+        """Items in order of arrival. Cancelled items stay until they come up or are more than
+        half."""
         self.live = 0
         self.next_seq = 0
         self.tag = 0.0
         self.passed = 0
-        """Turns of others since its first item did not fit the machine."""
+        """Number of other tenants' turns since this tenant's first item did not fit the machine."""
 
     def first(self) -> Waiting | None:
         """Return the first item that waits, dropping cancelled ones before it."""
@@ -127,7 +130,7 @@ class _Line:
 
 
 class FairQueue:
-    """See the module. All methods return at once, except `place`."""
+    """Queue of all tenants (see the module). All methods except `place` return at once."""
 
     def __init__(
         self,
@@ -138,7 +141,9 @@ class FairQueue:
         overcommit: Overcommit | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`places` one-shots at once, `most_queued` behind them; `clock` in seconds."""
+        """`places` is the number of concurrent one-shots, `most_queued` of those that wait behind
+        them; `clock` returns seconds.
+        """
         self.machine = machine
         self.tenants = tenants
         self.clock = clock
@@ -147,13 +152,13 @@ class FairQueue:
         self._most_queued = most_queued
         self._lines: dict[str, _Line] = {}
         self._waiting: dict[str, _Line] = {}
-        """Those with items; of the same tag, the first is next."""
+        """Tenants with waiting items; among equal tags, the first is next."""
         self._now = 0.0
-        """The tag of what started last."""
+        """Tag of the item that started last."""
         self._runs = NOTHING
-        """What running one-shots were promised."""
+        """Sum of the costs promised to running one-shots."""
         self._mean_s = 1.0
-        """How long a place is held of late."""
+        """Recent mean of the seconds that a place is held."""
         self._is_serving = False
         self.running = 0
         self.queued = 0
@@ -161,10 +166,11 @@ class FairQueue:
     # -- one-shots -------------------------------------------------------------------------
 
     def ask(self, tenant: str, cost: Cost, on_turn: OnTurn) -> Waiting:
-        """Call `on_turn` with a place: now if there is one, else when it is `tenant`'s turn.
+        """Call `on_turn` with a place: now if one is free, else when it is `tenant`'s turn.
 
-        Raises `UsageError` for what could never run, `QuotaExceeded` or `CapacityError` (with
-        `retry_after_s` and `position`) when nobody more may wait. `on_turn` must not raise.
+        Raises `UsageError` for a cost that could never run, `QuotaExceeded` or `CapacityError`
+        (with `retry_after_s` and `position`) when no further item may wait. `on_turn` must not
+        raise.
         """
         line = self._possible(tenant, cost)
         waiting = self._enter(line, cost, on_turn)
@@ -177,7 +183,7 @@ class FairQueue:
         return waiting
 
     def check(self, tenant: str, cost: Cost) -> None:
-        """Raise what `ask` would raise now, before anything is made for it."""
+        """Raise the error that `ask` would raise now, before the caller prepares anything."""
         line = self._possible(tenant, cost)
         has_place = not line.live and self.running < self._places
         if has_place and line.use.may_run(cost) and self.machine.lacks(cost) is None:
@@ -194,11 +200,11 @@ class FairQueue:
         return line
 
     def look_again(self) -> None:
-        """Give out what may be given now that quotas have room again."""
+        """Start waiting items that may run now that quotas have room again."""
         self._serve()
 
     def restore(self, tenant: str, cost: Cost, on_turn: OnTurn) -> Waiting:
-        """As `ask`, for what was accepted before a restart: never refused."""
+        """Queue like `ask` an item that was accepted before a restart: it is never refused."""
         line = self._line(tenant)
         waiting = self._enter(line, line.use.within(self.machine.within(cost)), on_turn)
         self._serve()
@@ -206,7 +212,7 @@ class FairQueue:
 
     @contextlib.asynccontextmanager
     async def place(self, tenant: str, cost: Cost) -> AsyncIterator[None]:
-        """Hold a place for the length of a block, waiting for it; raises as `ask`."""
+        """Wait for a place and hold it for the length of a block; raises like `ask`."""
         turn: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
         waiting = self.ask(tenant, cost, turn.set_result)
         try:
@@ -220,9 +226,9 @@ class FairQueue:
     # -- sandboxes -------------------------------------------------------------------------
 
     def hold(self, tenant: str, cost: Cost) -> Promise:
-        """Promise a sandbox `cost` for its whole life, at once or not at all.
+        """Promise `cost` to a sandbox for its whole life, at once or not at all.
 
-        Raises `UsageError` for what could never be, `QuotaExceeded` or `CapacityError`.
+        Raises `UsageError` for a cost that can never fit, `QuotaExceeded` or `CapacityError`.
         """
         line = self._line(tenant)
         counted = self._overcommit.counted(cost)
@@ -278,10 +284,12 @@ class FairQueue:
         self._count(line, -1)
         if len(line.items) > 2 * line.live + 64:
             line.items = deque(each for each in line.items if each._on_turn is not None)
-        self._serve()  # it may have been what held the others
+        self._serve()  # the cancelled item may have held up the others
 
     def _serve(self) -> None:
-        """Give out what can be given; what callbacks do meanwhile is seen by the same loop."""
+        """Start every item that can start; the loop also sees what the callbacks change
+        meanwhile.
+        """
         if self._is_serving:
             return
         self._is_serving = True
@@ -316,7 +324,7 @@ class FairQueue:
         line.tag = self._now + max(1.0, cost.memory_mb / _WEIGHT_MB, cost.cpus)
         line.passed = 0
         if self._waiting.pop(line.use.tenant, None) is not None:
-            self._waiting[line.use.tenant] = line  # behind those with the same tag
+            self._waiting[line.use.tenant] = line  # behind tenants with the same tag
         self._count(line, -1)
         self.running += 1
         line.use.running += 1
@@ -349,12 +357,14 @@ class FairQueue:
         return self._turns_until(line, before)
 
     def _turns_until(self, line: _Line, before: int) -> int:
-        """Return at most how many turns until that of an item with `before` of its own first."""
+        """Return the maximum number of turns until an item's own, with `before` items of its tenant
+        ahead.
+        """
         others = (each for each in self._waiting.values() if each is not line)
         return 1 + before + sum(min(each.live, before + 1) for each in others)
 
     def _overfull(self, line: _Line, own: int, everybodys: int) -> CapacityError | None:
-        """Return why one more of `line` may not wait behind so many, or None."""
+        """Return the refusal of one more item of `line` behind so many others, or None."""
         most = line.use.quotas.queued
         position = self._turns_until(line, own)
         advice_s = position / max(1, self._places) * self._mean_s

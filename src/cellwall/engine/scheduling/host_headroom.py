@@ -1,10 +1,10 @@
-"""Is there anything left on this host for one more? Asked before anything is accepted.
+"""Headroom: whether the host has resources left for one more sandbox, asked before accepting one.
 
-Not a reservation (`admission`): what is really free, as the second wall behind the promises. What
-must not happen is that the host or the server itself runs dry. The invariants: asking is cheap (a
-reading holds for a quarter of a second, or until as many were let in as could have used up what
-was to spare); the quicker starts are, the more often is read; and without an answer of the kernel
-nothing is refused.
+This is not a reservation (`admission`) but what the kernel reports as free: a second wall behind
+the promises, so that neither the host nor the server itself runs out. The invariants: a check is
+cheap (a reading is valid for a quarter of a second, or until as many sandboxes were accepted as
+could use up the spare part); faster starts cause more frequent readings; and without an answer of
+the kernel nothing is refused.
 """
 
 from __future__ import annotations
@@ -19,25 +19,29 @@ from cellwall.model.errors import CapacityError
 
 _FRESH_S = 0.25
 _LEAST_DESCRIPTORS = 96
-"""For connections, the store, and a pool that fills again behind those that were let in."""
+"""Number of descriptors kept for connections, the store, and a pool that refills behind accepted
+sandboxes."""
 _DESCRIPTORS_EACH = 4
-"""A sandbox takes three, its client's connection one."""
+"""Number of descriptors per sandbox: three for itself, one for its client's connection."""
 _LEAST_PROCESSES = 256
 _LEAST_SHARE = 0.1
-"""Of the processes there may be, where that is less."""
+"""Share of the allowed processes, used where that is less than `_LEAST_PROCESSES`."""
 
 
 class Room:
-    """What is free, as last read."""
+    """Free resources, as last read."""
 
     def __init__(self, least_free_mb: int, files: Files | None = None) -> None:
-        """Below `least_free_mb` MiB available nothing new is accepted; 0 switches that off."""
+        """Accept nothing new below `least_free_mb` MiB of available memory; 0 turns that check
+        off.
+        """
         self._least_free_mb = least_free_mb
         self._files = files or Files()
         self._read_at = -1.0
         self._lacks: str | None = None
         self._to_let_in = 0
-        """How many more may pass on what was read; one that is refused uses up nothing."""
+        """Number of sandboxes that may still pass on the last reading; a refused one uses up
+        nothing."""
 
     def check(self) -> None:
         """Raise `CapacityError` when the host has too little left."""
@@ -73,12 +77,14 @@ class Room:
             used = len(os.listdir(self._files.proc / "self/fd"))
         except FileNotFoundError:
             return _LEAST_DESCRIPTORS
-        except OSError:  # not even one for this
+        except OSError:  # no descriptor is left even for this listing
             return 0
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - used
 
 
 def is_out_of_processes(files: Files) -> bool:
-    """Report whether the host, or a cgroup we are in, has too few left to start anything."""
+    """Report whether the host, or one of our cgroups, has too few processes left to start a
+    sandbox.
+    """
     left, most = processes_left(files)
     return left < min(_LEAST_PROCESSES, most * _LEAST_SHARE)

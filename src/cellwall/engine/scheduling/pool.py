@@ -1,9 +1,9 @@
-"""Parked sandboxes: started ahead, locked down, each used once.
+"""Pool of parked sandboxes: started ahead, locked down, each used once.
 
-The engine claims; runtimes start and destroy. Not a recycler: a claimed sandbox never returns.
-Shelves are kept per runtime and template. The invariant: a claim never waits behind a refill,
-and a shelf whose refills fail backs off and leaves the error to the next claim, which tries
-itself.
+The engine claims sandboxes; runtimes start and destroy them. The pool does not recycle: a claimed
+sandbox never returns. Each runtime and template has a shelf of its own. The invariant: a claim
+never waits behind a refill, and a shelf whose refills fail backs off and leaves the error to the
+next claim, which starts a sandbox itself.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ if TYPE_CHECKING:
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MOST_S = 30.0
 _SHRINK_AFTER_S = 10.0
-"""A burst's size is remembered this long."""
+"""Seconds for which the size of a burst is remembered."""
 _REFILL_PAUSE_S = 0.02
-"""After a claim; shortened when its sandbox is released."""
+"""Seconds between a claim and the refill; shortened when the claimed sandbox is released."""
 _ANSWER_PAUSE_S = 0.003
-"""After a release: the answer goes out first, and where it is kept it has to be on disk before."""
+"""Seconds between a release and the cleanup: the answer is sent first, and a stored answer must be
+on disk before it is sent."""
 _MOST_DESTRUCTIONS = 64
-"""Destructions pending at once; claims wait above it, so that cleaning keeps up."""
+"""Maximum number of pending destructions; above it claims wait, so that cleaning keeps up."""
 
 
 class StartGate:
-    """Bounds parallel starts; whoever claims passes before whoever refills."""
+    """Bound on parallel starts; claims pass before refills."""
 
     def __init__(self, size: int) -> None:
-        """`size` starts at once."""
+        """Allow `size` starts at once."""
         self._free = size
         self._claims: deque[asyncio.Future[None]] = deque()
         self._refills: deque[asyncio.Future[None]] = deque()
@@ -52,7 +53,7 @@ class StartGate:
         return _Passing(self, self._claims if is_claim else self._refills)
 
     async def enter(self, queue: deque[asyncio.Future[None]]) -> None:
-        """Wait in one of our queues for a place."""
+        """Wait for a place in `queue`, one of the gate's two."""
         if self._free > 0:
             self._free -= 1
             return
@@ -62,11 +63,11 @@ class StartGate:
             await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                self.leave()  # the place was given to us in the same moment
+                self.leave()  # `leave` gave the place to this task in the same moment
             raise
 
     def leave(self) -> None:
-        """Give a place back: to the oldest claim that waits, else to the oldest refill."""
+        """Give a place back: to the oldest waiting claim, else to the oldest waiting refill."""
         for queue in (self._claims, self._refills):
             while queue:
                 future = queue.popleft()
@@ -77,8 +78,11 @@ class StartGate:
 
 
 class _Passing(contextlib.AbstractAsyncContextManager[None]):
-    """No asynchronous generator: at its end a loop closes those that are alive, whatever runs in
-    them, and refills wait here while the library's keeper closes the engine (`embedded`)."""
+    """Context manager that holds a place of the gate.
+
+    It is not an asynchronous generator: a loop that ends closes its live generators even while code
+    runs in them, and refills wait here while the library's keeper closes the engine (`embedded`).
+    """
 
     __slots__ = ("_gate", "_queue")
 
@@ -116,7 +120,7 @@ class _Parked:
 class _Shelf:
     runtime: Runtime
     spec: SandboxSpec
-    """What parked sandboxes are started as."""
+    """Spec with which parked sandboxes are started."""
     parked: deque[_Parked] = field(default_factory=deque)
     starting: int = 0
     in_use: int = 0
@@ -127,16 +131,16 @@ class _Shelf:
     retry: asyncio.TimerHandle | None = None
     soon: asyncio.TimerHandle | None = None
     forking: int = 0
-    """Refills that passed the gate."""
+    """Number of refills that passed the gate and are starting a sandbox."""
     waiting: deque[asyncio.Future[_Parked | None]] = field(default_factory=deque)
-    """Claims that take over what is being forked."""
+    """Claims that take over the sandboxes being forked."""
 
 
 class Pool:
     """All parked sandboxes of one engine."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        """Park nothing until something was claimed."""
+        """Start empty: nothing is parked before the first claim."""
         self._settings = settings
         self._shelves: dict[tuple[str, ...], _Shelf] = {}
         self._gate = StartGate((os.cpu_count() or 1) + 2)
@@ -146,14 +150,14 @@ class Pool:
         self._claims_parked = 0
         self._claims_started = 0
         self.starts = Starts()
-        """How long its starts took."""
+        """Durations of the sandbox starts."""
         self._failed = 0
         self._tidy: asyncio.TimerHandle | None = None
 
     # -- claiming --------------------------------------------------------------------------
 
     async def claim(self, runtime: Runtime, spec: SandboxSpec) -> Live:
-        """Return a sandbox of `spec`, parked or started now; `release` must follow."""
+        """Return a sandbox of `spec`, parked or started now; the caller must `release` it."""
         await self._destructions.wait_below(_MOST_DESTRUCTIONS)
         shelf = self._shelf(runtime, spec)
         self._count_claim(shelf)
@@ -178,7 +182,7 @@ class Pool:
             self._refill_later(shelf, _REFILL_PAUSE_S)
 
     async def _wait_forked(self, shelf: _Shelf, spec: SandboxSpec) -> _Parked | None:
-        """Take over a sandbox that a refill is starting right now, if there is one to be had."""
+        """Take over a sandbox that a refill is starting now, if one is not taken yet."""
         if shelf.forking <= len(shelf.waiting):
             return None
         future: asyncio.Future[_Parked | None] = asyncio.get_running_loop().create_future()
@@ -195,7 +199,7 @@ class Pool:
         return found
 
     async def _adapt(self, found: _Parked, spec: SandboxSpec) -> Live | None:
-        """Make it the claimer's; None if it had ended and nobody had noticed."""
+        """Apply the claim's spec to a parked sandbox; None if the sandbox had ended unnoticed."""
         if found.spec.limits != spec.limits:
             try:
                 await found.sandbox.apply_limits(spec.limits)
@@ -225,7 +229,7 @@ class Pool:
         self._refill_later(shelf, _ANSWER_PAUSE_S)
 
     def bury(self, sandbox: RuntimeSandbox) -> None:
-        """Kill now, clean up in the background."""
+        """Kill a sandbox now and clean up in the background."""
         sandbox.kill()
         self._destructions.spawn(_remove(sandbox))
 
@@ -288,7 +292,7 @@ class Pool:
             await self._park(shelf)
         finally:
             shelf.starting -= 1
-            # Claims for which no fork is left go their own way.
+            # Claims without a remaining fork start a sandbox themselves.
             while len(shelf.waiting) > shelf.forking:
                 future = shelf.waiting.pop()
                 if not future.done():
@@ -327,7 +331,7 @@ class Pool:
         if parked in shelf.parked:
             shelf.parked.remove(parked)
             self.bury(parked.sandbox)
-            # Dying while parked is a failure of its kind: no busy loop of new ones.
+            # A sandbox that dies while parked is a failure, too: do not replace it in a busy loop.
             self._back_off(shelf)
 
     def _back_off(self, shelf: _Shelf) -> None:
@@ -361,7 +365,7 @@ class Pool:
     # -- end -------------------------------------------------------------------------------
 
     def statistics(self) -> PoolStatistics:
-        """Return counts."""
+        """Return the pool's counts."""
         return PoolStatistics(
             parked=sum(len(shelf.parked) for shelf in self._shelves.values()),
             starting=sum(shelf.starting for shelf in self._shelves.values()),

@@ -1,7 +1,8 @@
-"""How much each tenant may have, and how much it has.
+"""Quotas: how much each tenant may use, and how much it uses now.
 
-Not the machine's own bounds (`admission`) and not the order (`fair_queue`). Pure and on one event
-loop. The invariant: a refusal names the quota, its number and the remedy, and costs nothing.
+It knows neither the machine's own bounds (`admission`) nor the order (`fair_queue`). Pure and on
+one event loop. The invariant: a refusal names the quota, its number and the remedy, and uses up
+nothing.
 """
 
 from __future__ import annotations
@@ -19,40 +20,41 @@ from cellwall.model.outcome import IsolationLevel
 
 DEFAULT_TIER = "default"
 _WORDS = frozenset({"least_isolation", "runtimes"})
-"""Quotas that are no numbers."""
+"""Names of the quotas that are not numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """What a tenant of one tier may have. None: only the server's own bounds count."""
+    """Quotas of the tenants of one tier. None: only the server's own bounds apply."""
 
     running: int | None = None
-    """One-shots that hold a sandbox at once; more of them wait."""
+    """Number of one-shots that hold a sandbox at once; further ones wait."""
     queued: int | None = 10_000
-    """One-shots that wait."""
+    """Number of one-shots that wait."""
     creates_per_min: int | None = None
-    """Sandboxes created in a minute; so many may also come at once."""
+    """Sandboxes created in a minute; the same number may also be created at once."""
     sandboxes: int | None = 1500
-    """Live sandboxes; less than the server's own bound, so that one tenant does not take all."""
+    """Number of live sandboxes; below the server's own bound, so that one tenant cannot take
+    all."""
     memory_mb: int | None = None
     """MiB: sum of the memory limits of sandboxes and running one-shots."""
     cpus: float | None = None
-    """Sum of their CPU limits."""
+    """Sum of the CPU limits of sandboxes and running one-shots."""
     file_mb: int | None = None
-    """MiB: sum of their work areas (`disk_mb`)."""
+    """MiB: sum of the work areas (`disk_mb`) of sandboxes and running one-shots."""
     output_mb: int | None = None
     """MiB of output kept for a tenant's executions in ten minutes."""
     stored_mb: int | None = 1024
-    """MiB of the store's disk: bodies of one-shots that wait, and what is kept of answers, events
-    and collected files of what has ended, beyond 4 KiB each."""
+    """MiB of the store's disk: bodies of waiting one-shots, and the answers, events and collected
+    files kept of ended executions, beyond 4 KiB each."""
     connections: int | None = None
-    """Requests, streams, terminals and connections to ports under way at once; an eighth of
+    """Number of concurrent requests, streams, terminals and connections to ports; an eighth of
     `most_connections` where it is left out."""
     least_isolation: str | None = None
-    """Level below which nothing of its is served: a request that names a lower one is refused, one
+    """Lowest isolation level for the tenant: a request that names a lower one is refused, a request
     that names none gets this one."""
     runtimes: tuple[str, ...] | None = None
-    """Which of the server's runtimes may serve it, by name."""
+    """Names of the server's runtimes that may serve the tenant."""
 
     def __post_init__(self) -> None:
         """Raise `UsageError` on a number not above zero, or an unknown level or runtime."""
@@ -77,7 +79,7 @@ _OUTPUT_WINDOW_S = 600.0
 
 
 class _Bucket:
-    """So much at once, refilled evenly; may go below zero where use is known only afterwards."""
+    """Token bucket, refilled evenly; may go below zero where use is known only afterwards."""
 
     __slots__ = ("_at", "_left", "_most", "_per_s")
 
@@ -95,13 +97,13 @@ class _Bucket:
         self._left = self.left(now) - amount
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Return the seconds until `amount` is there; 0 if it is."""
+        """Return the seconds until `amount` is available; 0 if it is now."""
         return max(0.0, (amount - self.left(now)) / self._per_s)
 
 
 @dataclass(slots=True)
 class Use:
-    """What one tenant has now."""
+    """Current use of one tenant."""
 
     tenant: str
     quotas: Quotas
@@ -110,22 +112,22 @@ class Use:
     sandboxes: int = 0
     connections: int = 0
     waiting_bytes: int = 0
-    """Of the store: bodies of what waits."""
+    """Bytes of the store: bodies of waiting one-shots."""
     kept_bytes: int = 0
-    """Of the store: what is left of what ended."""
+    """Bytes of the store: what is kept of ended executions."""
     held: Cost = NOTHING
-    """Sum of the limits of what runs and lives."""
+    """Sum of the limits of running one-shots and live sandboxes."""
     creates: _Bucket | None = field(default=None, repr=False)
     output: _Bucket | None = field(default=None, repr=False)
 
     @property
     def stored_bytes(self) -> int:
-        """What of the store's disk it has."""
+        """Bytes of the store's disk that the tenant uses."""
         return self.waiting_bytes + self.kept_bytes
 
     @property
     def stored_mb(self) -> float:
-        """The same in MiB, for people."""
+        """MiB of the store's disk that the tenant uses, rounded for display."""
         return round(self.stored_bytes / (1 << 20), 2)
 
     def lacks(self, cost: Cost) -> str | None:
@@ -142,9 +144,9 @@ class Use:
         return None
 
     def may_run(self, cost: Cost) -> bool:
-        """Report whether one more one-shot of `cost` may hold a sandbox, and leave what it does.
+        """Report whether a one-shot of `cost` may hold a sandbox now and store its result.
 
-        Bodies that wait do not count for that: they only become fewer when something runs.
+        Bodies of waiting one-shots do not count for that: running one only reduces them.
         """
         running, stored = self.quotas.running, self.quotas.stored_mb
         if stored is not None and self.kept_bytes > stored << 20:
@@ -164,7 +166,7 @@ class Use:
             )
 
     def within(self, cost: Cost) -> Cost:
-        """Return `cost`, cut to what the quotas could ever hold."""
+        """Return `cost`, reduced to what the quotas could ever hold."""
         quotas = self.quotas
         return Cost(
             cost.memory_mb if quotas.memory_mb is None else min(cost.memory_mb, quotas.memory_mb),
@@ -188,7 +190,7 @@ class Use:
 
 
 class Tenants:
-    """The tiers, which tenant is of which, and what each has now."""
+    """The tiers, each tenant's tier, and each tenant's current use."""
 
     def __init__(
         self,
@@ -196,7 +198,9 @@ class Tenants:
         tenants: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tenants` name their tier; all others are of the tier `default`. `clock` in seconds."""
+        """`tenants` maps tenants to tiers; all others have the tier `default`. `clock` returns
+        seconds.
+        """
         self._tiers = {DEFAULT_TIER: Quotas(), **(tiers or {})}
         self._tenants = dict(tenants or {})
         self._clock = clock
@@ -207,7 +211,7 @@ class Tenants:
         return self._tenants.get(tenant, DEFAULT_TIER)
 
     def floor(self, tenant: str) -> Floor:
-        """Return what isolation a tenant's requests must have."""
+        """Return the isolation that a tenant's requests must have at least."""
         quotas = self._tiers[self.tier(tenant)]
         least, names = quotas.least_isolation, quotas.runtimes
         if least is None and names is None:
@@ -215,7 +219,7 @@ class Tenants:
         return Floor(least or NO_FLOOR.least_isolation, names, f"for tier {self.tier(tenant)!r}")
 
     def use(self, tenant: str) -> Use:
-        """Return what a tenant has; the same object every time."""
+        """Return the use of a tenant; the same object every time."""
         found = self._uses.get(tenant)
         if found is None:
             quotas = self._tiers[self.tier(tenant)]
@@ -230,7 +234,7 @@ class Tenants:
         return found
 
     def check_output(self, tenant: str) -> None:
-        """Raise `QuotaExceeded` if the tenant's output of late is above its quota."""
+        """Raise `QuotaExceeded` if the tenant's recent output is above its quota."""
         bucket = self.use(tenant).output
         wait_s = 0.0 if bucket is None else bucket.wait_s(1, self._clock())
         if wait_s > 0:
@@ -270,13 +274,13 @@ class Tenants:
             )
 
     def spend_create(self, tenant: str) -> None:
-        """Count a sandbox that is going to be created."""
+        """Count a sandbox that is about to be created."""
         creates = self.use(tenant).creates
         if creates is not None:
             creates.spend(1, self._clock())
 
     def check_connection(self, tenant: str) -> Use:
-        """Return the tenant's use; `QuotaExceeded` unless one more call of it may be under way."""
+        """Return the tenant's use; `QuotaExceeded` unless it may start one more call."""
         use = self.use(tenant)
         most = use.quotas.connections
         if most is not None and use.connections >= most:
@@ -296,7 +300,7 @@ class Tenants:
         }
 
     def all_json(self) -> list[dict[str, Any]]:
-        """Return the same of every tenant seen since the start, for the operator."""
+        """Return the same for every tenant seen since the start, for the operator."""
         return [self.quotas_json(tenant) for tenant in sorted(self._uses)]
 
 

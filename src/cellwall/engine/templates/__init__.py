@@ -1,1 +1,1 @@
-"""Templates: defined, built, found, and never run outside a sandbox."""
+"""Templates: their definitions, builds and places; a template never runs outside a sandbox."""

@@ -1,7 +1,8 @@
-"""The host's interpreter a template stands on, and what of the host it needs mounted.
+"""Base interpreter: the host's Python that a template is based on, and the mounts it needs.
 
-Not the template's environment. Called by `store` before every look-up, so the usual case must
-not start a process: `/usr/bin/python3` is most often the interpreter we run on.
+It does not describe the template's environment. Called by `store` before every look-up, so the
+usual case must not start a process: `/usr/bin/python3` is mostly the interpreter that runs this
+code.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ class BaseInterpreter:
     """One Python installation of the host."""
 
     executable: str
-    """Real path, free of links."""
+    """Real path, without symbolic links."""
     version: tuple[int, ...]
     cache_tag: str
-    """What bytecode and extension modules are bound to, such as `cpython-311`."""
+    """Tag that bytecode and extension modules are bound to, such as `cpython-311`."""
     mounts: tuple[str, ...]
-    """Trees outside `/usr` it needs: its own prefix, or none."""
+    """Directory trees outside `/usr` that it needs: its own prefix, or none."""
 
     def identity(self) -> dict[str, object]:
-        """Return what a built template is bound to.
+        """Return the properties that a built template is bound to.
 
-        The patch level is not part of it: a security update of the distribution keeps the
-        binary interface, and must not make every template vanish.
+        The patch level is not one of them: a security update of the distribution keeps the binary
+        interface, and must not invalidate every template.
         """
         return {
             "executable": self.executable,
@@ -68,7 +69,9 @@ def base_interpreter(template: Template) -> BaseInterpreter:
 
 
 def _candidates() -> list[str]:
-    """The distribution's interpreters first: all they need lies below /usr, as in every jail."""
+    """Return the candidates, the distribution's first: they need only /usr, which every jail
+    mounts.
+    """
     numbered = sorted(
         (p for p in Path("/usr/bin").glob("python3.*") if p.name[8:].isdigit()),
         key=lambda p: -int(p.name[8:]),

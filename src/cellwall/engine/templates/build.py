@@ -1,10 +1,10 @@
-"""Fills one directory with a template's environment, by uv, and makes it read-only.
+"""Template build: fill one directory with an environment by uv, and make it read-only.
 
-Not where templates lie or who may build (`store`, the only caller). The invariant: nothing of
-a template is executed or imported on the host, its link to an interpreter included: what lies
-beside that decides what it loads. uv unpacks wheels, told to do it for the base interpreter and a
+Called by `store` only, which decides where templates lie and which process builds. The invariant:
+nothing of a template is executed or imported on the host, including its link to an interpreter: the
+files beside that link decide what it loads. uv unpacks wheels for the base interpreter into a
 prefix; there is no source build, no import, no console script, and bytecode comes from a parser
-(`bytecode`). What a package does when imported, it does inside the wall.
+(`bytecode`). What a package does on import, it does inside a sandbox.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KEPT_PREFIXES = ("UV_", "SSL_CERT_", "HTTP", "http", "ALL_PROXY", "all_proxy", 
 
 
 def find_uv() -> str:
-    """Return the path of uv: the wheel we depend on, else the one on PATH."""
+    """Return the path of uv: that of the wheel cellwall depends on, else the one on PATH."""
     try:
         from uv import find_uv_bin
 
@@ -64,9 +64,9 @@ def fill(root: Path, template: Template, base: BaseInterpreter, progress: Progre
 
 
 def seal(root: Path) -> int:
-    """Make the tree read-only for everyone, readable by everyone; return the sum of its sizes.
+    """Make the tree readable and read-only for every user; return the sum of its file sizes.
 
-    Sandboxes read it under a foreign uid, so the modes must not depend on our umask.
+    Sandboxes read it under a foreign uid, so the modes must not depend on this process's umask.
     """
     size_bytes = 0
     for directory, _, names in os.walk(root):
@@ -95,13 +95,14 @@ def _install_arguments(root: Path, template: Template, base: BaseInterpreter) ->
 
 
 def _environment(environ: Mapping[str, str], spare_cache: Path) -> dict[str, str]:
-    """Build uv's environment from nothing: no VIRTUAL_ENV or PYTHONPATH may steer it."""
+    """Build uv's environment from nothing: no VIRTUAL_ENV or PYTHONPATH may affect it."""
     kept = {
         name: value
         for name, value in environ.items()
         if name in _KEPT_VARIABLES or name.startswith(_KEPT_PREFIXES)
     }
-    kept.pop("UV_COMPILE_BYTECODE", None)  # by an interpreter; uv takes it for an argument
+    # that compiles by an interpreter; uv reads the variable like the argument
+    kept.pop("UV_COMPILE_BYTECODE", None)
     kept |= uv_variables(environ)
     kept |= {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_MODIFY_PATH": "1"}
     if "UV_CACHE_DIR" not in kept and not _can_cache(environ):
@@ -119,7 +120,7 @@ def _can_cache(environ: Mapping[str, str]) -> bool:
 
 
 class _Uv:
-    """uv with one environment, one directory and one place to report to."""
+    """uv with its environment, its target directory and a callback for its output."""
 
     def __init__(self, executable: str, name: str, root: Path, progress: Progress) -> None:
         self._executable = executable
@@ -129,14 +130,14 @@ class _Uv:
         self._environment = _environment(os.environ, root.parent.parent / "cache/uv")
 
     def run(self, *arguments: str) -> None:
-        """Run one command to its end, passing its lines on."""
+        """Run one uv command to its end and report its output lines."""
         command = [self._executable, *arguments]
         if arguments[0] == "venv":
             command.append(str(self._root))
         lines: deque[str] = deque(maxlen=10_000)
         with subprocess.Popen(
             command,
-            cwd=self._root.parent,  # away from any project file of the caller's
+            cwd=self._root.parent,  # outside of any project of the caller's
             env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -1,10 +1,10 @@
-"""The bytecode of a template's modules: no sandbox can write it, for its tree is read-only.
+"""Bytecode of a template's modules; sandboxes cannot write it because the tree is read-only.
 
-The invariant: sources of a package are only parsed, by the base interpreter of the host, in
-processes that hold none of our rights (`bytecode_worker`); the template's own interpreter, which
-imports what packages bring (`.pth` files), is never started. A source that cannot be compiled, or
-that ends its compiler, has no bytecode; that costs time inside and nothing else. A compiler that
-could not give up its rights is given no source.
+The invariant: the host's base interpreter only parses a package's sources, in processes that hold
+none of the engine's rights (`bytecode_worker`); the template's own interpreter, which imports what
+packages bring (`.pth` files), is never started. A source that cannot be compiled, or that ends its
+compiler, has no bytecode; that costs time in the sandbox and nothing else. A compiler that could
+not give up its rights gets no source.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cellwall.model.errors import HostUnsupported
 _WORKER = str(Path(__file__).with_name("bytecode_worker.py"))
 _WORKERS = 8
 _CHUNK = 256
-"""Sources for one worker: few starts, and all CPUs are busy to the end."""
+"""Number of sources for one worker: few starts, and all CPUs are busy to the end."""
 _CHUNK_S = 1200.0
 _LARGEST_BYTES = 32 << 20
 _LONGEST_WHY = 400
@@ -60,12 +60,12 @@ def _compile(chunk: list[_Source], packages: Path, base: BaseInterpreter) -> int
         answers = list(_answers(_asked(questions, base)))
         for source, compiled in zip(chunk, answers, strict=False):
             written += bool(compiled) and _is_written(source, base.cache_tag, compiled)
-        chunk = chunk[len(answers) + 1 :]  # without what ended its compiler
+        chunk = chunk[len(answers) + 1 :]  # skip the source that ended its compiler
     return written
 
 
 def _question(source: _Source, packages: Path) -> bytes:
-    """One frame of `bytecode_worker`; what is no file, or a very large one, counts as empty."""
+    """Return one frame for `bytecode_worker`; a non-regular or very large file counts as empty."""
     path = os.path.join(source.folder, source.name)
     name = os.fsencode(os.path.relpath(path, packages))
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -77,7 +77,10 @@ def _question(source: _Source, packages: Path) -> bytes:
 
 
 def _asked(questions: bytes, base: BaseInterpreter) -> bytes:
-    """What a worker answers; SECURITY: it hears nothing before it has given up its rights."""
+    """Return a worker's answers.
+
+    SECURITY: the worker gets no source before it has given up its rights.
+    """
     with subprocess.Popen(
         [base.executable, "-I", "-S", "-B", _WORKER],
         stdin=subprocess.PIPE,
@@ -107,7 +110,7 @@ def _conversation(worker: subprocess.Popen[bytes], questions: bytes) -> bytes:
 
 
 def _answers(said: bytes) -> Iterator[bytes]:
-    """The whole frames; a last one that is cut is none."""
+    """Return the complete frames; an incomplete last one is dropped."""
     at = 0
     while len(said) - at >= LENGTH.size:
         begin = at + LENGTH.size
@@ -124,7 +127,7 @@ def _is_written(source: _Source, cache_tag: str, compiled: bytes) -> bool:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder)
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)  # brought by the package
+            os.unlink(path)  # a file that the package brought
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except (NotADirectoryError, IsADirectoryError, PermissionError):
         return False  # the package has something else of that name

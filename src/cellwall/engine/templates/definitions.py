@@ -1,7 +1,8 @@
-"""Which templates there are: ours, and the user's from `templates.toml`.
+"""Template definitions: the built-in ones, and the user's from `templates.toml`.
 
-Not whether they are built (`store`). A user's definition of the same name replaces ours. The
-pins below are one resolution that was installed and imported together; change them as a set.
+It does not know whether they are built (`store`). A user's definition replaces the built-in one of
+the same name. The pins below are one resolution that was installed and imported together; change
+them as a set.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ _USUAL_MODULES = (
     "string",
     "typing",
 )
-"""What short programs import; together 2 MiB. What costs more is left to who needs it."""
+"""Modules that short programs import; together 2 MiB. Programs import larger modules themselves."""
 
 DEFAULTS = (
     Template(
@@ -105,12 +106,13 @@ DEFAULTS = (
             "scipy==1.17.1",
             "seaborn==0.13.2",
             "sympy==1.14.0",
-            # What pandas asks for by name: `style` jinja2, `to_excel` openpyxl, `to_markdown` this.
+            # pandas imports these for `style` (jinja2), `to_excel` (openpyxl) and `to_markdown`
+            # (tabulate).
             "tabulate==0.10.0",
         ),
         constraints=_IPYTHON_PINS + _DATA_PINS,
-        # scipy.stats and sklearn would add 58 and 30 MiB, and every sandbox pays for a larger
-        # image with a slower fork; they are installed, importing them is the program's choice.
+        # scipy.stats and sklearn would add 58 and 30 MiB, and every sandbox pays for a larger image
+        # with a slower fork; they are installed, and a program imports them by itself.
         preload=(
             *_USUAL_MODULES,
             "numpy",
@@ -120,7 +122,7 @@ DEFAULTS = (
             "matplotlib.backends.backend_agg",
         ),
         python=">=3.11",
-        # There is no display inside; without this pyplot looks for one.
+        # There is no display inside; without this pyplot searches for one.
         env={"MPLBACKEND": "agg"},
         languages=("python", "bash", "javascript"),
     ),
@@ -128,7 +130,7 @@ DEFAULTS = (
 
 
 def config_dirs() -> list[Path]:
-    """Return where `templates.toml` is looked for; later ones win."""
+    """Return the directories searched for `templates.toml`; later ones take precedence."""
     chosen = os.environ.get("CELLWALL_CONFIG_DIR")
     if chosen:
         return [Path(chosen)]
@@ -145,7 +147,7 @@ def definitions() -> dict[str, Template]:
 
 
 def from_mapping(name: str, fields: dict[str, Any]) -> Template:
-    """Make a template of plain data, refusing unknown fields and wrong types."""
+    """Make a template from plain data; `UsageError` on unknown fields and wrong types."""
     known: dict[str, type] = {
         "description": str,
         "packages": list,
@@ -177,7 +179,7 @@ def _require(holds: bool, name: str, field: str, wanted: str) -> None:
 
 
 def _read(path: Path) -> dict[str, Template]:
-    """Read one file: a table `[templates.NAME]` per template; absent means none."""
+    """Read one file: a table `[templates.NAME]` per template; an absent file defines none."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, PermissionError):

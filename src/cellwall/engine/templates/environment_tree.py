@@ -1,8 +1,8 @@
-"""What of a template's environment is ours: the few files that decide what its interpreter loads.
+"""Environment tree: the engine's own files in an environment, which decide what Python loads.
 
-Not what packages install (`build`, the only caller). The invariant: after an install,
-`pyvenv.cfg` and the links in `bin` are what they were before it, and there is no other link. A
-wheel that brought its own would choose the interpreter's standard library.
+Called by `build` only; it does not cover what packages install. The invariant: after an install,
+`pyvenv.cfg` and the links in `bin` are unchanged, and there is no other link. A wheel that brought
+its own would choose the interpreter's standard library.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _SEPARATORS = re.compile(r"[-_.]+")
 _RELOCATABLE = b"""#!/bin/sh
 '''exec' "$(dirname -- "$(realpath -- "$0")")"/'python' "$0" "$@"
 ' '''"""
-"""How uv begins the scripts of an environment that may be moved."""
+"""First lines with which uv begins the scripts of a relocatable environment."""
 
 
 def own(root: Path) -> dict[str, bytes]:
-    """Return what decides, by path: targets of links, content of the configuration."""
+    """Return the deciding files by path: targets of links, content of the configuration."""
     found = {}
     for path in _deciding(root):
         is_link = path.is_symlink()
@@ -37,7 +37,9 @@ def own(root: Path) -> dict[str, bytes]:
 
 
 def _deciding(root: Path) -> Iterator[Path]:
-    """Every link; in the places where an interpreter looks, its names and its configuration."""
+    """Yield every link, and the interpreter names and configuration in the places Python looks
+    at.
+    """
     for folder, folders, names in os.walk(root):
         is_bin = folder == str(root / "bin")
         is_looked_at = is_bin or folder == str(root)
@@ -50,7 +52,7 @@ def _deciding(root: Path) -> Iterator[Path]:
 
 
 def require_own(root: Path, before: dict[str, bytes], template: str) -> None:
-    """Raise `HostUnsupported` if a package has changed or added something that decides."""
+    """Raise `HostUnsupported` if a package has changed or added a deciding file."""
     try:
         after = own(root)
     except OSError as error:  # a folder, or a device, in the place of a file
@@ -68,7 +70,7 @@ def require_own(root: Path, before: dict[str, bytes], template: str) -> None:
 
 
 def _bringing(root: Path, names: list[str]) -> list[str]:
-    """Packages that say they installed one of `names`; what they say is for the message only."""
+    """Return the packages that claim to have installed one of `names`; for the message only."""
     found = []
     for record in _packages(root).glob("*.dist-info/RECORD"):
         lines = record.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -79,10 +81,10 @@ def _bringing(root: Path, names: list[str]) -> list[str]:
 
 
 def make_relocatable(root: Path, base: BaseInterpreter) -> None:
-    """Have the scripts in `bin` start the interpreter beside them, not the base interpreter.
+    """Make the scripts in `bin` start the interpreter beside them instead of the base interpreter.
 
-    They were installed for a prefix, so their first line names the base interpreter, which does
-    not know the template's packages.
+    They were installed for a prefix, so their first line names the base interpreter, which does not
+    know the template's packages.
     """
     named = os.fsencode(base.executable)
     short = b"#!" + named
@@ -98,7 +100,7 @@ def make_relocatable(root: Path, base: BaseInterpreter) -> None:
 
 
 def packages_folder(root: Path, base: BaseInterpreter) -> Path:
-    """Return where modules are installed."""
+    """Return the directory where modules are installed."""
     return root / f"lib/python{base.version[0]}.{base.version[1]}/site-packages"
 
 
@@ -107,7 +109,7 @@ def _packages(root: Path) -> Path:
 
 
 def pins(packages: Path) -> list[str]:
-    """Return what is installed as `name==version`, sorted; by names of folders, nothing is run."""
+    """Return the installed packages as `name==version`, sorted; read from folder names only."""
     found = (_pin(path.name) for path in packages.glob("*.dist-info"))
     return sorted(pin for pin in found if pin)
 

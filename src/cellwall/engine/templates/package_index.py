@@ -1,8 +1,8 @@
-"""Where packages come from: the user's pip and uv settings, as environment variables for uv.
+"""Package index: the user's pip and uv settings, as environment variables for uv.
 
-Not a configuration of ours, and it names no index: uv knows the public one. Called by
-`build` and, as a plain file with the bare interpreter, by `scripts/bootstrap`; so it
-imports nothing but the standard library, and what the user set for uv itself always wins.
+Called by `build` and, as a plain file with the bare interpreter, by `scripts/bootstrap`; so it
+imports only the standard library. It is not a configuration of cellwall's own and names no index:
+uv knows the public one. The user's settings for uv itself always take precedence.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ _SYSTEM_BUNDLES = (
     "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora, RHEL
     "/etc/ssl/ca-bundle.pem",  # SUSE
 )
-"""Where an administrator's own authority is: pip trusts it, uv only what is built into it."""
+"""Files of the certificate authorities that an administrator added: pip trusts them, uv only its
+built-in ones."""
 
 
 def uv_variables(
     environ: Mapping[str, str], bundles: Sequence[str] = _SYSTEM_BUNDLES
 ) -> dict[str, str]:
-    """Return what to add to `environ` so that uv installs from where pip would.
+    """Return what to add to `environ` so that uv installs from the index that pip would use.
 
-    It trusts the first of `bundles` that is there (paths of PEM files), unless somebody said whom.
+    uv trusts the first of `bundles` that exists (paths of PEM files), unless the environment
+    already names its certificates.
     """
     settings = _pip_files(environ) | _pip_variables(environ)
     found = {
@@ -47,8 +49,8 @@ def uv_variables(
     if any(name in environ for name in _UV_INDEX_VARIABLES):
         found = {k: v for k, v in found.items() if k not in _UV_INDEX_VARIABLES}
     if "UV_INDEX" in found:
-        # pip takes the best version over all indexes; uv by default only the first index that
-        # knows the name, which hides pinned versions when the extra index is a partial mirror.
+        # pip takes the best version over all indexes; uv by default only the first index that knows
+        # the name, which hides pinned versions when the extra index is a partial mirror.
         found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     if not any(name in environ for name in _UV_TRUST_VARIABLES):
         system = next((path for path in bundles if os.path.isfile(path)), None)
@@ -65,7 +67,7 @@ def _pip_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pip_files(environ: Mapping[str, str]) -> dict[str, str]:
-    """Merge pip's configuration files, later ones winning, as pip does."""
+    """Merge pip's configuration files, later ones taking precedence, as pip does."""
     home = Path(environ.get("HOME") or "/nonexistent")
     config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
     paths = [Path("/etc/pip.conf"), home / ".pip/pip.conf", config / "pip/pip.conf"]
@@ -85,7 +87,7 @@ def _read(path: Path) -> dict[str, str]:
     try:
         parser.read_string(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, configparser.Error):
-        # Absent, private or broken: pip itself will say so to whoever uses pip.
+        # Absent, private or broken: pip itself reports that to its user.
         return {}
     sections = [parser[name] for name in ("global", "install") if name in parser]
     return {name: value for section in sections for name, value in section.items()}
