@@ -252,9 +252,7 @@ class Files:
     async def upload_dir(
         self, local: str | Path, remote: str = ".", *, on_progress: OnProgress | None = None
     ) -> int:
-        """Copy a directory of the caller's host into the sandbox; return the number of bytes
-        sent.
-        """
+        """Copy a directory of the caller's host into the sandbox; return the number of bytes."""
         root, progress = Path(local), local_files.Progress(on_progress)
         await local_files.check_directory(root, "upload_dir")
         await self.put_tree(remote, local_files.tree_pieces(root, progress))

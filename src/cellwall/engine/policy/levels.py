@@ -140,9 +140,7 @@ def _allowed(settings: EngineSettings, floor: Floor) -> tuple[str, ...]:
 def _check_runtime(
     name: str | None, allowed: tuple[str, ...], floor: Floor, settings: EngineSettings
 ) -> None:
-    """Raise `UsageError` if the tier lacks the runtime; `selection` checks the rules for all
-    tiers.
-    """
+    """Raise `UsageError` if the tier lacks the runtime; for the rules of all see `selection`."""
     may_here = name in settings.runtimes and (name != "process" or settings.allow_process)
     if name is not None and may_here and name not in allowed:
         raise UsageError(

@@ -167,9 +167,7 @@ class Machine:
         return found
 
     def within(self, cost: Cost) -> Cost:
-        """Return `cost`, reduced to what could ever fit; for items that a larger machine
-        accepted.
-        """
+        """Return `cost`, reduced to what could ever fit; for items a larger machine accepted."""
         most = self.capacity
         return Cost(
             min(cost.memory_mb, most.memory_mb),

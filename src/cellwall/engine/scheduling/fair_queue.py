@@ -92,9 +92,7 @@ class Waiting:
 
     @property
     def position(self) -> int:
-        """Maximum number of turns until its own, 1 for the next; 0 after its turn or if
-        cancelled.
-        """
+        """Maximum number of turns until its own, 1 for the next; 0 after it or if cancelled."""
         return 0 if self._on_turn is None else self._queue._position(self)
 
     def cancel(self) -> bool:
@@ -287,9 +285,7 @@ class FairQueue:
         self._serve()  # the cancelled item may have held up the others
 
     def _serve(self) -> None:
-        """Start every item that can start; the loop also sees what the callbacks change
-        meanwhile.
-        """
+        """Start every item that can start; the loop also sees what callbacks change meanwhile."""
         if self._is_serving:
             return
         self._is_serving = True

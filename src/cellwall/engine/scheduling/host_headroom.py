@@ -32,9 +32,7 @@ class Room:
     """Free resources, as last read."""
 
     def __init__(self, least_free_mb: int, files: Files | None = None) -> None:
-        """Accept nothing new below `least_free_mb` MiB of available memory; 0 turns that check
-        off.
-        """
+        """Accept nothing new below `least_free_mb` MiB of free memory; 0 turns that check off."""
         self._least_free_mb = least_free_mb
         self._files = files or Files()
         self._read_at = -1.0

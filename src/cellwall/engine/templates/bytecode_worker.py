@@ -1,13 +1,13 @@
-"""Compiles unreviewed Python sources, given and given back through pipes.
+"""Bytecode worker: compile unreviewed Python sources, received and returned through pipes.
 
-Not which sources (`bytecode`, which starts it with the base interpreter of the host under -I -S
--B). Standard library only, Python 3.8 and later. The invariant: a source is parsed here, never
-run, by a process that has the id of the account `nobody` where it was root, and can open nothing:
+Started by `bytecode`, which chooses the sources, with the base interpreter of the host under
+-I -S -B. Standard library only, Python 3.8 and later. The invariant: a source is parsed here, never
+run, by a process that has the id of the account `nobody` if it was root, and can open nothing:
 no file, no socket, no pipe. A process that cannot give up its rights ends before the first source.
 
-    out  READY, or why it is not
+    out  READY, or the reason why it is not ready
     in   length of the name, length of the source, time of change, each four bytes; name; source
-    out  length of the bytecode, four bytes, 0 where it is no Python of this version; bytecode
+    out  length of the bytecode, four bytes, 0 if it is no Python of this version; bytecode
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _become_nobody() -> None:
 
 
 def _extents(kind: str) -> List[Tuple[int, ...]]:
-    """Of this user namespace: first id, the same one outside, and how many; user_namespaces(7)."""
+    """Return this user namespace's extents: first id, id outside, count; user_namespaces(7)."""
     with open(f"/proc/self/{kind}_map", encoding="ascii") as lines:
         return [tuple(int(word) for word in line.split()) for line in lines]
 

@@ -37,9 +37,7 @@ def own(root: Path) -> dict[str, bytes]:
 
 
 def _deciding(root: Path) -> Iterator[Path]:
-    """Yield every link, and the interpreter names and configuration in the places Python looks
-    at.
-    """
+    """Yield every link, and the interpreter names and configuration where Python looks."""
     for folder, folders, names in os.walk(root):
         is_bin = folder == str(root / "bin")
         is_looked_at = is_bin or folder == str(root)

@@ -1,8 +1,8 @@
-"""Where templates lie, which are built, and building them one builder at a time.
+"""Template store: where templates lie, which are built, and building one builder at a time.
 
-Not how an environment is filled (`build`) nor what is defined (`definitions`).
-The invariant: a directory named by a digest is complete. It gets that name by one rename, under
-the digest's lock, after everything in it was written; whatever else lies there is rubbish.
+It neither fills an environment (`build`) nor defines one (`definitions`). The invariant: a
+directory named by a digest is complete. It gets that name by one rename, under the digest's lock,
+after everything in it was written; everything else in the store's directory is leftovers.
 
     <state>/templates/<digest>/              an environment and its manifest.json
     <state>/templates/<digest>.tmp-<pid>     being built or removed, or left by a killed builder
