@@ -1,4 +1,5 @@
-"""The use cases: sandboxes, contexts, executions, the warm pool, templates.
+"""Engine: the use cases of sandboxes, contexts, executions, the warm pool and templates.
 
-Doors (library, command line, server) call it; it calls runtimes through `runtimes.base` only.
+The interfaces (library, command line, server) call it; it calls runtimes through `runtimes.base`
+only.
 """

@@ -1,8 +1,8 @@
 """The engine: one state directory, its templates, runtimes, pool and live sandboxes.
 
-Doors make one engine per process and event loop and call it; it is the only thing that puts
-template, runtime, pool and sandbox together. The invariant: a sandbox that was claimed is
-destroyed whatever happens, and `aclose` returns only when nothing of this engine is left.
+The interfaces (library, command line, server) make one engine per process and event loop and call
+it; only the engine combines template, runtime, pool and sandbox. The invariant: a claimed sandbox
+is destroyed whatever happens, and `aclose` returns only when nothing of this engine is left.
 """
 
 from __future__ import annotations
@@ -54,11 +54,12 @@ if TYPE_CHECKING:
 
 Done = TypeVar("Done")
 _TRIES = 3
-"""Of one program, each in a sandbox of its own, if the one before ended before it began."""
+"""Number of tries for one program, each in a sandbox of its own, if the previous one ended before
+the program began."""
 
 
 class Templates(Protocol):
-    """What the engine needs of a template store."""
+    """The engine's view of a template store."""
 
     def definitions(self) -> dict[str, Template]:
         """Return the known templates by name."""
@@ -67,7 +68,7 @@ class Templates(Protocol):
         """Return the built template, or None when it is not built."""
 
     def build(self, name: str) -> BuiltTemplate:
-        """Build it and return it."""
+        """Build the template and return it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +84,17 @@ class EngineStatistics:
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """Who is told what of one execution."""
+    """Callbacks and trust word of one execution."""
 
     on_event: OnEvent | None
     on_start: OnStart | None
     before_code: BeforeCode | None
     trust: str | None
-    """Said back in its answer."""
+    """Trust word repeated in the answer."""
 
 
 class Engine:
-    """See the module. Make it on the event loop it will live on."""
+    """One engine; see the module. Create it on the event loop that it is used on."""
 
     def __init__(
         self,
@@ -126,7 +127,8 @@ class Engine:
         self._no_caller.set()
         self._is_open = True
         self.on_taken_out: Callable[[str, str], None] = lambda _name, _reason: None
-        """Told which runtime broke while it was in use, and why; it is asked anew."""
+        """Callback with the name of a runtime that broke while it was in use, and the reason; the
+        runtime is probed anew."""
 
     # -- parts -----------------------------------------------------------------------------
 
@@ -140,11 +142,11 @@ class Engine:
         return await self._runtimes.choose(Asked(isolation, name))
 
     def check_place(self, asked: Asked) -> None:
-        """Raise `UsageError` if no host could serve what `asked` says of isolation."""
+        """Raise `UsageError` if no host could meet the isolation that `asked` demands."""
         self._runtimes.demand(asked)
 
     async def probe(self, name: str) -> tuple[Runtime, list[Finding]]:
-        """Return the runtime called `name` and what it finds on this host."""
+        """Return the runtime called `name` and its findings on this host."""
         runtime = self._runtimes.get(name)
         return runtime, await runtime.probe()
 
@@ -166,7 +168,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _calling(self) -> Iterator[None]:
-        """Count a call that may claim a sandbox: `aclose` waits until it has let go of it."""
+        """Count a call that may claim a sandbox: `aclose` waits until the call has released it."""
         self._check_open()
         self._callers += 1
         self._no_caller.clear()
@@ -190,11 +192,11 @@ class Engine:
         on_start: OnStart | None = None,
         before_code: BeforeCode | None = None,
     ) -> Execution:
-        """Do one request; the sandbox is destroyed after the answer.
+        """Run one request; the sandbox is destroyed after the answer.
 
         `before_code` is awaited between the claim of a sandbox and the first line of the caller's
-        that runs in it; what it raises ends the request, and nothing has run. It is awaited
-        again for another sandbox, if that one ended before the program began.
+        code in it; an exception from it ends the request before anything has run. It is awaited
+        again for another sandbox, if the first one ended before the program began.
         """
         with self._calling():
             watch = _Watch(on_event, on_start, before_code, request.trust)
@@ -219,7 +221,7 @@ class Engine:
         product: tuple[tuple[str, bytes], ...] = ()
         if work.language.compile:
             place = Place(runtime.name, template.digest, request.tenant)
-            # A caller's environment could steer a compiler; its programs get it, later.
+            # A caller's environment could affect a compiler; only its programs get it, later.
             compile_spec = replace(spec, limits=work.compile_limits, env={})
 
             async def in_sandbox(job: Job) -> Compiled | Execution:
@@ -252,7 +254,7 @@ class Engine:
         watch: _Watch,
         job: Callable[[Live], Awaitable[Done]],
     ) -> Done:
-        """Do `job` in a fresh sandbox, again in another if it ended before anything ran."""
+        """Do `job` in a fresh sandbox, and in another if the first ended before anything ran."""
         for tries_left in reversed(range(_TRIES)):
             try:
                 return await self._try(runtime, replace(spec, sandbox_id=new_id()), watch, job)
@@ -268,13 +270,13 @@ class Engine:
         watch: _Watch,
         job: Callable[[Live], Awaitable[Done]],
     ) -> Done:
-        """Do it in one sandbox; `NotBegun` if that ended before the program began."""
+        """Do `job` in one sandbox; `NotBegun` if that ended before the program began."""
         self._check_open()
         live = await self._claim(runtime, spec)
         self._under_way.add(live)
         try:
             live.trust = watch.trust
-            self._check_open()  # it may have been closed while we waited for the sandbox
+            self._check_open()  # the engine may have been closed during the claim
             return await job(live)
         finally:
             self._under_way.discard(live)
@@ -312,7 +314,7 @@ class Engine:
         return found, notes
 
     async def _claim(self, runtime: Runtime, spec: SandboxSpec) -> Live:
-        """Return a sandbox; a host on which something has run out is a `CapacityError`."""
+        """Return a sandbox; raise `CapacityError` if the host has run out of a resource."""
         try:
             return await self._pool.claim(runtime, spec)
         except RuntimeGone as error:
@@ -341,11 +343,11 @@ class Engine:
         floor: Floor = NO_FLOOR,
         tools: Tools | None = None,
     ) -> AsyncSandbox:
-        """Return a live sandbox; its owner closes it, or its idle or whole life ends.
+        """Return a live sandbox; its owner closes it, or its idle time or lifetime ends.
 
         `isolation` is a level, None for the operator's default; `trust` (`untrusted`, `semi`,
-        `trusted`) stands for one. `floor` is the operator's demand on this tenant.
-        `tools`: functions that its Python code may call as `tools.name(…)`; they run here.
+        `trusted`) stands for one. `floor` is the operator's demand on this tenant. `tools`:
+        functions of this process that its Python code may call as `tools.name(…)`.
         """
         box = box_of(tools)
         with self._calling():
@@ -377,8 +379,10 @@ class Engine:
     # -- care ------------------------------------------------------------------------------
 
     async def wait_settled(self) -> None:
-        """Wait until what goes on behind answers is done: destructions, and fork-servers that get
-        ready for sessions; then counts of processes and files mean something."""
+        """Wait for the work behind answers: destructions, and fork-servers that get ready.
+
+        Afterwards counts of processes and files are stable.
+        """
         await self._pool.wait_buried()
         for runtime in self._runtimes.made.values():
             wait_settled = getattr(runtime, "wait_settled", None)
@@ -397,7 +401,7 @@ class Engine:
         return SweepReport(removed, kept)
 
     def statistics(self) -> EngineStatistics:
-        """Return counts."""
+        """Return the engine's counts."""
         return EngineStatistics(
             runs=self._runs,
             sandboxes=len(self._sandboxes),

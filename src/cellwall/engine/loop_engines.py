@@ -1,8 +1,8 @@
-"""The engine of each event loop, for callers that did not make one.
+"""Loop engines: the engine of each event loop, for callers that did not create one.
 
-`AsyncSandbox.create` and `arun` use it. Not the synchronous library's engine on a thread of its own
-(`embedded`). The invariant: an engine is closed when its loop is shut down, and a forked child has
-none of its parent's.
+`AsyncSandbox.create` and `arun` use it. It is not the synchronous library's engine, which has a
+thread of its own (`embedded`). The invariant: an engine is closed when its loop is shut down, and a
+forked child has none of its parent's engines.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def loop_engine() -> Engine:
     if engine is None:
         engine = _loop_engines[loop] = Engine()
         keeper = _keep(engine)
-        # An asynchronous generator that was started is what a loop closes at its end
-        # (`shutdown_asyncgens`, which `asyncio.run` calls): our only hook there.
+        # At its end a loop closes started asynchronous generators (`shutdown_asyncgens`, which
+        # `asyncio.run` calls): the only hook for closing the engine there.
         starting = asyncio.ensure_future(keeper.__anext__())
         starting.add_done_callback(partial(_hold, loop, keeper))
     return engine
@@ -52,7 +52,7 @@ async def _keep(engine: Engine) -> AsyncIterator[None]:
 
 
 def abandon_all() -> None:
-    """Forget them, in a forked child: their loops run in the parent only."""
+    """Forget all engines in a forked child: their loops run in the parent only."""
     for engine in list(_loop_engines.values()):
         engine.abandon()
     _loop_engines.clear()

@@ -1,8 +1,8 @@
-"""The sandbox object that callers hold: contexts, commands, files, life.
+"""Sandbox: the object that callers hold, with its contexts, commands, files and lifetime.
 
 Made by `Engine.create_sandbox`; the synchronous twin in `embedded` forwards to it. It belongs to
-one owner until it is closed, by its owner, by its idle or whole life, or by the engine. The
-invariant: once closed or killed it stays so, and every call says why.
+one owner until its owner, its idle time or lifetime, or the engine closes it. The invariant: once
+closed or killed it stays so, and every call raises the reason.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _STREAM_HIGH = 256
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """What a caller wants to hear of one execution."""
+    """A caller's callbacks for one execution."""
 
     on_event: OnEvent | None
     on_start: OnStart | None
@@ -62,7 +62,7 @@ class AsyncSandbox:
         on_closed: Callable[[AsyncSandbox], None],
         tools: Offer | None = None,
     ) -> None:
-        """Made by the engine; callers use `Engine.create_sandbox` or `AsyncSandbox.create`."""
+        """Called by the engine; callers use `Engine.create_sandbox` or `AsyncSandbox.create`."""
         self.live = live
         self._tools = tools
         self._tasks = tasks
@@ -80,14 +80,14 @@ class AsyncSandbox:
 
     @staticmethod
     def create(template: str = "python", **options: Any) -> Opening:  # noqa: ANN401 - of create_sandbox
-        """Make one on this event loop's engine: `async with AsyncSandbox.create() as sandbox`."""
+        """Create one on this event loop's engine: `async with AsyncSandbox.create() as sandbox`."""
         return Opening(template, options)
 
     # -- facts -----------------------------------------------------------------------------
 
     @property
     def id(self) -> str:
-        """Its id."""
+        """Id of the sandbox."""
         return self.live.spec.sandbox_id
 
     @property
@@ -97,38 +97,38 @@ class AsyncSandbox:
 
     @property
     def isolation(self) -> Isolation:
-        """Which isolation really runs."""
+        """Isolation that is in force."""
         return self.live.isolation
 
     @property
     def trust(self) -> str | None:
-        """The word of trust it was asked for with, if one was given."""
+        """Trust word of the request, if one was given."""
         return self.live.trust
 
     @property
     def posture(self) -> Mapping[str, Any]:
-        """The facts of its confinement, as read back from the OS."""
+        """Facts of its confinement, as read back from the OS."""
         return self.live.runtime_sandbox.posture
 
     @property
     def limits(self) -> Limits:
-        """The limits that apply."""
+        """Limits that apply."""
         return self.live.spec.limits
 
     @property
     def template(self) -> str:
-        """The name of its template."""
+        """Name of its template."""
         return self.live.spec.template.template.name
 
     @property
     def ends_at(self) -> float:
-        """When its whole life ends, in seconds since the epoch."""
+        """End of its lifetime, in seconds since the epoch."""
         return time.time() + self._ends_s - self._loop.time()
 
     def on_ended(self, callback: Callable[[str], None]) -> None:
         """Call `callback` once with the reason when it ends; at once if it has.
 
-        What it raises then goes to the event loop's exception handler.
+        An exception of a callback goes to the event loop's exception handler.
         """
         if self._closed:
             callback(self.live.ended_because)
@@ -162,8 +162,8 @@ class AsyncSandbox:
         """Run a cell in a context, or a program of a language that keeps no state beside it.
 
         Each language has a default context of its own; a named one decides the language.
-        `output_kb` is kept of each stream instead of the sandbox's own limit; `tools` are
-        those of this run instead of the sandbox's own, none of them if it is empty.
+        `output_kb` replaces the sandbox's limit of each stream; `tools` replace the sandbox's own
+        for this run, and none is available if it is empty.
         """
         self.live.check_alive()
         source, data = check_source(code), check_stdin(stdin)
@@ -186,7 +186,7 @@ class AsyncSandbox:
                 except GuestRefused as refusal:
                     if refusal.reason != "no_context":
                         raise
-                    # Its process ended between two cells and we were not told; nothing has run.
+                    # The context's process ended unnoticed between two cells; nothing has run.
                     await self.contexts.restart(name)
                     is_new = True
                     execution = await self._attempt(work, language, watch)
@@ -201,7 +201,7 @@ class AsyncSandbox:
         return execution
 
     def _box(self, tools: Tools | None, language: Language) -> Offer | None:
-        """Return what a run in that language may call."""
+        """Return the tools that a run in that language may call."""
         if tools is not None:
             return check_tools(tools, language)
         return self._tools if may_call(language) else None
@@ -280,7 +280,7 @@ class AsyncSandbox:
                 ) from None
             raise file_error(refusal, f"run {language.name}") from None
         finally:
-            # What it ended with counts, also where it has shut its own directory, or removed it.
+            # Keep the outcome even if the program has closed or removed its own directory.
             if self.live.is_alive:
                 with contextlib.suppress(CellwallError):
                     await self.files.remove(program.directory, recursive=True)
@@ -288,7 +288,7 @@ class AsyncSandbox:
     async def stream(self, code: str, **options: Any) -> AsyncIterator[Event]:  # noqa: ANN401 - of run
         """Yield the events of `run(code, …)` as they come; the last one is `end`.
 
-        A slow reader pauses the guest instead of growing our memory.
+        A slow reader pauses the guest instead of filling this process's memory.
         """
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         channel = self.live.channel
@@ -297,7 +297,7 @@ class AsyncSandbox:
         def on_event(event: Event) -> None:
             nonlocal is_paused
             if is_left:
-                return  # nobody would resume
+                return  # the reader that would call `resume` has left
             events.put_nowait(event)
             if events.qsize() > _STREAM_HIGH and not is_paused:
                 is_paused = True
@@ -321,7 +321,7 @@ class AsyncSandbox:
                 await asyncio.gather(running, return_exceptions=True)
 
     async def interrupt(self, context: str = "main") -> None:
-        """Raise KeyboardInterrupt in what the context runs now."""
+        """Raise KeyboardInterrupt in the code that the context runs now."""
         self.live.check_alive()
         self.contexts.check(context)
         name = inside(called(context))
@@ -332,7 +332,7 @@ class AsyncSandbox:
     async def for_model(
         self, result: Execution | CommandResult, budget_chars: int = DEFAULT_BUDGET_CHARS
     ) -> str:
-        """Say to a language model what ran in here; what is left out stays in a file inside."""
+        """Describe a result to a language model; the omitted output stays in a file inside."""
         from cellwall.surface.shared.kept_output import for_model
 
         return await for_model(self, result, budget_chars)
@@ -340,7 +340,7 @@ class AsyncSandbox:
     # -- life ------------------------------------------------------------------------------
 
     async def extend(self, life_s: float) -> None:
-        """Let it live `life_s` seconds from now."""
+        """Let the sandbox live `life_s` seconds from now."""
         self.live.check_alive()
         self.limits.with_changes({"life_s": life_s})  # checks the number
         self._ends_s = self._loop.time() + life_s
@@ -358,7 +358,7 @@ class AsyncSandbox:
         if self._loop.time() >= self._ends_s:
             self._end(f"its life of {self.limits.life_s:g} s is over")
         elif self.live.running:
-            self.live.touch()  # something runs, so nobody is idle
+            self.live.touch()  # a running execution is activity
             self._arm()
         elif time.monotonic() - self.live.active_at >= self.limits.idle_s:
             self._end(f"it was idle for {self.limits.idle_s:g} s")
@@ -366,11 +366,11 @@ class AsyncSandbox:
             self._arm()
 
     def _on_channel_ended(self) -> None:
-        # What runs in it has a verdict, which says more (`_after`).
+        # An execution that runs in it gets a verdict, which says more (`_after`).
         self._end(str(self.live.channel.lost) if self.live.running else self.live.why_it_ended())
 
     def _end(self, reason: str) -> None:
-        """Kill it and hand it to the engine for destruction; idempotent."""
+        """Kill the sandbox and hand it to the engine for destruction; idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -381,16 +381,16 @@ class AsyncSandbox:
         for listener in listeners:
             try:
                 listener(self.live.ended_because)
-            except Exception as error:  # noqa: BLE001 - the others are to hear of it, too
+            except Exception as error:  # noqa: BLE001 - the other listeners are still called
                 told = {"message": "on_ended: a callback failed", "exception": error}
                 self._loop.call_exception_handler(told)
 
     async def close(self) -> None:
-        """Destroy it; what runs in it ends as cancelled. Idempotent."""
+        """Destroy the sandbox; running executions end as cancelled. Idempotent."""
         self._end("it was closed")
 
     async def __aenter__(self) -> AsyncSandbox:
-        """Use it as a context manager that closes it."""
+        """Enter a context manager that closes the sandbox."""
         return self
 
     async def __aexit__(
@@ -399,15 +399,14 @@ class AsyncSandbox:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the sandbox."""
         await self.close()
 
 
 class Opening:
-    """What `AsyncSandbox.create` returns: await it, or enter it."""
+    """Result of `AsyncSandbox.create`: await it, or enter it."""
 
     def __init__(self, template: str, options: Mapping[str, Any]) -> None:
-        """Nothing happens until it is awaited or entered."""
         self._template = template
         self._options = options
         self._sandbox: AsyncSandbox | None = None
@@ -432,6 +431,6 @@ class Opening:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the sandbox."""
         if self._sandbox is not None:
             await self._sandbox.close()

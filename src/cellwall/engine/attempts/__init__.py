@@ -1,1 +1,1 @@
-"""One attempt to run something in a sandbox: deadlines, what was recorded, the verdict."""
+"""Attempts: running one piece of code in a sandbox, with its deadlines, records and verdict."""

@@ -1,8 +1,8 @@
-"""What a limit leaves to do in a sandbox that lives on: whose kill it was, and what has to end.
+"""Aftermath of a limit in a sandbox that lives on: attribute kills and end what broke the limit.
 
-Used by `attempt`. The kernel counts kills for a whole sandbox; what it says of each process tells
-whose they were. The invariant: a kill is the reason of one execution's end at most, and one that
-cannot have been the cause of it never is.
+Used by `attempt`. The kernel counts kills for a whole sandbox; its data on each process tell which
+execution a killed process belonged to. The invariant: a kill explains the end of at most one
+execution, and never of an execution whose end it cannot have caused.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from cellwall.runtimes.base import KernelReadings
 
 ENDING_S = 3.0
-"""For the guest to kill a family and see that it is gone; it gives up before that by itself."""
+"""Seconds for the guest to kill a process family and confirm its end; the guest gives up earlier by
+itself."""
 _ASKING_S = 1.0
 _LEAST_ROOM_BYTES = 16 << 20
-"""For init and an interpreter, beside the files."""
+"""Bytes for init and an interpreter, beside the files."""
 
 _UNKNOWN = (
     "a process of this sandbox was killed at its memory limit meanwhile; "
@@ -40,16 +41,16 @@ _CROWDED_OUT = (
 
 
 class _NotEnded(Exception):
-    """Processes of an execution are still there."""
+    """Some processes of an execution are still there."""
 
 
 class Aftermath:
-    """Of one execution or command."""
+    """Aftermath of one execution or command."""
 
     def __init__(
         self, live: Live, recorder: Recorder, before: KernelReadings, limits: Limits
     ) -> None:
-        """`before` is what the kernel had counted when it began: now."""
+        """Begin with the execution; `before` are the kernel's counts at that moment."""
         self._live = live
         self._recorder = recorder
         self._before = before
@@ -57,32 +58,35 @@ class Aftermath:
         self._claimed_before = live.claimed_kills
         self._unknown_before = live.unknown_kills
         self._family: asyncio.Future[Reply] | None = None
-        """Done when all of its processes have ended, if they were killed for it."""
+        """Future that is done when all of the execution's processes have ended, if they were killed
+        for it."""
         self.is_crowd = False
-        """Most of all processes were its own, and were ended for that."""
+        """Whether most of the sandbox's processes belonged to this execution and were ended for
+        that."""
         self._is_crowded_out = False
         self.notes: tuple[str, ...] = ()
 
     # -- memory ----------------------------------------------------------------------------
 
     async def kills(self, now: int) -> int:
-        """How many of the `now` kills for memory were its own; none is two's."""
+        """Return how many of the `now` memory kills hit this execution; each counts only once."""
         if not now:
             return 0
         live, recorder = self._live, self._recorder
         unclaimed = now - live.claimed_kills
         if recorder.cause in (Cause.LOST, Cause.HOSTILE):
-            return unclaimed  # of all who were in it
+            return unclaimed  # of all executions that ran in it
         others = [each.number for each in live.running]
         if recorder.done.get("signal") == signal.SIGKILL and recorder.cause is Cause.ITSELF:
             mine = min(unclaimed, 1) if others else unclaimed
         else:
             mine = now - self._before.oom_kills - (live.claimed_kills - self._claimed_before)
-            # What is held softly is ended with all that belongs to it, and this went on.
+            # A softly held sandbox ends the execution with all its processes, and this one went on.
             if mine <= 0 or live.isolation.hardness.get("memory_mb") == "soft":
                 return 0
             unknown = live.unknown_kills - self._unknown_before
-            if mine <= unknown:  # told as such to another, which ended first
+            # already reported as unknown to another execution, which ended first
+            if mine <= unknown:
                 self.notes += (_UNKNOWN,)
                 return 0
             if others and not await self._is_certainly_mine(others):
@@ -93,9 +97,10 @@ class Aftermath:
         return max(0, mine)
 
     async def _is_certainly_mine(self, others: Collection[int]) -> bool:
-        """Whether a killed process that led nothing was of this and not of the `others`.
+        """Report whether a killed process that led no family belonged to this execution.
 
-        Only what has children can have lost one. What is about to end may have had some.
+        Only a process with children can have lost one. An execution that is about to end may have
+        had some.
         """
         try:
             async with asyncio.timeout(_ASKING_S):
@@ -110,7 +115,7 @@ class Aftermath:
     # -- processes -------------------------------------------------------------------------
 
     async def thin(self) -> None:
-        """End whatever has half of all processes: until then, nothing else can begin."""
+        """End every family with half of all processes: until then, no other process can start."""
         with self._ending():
             least = max(1, self._limits.processes // 2)
             header = await _answer(self._live.channel.request("thin", least=least))
@@ -122,11 +127,11 @@ class Aftermath:
 
     @property
     def has_ended_it(self) -> bool:
-        """Whether its processes have been killed, a living context's as well."""
+        """Whether its processes have been killed, those of a living context included."""
         return self.is_crowd or self._family is not None
 
     def begin_end(self) -> None:
-        """Have every process of its family killed. Raises `ChannelLost`."""
+        """Have the guest kill every process of its family. Raises `ChannelLost`."""
         gone: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         gone.add_done_callback(_note)
         of = {"of": self._recorder.number}
@@ -134,7 +139,7 @@ class Aftermath:
         self._family = gone
 
     async def end_rest(self, verdict: Verdict) -> None:
-        """In a sandbox that lives on, end what broke a limit with all that belongs to it."""
+        """In a sandbox that lives on, end what broke a limit with all its processes."""
         is_broken = verdict is Verdict.MEMORY and not self._recorder.done.get("alive")
         is_broken |= verdict is Verdict.PROCESSES and not self._is_crowded_out
         with self._ending():
@@ -149,7 +154,7 @@ class Aftermath:
             self.notes += (_CROWDED_OUT,)
 
     def _check_work_area(self) -> None:
-        """Kill the sandbox where its files alone fill its memory: whatever ran next would end."""
+        """Kill the sandbox if its files alone fill its memory: the next code would be killed."""
         room = self._limits.memory_bytes - self._live.readings().work_bytes
         if self._live.is_alive and room < max(_LEAST_ROOM_BYTES, self._limits.memory_bytes // 8):
             why = f"files in its work area fill its memory limit of {self._limits.memory_mb} MiB"
@@ -158,18 +163,18 @@ class Aftermath:
 
     @contextlib.contextmanager
     def _ending(self) -> Iterator[None]:
-        """Kill the sandbox if the block finds that a process cannot be ended otherwise."""
+        """Kill the sandbox if the block finds a process that cannot be ended otherwise."""
         try:
             yield
         except ChannelLost:
-            return  # then nothing is left of the whole sandbox
+            return  # then the whole sandbox has ended
         except _NotEnded as error:
             self.notes += (f"{error}, so the whole sandbox was ended",)
             self._live.kill(f"a program broke a limit, and {error}")
 
 
 async def _answer(asked: Awaitable[Reply]) -> Mapping[str, Any]:
-    """Return what the guest says has ended; `_NotEnded` if it has not."""
+    """Return the guest's report on the end of processes; `_NotEnded` if they remain."""
     try:
         async with asyncio.timeout(ENDING_S):
             header = (await asked).header
@@ -187,4 +192,4 @@ def _check_remains(header: Mapping[str, Any]) -> None:
 
 def _note(gone: asyncio.Future[Reply]) -> None:
     if not gone.cancelled():
-        gone.exception()  # the end of the channel says the same
+        gone.exception()  # the end of the channel reports the same

@@ -1,7 +1,8 @@
-"""One execution or command from the request to the evidence of its end.
+"""Attempt: one execution or command, from the request to the evidence of its end.
 
-`Attempt` opens the request, runs the clocks and gathers; `recorder` takes the frames. Neither
-judges: `verdicts` does. A limit that strikes keeps the output that had arrived until then.
+`Attempt` opens the request, runs the clocks and collects the evidence; `recorder` receives the
+frames. Neither decides the verdict: `verdicts` does. When a limit is reached, the output that had
+arrived until then is kept.
 """
 
 from __future__ import annotations
@@ -36,38 +37,39 @@ if TYPE_CHECKING:
     from cellwall.surface.tools.tools import Offer
 
 _GRACE_S = 1.0
-"""Between asking a program in a living sandbox to stop and killing its processes."""
+"""Seconds between asking a program in a living sandbox to stop and killing its processes."""
 _STDIN_STEP_BYTES = 1024 * 1024
 
 OnEvent = callbacks.OnEvent
 BeforeCode = Callable[[], Awaitable[None]]
-"""Awaited once there is a sandbox; what it raises ends the request, and nothing has run."""
+"""Callback awaited once a sandbox is claimed; an exception from it ends the request before any code
+has run."""
 OnStart = Callable[["Handle"], None]
-"""Called once, when the code has been handed over."""
+"""Callback called once, when the code has been handed over."""
 
 
 def _nothing() -> None:
-    """Nobody is to be told."""
+    """Do nothing: the default of a callback."""
 
 
 class NotBegun(SandboxBroken):
-    """The sandbox ended between its claim and the program."""
+    """The sandbox ended between its claim and the start of the program."""
 
     def __init__(self, why: str) -> None:
-        """`why` is what is known of its end."""
+        """`why` is the known reason of its end."""
         super().__init__(
             f"run: the sandbox ended before the program began ({why})", remedy="try again"
         )
 
 
 class Handle(Protocol):
-    """What a caller can do to an execution that runs; see `Attempt`."""
+    """What a caller can do to a running execution; see `Attempt`."""
 
     def cancel(self) -> None:
-        """End it: its verdict is `cancelled`. Idempotent."""
+        """End the execution with the verdict `cancelled`. Idempotent."""
 
     def pause(self) -> None:
-        """Stop taking in what its sandbox says. Idempotent."""
+        """Stop reading the sandbox's output. Idempotent."""
 
     def resume(self) -> None:
         """Undo `pause`. Idempotent."""
@@ -75,22 +77,26 @@ class Handle(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What to ask of the guest, and under which limits."""
+    """Request to the guest, and the limits it runs under."""
 
     op: str
     fields: Mapping[str, Any]
     limits: Limits
     body: bytes = b""
     stdin: bytes | None = None
-    """Sent and closed at once. None: none, or (with `stdin: stream`) by the caller, later."""
+    """Bytes sent to stdin, which is closed afterwards. None: no stdin, or (with `stdin: stream`)
+    the caller sends it later."""
     stop: Callable[[int], None] | None = None
-    """Asks the program, by request number, to end; None: the sandbox is killed at a limit."""
+    """Function that asks the program, by request number, to end; None: the sandbox is killed at a
+    limit."""
     after: Callable[[Attempt, Outcome], Awaitable[Outcome]] | None = None
-    """Awaited when it has ended and before that is told: may add a value or an error."""
+    """Coroutine function awaited after the end and before it is reported: it may add a value or an
+    error."""
     tools: Offer | None = None
-    """What the code may call on our side."""
+    """The caller's tools that the code may call."""
     is_asked: bool = False
-    """What `stop` does can be ignored; then its processes are killed, and only then the sandbox."""
+    """Whether the program can ignore `stop`; then its processes are killed, and only then the
+    sandbox."""
 
 
 class Attempt:
@@ -105,9 +111,9 @@ class Attempt:
         *,
         is_held: bool = False,
     ) -> None:
-        """Hand the work over; the clocks start now. `recorder` is for work of another kind.
+        """Hand the work over; the clocks start now. `recorder` replaces the usual one.
 
-        What `is_held` begins with `go`, or is given up.
+        Work that `is_held` begins with `go` or ends with `give_up`.
         """
         self.live = live
         self.work = work
@@ -123,7 +129,7 @@ class Attempt:
         self.recorder.context = work.fields.get("context")
         if work.tools is not None:
             self.recorder.calls = Calls(work.tools, channel, self.recorder.tell_of_call)
-        # Later: we may be in the middle of a read, and a limit reads first.
+        # Later: this may be in the middle of a read, and a limit reads first.
         self.recorder.on_refused = partial(asyncio.get_running_loop().call_soon, self.cancel)
         self._found_others = bool(live.running)
         live.running.add(self.recorder)
@@ -146,7 +152,7 @@ class Attempt:
         )
 
     def _stop_clocks(self) -> None:
-        """And let go of what holds us: in a circle, its program would wait for the collector."""
+        """Stop the clocks and drop references to this object, which would form a cycle."""
         if self._deadlines is not None:
             self._deadlines.stop()
         if self._grace is not None:
@@ -155,21 +161,23 @@ class Attempt:
         self.recorder.on_refused = _nothing
 
     def hand_out(self, on_start: OnStart | None) -> None:
-        """Give the caller its handle; what it raises ends the work, and `wait` raises it."""
+        """Give the caller its handle; an exception of the callback ends the work and `wait` raises
+        it.
+        """
         try:
             if on_start is not None:
                 on_start(self)
-        except Exception as error:  # noqa: BLE001 - the caller's own
+        except Exception as error:  # noqa: BLE001 - raised by the caller's callback
             self.recorder.refuse(error)
 
     def go(self) -> None:
-        """Let begin what is held; the clocks start now."""
+        """Begin the held work; the clocks start now."""
         self._began_s = time.perf_counter()
         self.live.channel.go()
         self._start_clocks()
 
     def give_up(self) -> None:
-        """Forget what is held; its sandbox is for the caller to destroy."""
+        """Forget the held work; the caller destroys the sandbox."""
         self.live.channel.forget(self.recorder.number)
         self.live.running.discard(self.recorder)
 
@@ -181,9 +189,10 @@ class Attempt:
         channel.send({"op": "stdin_close", "id": number})
 
     def _on_breach(self, cause: Cause) -> None:
-        # What has arrived counts: also a `done` that came at the same moment.
+        # Frames that have arrived count: also a `done` that came at the same moment.
         self.live.channel.poll()
-        # It is asked once: what comes while it ends neither changes the cause nor gives it longer.
+        # The program is asked to stop only once: a later breach neither changes the cause nor
+        # extends the grace.
         if self.recorder.is_ended or self._grace is not None:
             return
         self.recorder.cause = cause
@@ -198,7 +207,9 @@ class Attempt:
             self._grace = loop.call_later(ENDING_S, self._give_up)
 
     def _insist(self) -> None:
-        """It did not stop when asked: have its processes killed, all of them or the sandbox."""
+        """Kill the processes of a program that did not stop when asked: its own, or the whole
+        sandbox.
+        """
         self.live.channel.poll()
         if self.recorder.is_ended:
             return
@@ -214,12 +225,12 @@ class Attempt:
         self.live.kill("the processes of a program did not stop at its limit")
 
     def cancel(self) -> None:
-        """End it on its caller's wish: `wait` returns the verdict `cancelled`. Idempotent."""
+        """End the work on request of its caller: `wait` returns `cancelled`. Idempotent."""
         if not self.recorder.is_ended:
             self._on_breach(Cause.CANCEL)
 
     def pause(self) -> None:
-        """Stop taking in what its sandbox says, until `resume` or its end; idempotent."""
+        """Stop reading the sandbox's output until `resume` or the end; idempotent."""
         if not self._is_paused and not self.recorder.is_ended:
             self._is_paused = True
             self.live.channel.pause()
@@ -259,7 +270,8 @@ class Attempt:
         if self._lives_on:
             await self._aftermath.end_rest(outcome.verdict)
             if self._aftermath.has_ended_it and outcome.exit_code is None:
-                outcome = replace(outcome, signal=signal.SIGKILL)  # which ended its context
+                # the signal that ended its context
+                outcome = replace(outcome, signal=signal.SIGKILL)
         if self.work.after is not None:
             outcome = await self.work.after(self, outcome)
         notes = hints.of_words(outcome.verdict, self.recorder, self.work.limits)
@@ -275,7 +287,7 @@ class Attempt:
         self.recorder.calls = None
 
     async def _cancelled(self) -> None:
-        """The caller no longer waits. In a living sandbox, leave its context usable."""
+        """Stop the program of a cancelled caller; keep a living sandbox's context usable."""
         recorder, loop = self.recorder, asyncio.get_running_loop()
         recorder.waiter = loop.create_future()
         self._on_breach(Cause.CANCEL)
@@ -284,20 +296,20 @@ class Attempt:
         try:
             await recorder.waiter
         except asyncio.CancelledError:
-            # Cancelled again, as some frameworks do at once: it has its grace all the same, and
-            # then it has ended or its sandbox has. Until then it counts as running.
+            # Cancelled again, as some frameworks do at once: the program keeps its grace, after
+            # which it or its sandbox has ended. Until then it counts as running.
             recorder.waiter = loop.create_future()
             recorder.waiter.add_done_callback(lambda _: self._let_go())
             raise
 
     @property
     def is_context_alive(self) -> bool:
-        """Whether its context is there for the next cell."""
+        """Whether its context is available for the next cell."""
         return bool(self.recorder.done.get("alive")) and not self._aftermath.has_ended_it
 
     @property
     def _lives_on(self) -> bool:
-        """Whether the sandbox goes on after this, as that of a session does."""
+        """Whether the sandbox lives on after this work, as that of a session does."""
         return self.work.stop is not None and bool(self.recorder.done) and self.live.is_alive
 
     def _judge(self, wall_s: float, now: KernelReadings, kills: int) -> Outcome:
@@ -341,7 +353,11 @@ class Attempt:
         )
 
     def _cpu_s(self, now: KernelReadings, rusage: Mapping[str, int]) -> float:
-        """What it used; beside others, what the kernel says of its first process and of others."""
+        """Return the CPU seconds used.
+
+        Beside other executions, take what the kernel reports for the first process and for the
+        others.
+        """
         total_s = now.cpu_s - self._before.cpu_s
         led_s = (rusage.get("user_us", 0) + rusage.get("system_us", 0)) / 1e6
         if self._share is None or not (self._found_others or self.live.begun > self._order):
@@ -349,9 +365,10 @@ class Attempt:
         return max(led_s, min(total_s, self._share.known_s))
 
     def _count_refused(self, now: KernelReadings) -> int:
-        """Forks that were refused meanwhile.
+        """Return the number of forks refused during this work.
 
-        Held softly, that may cost the sandbox its life, and begun before this work did.
+        Where the limit is held softly, a refused fork may end the sandbox and may precede the start
+        of this work.
         """
         is_soft = self.live.isolation.hardness.get("processes") == "soft"
         is_its_end = is_soft and self.recorder.cause is Cause.LOST
@@ -362,7 +379,7 @@ class Attempt:
         return done.get("signal") == 2 or (error is not None and error.name == "KeyboardInterrupt")
 
     def _consequences(self) -> tuple[str, ...]:
-        """Say what became of a value that did not arrive, and of a session's state."""
+        """Return notes on a value that did not arrive and on the state of a session's context."""
         recorder = self.recorder
         if recorder.value_refused:
             return (
@@ -385,7 +402,7 @@ def finish(
     started_at: float,
     files: Mapping[str, bytes] | None = None,
 ) -> Execution:
-    """Put the answer together."""
+    """Build the answer of an execution."""
     recorder, spec = attempt.recorder, attempt.live.spec
     return Execution(
         id=new_id(),

@@ -1,8 +1,8 @@
-"""A sandbox that an owner holds: the runtime's object plus what the engine must know of it.
+"""Claimed sandbox: the runtime's sandbox object, plus what the engine records about it.
 
-Used by one-shot runs and by the public sandbox object alike; not public itself. The invariant:
-once `kill` was called it serves nobody again. Whether memory is a reason is for the owner's object
-(`sandbox`) to say.
+Used by one-shot runs and by the public sandbox object; not public itself. The invariant: after
+`kill` the sandbox serves no request again. Whether the memory limit was the reason is decided by
+the owner's object (`sandbox`).
 """
 
 from __future__ import annotations
@@ -51,15 +51,17 @@ class Live:
         self.isolation: Isolation = runtime_sandbox.isolation
         self.running: set[Recorder] = set()
         self.begun = 0
-        """Executions and commands so far."""
+        """Number of executions and commands begun so far."""
         self.active_at = time.monotonic()
         self.ended_because = ""
         self.claimed_kills = 0
-        """Of the kernel's kills for memory, those that were the reason of an end already told."""
+        """Number of the kernel's memory kills that were already reported as the reason of an
+        end."""
         self.unknown_kills = 0
-        """Those that no execution was charged with: more than one may have lost a process."""
+        """Number of memory kills not attributed to any execution: more than one may have lost a
+        process."""
         self.trust: str | None = None
-        """The word of trust it was asked for with, for its answers."""
+        """Trust word of the request, repeated in its answers."""
         self._fresh: KernelReadings | None = fresh
 
     @property
@@ -76,13 +78,13 @@ class Live:
         return self.runtime_sandbox.readings()
 
     def readings_before(self) -> KernelReadings:
-        """Return what the counters were before the work that starts now."""
+        """Return the counters from before the work that starts now."""
         self.touch()
         fresh, self._fresh = self._fresh, None
         return self.readings() if fresh is None else fresh
 
     def read_cpu_s(self) -> float:
-        """CPU seconds of the tree since it started."""
+        """Return the CPU seconds of its process tree since the start."""
         return self.readings().cpu_s
 
     def check_alive(self) -> None:
@@ -92,7 +94,7 @@ class Live:
 
     @contextlib.contextmanager
     def speaking(self) -> Iterator[None]:
-        """Raise what `check_alive` does if it ends under what is asked of it in the block."""
+        """Raise the error of `check_alive` if the sandbox ends during the block."""
         try:
             yield
         except ChannelLost as lost:
@@ -106,27 +108,27 @@ class Live:
         )
 
     def kill(self, reason: str) -> None:
-        """Kill everything in it; idempotent, the first reason is kept."""
+        """Kill every process in it; idempotent, the first reason is kept."""
         self.ended_because = self.ended_because or reason
         self.runtime_sandbox.kill()
 
     def why_it_ended(self) -> str:
-        """Return the kernel's reason for the end of its channel, else that it ended."""
+        """Return the reason why the channel ended: a memory kill, or the channel's own error."""
         try:
             kills = self.readings().oom_kills
-        except OSError:  # it is on its way out, and nothing is left to be read
+        except OSError:  # the sandbox is being removed and has no counters left
             kills = 0
         if not kills:
             return str(self.channel.lost)
         return f"it was killed at its memory limit of {self.spec.limits.memory_mb} MiB"
 
     def explain(self, reason: str) -> None:
-        """Put the cause in the place of what was seen of it first: that the channel has ended."""
+        """Replace the first symptom of the end, the lost channel, by its cause."""
         if self.ended_because == str(self.channel.lost):
             self.ended_because = reason
 
     def stop_all(self, reason: str) -> None:
-        """Kill it on its owner's wish: what runs in it ends as cancelled."""
+        """Kill it at its owner's request: running executions end as cancelled."""
         for recorder in list(self.running):
             recorder.settle(Cause.CANCEL, reason)
         self.kill(reason)

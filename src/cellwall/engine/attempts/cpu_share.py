@@ -1,8 +1,9 @@
-"""What one execution used of the CPU time of a sandbox in which others run, too.
+"""CPU share: the CPU time of one execution in a sandbox in which others run, too.
 
-Used by `deadlines`. The kernel counts for the whole sandbox; the guest says what belongs to others
-by the kernel's word on each of their processes, and that is taken off. The invariant: time that no
-other execution can be shown to have used counts; where the guest does not answer, all of it counts.
+Used by `deadlines`. The kernel counts for the whole sandbox; the guest reports what the others
+used, from the kernel's data on each process, and that is subtracted. The invariant: time counts
+unless another execution is shown to have used it; without an answer from the guest, all of it
+counts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _PATIENCE_S = 1.0
 
 
 class _Look(NamedTuple):
-    """What the guest said, in seconds."""
+    """One answer of the guest, in seconds."""
 
     mine_s: float
     """CPU time of the execution's family, since the family began."""
@@ -32,26 +33,27 @@ class _Look(NamedTuple):
 
 
 class Share:
-    """The part of one execution or command, which the guest knows by the number of its request."""
+    """CPU time of one execution or command, which the guest knows by its request number."""
 
     __slots__ = (
         *("_base", "_is_unanswered", "_latest", "_live", "_looked_at_s", "_number", "known_s"),
     )
 
     def __init__(self, live: Live, number: int) -> None:
-        """Nothing is known of others yet."""
         self._live = live
         self._number = number
         self._base: _Look | None = None
         self._latest: _Look | None = None
         self._looked_at_s: float | None = None
-        """What the sandbox had used when the latest answer came; None until that is read."""
+        """CPU seconds of the sandbox when the latest answer came; None until that is read."""
         self._is_unanswered = False
         self.known_s = 0.0
-        """Its part when it was looked at last."""
+        """Seconds that the execution had used at the latest look."""
 
     def of(self, total_s: float) -> float:
-        """Its part of what the sandbox used since it began, by the latest answer."""
+        """Return the execution's part of `total_s`, the sandbox's CPU seconds, by the latest
+        answer.
+        """
         if self._is_unanswered:
             self.known_s = total_s
         elif self._base is not None and self._latest is not None:
@@ -59,24 +61,24 @@ class Share:
                 self._looked_at_s = total_s
             self.known_s = self._part(total_s, self._base, self._latest)
         else:
-            return total_s  # it was not asked yet
+            return total_s  # the guest has not been asked yet
         return self.known_s
 
     def _part(self, total_s: float, base: _Look, latest: _Look) -> float:
         others_s = max(0.0, latest.others_s - base.others_s)
         mine_s = max(0.0, latest.mine_s - base.mine_s)
-        # A kernel of the sandbox's own (gVisor) counts waiting for a CPU as well: the sum of all
-        # is more than the host's, and only the proportion is true.
+        # A sandbox with its own kernel (gVisor) also counts waiting for a CPU: the sum of all
+        # families exceeds the host's count, and only the proportion is right.
         proportion = mine_s / (mine_s + others_s) if others_s else 1.0
         part_s = max(total_s - others_s, total_s * proportion)
         if latest.led_s is not None and len(self._live.running) > 1:
-            # It had no child until then, so that nothing of what it had used can be missing. What
-            # the sandbox has used since counts until it is looked at again.
+            # It had no child until then, so none of its use can be missing. The sandbox's use since
+            # then counts in full until the next look.
             part_s = min(part_s, latest.led_s + total_s - (self._looked_at_s or 0.0))
         return part_s
 
     def ask(self, then: Callable[[], None]) -> None:
-        """Have the guest say what others used; `then` is called when it did, or did not in time."""
+        """Ask the guest for the others' CPU time; call `then` after the answer or its timeout."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Reply] = loop.create_future()
         late = loop.call_later(_PATIENCE_S, answer.cancel)
@@ -95,7 +97,8 @@ class Share:
             look = _read(answer.result().header)
         self._is_unanswered = look is None
         if look is not None:
-            if self._latest is not None:  # what ended and was not waited for is not taken back
+            # an unwaited process that ended drops out of the count; keep its time
+            if self._latest is not None:
                 look = look._replace(others_s=max(look.others_s, self._latest.others_s))
             self._latest, self._looked_at_s = look, None
             self._base = self._base or look

@@ -1,9 +1,9 @@
-"""The two clocks of one execution: wall time and the CPU time of its processes.
+"""Deadlines: the two clocks of one execution, wall time and the CPU time of its processes.
 
-Not the stopping itself: it calls back once, with the cause. The wall clock is a timer. CPU time
-is read from the kernel, and never more often than it could have run out: with a share of `cpus`,
-`remaining / cpus` seconds must pass before the budget can be gone. Where others run in the same
-sandbox, `cpu_share` says what part of it is this execution's; the whole is looked at first.
+They do not stop the execution: they call back once, with the cause. The wall clock is a timer. CPU
+time is read from the kernel, and only as often as it could have run out: with a share of `cpus`, at
+least `remaining / cpus` seconds pass before the budget is used up. Where others run in the same
+sandbox, `cpu_share` says which part belongs to this execution; the total is checked first.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ if TYPE_CHECKING:
     from cellwall.engine.attempts.cpu_share import Share
 
 _FLOOR_S = 0.02
-"""Shortest pause between two readings; also the most CPU time one core can overrun by."""
+"""Seconds of the shortest pause between two readings; also the most CPU time one core can overrun
+by."""
 _FIRST_LOOK_S = 0.1
-"""Before the first look at others: what ends sooner asks for none."""
+"""Seconds before the first look at others: a shorter execution asks for none."""
 _SHARE_FLOOR_S = 0.05
-"""Shortest pause between two looks at others, which cost the guest more than a reading."""
+"""Seconds of the shortest pause between two looks at others, which cost the guest more than a
+reading."""
 
 
 class Deadlines:
-    """Watches one execution from the moment its code was handed over."""
+    """The clocks of one execution, from the moment its code was handed over."""
 
     __slots__ = (
         *("_base_s", "_cpu", "_is_based", "_limits", "_loop", "_on_breach", "_read_cpu_s"),
@@ -42,7 +44,7 @@ class Deadlines:
         on_breach: Callable[[Cause], None],
         share: Share | None = None,
     ) -> None:
-        """`base_s` is what `read_cpu_s` gave before the code ran. The clocks start now."""
+        """`base_s` is the result of `read_cpu_s` before the code ran. The clocks start now."""
         self._loop = asyncio.get_running_loop()
         self._limits = limits
         self._read_cpu_s = read_cpu_s
@@ -50,9 +52,9 @@ class Deadlines:
         self._on_breach = on_breach
         self._share = share
         self._is_based = share is None
-        """Whether others were looked at, so that the next look has something to compare with."""
+        """Whether a first look at others exists, against which the next look can be compared."""
         self._wall = self._loop.call_later(limits.wall_s, self._breach, Cause.WALL)
-        # Where the wall clock is sure to ring first there is no need for the other one.
+        # If the wall clock certainly runs out first, the CPU clock is not needed.
         self._cpu: asyncio.TimerHandle | None = None
         pause_s = limits.cpu_s / limits.cpus
         if pause_s < limits.wall_s:
@@ -79,9 +81,9 @@ class Deadlines:
             self._next(remaining_s)
 
     def _judge(self) -> None:
-        """Others have been looked at now, or cannot be."""
+        """Decide after a look at others, or after its failure."""
         if self._wall.cancelled():
-            return  # it has ended meanwhile
+            return  # the execution has ended meanwhile
         remaining_s = self._limits.cpu_s - self._spent_s()
         if remaining_s <= 0:
             self._breach(Cause.CPU)

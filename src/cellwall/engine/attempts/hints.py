@@ -1,8 +1,8 @@
-"""What a program's own words about its end may mean: sentences for a person, never a verdict.
+"""Hints: what a program's own error text may mean, as sentences for a person, never a verdict.
 
-The kernel counts no refusal of `limits.file_mb`: it sends SIGXFSZ, which `verdicts` knows, and to
-a program that ignores it (Python, Node.js, Ruby, Java) an error number that only the program sees.
-So what it prints is all there is, and what it prints may be made up.
+The kernel does not count refusals by `limits.file_mb`: it sends SIGXFSZ, which `verdicts` knows,
+and to a program that ignores the signal (Python, Node.js, Ruby, Java) an error number that only the
+program sees. Its printed text is the only sign, and may be made up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LAST_CHARACTERS = 16 * 1024
 
 
 def of_words(verdict: Verdict, recorder: Recorder, limits: Limits) -> tuple[str, ...]:
-    """Return what `recorder` heard that a limit may be the reason of."""
+    """Return hints on a limit that may explain the text that `recorder` received."""
     if verdict not in _OWN_ENDS or not (recorder.error or recorder.stderr.kept_bytes):
         return ()
     said = "" if recorder.error is None else recorder.error.value[-_LAST_CHARACTERS:]

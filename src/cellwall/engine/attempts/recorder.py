@@ -1,7 +1,7 @@
-"""What one request made, as its frames come in: bounded memory of it, and a future for its end.
+"""Recorder: the frames of one request, in bounded memory, with a future for the request's end.
 
-`attempt` opens the request and runs its clocks; `verdicts` judges. Nothing is kept beyond the
-limits of the work, whatever the guest sends, and an end counts once.
+`attempt` opens the request and runs its clocks; `verdicts` decides the verdict. Whatever the guest
+sends, no more than the work's limits is kept, and the first end counts.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from cellwall.model.limits import Limits
 
 _DISPLAY_CAP_BYTES = 16 * 1024 * 1024
-"""Display data kept per execution; the guest's own bound is lower."""
+"""Maximum bytes of display data kept per execution; the guest's own bound is lower."""
 _BUNDLE_BYTES = 256
 _FORM_BYTES = 128
-"""What a bundle, and each form in it, costs beside its text: an empty one is two bytes of JSON."""
+"""Bytes that a bundle, and each form in it, costs beside its text: an empty one is two bytes of
+JSON."""
 _MOST_DISPLAYS = 10_000
-"""As the guest's own bound."""
+"""Maximum number of displays, equal to the guest's own bound."""
 
 
 @dataclass(slots=True)
@@ -45,7 +46,7 @@ class Stream:
     decoder: codecs.IncrementalDecoder | None = None
 
     def add(self, data: bytes) -> bytes:
-        """Keep what still fits; return what was kept."""
+        """Keep the part that still fits; return that part."""
         room = self.cap_bytes - self.kept_bytes
         if len(data) > room:
             self.cut_bytes += len(data) - room
@@ -63,15 +64,15 @@ class Stream:
 
     @property
     def text(self) -> str:
-        """Everything kept."""
+        """All kept output as text."""
         return b"".join(self.chunks).decode("utf-8", "replace")
 
 
 class Recorder:
-    """Listener of one request: bounded memory of what happened, and a future for its end."""
+    """Listener of one request: bounded memory of its frames, and a future for its end."""
 
     expected = RUN
-    """The events its request may cause."""
+    """Events that its request may cause."""
 
     def __init__(self, limits: Limits, on_event: OnEvent | None) -> None:
         """`on_event` is called on the loop, in order, and must not block."""
@@ -85,34 +86,36 @@ class Recorder:
         self.error: ExecutionError | None = None
         self._value: Any = None
         self._value_text = b""
-        """What the inside said it is: as objects it may take 24 times as much."""
+        """JSON of the value as the guest sent it: as objects it may take 24 times as much
+        memory."""
         self.value_refused = ""
-        """Why there is no value although the program made one; the inside's words."""
+        """Guest's reason why the program's value could not be sent."""
         self.pid: int | None = None
         self.cause = Cause.ITSELF
         self.detail = ""
         self.done: Mapping[str, Any] = {}
         self._cut_inside: dict[str, int] = {}
-        """What the guest said it had cut; `done` says it at the end, but not every run has one."""
+        """Bytes that the guest reported as cut, by stream; `done` repeats them, but not every run
+        has one."""
         self.refused: GuestRefused | None = None
         self.number = 0
         self.calls: Calls | None = None
-        """To the caller's tools, if it gave some."""
+        """Calls to the caller's tools, if it gave some."""
         self.interrupt_sent = False
         self.context: str | None = None
         self.is_ended = False
-        # Apart from the flag: cancelling who waits must not look like an end.
+        # Apart from the flag: cancelling a task that waits must not look like an end.
         self.waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.started: asyncio.Future[None] | None = None
-        """Done when it has started, or has ended at once."""
+        """Future that is done when the work has started, or has ended at once."""
         self.refused_by_caller: Exception | None = None
-        """What `on_event` or `on_start` raised."""
+        """Exception raised by `on_event` or `on_start`."""
         self.on_refused: Callable[[], object] = lambda: None
 
     # -- frames ----------------------------------------------------------------------------
 
     def on_frame(self, kind: str, header: dict[str, Any], body: bytes) -> None:
-        """Take one frame; content that is not what it claims is a `FrameError`."""
+        """Handle one frame; content that does not match its kind is a `FrameError`."""
         if self.is_ended:
             return
         if kind == "stdout":
@@ -136,7 +139,7 @@ class Recorder:
             self._display_cut += len(body)
             return
         bundle = strict_json(body)
-        # Texts alone: of lists and objects, a byte of JSON may take 24 bytes of ours.
+        # Accept texts only: a byte of JSON lists and objects may take 24 bytes of memory.
         if not isinstance(bundle, dict) or not all(isinstance(v, str) for v in bundle.values()):
             raise FrameError("display: the bundle is not an object of texts")
         self._display_bytes += _BUNDLE_BYTES + _FORM_BYTES * len(bundle)
@@ -188,7 +191,7 @@ class Recorder:
         self.settle(self.cause)
 
     def on_lost(self, error: ChannelLost) -> None:
-        """The sandbox is gone: that is an end too, and evidence decides which."""
+        """End the recording because the sandbox has ended; other evidence decides the verdict."""
         if self.cause is Cause.ITSELF:
             self.cause = Cause.HOSTILE if error.is_hostile else Cause.LOST
         self.settle(self.cause, str(error))
@@ -212,7 +215,7 @@ class Recorder:
         self._tell_started()
 
     def _tell_started(self) -> None:
-        # Also for an end a result: cancelled, it could not be told from its waiter's cancellation.
+        # An end is a result, too: a cancellation would look like its waiter's own cancellation.
         if self.started is not None and not self.started.done():
             self.started.set_result(None)
 
@@ -222,21 +225,22 @@ class Recorder:
         self._seq += 1
         try:
             self._on_event(Event(self._seq, kind, **content))
-        except Exception as error:  # noqa: BLE001 - the caller's own, who gets it from `wait`
+        except Exception as error:  # noqa: BLE001 - the caller's own; `wait` raises it
             self.refuse(error)
 
     def refuse(self, error: Exception) -> None:
-        """End it because a callback of the caller's raised; `raise_refusal` raises it."""
+        """End the work because a caller's callback raised; `raise_refusal` raises that error."""
         self._on_event = None
         self.refused_by_caller = error
         self.on_refused()
 
     def raise_refusal(self) -> None:
-        """Raise what the guest refused, or what a callback raised, if there is any.
+        """Raise the guest's refusal or a callback's exception, if there is one.
 
-        Kept here, or in a variable, it would be in a circle with the frames that it passes.
+        An exception kept here, or in a local variable, would form a cycle with its traceback's
+        frames.
         """
-        if self.refused is not None:  # a new one: who waits for a start looks at this one
+        if self.refused is not None:  # a new object: the waiter of `started` looks at this one
             raise GuestRefused(self.refused.reason, self.refused.message)
         refused, self.refused_by_caller = self.refused_by_caller, None
         try:
@@ -246,24 +250,24 @@ class Recorder:
             del refused
 
     def raised(self, error: ExecutionError) -> None:
-        """Note an uncaught error that was found in what the program printed."""
+        """Record an uncaught error that was found in the program's output."""
         self.error = error
         self._emit("error", error=error)
 
     def returned(self, value: Any, refused: str) -> None:  # noqa: ANN401 - JSON
-        """Note the value that a program left behind, or why there is none."""
+        """Record the value that a program left behind, or why there is none."""
         self._value, self.value_refused = value, refused
         if value is not None:
             self._emit("value", value=value)
 
     def drew(self, picture: bytes) -> None:
-        """Show a PNG that a program left behind."""
+        """Record a PNG that a program left behind as a display."""
         bundle = {"text/plain": "<plot>", "image/png": base64.b64encode(picture).decode("ascii")}
         self.results.append(bundle)
         self._emit("display", data=bundle)
 
     def tell_of_call(self, data: Mapping[str, Any]) -> None:
-        """Emit that a call to a tool is over."""
+        """Emit the event that a call to a tool is over."""
         self._emit("tool_call", data=data)
 
     def end(self, outcome: Outcome) -> None:
@@ -272,12 +276,12 @@ class Recorder:
 
     @property
     def value(self) -> Any:  # noqa: ANN401 - JSON
-        """The value that the program made; made anew each time, if the inside said it."""
+        """Value that the program returned; if the guest sent it, parsed anew on each access."""
         return strict_json(self._value_text) if self._value_text else self._value
 
     @property
     def truncated(self) -> Truncated:
-        """What was cut, in the guest or here."""
+        """Numbers of bytes cut, in the guest or here."""
         cut = self.done.get("cut", self._cut_inside)
         return Truncated(
             self.stdout.cut_bytes + int(cut.get("stdout", 0)),

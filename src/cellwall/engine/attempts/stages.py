@@ -1,7 +1,7 @@
-"""One execution of several stages, as its caller holds it: compile, then run.
+"""Stages: the caller's view of one execution with several stages: compile, then run.
 
 Each stage is an attempt, in a sandbox of its own or in a living one. The invariant: a cancellation
-counts whenever it comes, also between two stages.
+takes effect whenever it comes, also between two stages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Stages:
-    """The caller's one handle; told of the first attempt, it follows the others."""
+    """Handle of the caller: it is given out with the first attempt and follows the later ones."""
 
     def __init__(self, on_start: OnStart | None) -> None:
         """`on_start` is called once, when the first code has been handed over."""
@@ -37,13 +37,13 @@ class Stages:
             attempt.pause()
 
     def cancel(self) -> None:
-        """End it on its caller's wish; idempotent."""
+        """End the execution at its caller's request; idempotent."""
         self._is_cancelled = True
         if self._attempt is not None:
             self._attempt.cancel()
 
     def pause(self) -> None:
-        """Stop taking in what its sandbox says, until `resume`; idempotent."""
+        """Stop reading the sandbox's output until `resume`; idempotent."""
         self._is_paused = True
         if self._attempt is not None:
             self._attempt.pause()
@@ -56,7 +56,7 @@ class Stages:
 
 
 def report(execution: Execution, on_event: OnEvent | None) -> None:
-    """Tell who listens of an execution that ended with its compile stage."""
+    """Send the listener the events of an execution that ended with its compile stage."""
     if on_event is None:
         return
     events = []

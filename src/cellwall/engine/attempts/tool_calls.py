@@ -1,8 +1,8 @@
-"""Calls of one execution to its caller's tools: frames in, answers out.
+"""Tool calls of one execution: frames from the guest in, answers of the caller's functions out.
 
-Used by `attempt`. What a call means is `surface.tools.calls`; this carries it over the channel
-and keeps the bounds again that init has kept, because an init may lie. The invariant: after `end`
-no function of the caller's is awaited for this execution, and nothing more goes inside.
+Used by `attempt`. `surface.tools.calls` interprets a call; this module carries it over the channel
+and enforces again the bounds that init enforces, because an init may lie. The invariant: after
+`end` no function of the caller is awaited for this execution, and nothing more is sent inside.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cellwall.surface.tools.tools import Offer
 
 _GRACE_S = 1.0
-"""For cancelled functions to clean up, before the answer goes without them."""
+"""Seconds for cancelled functions to clean up, before the answer goes out without them."""
 _MOST_NAME_CHARACTERS = 64
 
 Tell = Callable[["Mapping[str, Any]"], None]
@@ -37,7 +37,7 @@ Tell = Callable[["Mapping[str, Any]"], None]
 
 @dataclass(slots=True)
 class _Call:
-    """One that waits for its answer."""
+    """One call that waits for its answer."""
 
     number: int
     tool: str
@@ -48,7 +48,7 @@ class _Call:
 
 
 class Calls:
-    """See the module."""
+    """The tool calls of one execution; see the module."""
 
     def __init__(self, box: Offer, channel: GuestChannel, tell: Tell) -> None:
         """`tell` gets the data of each `tool_call` event, when the call is over."""
@@ -57,13 +57,14 @@ class Calls:
         self._channel = channel
         self._tell = tell
         self._tasks = Tasks()
-        # Frames are read in nobody's context; functions are to see their caller's.
+        # Frames are read outside of any caller's context; functions run in the context of their
+        # caller.
         self._context = contextvars.copy_context()
         self._waiting: dict[int, _Call] = {}
         self._last = 0
 
     def begin(self, execution: int, header: Mapping[str, Any], body: bytes) -> None:
-        """Start a call; one that init should not have let through is a `FrameError`."""
+        """Start a call; a call that init should have refused is a `FrameError`."""
         number = header["call"]
         if number != self._last + 1 or number > self._box.calls:
             raise FrameError(f"call {number}: not the next one, or above the limit")
@@ -78,7 +79,7 @@ class Calls:
         call.task = self._context.run(self._tasks.spawn, work)
 
     def drop(self, header: Mapping[str, Any]) -> None:
-        """Whoever called no longer waits."""
+        """Cancel a call whose caller inside no longer waits."""
         call = self._waiting.get(header["call"])
         if call is not None:
             self._give_up(call)
@@ -86,7 +87,8 @@ class Calls:
     async def _work(self, execution: int, call: _Call, body: bytes) -> None:
         read = partial(self._channel.take_apart, body)
         answer = await self._desk.answer(Incoming(call.number, call.tool, len(body), read))
-        # The place is kept until the answer is on its way: whoever reads none gets no more.
+        # Keep the call's place until its answer is sent: a program that reads no answers gets no
+        # more.
         try:
             await self._channel.wait_writable()
         except ChannelLost:
@@ -99,7 +101,7 @@ class Calls:
 
     def _give_up(self, call: _Call) -> None:
         del self._waiting[call.number]
-        # The task keeps its last frame, which has the call: a circle, and an answer in it.
+        # The task keeps its last frame, which refers to the call: a cycle that holds an answer.
         task, call.task = call.task, None
         if task is not None:
             task.cancel()
@@ -120,12 +122,12 @@ class Calls:
         )
 
     def end(self) -> None:
-        """Cancel what is under way; idempotent."""
+        """Cancel the calls under way; idempotent."""
         for call in list(self._waiting.values()):
             self._give_up(call)
 
     async def wait_ended(self) -> None:
-        """Return when every cancelled function has cleaned up, or after a while without it."""
+        """Return when every cancelled function has cleaned up, or after a grace period."""
         if len(self._tasks):
             try:
                 async with asyncio.timeout(_GRACE_S):

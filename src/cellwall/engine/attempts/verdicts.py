@@ -1,25 +1,25 @@
-"""How did it end? One pure function from evidence to a verdict.
+"""Verdicts: one pure function from the evidence of an execution's end to a verdict.
 
-Not the gathering of evidence (`attempt`, the runtimes' readings) and not its rendering. The
-order of the rules is the meaning of this file. It goes from what only the kernel or we can have
-done to what the program may have chosen to look like:
+It does not collect evidence (`attempt`, the runtimes' readings) and does not render it. The
+order of the rules is the meaning of this file. It goes from causes that only the kernel or the
+engine can produce to ends that the program may have faked:
 
-1. the guest broke the protocol        → `sandbox_error`: nothing else it said counts
+1. the guest broke the protocol        → `sandbox_error`: nothing else it reported counts
 2. the kernel's OOM killer struck      → `memory`, even if our timer fired afterwards: a program
                                          whose worker was killed often just hangs
-3. we stopped it                       → `cancelled`, `wall_time`, `cpu_time`
+3. the engine stopped it               → `cancelled`, `wall_time`, `cpu_time`
 4. it did not end well and the kernel  → `processes`, `disk`
    counted a refusal
 5. the sandbox vanished                → `sandbox_error`
 6. the kernel's limit signals          → SIGXCPU `cpu_time` (only if that much CPU was really
-                                         used: anybody can raise a signal), SIGXFSZ `disk`,
+                                         used: every process can raise a signal), SIGXFSZ `disk`,
                                          SIGSYS `syscall`
-7. an interrupt we sent                → `interrupted`
+7. an interrupt by the engine          → `interrupted`
 8. its own end                         → `signalled`, `exception`, `nonzero_exit`
 9. output was cut, otherwise fine      → `output`
 10.                                    → `ok`
 
-An exit code never stands for a limit: a program may exit with 137 or 124 as it likes.
+An exit code never stands for a limit: a program may exit with 137 or 124 at will.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from cellwall.model.outcome import Truncated, Verdict
 
 ONE_DISPLAY_MB = 1
 DISPLAYS_MB = 8
-"""What the guest lets through of displays; no limit of a caller's changes it."""
+"""Limits in MiB of the displays that the guest sends, one and all together; no limit of a caller
+changes them."""
 
 
 class Cause(StrEnum):
-    """Who ended it."""
+    """Cause of an execution's end."""
 
     ITSELF = "itself"
     CANCEL = "cancel"
@@ -50,7 +51,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known about the end of one execution or command."""
+    """Evidence of the end of one execution or command."""
 
     limits: Limits
     cause: Cause = Cause.ITSELF
@@ -58,20 +59,20 @@ class Evidence:
     signal: int | None = None
     raised: bool = False
     interrupted: bool = False
-    """We sent an interrupt, and the program ended by KeyboardInterrupt or SIGINT."""
+    """Whether the engine sent an interrupt and the program ended by KeyboardInterrupt or SIGINT."""
     cpu_s: float = 0.0
     oom_kills: int = 0
-    """Those that were of this execution's processes."""
+    """Number of memory kills that hit this execution's processes."""
     processes_refused: int = 0
-    """Counted during this execution."""
+    """Number of refused forks during this execution."""
     is_crowd: bool = False
-    """What it left running had most of the processes that there may be, and was ended for that."""
+    """Whether its remaining processes were most of those allowed, and were ended for that."""
     disk_full: bool = False
     softly_held_bytes: int = 0
-    """Peak of the largest process by its wait status, where memory is only held softly."""
+    """Bytes of the largest process's peak by its wait status, where memory is held softly."""
     cut: Truncated = field(default_factory=Truncated)
     detail: str = ""
-    """Why the channel was lost, where it was."""
+    """Reason why the channel was lost, if it was."""
 
 
 Finding = tuple[Verdict, str]
@@ -111,7 +112,9 @@ def _stopped(e: Evidence) -> Finding | None:
 
 
 def _besides(e: Evidence) -> str:
-    """What may be why it took so long: a shell, for one, tries to fork again and again."""
+    """Name a possible reason of the delay: a shell, for one, retries a refused fork again and
+    again.
+    """
     if not e.processes_refused:
         return ""
     return f"; it had also reached the limit of {e.limits.processes} processes and threads"

@@ -1,1 +1,1 @@
-"""A whole program from request to answer: checked, compiled, run, its files collected."""
+"""Programs: one whole program from request to answer; check, compile, run, collect files."""

@@ -1,8 +1,8 @@
-"""What comes out of a sandbox after its program: files, a folder, the value of a call.
+"""Collection: read files, a folder or a call's value out of a sandbox after its program.
 
-Everything goes through the guest, and all of it is hostile: names are checked before they are
-used again, sizes and counts are bounded, JSON is strict. The invariant: nothing here waits for a
-guest longer than `_MOST_S`, and what cannot be had becomes a sentence, never an error.
+Everything goes through the guest, and all of it is hostile: names are checked before they are used
+again, sizes and counts are bounded, JSON is strict. The invariant: no function waits for a guest
+longer than `_MOST_S`, and an item that cannot be read becomes a note, never an error.
 """
 
 from __future__ import annotations
@@ -30,19 +30,22 @@ _MOST_S = 30.0
 _MOST_ENTRIES = 1000
 _MOST_DEPTH = 64
 _LONG_PATH_BYTES = 4096 - 256
-"""Below a folder of such a path, a name may be too long for any system call."""
+"""Bytes of a folder's path above which a name in it may be too long for any system call."""
 _MOST_NOTES = 8
 _MOST_PICTURES = 64
 _PNG = b"\x89PNG\r\n\x1a\n"
 _RESULT_CAP_BYTES = 4 * 1024 * 1024
 _MOST_BRACKETS = 250_000
-"""In a result: each opens a list or an object, which takes up to 230 bytes, or is in a text."""
+"""Maximum number of brackets in a result: each opens a list or an object, which takes up to 230
+bytes, or is in a text."""
 
 
 async def files(
     live: Live, paths: Sequence[str], folder: str | None, room: int
 ) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    """Return the named files and all of `folder`, at most `room` bytes, and what was not had."""
+    """Return the named files and all of `folder`, at most `room` bytes, and notes on what is
+    missing.
+    """
     found: dict[str, bytes] = {}
     notes: list[str] = []
     for path in paths:
@@ -57,7 +60,7 @@ async def files(
             there, lost = await tree(live, folder, room)
             found |= there
             notes += _told(lost)
-        except GuestRefused as refusal:  # a folder that was not made had nothing to lose
+        except GuestRefused as refusal:  # a folder that was never made loses nothing
             what = "artifacts " if refusal.reason == "not_found" else LOST
             notes.append(f"{what}{folder}: {refusal}")
         except FrameError as error:
@@ -66,9 +69,9 @@ async def files(
 
 
 async def pictures(live: Live, names: str) -> tuple[list[bytes], tuple[str, ...]]:
-    """Return the PNG files called `names` (`%03d`, from 1) that may be shown, and notes of others.
+    """Return the PNG files called `names` (`%03d`, from 1) that may be shown, and notes.
 
-    A file of such a name that is no PNG is the program's own, and ends the series.
+    A file of such a name that is not a PNG is the program's own, and ends the series.
     """
     found: list[bytes] = []
     room = DISPLAYS_MB << 20
@@ -97,10 +100,11 @@ def _told(lost: list[str]) -> list[str]:
 
 
 async def tree(live: Live, folder: str, room: int) -> tuple[dict[str, bytes], list[str]]:
-    """Return the regular files below `folder`, at most `room` bytes, and what is not among them.
+    """Return the regular files below `folder`, at most `room` bytes, and sentences on the others.
 
-    A file's name is its path from the working directory; what was not had is a sentence for each.
-    Raises `GuestRefused` if `folder` itself cannot be listed, `FrameError` on a bad answer.
+    A file's name is its path from the working directory; each file that could not be read has a
+    sentence. Raises `GuestRefused` if `folder` itself cannot be listed, `FrameError` on a bad
+    answer.
     """
     found: dict[str, bytes] = {}
     lost: list[str] = []
@@ -120,8 +124,8 @@ async def tree(live: Live, folder: str, room: int) -> tuple[dict[str, bytes], li
 
 
 async def _listed(live: Live, folder: str, lost: list[str]) -> dict[str, int]:
-    """Return path and claimed size of regular files below `folder`; `lost` learns of the others."""
-    # Where the working directory is depends on the runtime; what is listed has its whole path.
+    """Return path and claimed size of the regular files below `folder`; add others to `lost`."""
+    # The working directory depends on the runtime; a listing has whole paths.
     reply = await live.channel.request("file_stat", path=folder)
     top = entries_of([live.channel.take_apart(reply.body)])[0].path.rstrip("/")
     reply = await live.channel.request(
@@ -143,7 +147,7 @@ async def _listed(live: Live, folder: str, lost: list[str]) -> dict[str, int]:
 
 
 def _may_hide(entry: FileEntry, inner: str, is_entered: bool) -> bool:
-    """Report whether a folder may hold what a listing passes over without a word."""
+    """Report whether a folder may hold entries that a listing omits silently."""
     is_deepest = inner.count("/") == _MOST_DEPTH - 1
     is_closed = not is_entered and entry.mode & 0o500 != 0o500
     return is_deepest or is_closed or len(entry.path.encode()) > _LONG_PATH_BYTES
@@ -157,9 +161,9 @@ def _checked(path: str) -> str:
 
 
 async def result(live: Live, path: str, *, may_be_text: bool) -> tuple[Any, str]:
-    """Return the JSON value a program left in `path`, and why there is none although it did.
+    """Return the JSON value that a program left in `path`, and why it is missing, if it is.
 
-    `may_be_text`: what is not JSON is the value itself, as a shell has nothing but text.
+    `may_be_text`: content that is not JSON is the value itself, as a shell has only text.
     """
     try:
         async with asyncio.timeout(_MOST_S):

@@ -1,12 +1,13 @@
-"""What compilers made, kept on disk by what it was made of.
+"""Compile cache: compilers' products, kept on disk under a digest of their inputs.
 
-Not the compiling (`compile_stage`). Written and read by us alone: a program gets a copy of its own
-product in its own sandbox and never sees this directory. What is kept came out of a jail and goes
-into a jail; nothing here interprets it. Each tenant has entries of its own, so nobody learns from
-the time an answer takes what somebody else has compiled.
+It does not compile (`compile_stage`). Only the engine reads and writes it: a program gets a copy of
+its own product in its own sandbox and never sees this directory. A product comes out of a jail and
+goes into a jail; the cache does not interpret it. Each tenant has entries of its own, so no tenant
+learns from response times what another has compiled.
 
 The invariant: an entry is found whole or not at all. It is written beside its place and renamed,
-and begins with the digest of all that follows; what does not match is removed and compiled anew.
+and begins with the digest of all that follows; an entry that does not match is removed and compiled
+anew.
 """
 
 from __future__ import annotations
@@ -22,20 +23,21 @@ from pathlib import Path
 
 _DIGEST_BYTES = 32
 _MOST_HEADER_BYTES = 16 * 1024 * 1024
-"""What a compiler printed is bounded before, and grows when it is quoted."""
+"""Maximum bytes of an entry's header. The compiler's output is bounded earlier, and grows when it
+is quoted."""
 _LOOK_AFTER = 16
-"""Entries written between two looks at what all of them take."""
+"""Number of entries written between two checks of the total size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """What one compile made."""
+    """Product of one compile."""
 
     files: tuple[tuple[str, bytes], ...]
-    """By path below the build directory."""
+    """Pairs of path below the build directory and content."""
     stdout: str
     stderr: str
-    """What the compiler printed: its warnings are part of the answer."""
+    """Output of the compiler: its warnings are part of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class _Entry:
 
 
 def key_of(parts: Mapping[str, object]) -> str:
-    """Return the name of what is made of `parts`, which are JSON; 64 hexadecimal digits."""
+    """Return the name of the product of `parts`, which are JSON; 64 hexadecimal digits."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -63,7 +65,7 @@ class CompileCache:
         self._unlooked = _LOOK_AFTER
 
     def find(self, tenant: str, key: str) -> Product | None:
-        """Return what was kept and note its use, or None; a damaged entry is removed."""
+        """Return the kept product and note its use, or None; a damaged entry is removed."""
         if not self._most_bytes:
             return None
         path = self._path(tenant, key)
@@ -82,7 +84,9 @@ class CompileCache:
         return product
 
     def keep(self, tenant: str, key: str, product: Product) -> None:
-        """Keep it if it fits and the disk takes it; a cache that cannot write is only slow."""
+        """Keep the product if it fits and the disk takes it; a cache that cannot write is only
+        slow.
+        """
         data = _packed(product)
         if len(data) > self._most_bytes // 4:
             return
@@ -104,7 +108,9 @@ class CompileCache:
             self.trim()
 
     def trim(self) -> int:
-        """Remove what is too old and, until the rest fits, the oldest of who has most."""
+        """Remove entries that are too old, then the oldest of the tenant with most until the rest
+        fits.
+        """
         self._unlooked = 0
         oldest = time.time() - self._most_age_s
         removed = 0
@@ -123,7 +129,7 @@ class CompileCache:
         return removed
 
     def _path(self, tenant: str, key: str) -> Path:
-        # A tenant's name is text of an operator's; its digest is a safe name of a directory.
+        # A tenant's name is the operator's text; its digest is a safe directory name.
         folder = hashlib.sha256(tenant.encode()).hexdigest()[:32]
         return self._directory / folder / key[:2] / key
 
@@ -135,7 +141,7 @@ class CompileCache:
 
 
 def _packed(product: Product) -> bytes:
-    """Digest, length of the header, header, the files' bytes."""
+    """Return the digest, the length of the header, the header and the files' bytes, joined."""
     header = json.dumps(
         {
             "files": [[name, len(data)] for name, data in product.files],

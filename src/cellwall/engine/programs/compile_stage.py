@@ -1,8 +1,8 @@
-"""The compile stage: a sandbox of its own, its own limits, its own verdict.
+"""Compile stage: compile a program in a sandbox of its own, with its own limits and verdict.
 
-Called by `engine` before the program runs. What the compiler made is read out through the guest,
-kept (`compile_cache`) and handed into a fresh sandbox. The invariant: nothing that a compile
-leaves behind but its product reaches the run, and a caller's environment never reaches a compile.
+Called by `engine` before the program runs. The compiler's product is read out through the guest,
+kept (`compile_cache`) and written into a fresh sandbox. The invariant: only the product of a
+compile reaches the run, and a caller's environment never reaches a compile.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OWN_END = frozenset({Verdict.NONZERO_EXIT, Verdict.SIGNALLED, Verdict.EXCEPTION
 
 Job = Callable[["Live"], Awaitable["Compiled | Execution"]]
 InSandbox = Callable[[Job], Awaitable["Compiled | Execution"]]
-"""Does a job in a fresh sandbox that is destroyed afterwards."""
+"""Function that does a job in a fresh sandbox, which is destroyed afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where it is compiled: part of what the product depends on."""
+    """Place of the compile: the part of the inputs that is not in the request."""
 
     runtime: str
     template_digest: str
@@ -62,20 +62,20 @@ class Compiler:
     """The compile stages of one engine."""
 
     def __init__(self, cache: CompileCache) -> None:
-        """`cache` outlives us."""
+        """`cache` outlives the compiler."""
         self._cache = cache
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
 
     async def compiled(
         self, plan: Plan, place: Place, in_sandbox: InSandbox, stages: Stages
     ) -> Compiled | Execution:
-        """Return the product, of now or of before, or the execution that ended here."""
+        """Return the product, new or from the cache, or the execution that ended in this stage."""
         tool = await asyncio.to_thread(detect, plan.language)
         if tool is None:
             raise missing(plan.language, f"{plan.language.tool} is not installed")
         key = _key(plan, place, tool)
         name = (place.tenant, key)
-        # Who asks for the same at the same time waits for the first one's product.
+        # Concurrent requests for the same product wait for the first one's compile.
         lock = self._locks.setdefault(name, asyncio.Lock())
         try:
             async with lock:
@@ -125,9 +125,9 @@ class Compiler:
 
 
 def staged(outcome: Outcome, language: Language) -> Outcome:
-    """Return the outcome of a compile in the words of an execution: a limit keeps its verdict."""
+    """Return a compile's outcome as that of an execution: a limit keeps its verdict."""
     if outcome.verdict is Verdict.OK or outcome.verdict is Verdict.OUTPUT:
-        return replace(outcome, verdict=Verdict.OK)  # it printed a lot, and did its work
+        return replace(outcome, verdict=Verdict.OK)  # it printed a lot, but it compiled
     if outcome.verdict in _OWN_END:
         code = outcome.exit_code
         how = f"ended by signal {outcome.signal}" if code is None else f"exit status {code}"

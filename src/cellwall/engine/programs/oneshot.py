@@ -1,8 +1,8 @@
-"""One program in a fresh sandbox: what is asked of the guest, and whether it has begun.
+"""One-shot: one program in a fresh sandbox; the requests to the guest, and whether it has begun.
 
-Called by `engine`, which claims the sandbox and destroys it. The invariant: `NotBegun` says that
-nothing of the caller's has run, so that it may be tried in another sandbox; once a guest that was
-ready has been given code and did not refuse it, its end is an outcome, whatever it is.
+Called by `engine`, which claims the sandbox and destroys it. The invariant: `NotBegun` means that
+none of the caller's code has run, so that another sandbox may be tried; once a guest that was ready
+has accepted code, the end of the sandbox is an outcome, whatever it is.
 """
 
 from __future__ import annotations
@@ -37,23 +37,24 @@ UNREAD = "arguments were given, but the program has no function main to give the
 RESULT = f"{CALLER}/result.json"
 _EXECUTABLE = 0o755
 _NOT_HANDED = frozenset({"no_context", "busy"})
-"""Of a fresh sandbox's guest that could not give a program to its context: nothing has run."""
+"""Refusals by a fresh sandbox's guest that could not pass a program to its context: nothing has
+run."""
 _TEXT_RESULTS = frozenset({"bash"})
-"""Languages whose values are text: what they return is JSON if it reads as that."""
+"""Languages whose values are text: a returned value is JSON if it parses as such."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What goes into one sandbox: first the files, then the work."""
+    """Content of one sandbox: first the files, then the work."""
 
     files: tuple[tuple[str, bytes, int | None], ...]
-    """Path, content, mode."""
+    """Triples of path, content and mode."""
     directories: tuple[str, ...]
     work: Work
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is one small request and nothing before, beside or after it."""
+        """Whether the stage is one small request without files, stdin or tools."""
         work = self.work
         return (
             work.op == "execute"
@@ -62,7 +63,7 @@ class Stage:
             and not self.files
             and not self.directories
             and len(work.body) <= MOST_HELD_BYTES // 2
-            # What JSON makes of a character is twelve bytes at most.
+            # JSON needs at most twelve bytes for a character.
             and len(repr(work.fields)) <= MOST_HELD_BYTES // 2 // 12
         )
 
@@ -70,10 +71,10 @@ class Stage:
 async def begin(
     live: Live, stage: Stage, on_event: OnEvent | None, before_code: BeforeCode | None
 ) -> Attempt:
-    """Write its files and hand the program over. Raises `NotBegun`, `GuestRefused`.
+    """Write the stage's files and hand the program over. Raises `NotBegun`, `GuestRefused`.
 
-    `before_code` is awaited before the first of them. Where the guest can hold a program, it gets
-    everything ready meanwhile.
+    `before_code` is awaited before the first of them. If the guest can hold a program, it prepares
+    everything meanwhile.
     """
     try:
         if before_code is not None and _may_be_held(live, stage):
@@ -91,7 +92,7 @@ def _may_be_held(live: Live, stage: Stage) -> bool:
 
 
 def may_be_alone(plan: Plan, stage: Stage) -> bool:
-    """Whether a sandbox is asked for this program, which init knows itself, and nothing else."""
+    """Report whether a sandbox of this program's own suffices: init knows the program's needs."""
     return (
         plan.is_warm
         and plan.language.context == "python"
@@ -113,7 +114,7 @@ async def _begin_held(
     except BaseException:
         attempt.give_up()
         raise
-    if not attempt.recorder.is_ended:  # it may have been refused, or its owner has gone
+    if not attempt.recorder.is_ended:  # the guest may have refused it, or its owner may have left
         attempt.go()
     return attempt
 
@@ -128,7 +129,7 @@ async def _write_files(live: Live, stage: Stage) -> None:
 
 
 def run_stage(plan: Plan, product: Sequence[tuple[str, bytes]] = ()) -> Stage:
-    """Return the stage that runs the program; `product` is what the compiler made of it."""
+    """Return the stage that runs the program; `product` is the output of its compiler."""
     stdin = "none" if plan.stdin is None else "stream"
     files = [(path, data, None) for path, data in plan.files]
     after = partial(_after_run, plan)
@@ -204,7 +205,7 @@ def _call_files(language: Language, arguments: object) -> list[tuple[str, bytes,
 
 
 async def _after_run(plan: Plan, attempt: Attempt, outcome: Outcome) -> Outcome:
-    """Say what the language tells of an error, take a call's value, show what was drawn."""
+    """Add what the language reports about an error, a call's value, and pictures."""
     recorder, language = attempt.recorder, plan.language
     if plan.arguments is not None and not plan.is_warm and outcome.verdict is Verdict.OK:
         value, refused = await bringing_back.result(
@@ -222,7 +223,7 @@ async def _after_run(plan: Plan, attempt: Attempt, outcome: Outcome) -> Outcome:
 
 
 def _reads_arguments(plan: Plan) -> bool:
-    """Whether the source has the word for any of the ways in which they reach a program."""
+    """Report whether the source contains any name by which arguments reach a program."""
     names = "|".join(map(re.escape, plan.arguments or ())) if plan.language.name == "bash" else ""
     ways = f"main|arguments|CELLWALL_ARGUMENTS{names and f'|{names}'}"
     return re.search(rf"\b(?:{ways})\b".encode(), plan.source) is not None
@@ -231,7 +232,7 @@ def _reads_arguments(plan: Plan) -> bool:
 async def described(
     language: Language, file_name: str, attempt: Attempt, outcome: Outcome
 ) -> Outcome:
-    """Add what the language says of an uncaught error; a signal stays the kernel's word."""
+    """Add the language's report of an uncaught error; a signal keeps the kernel's verdict."""
     recorder = attempt.recorder
     if recorder.error is not None:
         line = mistakes.line_of(language, file_name, recorder.error.traceback)
@@ -249,14 +250,14 @@ async def described(
 
 
 def _may_be_uncaught(language: Language, outcome: Outcome) -> bool:
-    """Report whether the kernel's word on its end is that of an uncaught error's."""
+    """Report whether the exit status or signal may come from an uncaught error."""
     if outcome.verdict is Verdict.NONZERO_EXIT:
         return not language.error_status or outcome.exit_code in language.error_status
     return outcome.verdict is Verdict.SIGNALLED
 
 
 def explain(refusal: GuestRefused, work: Plan) -> Exception:
-    """Return what a refusal of the guest means to the caller; `NotBegun` if nothing has run."""
+    """Return the caller's error for a refusal of the guest; `NotBegun` if nothing has run."""
     if refusal.reason in _NOT_HANDED and work.is_warm:
         return NotBegun(f"it could not be handed over: {refusal}")
     if refusal.reason == "not_found" and work.language.context != "python":
@@ -265,7 +266,7 @@ def explain(refusal: GuestRefused, work: Plan) -> Exception:
 
 
 def missing(language: Language, why: str) -> HostUnsupported:
-    """Return the refusal of a language whose tools a sandbox does not show."""
+    """Return the refusal of a language whose tools a sandbox does not have."""
     remedy = f"install it: {language.install}" if language.run else language.install
     if language.run and is_installed(language):
         remedy = f"add {language.name!r} to the languages of the template"

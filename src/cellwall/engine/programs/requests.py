@@ -1,7 +1,7 @@
-"""One-shot requests, checked: what `run` was asked for becomes a plan or a `UsageError`.
+"""One-shot requests: check the arguments of `run` and make a plan, or raise `UsageError`.
 
-Pure; nothing here touches a sandbox. Whatever a caller can get wrong is found here, before a
-sandbox is claimed for it, and every message names the argument and a remedy.
+Pure; nothing here touches a sandbox. Every mistake that a caller can make is found here, before a
+sandbox is claimed, and every message names the argument and a remedy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Everything one `run` may be asked for."""
+    """All arguments of one `run`."""
 
     code: str
     language: str = "python"
@@ -48,37 +48,38 @@ class Request:
     template: str = "python"
     runtime: str | None = None
     isolation: str | None = None
-    """None: the operator's default."""
+    """Isolation level; None: the operator's default."""
     trust: str | None = None
     """`untrusted`, `semi` or `trusted`, instead of a level or a runtime."""
     floor: Floor = NO_FLOOR
-    """What the operator demands of this tenant; set by doors, never by callers."""
+    """Operator's demand on this tenant; set by the server's interfaces, never by callers."""
     demand_hard: bool = False
     start: str = "fork"
-    """`exec`: an interpreter of its own, which shares no hash seed and no addresses; slower."""
+    """`exec`: an interpreter started for this program, which shares no hash seed and no addresses;
+    slower."""
     env: Mapping[str, str] | None = None
     args: Sequence[str] = ()
     collect: Sequence[str] = ()
     artifacts: str | None = None
-    """A folder of the working directory; all files in it come back."""
+    """Folder of the working directory whose files are all returned."""
     compile_options: Sequence[str] = ()
-    """For the compiler, each on its language's list."""
+    """Options for the compiler, each on its language's list."""
     compile_limits: Limits | Mapping[str, Any] | None = None
-    """Of the compile stage; what is absent has a default of its own."""
+    """Limits of the compile stage; an absent one has a default of its own."""
     tenant: str = ""
-    """Whose it is: what was compiled is found again by the same tenant only."""
+    """Tenant of the request: a compiled product is found again by the same tenant only."""
     tools: Tools | None = None
-    """Functions of the caller's that the program may call as `tools.name(…)`."""
+    """Functions of the caller that the program may call as `tools.name(…)`."""
 
     @property
     def place(self) -> Asked:
-        """What it says of isolation."""
+        """Isolation that the request asks for."""
         return Asked(self.isolation, self.runtime, self.trust, self.floor)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A request that makes sense."""
+    """A checked request."""
 
     language: Language
     source: bytes
@@ -91,21 +92,21 @@ class Plan:
     collect: tuple[str, ...]
     artifacts: str | None
     file_name: str
-    """What the source is called inside."""
+    """File name of the source inside the sandbox."""
     compile_options: tuple[str, ...]
     compile_limits: Limits
     tools: Offer | None
 
     @property
     def is_warm(self) -> bool:
-        """Whether a context that is warm already runs it; otherwise it is a command."""
+        """Whether a warm context runs it; otherwise it is a command."""
         if self.language.context == "javascript":
             return self.arguments is None
         return self.language.context in {"python", "sql"}
 
     @property
     def spoken(self) -> str:
-        """What the contexts of its sandbox speak."""
+        """Language of the contexts of its sandbox."""
         return str(self.language.context) if self.is_warm else "python"
 
 
@@ -161,7 +162,7 @@ def usual_limits(language: Language, defaults: Limits) -> Limits:
 def compile_defaults(defaults: Limits) -> Limits:
     """Return the limits of a compile stage that names none.
 
-    A compiler needs more memory than most of what it compiles, and time to be started at all.
+    A compiler needs more memory than most programs, and more time to start.
     """
     least = {"wall_s": 60.0, "cpu_s": 60.0, "memory_mb": 1024}
     return defaults.with_changes(

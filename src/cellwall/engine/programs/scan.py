@@ -1,6 +1,6 @@
-"""A static look at a source before it runs: advice for people and agents, never a boundary.
+"""Scan: a static look at a source before it runs; advice for people and agents, not a boundary.
 
-Whatever it does not find runs under the same wall; whatever it finds may be innocent. Pure and
+A program with no findings runs under the same isolation; a finding may be innocent. Pure and
 bounded: Python by its syntax tree, with aliases and `from` imports resolved; shell and JavaScript
 by patterns, line by line. The invariant: it never raises on a program, however broken.
 """
@@ -18,13 +18,13 @@ _LONGEST = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing worth a look."""
+    """One finding in a source."""
 
     rule: str
     """Stable name: `process`, `network`, `dynamic-code`, `files`, `native`, `deserialise`…"""
     line: int
     column: int
-    """Both from 1; 0 where there is no place."""
+    """Line and column count from 1; 0 where there is no place."""
     message: str
 
 
@@ -66,7 +66,7 @@ _PYTHON: Mapping[str, tuple[str, str]] = {
     "os.environ": ("environment", "reads the environment"),
     "os.getenv": ("environment", "reads the environment"),
 }
-"""By full name; a name that ends a prefix (`os.exec` for `os.execv`) counts for functions of os."""
+"""Rules by full name; a name that is a prefix (`os.exec` for `os.execv`) covers functions of os."""
 _PREFIXES = ("os.exec", "os.spawn")
 
 _SHELL: tuple[tuple[str, str, str], ...] = (
@@ -94,7 +94,7 @@ _PATTERNS = {"bash": _SHELL, "javascript": _SCRIPT}
 
 
 def scan(source: str, language: str) -> list[Finding]:
-    """Return what is worth a look, in order of lines, at most 100 findings."""
+    """Return the findings of a source, in order of lines, at most 100."""
     if len(source) > _LONGEST:
         return [Finding("too-long", 0, 0, "longer than 1 MiB; it was not looked at")]
     if language == "python":
@@ -117,7 +117,7 @@ def _scan_python(source: str) -> list[Finding]:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None) or 0
-        # A notebook cell may hold magics, which are no Python; they start programs.
+        # A notebook cell may hold magics, which are not Python; they start programs.
         magics = _scan_lines(source, ((r"^\s*[!%]\s*\w", "process", "a magic or a shell line"),))
         return [*magics, Finding("syntax", line, 0, "not plain Python; it was not looked at")]
     looker = _Looker()
@@ -129,7 +129,7 @@ def _scan_python(source: str) -> list[Finding]:
 
 
 class _Looker(ast.NodeVisitor):
-    """Walks a tree; knows what each local name stands for."""
+    """Visitor of a syntax tree that tracks what each local name stands for."""
 
     def __init__(self) -> None:
         self.found: list[Finding] = []
@@ -184,7 +184,7 @@ class _Looker(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _full_name(self, node: ast.expr) -> str | None:
-        """Return what a name or attribute stands for, or None where that is not known."""
+        """Return what a name or attribute stands for, or None if that is not known."""
         if isinstance(node, ast.Name):
             return self._names.get(node.id) or f"builtins.{node.id}"
         if isinstance(node, ast.Attribute):

@@ -1,8 +1,9 @@
-"""A program of another language in a living sandbox, beside its contexts.
+"""Session program: a program of another language in a living sandbox, beside its contexts.
 
-Not one-shots (`oneshot`): the sandbox is its owner's and stays, so a compiler runs in it, too, as
-the owner's own commands do, and nothing is kept for others. The source and what was compiled lie
-in a directory of their own, which is removed afterwards; the program starts in the home directory.
+It is not a one-shot (`oneshot`): the sandbox is its owner's and stays, so a compiler runs in it,
+too, as the owner's own commands do, and no product is kept for others. The source and the product
+lie in a directory of their own, which is removed afterwards; the program starts in the home
+directory.
 """
 
 from __future__ import annotations
@@ -37,27 +38,27 @@ class Beside:
     language: Language
     file_name: str
     directory: str
-    """Where its source lies, below the home directory."""
+    """Directory of its source, below the home directory."""
     limits: Limits
 
     @classmethod
     def of(cls, live: Live, language: Language, code: str, limits: Limits) -> Beside:
-        """Return it with a directory of its own, which is not made yet."""
+        """Return a program with a directory of its own, which is not made yet."""
         directory = f".cellwall/{new_id()}"
         return cls(live, language, language.name_of(code), directory, limits)
 
     @property
     def path(self) -> str:
-        """Where its source has to be."""
+        """Path at which its source must be written."""
         return f"{self.directory}/{self.file_name}"
 
     @property
     def build(self) -> str:
-        """Where its compiler writes; the directory has to be there."""
+        """Directory that its compiler writes to; the caller makes it."""
         return f"{self.directory}/build"
 
     async def compile(self, on_event: OnEvent | None, stages: Stages) -> Execution | None:
-        """Compile it; the execution if it ends here, None if there is something to run."""
+        """Compile it; return the execution if it ends here, None if there is something to run."""
         started_at = time.time()
         argv = self.language.compile_command(
             self.file_name, memory_mb=self.limits.memory_mb, build="build"
@@ -79,7 +80,7 @@ class Beside:
         return execution
 
     def work(self, stdin: bytes | None) -> Work:
-        """Return what runs it."""
+        """Return the work that runs it."""
         argv = self.language.command(self.path, memory_mb=self.limits.memory_mb, build=self.build)
         after = partial(described, self.language, self.file_name)
         return self._work(argv, stdin, after=after)
