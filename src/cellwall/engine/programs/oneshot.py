@@ -92,7 +92,7 @@ def _may_be_held(live: Live, stage: Stage) -> bool:
 
 
 def may_be_alone(plan: Plan, stage: Stage) -> bool:
-    """Report whether a sandbox of this program's own suffices: init knows the program's needs."""
+    """Report whether a sandbox for this program alone suffices, which init runs by itself."""
     return (
         plan.is_warm
         and plan.language.context == "python"

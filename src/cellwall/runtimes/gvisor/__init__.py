@@ -1,5 +1,5 @@
-"""gVisor sandboxes: `runsc` with an OCI bundle, and a keeper process for each.
+"""gVisor sandboxes: `runsc` with an OCI bundle, and a keeper process for each sandbox.
 
-The engine process's half, but for `keeper`, `work_area` (the keeper), `boot` and `module_finder`
-(inside), and `snapshot` (a template's interpreter, in a sandbox).
+The modules run in the engine process, except `keeper`, `work_area` (in the keeper), `boot` and
+`module_finder` (in the sandbox), and `snapshot` (in a template's interpreter).
 """

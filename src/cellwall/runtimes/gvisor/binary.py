@@ -1,9 +1,9 @@
-"""The `runsc` of this host: where it is, what it can, and on which platform it really runs here.
+"""The host's `runsc`: its path, its version and flags, and the platform on which it works here.
 
-What was found is kept below the state directory by the digest of the binary and the kernel's
-version, because asking takes a second or, where a platform hangs, its whole time limit. What did
-not work is asked again after an hour: a host that was too busy then is no reason for good. Not the
-starting of sandboxes: `try_platform` is handed in.
+It does not start sandboxes: the caller passes `try_platform`. Results are kept below the state
+directory under the digest of the binary and the kernel's version, because a test takes a second or,
+where a platform hangs, its whole time limit. A failure is tested again after an hour: the host may
+only have been too busy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from cellwall.runtimes.gvisor.oci_bundle import REQUIRED_FLAGS
 
 INSTALL = "run: apt-get install runsc (Debian), or name the binary with CELLWALL_RUNSC"
 PLATFORMS = ("systrap", "ptrace")
-"""Fastest first. Not kvm unless asked for: on nested virtualisation it hangs."""
+"""Platforms tried, fastest first. kvm is tried only on request: on nested virtualisation it
+hangs."""
 _KNOWN_PLATFORMS = (*PLATFORMS, "kvm")
 _ASK_S = 20.0
 _FAILURE_KEPT_S = 3600.0
@@ -34,7 +35,7 @@ _DATE = re.compile(r"20\d{6}")
 _FLAG = re.compile(r"^\s+-([a-zA-Z0-9-]+)", re.MULTILINE)
 
 TryPlatform = Callable[["Binary", str], Awaitable[str]]
-"""Returns why a platform does not work here; empty when it does."""
+"""Function that returns the reason why a platform does not work here; empty when it works."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Binary:
 
 
 def find() -> str:
-    """Return the path of `runsc`; HostUnsupported, with the remedy, where there is none."""
+    """Return the path of `runsc`; raise HostUnsupported, with the remedy, if there is none."""
     named = os.environ.get("CELLWALL_RUNSC")
     found = shutil.which(named or "runsc", path="/usr/local/bin:/usr/bin:/usr/local/sbin:/usr/sbin")
     if found is None:
@@ -58,7 +59,7 @@ def find() -> str:
 
 
 def inspect(path: str) -> Binary:
-    """Ask it for its version and flags. Blocks for a tenth of a second; HostUnsupported."""
+    """Run `runsc` for its version and flags. Blocks for a tenth of a second; HostUnsupported."""
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     version = _ask(path, "--version").partition("\n")[0].removeprefix("runsc version ").strip()
@@ -82,7 +83,7 @@ def _ask(path: str, word: str) -> str:
 
 
 def cautions(binary: Binary) -> list[Finding]:
-    """What a version is known to lack, as seen with Debian 12's."""
+    """Return known defects of the version, as seen with Debian 12's."""
     date = _DATE.search(binary.version)
     if date is None or date[0] >= "2023":
         return []
@@ -97,7 +98,7 @@ def cautions(binary: Binary) -> list[Finding]:
 
 
 def wanted_platforms() -> tuple[str, ...]:
-    """Return what may be tried: the operator's word, or the usual ones."""
+    """Return the platforms to try: the operator's setting, or the usual ones."""
     named = os.environ.get("CELLWALL_RUNSC_PLATFORM")
     if named is None:
         return PLATFORMS
@@ -111,14 +112,14 @@ def wanted_platforms() -> tuple[str, ...]:
 
 
 class Platforms:
-    """Which platforms work, by binary and kernel; remembered across processes."""
+    """Working platforms by binary and kernel; remembered across processes."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is made on the first answer."""
+        """`folder` is made when the first result is stored."""
         self._file = folder / "platforms.json"
 
     async def choose(self, binary: Binary, try_platform: TryPlatform) -> str:
-        """Return the first that works; HostUnsupported with every reason if none does."""
+        """Return the first platform that works; HostUnsupported with every reason if none does."""
         reasons = []
         for name in wanted_platforms():
             reason = await self._why_not(binary, name, try_platform)
@@ -135,7 +136,7 @@ class Platforms:
         key = f"{binary.digest} {os.uname().release} {name}"
         known = self._read()
         reason, at = known.get(key, ("", 0.0))
-        # A time to come is from a clock that was set back: worth as little as an old one.
+        # A time in the future is from a clock that was set back: worth as little as an old one.
         is_fresh = 0 <= time.time() - at < _FAILURE_KEPT_S
         if key not in known or (reason and not is_fresh):
             reason = await try_platform(binary, name)
@@ -143,7 +144,9 @@ class Platforms:
         return reason
 
     def _read(self) -> dict[str, tuple[str, float]]:
-        """Why each does not work, empty if it does, and when that was found."""
+        """Return each platform's reason for not working, empty if it works, and the time of the
+        test.
+        """
         try:
             known = json.loads(self._file.read_text(encoding="utf-8"))
             return {str(key): (str(reason), float(at)) for key, (reason, at) in known.items()}

@@ -1,9 +1,9 @@
-"""The first process inside a gVisor sandbox: from `runsc`'s descriptors to a guest that serves.
+"""Boot: the first process inside a gVisor sandbox, from `runsc`'s descriptors to a serving guest.
 
 Runs in the template's interpreter out of the guest image, standard library only, Python 3.8 and
-later. It is confined already: `runsc` gave it its user, its limits and no capability. It reads
-one configuration from the channel and becomes init: with a warm interpreter in it where the
-sandbox is to be parked, at once where somebody waits for its first program.
+later. It is already confined: `runsc` gave it its user, its limits and no capability. It reads one
+configuration from the channel and becomes init: with a warm interpreter if the sandbox is to be
+parked, at once if a caller waits for its first program.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _LENGTH_BYTES = 4
 
 
 def main() -> None:
-    """Own descriptor 0, the channel; what is said on 2 until the guest serves, the host reads."""
+    """Run the boot: descriptor 0 is the channel; the host reads descriptor 2 until the guest
+    serves.
+    """
     channel = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
     config = _read_config(channel)
     os.rmdir(config["placeholder"])
@@ -30,7 +32,7 @@ def main() -> None:
     from cellwall.guest.warm import fast_start
 
     if config["is_awaited"] and fast_start.may_serve(guest):
-        _let_go_of(0, 1)  # what it says on 2, the host reads when a start has failed
+        _let_go_of(0, 1)  # the host reads descriptor 2 when a start has failed
         begun = fast_start.begin(channel, guest)
         fast_start.go_on()
         _let_go_of(2)
@@ -54,7 +56,7 @@ def _let_go_of(*descriptors: int) -> None:
 
 
 def _read_config(channel: int) -> dict[str, Any]:
-    """Read the one message that comes before the frames: a length and a JSON object."""
+    """Read the one message that precedes the frames: a length and a JSON object."""
     size = int.from_bytes(_read(channel, _LENGTH_BYTES), "big")
     return parse_header(_read(channel, size))
 
@@ -70,7 +72,7 @@ def _read(fd: int, size: int) -> bytes:
 
 
 def _warm(config: dict[str, Any]) -> None:
-    """Import what the template names, so that its contexts are forks of a warm interpreter."""
+    """Import the template's preload modules, so that contexts are forks of a warm interpreter."""
     import gc
 
     from cellwall.guest.process import reseed

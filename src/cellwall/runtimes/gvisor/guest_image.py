@@ -1,11 +1,11 @@
-"""The guest of gVisor sandboxes and what it imports, as code that an interpreter runs.
+"""Guest image: the code of the guest and its imports in one file for the interpreter to run.
 
-Opening a file costs a gVisor sandbox a question to its file server, and an import asks for several:
-the guest's modules and the standard library's under them took a third of a cold start. So the
-interpreter that the template stands on, which knows nothing of the template's packages, imports
-them once on this host and writes down their code (`snapshot`); inside, `module_finder`
-gives it out. Not a cache of what callers import. The invariant: a file is whole before anybody can
-see it, and the name says which guest, interpreter, standard library and preload made it.
+Opening a file costs a gVisor sandbox a request to its file server, and an import causes several:
+importing the guest's and the standard library's modules took a third of a cold start. So the
+template's base interpreter, which does not know the template's packages, imports them once on this
+host and writes their code to a file (`snapshot`); inside, `module_finder` provides it. It is not a
+cache of what callers import. The invariant: a file is complete before it has its name, and the name
+identifies the guest, interpreter, standard library and preload that made it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 START_PATH = "/opt/cellwall/start"
 REST_PATH = "/opt/cellwall/rest"
-"""Inside."""
+"""Paths in the sandbox."""
 RUN = (
     "import posix, marshal; f = posix.open('" + START_PATH + "', 0); "
     "code = posix.read(f, 1 << 24); posix.close(f); exec(marshal.loads(code))"
 )
-"""What the interpreter is started with: a script would be opened three times and asked about."""
+"""Code with which the interpreter is started: it would open a script three times and stat it."""
 _WRITE_S = 60.0
 _NEVER_IMPORTED = frozenset({"__pycache__", "dist-packages", "site-packages", "test"})
 _WRITE = (
@@ -40,17 +40,17 @@ _WRITE = (
 
 
 class Image(NamedTuple):
-    """Two files of one start."""
+    """The two files of one start."""
 
     start: Path
     rest: Path
 
 
 def build_image(state_dir: Path, template: BuiltTemplate, bundle: Path, inside: str) -> Image:
-    """Write (once) the image of `bundle` for `template`; return where it is. Blocks.
+    """Write (once) the image of `bundle` for `template`; return its files. Blocks.
 
-    `inside` is the bundle's path in a sandbox. HostUnsupported if the interpreter cannot do it or
-    the state directory takes no more.
+    `inside` is the bundle's path in a sandbox. HostUnsupported if the interpreter fails or the
+    state directory is full.
     """
     name = state_dir / "guest" / _name(template, bundle)
     image = Image(name.with_suffix(".start"), name.with_suffix(".rest"))
@@ -82,13 +82,13 @@ def _name(template: BuiltTemplate, bundle: Path) -> str:
 
 
 def _state(path: str) -> str:
-    """What differs once a file is another one; the kernel sets the last of them at every change."""
+    """Return a file's identity; the kernel updates the last of its fields at every change."""
     found = os.stat(path)
     return f"{path} {found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
 
 
 def _standard_library(interpreter: Path) -> list[str]:
-    """Every source that an image can be made of: some 640 files, which takes 3 ms."""
+    """Return every source that an image may include: some 640 files, which takes 3 ms."""
     found = []
     for top in interpreter.parent.parent.glob(f"lib*/{interpreter.name}"):
         for folder, folders, names in os.walk(top):
@@ -98,7 +98,7 @@ def _standard_library(interpreter: Path) -> list[str]:
 
 
 def _written(template: BuiltTemplate, bundle: Path, inside: str) -> bytes:
-    """What the interpreter writes.
+    """Return what the interpreter writes.
 
     SECURITY: the base interpreter, with -I and -S, so that no package of a template runs. The
     template's own would read the `pyvenv.cfg` beside it, whatever its options.

@@ -1,8 +1,8 @@
-"""The host's handle on one running `runsc`: start, kill, the end. See `launch`.
+"""Keeper: the engine's handle on one running `runsc`: start, kill, end. See `launch`.
 
-Not a sandbox: nothing here knows limits or the guest. One keeper is made ahead of who needs it
-(`Keepers`): an interpreter and its namespaces take a fifth of a cold start. The invariant: once
-`wait_ended` returns, the pid namespace that held `runsc` and all it started is gone, if the keeper
+It is not a sandbox: it knows neither limits nor the guest. `Keepers` starts one keeper ahead of its
+use: an interpreter and its namespaces take a fifth of a cold start. The invariant: once
+`wait_ended` returns, the pid namespace of `runsc` and all its processes is gone, if the keeper
 ended by itself.
 """
 
@@ -30,7 +30,8 @@ _BUNDLE = (
 _ENTRY = "cellwall.runtimes.gvisor.launch:main"
 _SAID_BYTES = 4096
 _PAUSE_S = 0.05
-"""Between a start and the keeper for the next: the program that was waited for goes first."""
+"""Seconds between a start and the keeper for the next one: the program that was waited for goes
+first."""
 
 
 def launcher(state_dir: Path) -> Path:
@@ -39,10 +40,10 @@ def launcher(state_dir: Path) -> Path:
 
 
 class Keeper:
-    """One keeper process and its leash. Lives on the event loop it was made on."""
+    """One keeper process and its leash, a pipe. Lives on the event loop it was made on."""
 
     def __init__(self, bundle: Path, place: str) -> None:
-        """Start it; `runsc` will have `place` for its state. HostUnsupported."""
+        """Start the process; `runsc` will keep its state in `place`. Raises HostUnsupported."""
         self._said = os.memfd_create("cellwall-runsc", os.MFD_CLOEXEC)
         leash_r, self._leash_w = os.pipe2(os.O_CLOEXEC)
         order_r, self._order_w = os.pipe2(os.O_CLOEXEC)
@@ -72,18 +73,18 @@ class Keeper:
 
     @property
     def pid(self) -> int:
-        """The keeper's; `runsc` and all the rest are below it."""
+        """Process id of the keeper; `runsc` and all other processes are below it."""
         return self._child.pid
 
     @property
     def has_ended(self) -> bool:
-        """True once the kernel says so, before the event loop has heard of it."""
+        """Whether the keeper has ended, asked from the kernel before the event loop learns it."""
         return self._ended.done() or self._child.poll() is not None
 
     def begin(self, order: dict[str, Any]) -> socket.socket:
-        """Have it start what `order` says. One that has died is noticed by its end.
+        """Have the keeper start `runsc` by `order`. A keeper that has died is noticed by its end.
 
-        Returns our end of descriptor 0 of the sandbox's first process, the caller's from now on.
+        Returns the engine's end of the first process's descriptor 0; the caller owns it.
         """
         with contextlib.suppress(BrokenPipeError), os.fdopen(self._order_w, "wb") as pipe:
             self._order_w = -1
@@ -91,34 +92,34 @@ class Keeper:
         return socket.socket(fileno=self._channel.detach())
 
     def on_end(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when it has ended; now, if it has."""
+        """Call `callback` when the keeper has ended; now, if it has."""
         if self._ended.done():
             callback()
         else:
             self._on_end.append(callback)
 
     def kill(self) -> None:
-        """Let go of the leash: the keeper kills the pid namespace. Idempotent."""
+        """Release the leash: the keeper kills the pid namespace. Idempotent."""
         if self._order_w >= 0:
             os.close(self._order_w)
             self._order_w = -1
         if self._leash_w >= 0:
             with contextlib.suppress(OSError):
-                os.write(self._leash_w, b"k")  # closing alone is not enough if a fork has a copy
+                os.write(self._leash_w, b"k")  # closing alone has no effect if a fork has a copy
             os.close(self._leash_w)
             self._leash_w = -1
 
     def kill_hard(self) -> None:
-        """Kill the keeper itself, which its child does not survive; for one that was stopped."""
+        """Kill the keeper itself, and its child with it; for a keeper that was stopped."""
         if not self._ended.done():
             self._child.kill()
 
     async def wait_ended(self) -> int:
-        """Return its exit status once it has ended."""
+        """Wait for the keeper's end and return its exit status."""
         return await asyncio.shield(self._ended)
 
     def said(self) -> str:
-        """What `runsc`, or the boot inside, wrote to its standard error so far."""
+        """Return what `runsc`, or the boot inside, wrote to its standard error so far."""
         if self._said < 0:
             return ""
         size = os.fstat(self._said).st_size
@@ -141,14 +142,14 @@ class Keeper:
         self.kill()
 
     def close(self) -> None:
-        """Let go of what it said."""
+        """Close the channel and the record of standard error."""
         self._channel.close()
         if self._said >= 0:
             os.close(self._said)
             self._said = -1
 
     def abandon(self) -> None:
-        """In a forked child: close descriptors, end nothing."""
+        """Close the descriptors without ending the keeper; for a forked child."""
         for fd in (self._leash_w, self._order_w, self._pidfd, self._said):
             if fd >= 0:
                 with contextlib.suppress(OSError):
@@ -158,10 +159,10 @@ class Keeper:
 
 
 class Keepers:
-    """Keepers for one runtime, one of them ready for whoever comes next."""
+    """Keepers of one runtime, one of them ready for the next start."""
 
     def __init__(self, bundle: Path, place: str, idle_s: float) -> None:
-        """Start none; one that nobody takes for `idle_s` seconds is ended."""
+        """Start none; a ready keeper that is not taken for `idle_s` seconds is ended."""
         self._bundle = bundle
         self._place = place
         self._idle_s = idle_s
@@ -171,7 +172,7 @@ class Keepers:
         self._leaving: set[Keeper] = set()
 
     def take(self) -> Keeper:
-        """Return a keeper that has not begun. HostUnsupported."""
+        """Return a keeper that has not begun. Raises HostUnsupported."""
         found = self._pop()
         if found is not None and not found.has_ended:
             return found
@@ -180,12 +181,12 @@ class Keepers:
         return Keeper(self._bundle, self._place)
 
     def make_ready_soon(self) -> None:
-        """Start the next one, unless there is one, once whoever waits has been served."""
+        """Start the next keeper, unless one is ready, after the current caller has been served."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_PAUSE_S, self._make_ready)
 
     def settle(self) -> None:
-        """Start now what would be started soon."""
+        """Start the next keeper now if it would be started soon."""
         if self._timer is not None:
             self._timer.cancel()
             self._make_ready()
@@ -193,12 +194,12 @@ class Keepers:
     def _make_ready(self) -> None:
         self._timer = None
         ready = self._pop()
-        with contextlib.suppress(HostUnsupported):  # who needs it will meet that
+        with contextlib.suppress(HostUnsupported):  # the start that needs it raises the same error
             self._next = ready or Keeper(self._bundle, self._place)
             self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._let_go)
 
     def _pop(self) -> Keeper | None:
-        """Take the one that is ready, if there is one, with its clock stopped."""
+        """Take the ready keeper, if there is one, and stop its idle timer."""
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
@@ -206,7 +207,7 @@ class Keepers:
         return found
 
     def _let_go(self) -> None:
-        """End the one that is ready; its own end tells when it is gone."""
+        """End the ready keeper; `_on_gone` runs when it has ended."""
         found = self._pop()
         if found is not None:
             self._leaving.add(found)
@@ -218,7 +219,7 @@ class Keepers:
         self._leaving.discard(keeper)
 
     async def aclose(self) -> None:
-        """End the one that nobody took."""
+        """End the ready keeper and wait for all ended ones."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -226,7 +227,7 @@ class Keepers:
         await asyncio.gather(*(each.wait_ended() for each in self._leaving))
 
     def abandon(self) -> None:
-        """In a forked child: close descriptors, end nothing."""
+        """Close the descriptors without ending any keeper; for a forked child."""
         for each in (self._next, *self._leaving):
             if each is not None:
                 each.abandon()

@@ -1,11 +1,11 @@
-"""What a gVisor sandbox starts as on the host: a keeper, and `runsc` as the first of its own pids.
+"""Launch: the start of a gVisor sandbox on the host; a keeper, with `runsc` in a pid namespace.
 
 Runs in the host's interpreter out of a bundle, before any byte of a caller is read. It decides
-nothing: which program, which cgroups and which OCI bundle come from `runtime`, once there is a
-sandbox to be started; until then everything that is the same for all of them is done. The keeper
-waits for the end of its leash or of `runsc`, kills, and ends last. The invariant: everything that
-`runsc` starts lives in one pid namespace, in the sandbox's cgroups and in a mount namespace whose
-state directory is a tmpfs of its own, so that one kill ends it and nothing of it stays on the host.
+nothing: the program, the cgroups and the OCI bundle come from `runtime`, once there is a sandbox to
+start; until then it does the work common to all of them. The keeper waits for the end of its leash
+or of `runsc`, kills, and ends last. The invariant: everything that `runsc` starts lives in one pid
+namespace, in the sandbox's cgroups and in a mount namespace whose state directory is a tmpfs of its
+own, so that one kill ends it and nothing of it stays on the host.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from cellwall.runtimes.gvisor import work_area as gvisor_area
 _NAMESPACES = process.CLONE_NEWPID | process.CLONE_NEWNS | process.CLONE_NEWNET
 _STATE_OPTIONS = "size=16m,nr_inodes=4096,mode=700"
 _OOM_SCORE = "500"
-"""Above every process of the host's: where the machine itself runs short, a sandbox goes first."""
+"""OOM score above that of every host process: if the host runs out of memory, a sandbox is killed
+first."""
 _EXIT_UNUSED = 0
 _EXIT_BROKEN = 70
 
 
 def main() -> None:
-    """`ORDER_FD LEASH_FD PLACE`; descriptors 0, 1 and 2 become those of `runsc`."""
+    """Run `ORDER_FD LEASH_FD PLACE`; descriptors 0, 1 and 2 become those of `runsc`."""
     order, leash, place = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # a Ctrl-C at the embedder's terminal is not ours
+        signal.signal(number, signal.SIG_IGN)  # a Ctrl-C at the embedder's terminal must not end it
     for fd in (order, leash):
         os.set_inheritable(fd, False)
     os.setsid()
@@ -59,11 +60,11 @@ def main() -> None:
 
 
 def _prepare(keeper: int, place: str) -> None:
-    """Build the sandbox's corner of the file system; nothing of any sandbox is known yet."""
+    """Prepare the sandbox's mounts; nothing about the sandbox is known yet."""
     process.do(process.prepare_parent_death_signal(signal.SIGKILL))
     if select.select([keeper], [], [], 0)[0]:
-        os._exit(_EXIT_UNUSED)  # it died before the kernel knew that its end is ours
-    # Of the host's processes only those of this sandbox are left to be seen from here on.
+        os._exit(_EXIT_UNUSED)  # the keeper died before the death signal was set
+    # From here on /proc shows only the processes of this sandbox.
     do_all((mounts.prepare_mount("none", "/", None, mounts.MS_REC | mounts.MS_PRIVATE, None),))
     flags = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
     mounts.mount("proc", "/proc", "proc", flags, None)
@@ -74,7 +75,7 @@ def _prepare(keeper: int, place: str) -> None:
 
 
 def _read(order: int) -> dict[str, Any]:
-    """Wait for what is to be started; the end where nothing ever is."""
+    """Wait for the order and return it; end the process if none ever comes."""
     data = b""
     while piece := os.read(order, 65536):
         data += piece
@@ -85,10 +86,10 @@ def _read(order: int) -> dict[str, Any]:
 
 
 def _become_runsc(config: dict[str, Any], place: str) -> NoReturn:
-    """Enter the sandbox's cgroups, write its files, execute."""
+    """Enter the sandbox's cgroups, write its files, execute `runsc`."""
     for path in config["cgroups"]:
         _write(path, "0")
-    os.sched_setaffinity(0, config["cpus"])  # how many gVisor shows inside
+    os.sched_setaffinity(0, config["cpus"])  # the number of CPUs that gVisor shows inside
     for name, content in config["files"].items():
         with open(f"{place}/bundle/{name}", "w", encoding="utf-8") as file:
             file.write(content)
@@ -99,7 +100,7 @@ def _become_runsc(config: dict[str, Any], place: str) -> NoReturn:
 
 
 def _write(path: str, value: str) -> None:
-    """Write into a file of the kernel's; never create one."""
+    """Write into a file of the kernel; never create one."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, value.encode())
@@ -108,7 +109,7 @@ def _write(path: str, value: str) -> None:
 
 
 def _keep(child: int, leash: int) -> NoReturn:
-    """Hold nothing, wait, kill, and end when the pid namespace has."""
+    """Close the standard descriptors, wait, kill, and end after the pid namespace."""
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
@@ -116,6 +117,7 @@ def _keep(child: int, leash: int) -> NoReturn:
     poll.register(leash, select.POLLIN | select.POLLHUP)
     poll.register(os.pidfd_open(child), select.POLLIN)
     poll.poll()
-    os.kill(child, signal.SIGKILL)  # ours until we wait for it: the number is nobody else's
+    # the child is not reaped before `waitpid`, so its number is not reused
+    os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)

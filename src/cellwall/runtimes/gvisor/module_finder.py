@@ -1,9 +1,10 @@
-"""Gives out modules from memory: the first code of a gVisor sandbox, and what is imported later.
+"""Module finder: provide modules from memory; the first code that runs in a gVisor sandbox.
 
-`snapshot` puts the modules' code in place of the constants below and writes the whole down
-as one file, which the interpreter runs; imported as a module, which only the snapshot does, this
-holds none. Standard library only, Python 3.8 and later, and nothing that would have to be imported
-from a file. A module has the path, the source and the resources it would have had from there.
+`snapshot` puts the modules' code in place of the constants below and writes the whole to one file,
+which the interpreter runs; imported as a module, which only the snapshot does, this one holds no
+code. Standard library only, Python 3.8 and later, and nothing that would have to be imported from a
+file. The invariant: a module has the path, the source and the resources it would have had from its
+file.
 """
 
 import marshal
@@ -28,7 +29,7 @@ PACKAGE, MODULE, EXTENSION = "package", "module", "extension"
 
 
 class Loader(SourceFileLoader):
-    """A module of the standard library whose code is at hand; the rest is in its file."""
+    """Loader of a standard library module with its code in memory, its resources in a file."""
 
     def __init__(self, name: str, path: str, code: "Code") -> None:
         """`code` is marshalled if it is bytes."""
@@ -36,41 +37,42 @@ class Loader(SourceFileLoader):
         self._code = code
 
     def get_code(self, fullname: str) -> "Any":  # noqa: ANN401 - code
-        """Return the code that was written down."""
+        """Return the code from the snapshot."""
         return _code(self._code)
 
 
 class BundleLoader:
-    """A module of the guest's; whatever else one asks of it is in the bundle."""
+    """Loader of a guest module; other attributes of the loader come from the bundle."""
 
     def __init__(self, name: str, path: str, code: "Code") -> None:
-        """As for `Loader`."""
+        """Take the arguments of `Loader`."""
         self.name = name
         self.path = path
         self._code = code
 
     def create_module(self, spec: "ModuleSpec") -> None:
-        """As usual."""
+        """Use the default module creation."""
 
     def exec_module(self, module: "ModuleType") -> None:
-        """Run its code."""
+        """Run the module's code."""
         exec(_code(self._code), module.__dict__)  # noqa: S102 - our own
 
     def __getattr__(self, name: str) -> "Any":  # noqa: ANN401 - whatever it has
-        """Ask the bundle."""
+        """Return the attribute of the bundle's own importer."""
         from zipimport import zipimporter
 
         return getattr(zipimporter(BUNDLE), name)
 
 
 class Finder:
-    """Knows the modules by name; the rest is read with the first of it that is asked for."""
+    """Finder of the modules by name; the rest is read when the first of it is imported."""
 
     is_shortcut = True
-    """What it finds would be found without it: `guest.context.own_modules` has the caller's win."""
+    """Mark for `guest.context.own_modules`: modules found here would be found without it, too, and
+    a caller's module of the same name takes precedence."""
 
     def __init__(self) -> None:
-        """Hold what every start needs."""
+        """Start with the modules that every start needs."""
         self._modules = dict(FIRST)
         self._later = frozenset(LATER.split())
 
@@ -80,7 +82,7 @@ class Finder:
         path: "Sequence[str] | None" = None,
         target: "ModuleType | None" = None,
     ) -> "ModuleSpec | None":
-        """Return the spec of one that is here."""
+        """Return the spec of a module held here."""
         if name in self._later:
             self._later = frozenset()
             with open(REST, "rb", 0) as file:
@@ -105,13 +107,13 @@ def _spec(name: str, place: str, kind: str, code: "Code") -> "ModuleSpec":
 
 
 def _code(code: "Code") -> "Any":  # noqa: ANN401 - code
-    # From the root, which nobody inside can write to.
+    # Read from the root file system, which no process inside can write to.
     return marshal.loads(code) if isinstance(code, bytes) else code  # noqa: S302
 
 
 if __name__ == "__main__":
     sys.path.append(BUNDLE)
-    # Before all others: the same modules, only sooner.
+    # First in the list: the finders after it would find the same modules, but later.
     sys.meta_path.insert(0, Finder())
     from cellwall.runtimes.gvisor.boot import main
 

@@ -1,8 +1,8 @@
-"""What one gVisor sandbox is, as the OCI configuration and the flags `runsc` gets: pure data.
+"""OCI bundle: the configuration and flags that `runsc` gets for one gVisor sandbox; pure data.
 
-Not the root directory (`root`) and not the running of anything. The invariant: deny by
-default. User 1000 without a capability, no new privileges, every tree of the host's read-only,
-one work area with a size, no network but a loopback of its own.
+It neither builds the root directory (`root`) nor runs anything. The invariant: deny by default.
+User 1000 without a capability, no new privileges, every tree of the host read-only, one work area
+with a size, no network but a loopback of its own.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from cellwall.model.limits import Limits
 
 OWN_PROCESSES = 1
-"""Init, which is of our user inside as well."""
+"""Number of processes of our own that count for the user inside: init."""
 PLACEHOLDER = "/tmp/.cellwall"  # noqa: S108 - a path inside
-"""Keeps gVisor from mounting something of its own on /tmp; the boot inside removes it."""
+"""Directory that keeps gVisor from mounting a tmpfs of its own on /tmp; the boot inside removes
+it."""
 OWN_INODES = 64
-"""Of the work area: directories and links of the system's."""
+"""Number of inodes of the work area that the system's own directories and links use."""
 _NAMESPACES = ("pid", "network", "ipc", "uts", "mount")
 _READ_ONLY = ["ro", "nosuid", "nodev"]
 _PRIVATE = ["nosuid", "nodev"]
@@ -39,18 +40,18 @@ _REFUSED = (
 )
 _ALWAYS = {
     "network": "none",
-    "ignore-cgroups": "true",  # ours are around runsc itself, and count its helpers too
+    "ignore-cgroups": "true",  # the cgroups around runsc itself count its helpers too
     "host-uds": "none",
     "host-fifo": "none",
-    "overlay2": "none",  # what may be written is a tmpfs that is ours, and has a size
-    "directfs": "false",  # the inside's kernel then opens no file of the host's by itself
+    "overlay2": "none",  # everything writable is a tmpfs made by the keeper, with a size
+    "directfs": "false",  # then the sandbox's kernel opens no host file by itself
     "file-access": "exclusive",
     "file-access-mounts": "exclusive",
     "oci-seccomp": "true",
     "net-raw": "false",
     "debug": "false",
 }
-"""Those a version does not know are left out, see `flags`."""
+"""Flags of every sandbox; flags unknown to a version are left out, see `flags`."""
 REQUIRED_FLAGS = frozenset({"network", "ignore-cgroups", "platform", "root"})
 
 
@@ -85,7 +86,7 @@ def configuration(root: Root, limits: Limits, words: tuple[str, ...], place: str
 
 
 def guest_words() -> tuple[str, ...]:
-    """Return the command every sandbox starts with."""
+    """Return the command that every sandbox starts with."""
     return (INTERPRETER, "-I", "-S", "-c", RUN)
 
 
@@ -102,11 +103,11 @@ def _rlimits(limits: Limits) -> list[dict[str, Any]]:
 
 
 def _filter() -> dict[str, Any]:
-    """What the inside's kernel itself refuses, so that less of it can be reached.
+    """Return the calls that the sandbox's own kernel refuses, to reduce its attack surface.
 
-    Not the wall (that is the kernel itself). No `errnoRet`: the versions of Debian do not know it.
-    A call that wants a tracer, and has none because ptrace is refused, looks as if it were missing,
-    which sends libraries down another way.
+    The boundary is that kernel, not this filter. No `errnoRet`: the versions of Debian do not know
+    it. A call that wants a tracer, and has none because ptrace is refused, looks as if it were
+    missing, which makes libraries use an alternative.
     """
     return {
         "defaultAction": "SCMP_ACT_ALLOW",
@@ -131,7 +132,7 @@ def _filter() -> dict[str, Any]:
 
 
 def area(root: Root, limits: Limits) -> dict[str, Any]:
-    """Return what the keeper makes of the work area, see `work_area`."""
+    """Return the keeper's instructions for the work area, see `work_area`."""
     inodes = limits.inodes + OWN_INODES
     return {
         "options": f"size={limits.disk_mb}m,nr_inodes={inodes},mode=755",
@@ -164,11 +165,11 @@ def _mounts(root: Root, place: str) -> list[dict[str, Any]]:
 
 
 def digest(configured: str, area: dict[str, Any], words: list[str], version: str) -> str:
-    """SHA-256 of what a sandbox was asked to be; the part of its posture that is ours."""
+    """Return the SHA-256 of the requested configuration: the engine's part of the posture."""
     text = json.dumps([configured, area, words, version], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def cpu_count(limits: Limits) -> int:
-    """CPUs a sandbox shows: its share, rounded up."""
+    """Return the number of CPUs that a sandbox shows: its share, rounded up."""
     return max(1, math.ceil(limits.cpus))

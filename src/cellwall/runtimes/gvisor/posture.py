@@ -1,8 +1,8 @@
-"""What the host's kernel says of a gVisor sandbox's processes, compared with what must be.
+"""Posture: what the host's kernel reports about a gVisor sandbox's processes, compared.
 
-The inside's kernel is one of those processes: what it does for the program cannot be seen from
-here, how it is confined itself can. The invariant: every process in the sandbox's cgroups is below
-our keeper's pid namespace; anything else is a refusal.
+The sandbox's own kernel is one of those processes: its service to the program cannot be observed
+from the host, its own confinement can. The invariant: every process in the sandbox's cgroups is in
+the pid namespace below the keeper; any other process is a refusal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FILE_SERVER = "runsc-gofer"
 
 
 def verify(groups: Groups, keeper: int) -> dict[str, Any]:
-    """Return the facts of the inside's kernel and its file server; SandboxBroken on a difference.
+    """Return the facts of the sandbox's kernel and file server; SandboxBroken on a difference.
 
     Blocks for a millisecond.
     """

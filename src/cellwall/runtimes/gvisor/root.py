@@ -1,10 +1,10 @@
-"""What a template's gVisor sandboxes see of files: the parts the jail shows, made once on disk.
+"""Root: the files that a template's gVisor sandboxes see, written once on disk.
 
-From the jail's root plan, so that there is one list of what a sandbox may see. Small files are
-written here, large trees of the host stay where they are, and both are named as read-only mounts
-below a root that each sandbox has for itself (`work_area`). Not the OCI configuration
-(`oci_bundle`). The invariant: what is here is complete before it has its name, which is the
-digest of all that is in it, and nobody writes to it afterwards.
+They come from the jail's root plan, so that there is one list of what a sandbox may see. Small
+files are written here, large trees of the host stay where they are, and both are named as read-only
+mounts below a root that each sandbox has for itself (`work_area`). The OCI configuration is
+elsewhere (`oci_bundle`). The invariant: a directory is complete before it has its name, the digest
+of its content, and is not written to afterwards.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _SKIPPED = (
     *(plan.VIEWS, "/dev/", "/proc/", "/sys/", "/none", HOME),
     *(f"{plan.OWN}/{name}" for name in ("empty", "etc", "var")),
 )
-"""gVisor has a kernel of its own to show in /proc, /dev and /sys."""
+"""Paths left out of the jail's plan: gVisor has its own kernel's /proc, /dev and /sys."""
 
 _WRITTEN = ("/etc", "/opt")
-"""Shown as they lie on the disk, each a mount."""
+"""Directories mounted as they are on the disk."""
 _BELOW = tuple(f"{path}/" for path in _WRITTEN)
 
 Part = steps.Directory | steps.File | steps.Symlink | steps.Bind | steps.Copy
@@ -41,24 +41,23 @@ Part = steps.Directory | steps.File | steps.Symlink | steps.Bind | steps.Copy
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """What was written, and of what a sandbox's own root consists besides its user's files."""
+    """What was written, and the parts of a sandbox's own root other than its user's files."""
 
     path: str
     mounts: tuple[tuple[str, str], ...]
-    """(source, path) of read-only trees, parents first."""
+    """Pairs (source, path) of read-only trees, parents first."""
     directories: tuple[str, ...] = ()
     links: tuple[tuple[str, str], ...] = ()
-    """(path, target) of symbolic links."""
+    """Pairs (path, target) of symbolic links."""
 
 
 def make_root(
     folder: Path, facts: plan.HostFacts, template: plan.Root, image: Image | None = None
 ) -> Root:
-    """Return the root of a template below `folder`, built if it is not there. Blocks.
+    """Return the root of a template below `folder`, built if it does not exist. Blocks.
 
-    `image` is what its interpreter starts from, see `guest_image`.
-
-    HostUnsupported if the state directory takes no more.
+    `image` is the code its interpreter starts from, see `guest_image`. HostUnsupported if the state
+    directory is full.
     """
     wanted = list(_wanted(plan.root_plan(facts, template)))
     if image is not None:
@@ -79,7 +78,7 @@ def make_root(
 
 
 def _root(written: str, wanted: Sequence[Part]) -> Root:
-    """Take what lies below `_WRITTEN` from the disk as it is, and name the rest."""
+    """Mount the directories of `_WRITTEN` from the disk and list the other parts."""
     binds = [(step.source, step.path) for step in wanted if isinstance(step, steps.Bind)]
     copies_of = [(f"{written}{path}", path) for path in _WRITTEN if os.path.isdir(written + path)]
     rest = [step for step in wanted if not f"{step.path}/".startswith(_BELOW)]
@@ -94,7 +93,7 @@ def _root(written: str, wanted: Sequence[Part]) -> Root:
 
 
 def _wanted(planned: Sequence[steps.Step]) -> Iterator[Part]:
-    """What of the jail's plan is a directory, a file, a link or a bind here."""
+    """Yield the directories, files, links and binds of the jail's plan that apply here."""
     for step in planned:
         if not isinstance(step, get_args(Part)):
             continue
@@ -110,7 +109,7 @@ def _digest(wanted: Sequence[Part]) -> str:
 
 
 def _content(step: Part) -> list[tuple[str, int, int]]:
-    """Name, size and time of what a copied tree holds now."""
+    """Return name, size and time of the files in a copied tree."""
     if not isinstance(step, steps.Copy):
         return []
     found = [step.source] if os.path.isfile(step.source) else []
@@ -131,7 +130,7 @@ def _build(folder: Path, target: Path, wanted: Sequence[Part]) -> None:
         except OSError:
             if not target.exists():
                 raise
-            remove_tree(made)  # another engine was faster with the same
+            remove_tree(made)  # another engine has built the same in the meantime
     except BaseException:
         remove_tree(made)
         raise

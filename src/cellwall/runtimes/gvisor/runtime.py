@@ -1,9 +1,9 @@
-"""gVisor as a runtime: `runsc` with an OCI bundle of our own, level `kernel`, no Docker.
+"""gVisor runtime: `runsc` with an OCI bundle of cellwall's own, level `kernel`, without Docker.
 
-The adapter between `engine`'s contract and `runsc`. The invariant: `start` returns a sandbox only
-after its processes were found in our cgroups and in namespaces of their own, filtered and without
-new privileges, and anything half made is destroyed before an error leaves it. Design:
-design/0007-gvisor.md.
+The adapter between the engine's contract (`runtimes.base`) and `runsc`. The invariant: `start`
+returns a sandbox only after its processes were found in the expected cgroups and in namespaces of
+their own, filtered and without new privileges; a half-made sandbox is destroyed before an error is
+raised. Design: design/0007-gvisor.md.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _GUEST_ENTRY = "cellwall.runtimes.gvisor.boot:main"
 _READY_S = 60.0
 _TRY_S = 15.0
 _ROOT_KEPT_S = 60.0
-"""Making sure that a root is what it would be now takes 20 ms."""
+"""Seconds for which a root counts as current: checking it takes 20 ms."""
 _NEEDED = frozenset({"memory", "pids", "cpu"})
 _LENGTH = struct.Struct(">I")
 _PRELOAD_ENVIRONMENT = {"MPLCONFIGDIR": "/tmp/matplotlib"}  # noqa: S108 - a path inside
@@ -81,22 +81,22 @@ HARDNESS = {
 
 
 class Chosen(NamedTuple):
-    """What runs sandboxes on this host."""
+    """The binary and platform that run sandboxes on this host."""
 
     binary: Binary
     platform: str
 
 
 class _Kept(NamedTuple):
-    """A root that was there when it was last looked at."""
+    """A root that existed when it was last checked."""
 
     root: gvisor_root.Root
     until: float
-    """By the monotonic clock."""
+    """Expiry by the monotonic clock, in seconds."""
 
 
 class _Born(NamedTuple):
-    """What a sandbox has on the host besides its processes."""
+    """Host resources of a sandbox besides its processes."""
 
     groups: sandbox_groups.Groups
     witness: Witness | None = None
@@ -105,15 +105,14 @@ class _Born(NamedTuple):
 
 
 class GvisorRuntime:
-    """See the module."""
+    """The runtime `gvisor`; see the module."""
 
     name = "gvisor"
     level = IsolationLevel.KERNEL
     idle_s = 600.0
-    """See `base.KeepsReady`; the engine sets it."""
+    """Seconds, see `base.KeepsReady`; the engine sets it."""
 
     def __init__(self, state_dir: Path) -> None:
-        """Touch nothing yet."""
         self._state_dir = state_dir
         self._folder = state_dir / "gvisor"
         self._live: set[GvisorSandbox] = set()
@@ -129,7 +128,7 @@ class GvisorRuntime:
 
     @cached_property
     def layout(self) -> hierarchies.Layout:
-        """The cgroup hierarchies of this host that we may use."""
+        """Cgroup hierarchies of this host that may be used."""
         return hierarchies.discover()
 
     @cached_property
@@ -146,7 +145,7 @@ class GvisorRuntime:
 
     @cached_property
     def _place(self) -> str:
-        """Where each sandbox mounts the tmpfs of its own that `runsc` keeps its state in."""
+        """Directory on which each sandbox mounts its own tmpfs, for the state of `runsc`."""
         place = self._folder / "place"
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         return str(place)
@@ -156,7 +155,7 @@ class GvisorRuntime:
         return Keepers(self._launcher, self._place, self.idle_s)
 
     async def probe(self) -> list[Finding]:
-        """Say which `runsc` there is, on which platform it runs, and what is missing."""
+        """Report which `runsc` there is, on which platform it runs, and what is missing."""
         try:
             self._check_host()
             chosen = await self.choose()
@@ -183,9 +182,9 @@ class GvisorRuntime:
             )
 
     async def choose(self) -> Chosen:
-        """The binary and the platform it runs on; asked once for as long as the binary is there.
+        """Return the binary and its platform; determined once while the binary exists.
 
-        `RuntimeGone` if it was there and is not any more.
+        `RuntimeGone` if it existed and does not any more.
         """
         async with self._asking:
             if self._chosen is not None and not os.access(self._chosen.binary.path, os.X_OK):
@@ -198,7 +197,7 @@ class GvisorRuntime:
         return self._chosen
 
     async def _try_platform(self, binary: Binary, platform: str) -> str:
-        """Run `true` on it, for so long and no longer; return why it did not work."""
+        """Run `true` on the platform within a time limit; return why it did not work."""
         limits = Limits()
         template = plan.Root("/usr", (), str(self._launcher))
         root = await asyncio.to_thread(
@@ -228,7 +227,7 @@ class GvisorRuntime:
         witness: Witness | None = None,
         cpus: frozenset[int] = frozenset(),
     ) -> dict[str, Any]:
-        """What a keeper is told."""
+        """Return the order for a keeper."""
         flags = oci_bundle.flags(chosen.binary.flags, chosen.platform, self._place)
         files = {"config.json": json.dumps(oci)}
         if witness is not None:
@@ -245,13 +244,13 @@ class GvisorRuntime:
         }
 
     async def warm(self, template: BuiltTemplate) -> None:
-        """Find out what to run and make the template's root."""
+        """Choose the binary and platform and make the template's root."""
         await self.choose()
         await self._root(template)
         self._keepers.make_ready_soon()
 
     async def _root(self, template: BuiltTemplate) -> gvisor_root.Root:
-        """The template's root; looked at again once in a while, because the host may change."""
+        """Return the template's root; checked again periodically, because the host may change."""
         kept = self._roots.get(template.digest)
         now = time.monotonic()
         if kept is None or now > kept.until or not os.access(kept.root.path, os.X_OK):
@@ -323,7 +322,7 @@ class GvisorRuntime:
     async def _confine(
         self, spec: SandboxSpec, keeper: Keeper, ours: socket.socket, born: _Born
     ) -> GvisorSandbox:
-        """Hear `ready`, compare what runs with what was asked for, set the limits."""
+        """Wait for `ready`, compare the processes with the request, set the limits."""
         text = json.dumps(_guest_config(spec)).encode()
         ours.sendall(_LENGTH.pack(len(text)) + text)
         channel = GuestChannel(ours, on_violation=lambda _: keeper.kill())
@@ -347,20 +346,20 @@ class GvisorRuntime:
         return GvisorSandbox(spec, made, remove)
 
     async def _take_down(self, born: _Born) -> None:
-        """Remove what an ended sandbox had besides its processes."""
+        """Remove an ended sandbox's resources besides its processes."""
         if born.witness is not None:
             born.witness.close()
         self.cpus.give_back(born.cpus)
         await self._groups.remove(born.groups)
 
     def statistics(self) -> RuntimeStatistics:
-        """Counts."""
+        """Return the runtime's counts."""
         left = self._groups.quarantined if "_groups" in vars(self) else 0
         detail = {"cgroups_not_removed": left}
         return RuntimeStatistics(len(self._live), self._started, self._failed, detail)
 
     async def sweep(self) -> SweepReport:
-        """Remove cgroups, what still runs in them, and sockets of engines that are gone."""
+        """Remove cgroups with their processes, and sockets, of engines that are gone."""
         judge = owner_label.is_dead_in_this_boot
         removed, kept = await asyncio.to_thread(leftovers.sweep, self.layout, judge)
         sockets = await asyncio.to_thread(trace_listener.sweep, self._sinks)
@@ -368,7 +367,7 @@ class GvisorRuntime:
         return SweepReport({name: n for name, n in counts.items() if n}, tuple(kept))
 
     async def wait_settled(self) -> None:
-        """Have the keeper ahead there already; for whoever counts processes."""
+        """Start the next keeper now, so that counts of processes are stable."""
         if "_keepers" in vars(self):
             self._keepers.settle()
 
@@ -382,7 +381,7 @@ class GvisorRuntime:
             del self._groups
 
     def abandon(self) -> None:
-        """In a forked child: let go of the parent's descriptors, end nothing."""
+        """Release the parent's descriptors without ending a sandbox; for a forked child."""
         for sandbox in self._live:
             sandbox.abandon()
         self._live.clear()
@@ -395,7 +394,7 @@ def _find() -> Binary:
 
 
 def _digest(chosen: Chosen, order: dict[str, Any]) -> str:
-    """What a sandbox was asked to be; the same for all of one template and one set of limits."""
+    """Return the digest of a request; equal for one template and one set of limits."""
     words = [word for word in order["words"] if not word.startswith("--root=")]
     return oci_bundle.digest(
         order["files"]["config.json"], order["area"], words, chosen.binary.version
@@ -403,12 +402,16 @@ def _digest(chosen: Chosen, order: dict[str, Any]) -> str:
 
 
 def _at_start(limits: Limits) -> Limits:
-    """Limits while gVisor and the interpreter start: every CPU, so that parking is quick."""
+    """Return the limits while gVisor and the interpreter start: every CPU, so that parking is
+    quick.
+    """
     return replace(held(limits), cpus=float(os.cpu_count() or 1))
 
 
 def _guest_config(spec: SandboxSpec) -> dict[str, Any]:
-    """What the boot inside needs; the caller's environment travels here, not in a file."""
+    """Return the configuration for the boot inside; the caller's environment is sent here, not in a
+    file.
+    """
     environment = {**inside_environment(spec.template, spec.limits.cpus), **spec.env}
     return {
         "warm": spec.start == "fork",

@@ -1,8 +1,8 @@
-"""One live gVisor sandbox as the engine sees it: limits from outside, counters, the end.
+"""gVisor sandbox: one live sandbox as the engine sees it, with limits, counters and its end.
 
-Made by `runtime` and by nobody else, after its posture was verified. The invariant: what it had on
-the host is a process tree and cgroup directories; both are gone when `aclose` returns, or are
-named in the count of what could not be removed.
+Made only by `runtime`, after its posture was verified. The invariant: its host resources are a
+process tree and cgroup directories; both are gone when `aclose` returns, or appear in the count of
+what could not be removed.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from cellwall.runtimes.channel.channel import GuestChannel
 
 OWN_MEMORY_MB = 48
-"""For gVisor itself: its kernel, its file server and `runsc`, before a program has run."""
+"""MiB for gVisor itself: its kernel, its file server and `runsc`, before a program has run."""
 _END_S = 3.0
 _FIXED = ("cpus", "memory_mb", "disk_mb", "inodes", "processes", "file_mb", "open_files")
 
 
 def held(limits: Limits, purpose: Purpose = "program") -> Limits:
-    """Return what the host's cgroups hold so that the inside may use all of `limits`.
+    """Return the limits of the host's cgroups under which the inside may use all of `limits`.
 
-    gVisor needs threads of its own for each of the inside's: on ptrace one for each pair of an
-    inner process and a thread of its kernel that ever ran it. The inside's kernel refuses at the
-    limit itself; the host's is the second lock, and where it is reached gVisor ends.
+    gVisor needs threads of its own for each thread inside: on ptrace one for each pair of an inner
+    process and a kernel thread that ever ran it. The sandbox's kernel refuses at the limit itself;
+    the host's limit is the second bound, and gVisor ends when it is reached.
     """
     room_mb = ROOM_MB if purpose == "session" else 0
     return replace(
@@ -50,7 +50,7 @@ def held(limits: Limits, purpose: Purpose = "program") -> Limits:
 
 @dataclass(slots=True)
 class Made:
-    """What one sandbox has on the host."""
+    """Host resources of one sandbox."""
 
     keeper: Keeper
     witness: Witness | None
@@ -59,10 +59,13 @@ class Made:
     isolation: Isolation
     posture: Mapping[str, Any]
     work_fd: int = -1
-    """Its work area, opened before caller code existed; -1 once closed."""
+    """File descriptor of its work area, opened before caller code existed; -1 once closed."""
 
     def close_work(self) -> None:
-        """SECURITY: the number is given out again; nobody may use it once it is closed."""
+        """Close the work area's descriptor.
+
+        SECURITY: the kernel reuses the number, so no code may use it once it is closed.
+        """
         if self.work_fd >= 0:
             os.close(self.work_fd)
         self.work_fd = -1
@@ -74,7 +77,7 @@ class GvisorSandbox:
     def __init__(
         self, spec: SandboxSpec, made: Made, remove: Callable[[GvisorSandbox], Awaitable[None]]
     ) -> None:
-        """Take over what the runtime made and checked; `remove` takes down its cgroups."""
+        """Take over what the runtime made and checked; `remove` removes its cgroups."""
         self._spec = spec
         self._made = made
         self._remove = remove
@@ -91,31 +94,31 @@ class GvisorSandbox:
 
     @property
     def isolation(self) -> Isolation:
-        """Which isolation really runs."""
+        """Isolation that is in force."""
         return self._made.isolation
 
     @property
     def posture(self) -> Mapping[str, Any]:
-        """The facts read back from the host's kernel when it started."""
+        """Facts read back from the host's kernel at the start."""
         return self._made.posture
 
     @property
     def channel(self) -> GuestChannel:
-        """The connection to init."""
+        """Connection to init."""
         return self._made.channel
 
     @property
     def groups(self) -> sandbox_groups.Groups:
-        """Its cgroup directories."""
+        """Cgroup directories of the sandbox."""
         return self._made.groups
 
     @property
     def pid(self) -> int:
-        """The keeper's; everything of the sandbox is below it."""
+        """Process id of the keeper; every process of the sandbox is below it."""
         return self._made.keeper.pid
 
     def fits(self, spec: SandboxSpec) -> bool:
-        """Only what the engine itself watches may differ: the rest is built in."""
+        """Report whether only limits watched by the engine itself differ: the others are fixed."""
         limits = self._spec.limits
         same = all(getattr(limits, n) == getattr(spec.limits, n) for n in _FIXED)
         mine = replace(
@@ -124,15 +127,15 @@ class GvisorSandbox:
         return same and mine == spec
 
     async def apply_limits(self, limits: Limits) -> None:
-        """Nothing that `fits` lets differ is held by a kernel."""
+        """Do nothing: no kernel holds the limits that `fits` lets differ."""
 
     @property
     def fresh(self) -> KernelReadings:
-        """What the counters were when it was ready."""
+        """Counters at the time when it was ready."""
         return self._fresh
 
     def readings(self) -> KernelReadings:
-        """Counters of the cgroups; what gVisor itself may use is not the program's."""
+        """Return the cgroups' counters, without the allowance of gVisor itself."""
         groups = self._made.groups
         disk_full, work_bytes = work_area.used(self._made.work_fd)
         now, peak, kills = groups.memory()
@@ -144,7 +147,8 @@ class GvisorSandbox:
         return KernelReadings(
             cpu_s=groups.cpu_s(),
             memory_bytes=max(0, now - own),
-            # What gVisor may use is an allowance: above the limit it is not the program's.
+            # gVisor's allowance is part of the cgroup's limit: use above the limit is not the
+            # program's.
             memory_peak_bytes=min(max(0, peak - own), self._spec.limits.memory_bytes),
             oom_kills=kills + self._hopeless + (0 if self._watch is None else self._watch.kills),
             processes_refused=refused,
@@ -157,7 +161,7 @@ class GvisorSandbox:
         self.kill()
 
     def kill(self) -> None:
-        """Have the pid namespace killed, and the cgroup where it can be."""
+        """Kill the pid namespace, and the cgroup where that is possible."""
         self._made.keeper.kill()
         self._made.groups.kill()
 
@@ -168,7 +172,7 @@ class GvisorSandbox:
         self._made.channel.close("the sandbox's processes have ended")
 
     async def wait_ended(self) -> None:
-        """Return when the keeper, which ends last, has ended."""
+        """Wait for the keeper's end, which comes last."""
         await self._made.keeper.wait_ended()
 
     async def aclose(self) -> None:
@@ -182,11 +186,12 @@ class GvisorSandbox:
         if self._made.witness is not None:
             self._made.witness.close()
         self._made.channel.close()
-        self._made.close_work()  # which kept the area: what it held is charged to the cgroup
+        # the descriptor kept the area alive, whose content is charged to the cgroup
+        self._made.close_work()
         await self._remove(self)
 
     def abandon(self) -> None:
-        """In a forked child: let go of the parent's descriptors, kill nothing."""
+        """Release the parent's descriptors without killing anything; for a forked child."""
         self._made.keeper.abandon()
         self._made.close_work()
         if self._made.witness is not None:
@@ -194,7 +199,7 @@ class GvisorSandbox:
 
 
 async def end(keeper: Keeper, groups: sandbox_groups.Groups) -> None:
-    """Kill a keeper's whole tree and wait until the kernel lists none of it."""
+    """Kill a keeper's process tree and wait until the kernel lists none of it."""
     keeper.kill()
     groups.kill()
     try:

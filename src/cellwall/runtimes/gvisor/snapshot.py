@@ -1,12 +1,12 @@
-"""Writes down the code of the guest and of what it imports; see `guest_image`.
+"""Snapshot: write out the code of the guest and of its imports; see `guest_image`.
 
 Runs in a template's interpreter on the host, out of the guest bundle, under -I and -S: standard
-library only, Python 3.8 and later. Nothing of a caller's, and nothing that a template installed,
-is imported here: modules are looked for in the bundle and the standard library only. The
-invariant: what is written down is code for this very interpreter, and the path it came from.
+library only, Python 3.8 and later. Nothing of a caller's, and nothing that a template installed, is
+imported here: modules are searched for in the bundle and the standard library only. The invariant:
+the output is code for this very interpreter, with the paths it came from.
 
-It imports nothing that the interpreter has not loaded already, or it could not tell what a start
-imports.
+It imports nothing that the interpreter has not loaded already; otherwise it could not tell what a
+start imports.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _FIRST = (
     *("sitecustomize", "resource", "cellwall.runtimes.gvisor.boot"),
     *("cellwall.guest.warm.fast_start", "cellwall.guest.context.main"),
 )
-"""What every start needs, and the end of every program."""
+"""Modules that every start needs, and those needed at the end of every program."""
 _REST = ("cellwall.guest.init.main", "cellwall.guest.warm.preload")
 LENGTH_BYTES = 4
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`BUNDLE INSIDE REST [MODULE …]`: write to stdout the length of the start, it, and the rest.
+    """Run `BUNDLE INSIDE REST [MODULE …]`: write the length of the start, the start, and the rest.
 
-    INSIDE and REST are where the bundle and the rest will be.
+    INSIDE and REST are the future paths of the bundle and the rest in the sandbox.
     """
     bundle, inside, place, *preload = arguments
     known = {name for name in sys.modules if not name.startswith("cellwall")} - {"__future__"}
@@ -57,12 +57,12 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _entries(names: Iterable[str], known: set[str], bundle: str, inside: str) -> dict[str, Entry]:
-    """Import `names`; what has come in by that and is none of `known`."""
+    """Import `names`; return the entries of the newly loaded modules, except those in `known`."""
     for name in names:
         try:
             __import__(name)
         except ImportError:
-            continue  # a package of the template's: its files are read inside, as ever
+            continue  # a package of the template: its files are read inside, as without a snapshot
     found = {}
     for name in sorted(set(sys.modules) - known):
         entry = _entry(name, bundle, inside)
@@ -72,7 +72,7 @@ def _entries(names: Iterable[str], known: set[str], bundle: str, inside: str) ->
 
 
 def _entry(name: str, bundle: str, inside: str) -> Entry | None:
-    """Path, kind and code of a module; None for one that lies in the interpreter itself."""
+    """Return path, kind and code of a module; None for a module built into the interpreter."""
     spec: Any = getattr(sys.modules[name], "__spec__", None)
     if spec is None or not spec.has_location or name == module_finder.__name__:
         return None
@@ -87,7 +87,7 @@ def _entry(name: str, bundle: str, inside: str) -> Entry | None:
 
 
 def _start(values: Mapping[Any, object]) -> CodeType:
-    """The code of `module_finder` with `values` in place of what stands for them."""
+    """Return the code of `module_finder` with `values` in place of its placeholder constants."""
     spec: Any = module_finder.__spec__
     code: CodeType = spec.loader.get_code(spec.name)
     filled = [

@@ -1,9 +1,9 @@
-"""Hears from a sandbox's own kernel how often it refused a process; cgroups cannot see that.
+"""Trace listener: count the forks that a sandbox's own kernel refused; cgroups cannot see them.
 
-gVisor sends what its trace points saw to a socket of ours: one datagram for each end of a call that
-makes a process. Not the limit itself (an rlimit inside). SECURITY: what arrives comes from outside
-the program's reach but is read as if it did not: bounded, never believed further than a count that
-can only turn a bad end into the verdict `processes`.
+gVisor sends the events of its trace points to a socket of the engine: one datagram for each end of
+a call that makes a process. The limit itself is an rlimit inside. SECURITY: the messages come from
+outside the program's reach but are read as if they did not: bounded, and used only as a count that
+can turn a bad end into the verdict `processes`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from cellwall.linux import owner_label
 
 FLAG = "pod-init-config"
-"""Versions without it tell nothing; then only the host's own count is left."""
+"""Flag of `runsc`; versions without it send nothing, and only the host's own count remains."""
 _POINTS = ("syscall/clone/exit", "syscall/fork/exit", "syscall/vfork/exit")
 _CLONE3 = "syscall/sysno/435/exit"
 _HEADER = struct.Struct("<HHI")
@@ -35,14 +35,14 @@ class Witness:
     """One listening socket, then the one connection of the sandbox's kernel."""
 
     def __init__(self, folder: Path) -> None:
-        """Listen below `folder`, under a name that carries our owner label."""
+        """Listen below `folder`, under a name that carries this process's owner label."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.name = owner_label.new_label() + _SUFFIX
         self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._line: socket.socket | None = None
         self._is_greeted = False
         self.refused = 0
-        """Forks and threads the inside's kernel refused for want of a place."""
+        """Number of forks and threads that the sandbox's kernel refused at the process limit."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
         self._loop = asyncio.get_running_loop()
@@ -61,7 +61,7 @@ class Witness:
         return f"/proc/self/fd/{self._folder}/{self.name}"
 
     def configuration(self) -> dict[str, Any]:
-        """What `runsc` is told; it is started in `folder`, so the name is enough."""
+        """Return the trace configuration for `runsc`, which starts in `folder`: a name suffices."""
         sinks = [{"name": "remote", "config": {"endpoint": self.name}}]
         points = [{"name": name} for name in (*_POINTS, _CLONE3)]
         return {"trace_session": {"name": "Default", "points": points, "sinks": sinks}}
@@ -74,7 +74,7 @@ class Witness:
             self._loop.add_reader(self._line.fileno(), self.hear)
 
     def hear(self) -> None:
-        """Take in what has arrived; never blocks."""
+        """Read the messages that have arrived; never blocks."""
         for _ in range(_MOST_AT_ONCE):
             if self._line is None:
                 return
@@ -92,7 +92,7 @@ class Witness:
                 self._greet(message)
 
     def _greet(self, message: bytes) -> None:
-        """The first message is a version, and we speak every one that it may be."""
+        """Answer the first message, a version, with the same version: every version is accepted."""
         self._is_greeted = True
         assert self._line is not None  # noqa: S101 - `hear` looked
         with contextlib.suppress(OSError):
@@ -113,12 +113,12 @@ class Witness:
             self._line = None
 
     def close(self) -> None:
-        """Hear nothing more; idempotent."""
+        """Close the sockets; idempotent."""
         self._stop_listening()
         self._hang_up()
 
     def abandon(self) -> None:
-        """In a forked child: close descriptors, touch no event loop."""
+        """Close the descriptors without touching an event loop; for a forked child."""
         if self._listener.fileno() >= 0:
             self._listener.close()
             os.close(self._folder)
@@ -128,7 +128,7 @@ class Witness:
 
 
 def sweep(folder: Path) -> int:
-    """Remove the sockets of engines that are gone; how many."""
+    """Remove the sockets of engines that are gone; return their number."""
     removed = 0
     for path in folder.glob(f"*{_SUFFIX}"):
         if owner_label.is_dead(path.name.removesuffix(_SUFFIX)):
@@ -148,7 +148,7 @@ def refusal(message: bytes) -> int:
 
 
 def _field(data: bytes, wanted: int) -> int | bytes:
-    """Return a varint or length-delimited field of a protocol buffer; 0 if it is not there."""
+    """Return a varint or length-delimited field of a protocol buffer; 0 if it is absent."""
     position = 0
     while position < len(data):
         key, position = _varint(data, position)
@@ -163,7 +163,7 @@ def _field(data: bytes, wanted: int) -> int | bytes:
                 return data[position : position + size]
             position += size
         else:
-            return 0  # none of the messages we asked for has another kind
+            return 0  # the requested messages have no other kind
     return 0
 
 

@@ -1,8 +1,8 @@
-"""The work area of one gVisor sandbox: a tmpfs of the host's, in it the root that its user adds to.
+"""Work area of one gVisor sandbox: a host tmpfs that holds the root to which its user adds files.
 
-Runs in the keeper's own mount namespace before `runsc` does, out of a bundle: standard library
-only. The area has the size and the number of files that the limits say; home, /tmp, /dev/shm and
-whatever directory a program invents are all in it. What is the system's is made here, by root, or
+Runs out of a bundle in the keeper's own mount namespace before `runsc` does: standard library only.
+The area has the size and the number of files of the limits; home, /tmp, /dev/shm and every
+directory that a program makes are in it. The system's own directories are made here, by root, or
 mounted read-only by `runsc`. The invariant: the area is in that one mount namespace, charged to the
 sandbox's own cgroups, and gone with its last process.
 """
@@ -20,31 +20,32 @@ _FOR_ALL = 0o755
 
 
 def place_of(place: str) -> str:
-    """Return where the area lies, in the keeper's mount namespace; `place` is the keeper's own."""
+    """Return the area's path in the keeper's mount namespace; `place` is the keeper's directory."""
     return f"{place}/area"
 
 
 def root_of(place: str) -> str:
-    """Return what of it is the sandbox's root."""
+    """Return the path of the sandbox's root in the area."""
     return f"{place}/area/root"
 
 
 def shared_memory_of(place: str) -> str:
-    """Return what of it is the sandbox's /dev/shm."""
+    """Return the path of the sandbox's /dev/shm in the area."""
     return f"{place}/area/shm"
 
 
 def open_area(keeper: int, place: str) -> int:
-    """Return a descriptor of the area of a keeper's sandbox, for what the kernel says of its fill.
+    """Return a descriptor of the area of a keeper's sandbox, for reading how full it is.
 
-    SECURITY: before caller code exists, and of the mount's top, which no code inside can reach.
+    SECURITY: it is opened before caller code exists, and at the mount's top, which no code inside
+    can reach.
     """
     flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(f"/proc/{keeper}/root{place_of(place)}", flags)
 
 
 def make(place: str, order: dict[str, Any]) -> None:
-    """Mount the area that `order` describes and make in it what its user cannot move."""
+    """Mount the area that `order` describes and make the parts in it that its user cannot move."""
     area, root = place_of(place), root_of(place)
     os.mkdir(area, 0o700)
     mounts.mount("tmpfs", area, "tmpfs", _FLAGS, order["options"])
@@ -58,7 +59,7 @@ def make(place: str, order: dict[str, Any]) -> None:
     os.chmod(root + order["temporary"], _STICKY)
     _directory(root + order["home"], _FOR_ALL)
     os.chown(root + order["home"], uid, uid)
-    # Where it finds an empty /tmp, gVisor mounts a tmpfs without a size.
+    # gVisor mounts a tmpfs without a size where it finds an empty /tmp.
     os.mkdir(root + order["placeholder"])
     os.chown(root + order["placeholder"], uid, uid)
 
