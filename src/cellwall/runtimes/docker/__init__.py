@@ -1,1 +1,1 @@
-"""Containers of a Docker daemon as sandboxes: `docker`, and `docker+runsc` where it has gVisor."""
+"""Docker containers as sandboxes: `docker`, and `docker+runsc` where the daemon has gVisor."""

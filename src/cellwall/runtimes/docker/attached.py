@@ -1,8 +1,8 @@
-"""A container's attached stdio as the one socket that a guest channel wants.
+"""Attached socket: a container's attached stdio as the one socket of a guest channel.
 
-The engine puts an eight-byte header before every piece of output (its API's attach stream); what
-we send goes to stdin as it is. Only `GuestChannel` uses it. What the container writes to stderr is
-no part of the channel: the last of it is kept to say why a guest did not start.
+Only `GuestChannel` uses it. The Docker engine puts an eight-byte header before every piece of
+output (its API's attach stream); sent bytes go to stdin unchanged. The container's stderr is not
+part of the channel: its end is kept to report why a guest did not start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _KEPT_BYTES = 4096
 
 
 class AttachedSocket:
-    """Looks like a socket; see the module."""
+    """Object with a socket's interface; see the module."""
 
     def __init__(self, sock: socket.socket) -> None:
         """Own `sock` from now on."""
@@ -29,30 +29,30 @@ class AttachedSocket:
 
     @property
     def said(self) -> str:
-        """The last that came on stderr."""
+        """Last bytes of the container's stderr, as text."""
         return self._said.decode("utf-8", "replace").strip()
 
     def fileno(self) -> int:
-        """The descriptor to wait on."""
+        """Return the descriptor to wait on."""
         return self._sock.fileno()
 
     def setblocking(self, flag: bool) -> None:
-        """As of a socket."""
+        """Do what `socket.setblocking` does."""
         self._sock.setblocking(flag)
 
     def send(self, data: bytes | memoryview) -> int:
-        """Send to stdin what the kernel takes."""
+        """Send to stdin as much as the kernel takes."""
         return self._sock.send(data)
 
     def sendmsg(self, buffers: Iterable[bytes | memoryview]) -> int:
-        """The same for several pieces."""
+        """Send several pieces to stdin."""
         return self._sock.sendmsg(buffers)
 
     def recv_into(self, room: memoryview) -> int:
         """Put bytes of stdout into `room`; 0 at the end. BlockingIOError when there are none now.
 
-        They fit: what is received is at most as long, and headers only make it shorter. One read
-        at a time, whatever was in it: a flood of the other kind must not keep the loop here.
+        The bytes fit: at most `len(room)` are received, and removing headers only shortens them. It
+        reads once, even if that was all stderr: a flood of stderr must not block the loop.
         """
         size = 0
         data = self._sock.recv(len(room))
@@ -86,9 +86,9 @@ class AttachedSocket:
                 del self._said[:-_KEPT_BYTES]
 
     def close(self) -> None:
-        """End it: the container's stdin ends, and with it the guest."""
+        """Close it: the container's stdin ends, and with it the guest."""
         self._sock.close()
 
     def detach(self) -> int:
-        """Give the descriptor up without ending anything."""
+        """Release the descriptor without ending anything."""
         return self._sock.detach()

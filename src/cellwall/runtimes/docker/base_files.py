@@ -1,8 +1,8 @@
-"""Which files of the host an image is made of: installed packages and what they depend on.
+"""Base files: the host files an image consists of, from installed packages and dependencies.
 
-Reads dpkg's own records, never the network; nothing is run. Not how a layer is written (`layers`).
-The invariant: the answer depends on installed packages and their versions only, so `identity` says
-whether an image made earlier still is what would be made now.
+Reads dpkg's own records, never the network, and runs nothing. `layers` writes the layer. The
+invariant: the result depends on installed packages and their versions only, so `identity` tells
+whether an image made earlier equals one made now.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cellwall.model.errors import HostUnsupported
 _STATUS = Path("/var/lib/dpkg/status")
 _INFO = Path("/var/lib/dpkg/info")
 _USEFUL = ("ca-certificates", "tzdata", "procps", "mime-support", "media-types", "libc-bin")
-"""Taken along where installed; programs expect certificates and time zones."""
+"""Packages included where installed: programs expect certificates and time zones."""
 _LEFT_OUT = re.compile(
     r"/usr/share/(doc|doc-base|man|info|lintian|locale|bug|menu|bash-completion)/"
     r"|/usr/src/|/usr/lib/(systemd|udev|modules|firmware)/"
@@ -30,19 +30,19 @@ _SYSTEM = ("/usr/", "/bin/", "/sbin/", "/lib/", "/lib32/", "/lib64/", "/libx32/"
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One installed package, as dpkg knows it."""
+    """One installed package, as recorded by dpkg."""
 
     name: str
     version: str
     architecture: str
     is_essential: bool
     depends: tuple[tuple[str, ...], ...]
-    """Each a choice of names, one of which has to be there."""
+    """Dependencies, each a choice of names of which one must be installed."""
     provides: tuple[str, ...]
 
 
 def parse_status(text: str) -> dict[str, Package]:
-    """Read /var/lib/dpkg/status (deb-control(5)); installed packages by name."""
+    """Parse /var/lib/dpkg/status (deb-control(5)); return installed packages by name."""
     found: dict[str, Package] = {}
     for block in text.split("\n\n"):
         fields: dict[str, str] = {}
@@ -53,7 +53,7 @@ def parse_status(text: str) -> dict[str, Package]:
         if fields.get("Status", "").endswith(" installed") and "Package" in fields:
             package = _package(fields)
             known = found.get(package.name)
-            # Several architectures of one name: what is essential or native came first.
+            # Several architectures of one name: the essential or native one came first.
             if known is None:
                 found[package.name] = package
     return found
@@ -78,12 +78,12 @@ def _package(fields: dict[str, str]) -> Package:
 
 
 def _bare(text: str) -> str:
-    """A dependency without version and architecture."""
+    """Return a dependency without version and architecture."""
     return text.strip().split(" ", 1)[0].split(":", 1)[0]
 
 
 def closure(packages: dict[str, Package], seeds: Iterable[str]) -> list[Package]:
-    """Return `seeds`, the essential packages and all they depend on, by name."""
+    """Return `seeds`, the essential packages and all their dependencies, by name."""
     providers: dict[str, str] = {}
     for package in packages.values():
         for name in package.provides:
@@ -114,7 +114,7 @@ def _installed(
 
 
 def identity(packages: Iterable[Package]) -> str:
-    """Return what changes when one of them does; 32 hexadecimal digits."""
+    """Return a digest that changes with any of the packages; 32 hexadecimal digits."""
     lines = sorted(f"{p.name} {p.version} {p.architecture}" for p in packages)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
 
@@ -145,8 +145,8 @@ def _is_left_out(path: str, *, compiles: bool) -> bool:
 def files_of(packages: Iterable[Package], *, compiles: bool = False) -> list[str]:
     """Return the system files of packages, real paths, sorted; compiled Python beside its source.
 
-    Only what exists and everybody may read; documentation is left out, and headers and static
-    libraries are unless something in there `compiles`.
+    Only existing files readable by all users; documentation is left out, and so are headers and
+    static libraries unless a program in the image `compiles`.
     """
     found: set[str] = set()
     folders: dict[str, str] = {}
@@ -159,7 +159,7 @@ def files_of(packages: Iterable[Package], *, compiles: bool = False) -> list[str
 
 
 def _real(line: str, folders: dict[str, str]) -> Iterator[str]:
-    """The path with every link above it followed, and what was compiled from it."""
+    """Yield the path with every link above it resolved, and the files compiled from it."""
     directory, name = os.path.split(line)
     if directory not in folders:
         folders[directory] = os.path.realpath(directory)
@@ -178,7 +178,7 @@ def _real(line: str, folders: dict[str, str]) -> Iterator[str]:
 
 
 def select(interpreter: str, tools: Iterable[str], names: Iterable[str] = ()) -> list[Package]:
-    """Return the packages an image with `interpreter`, `tools` and packages `names` consists of.
+    """Return the packages of an image with `interpreter`, `tools` and the packages `names`.
 
     HostUnsupported where there is no dpkg, or the interpreter belongs to no package.
     """

@@ -1,4 +1,4 @@
-"""What a sandbox's container is: a pure function from spec to the engine's create request.
+"""Container request: a pure function from a sandbox's spec to the Docker engine's create request.
 
 No call is made here, so tests read it like a table. The invariant: every right is named here and
 none is left to the daemon's defaults, which differ between versions.
@@ -22,19 +22,21 @@ if TYPE_CHECKING:
     from cellwall.runtimes.base import Purpose
 
 GID = INSIDE_UID
-"""Nothing is counted by it."""
+"""Group id of containers; the kernel counts nothing by it."""
 OWNER_LABEL = "org.cellwall.owner"
 SANDBOX_LABEL = "org.cellwall.sandbox"
 NAME_PREFIX = "cellwall-"
 OWN_PROCESSES = 1
-"""Init counts as a process of the container; the limit is on the rest."""
+"""Number of own processes: init counts as a process of the container; the limit is on the
+others."""
 START_PROCESSES = 32
-"""What the engine's own starter needs in the container before it becomes init."""
+"""Number of processes that the Docker engine's own starter needs in the container before init
+runs."""
 PERIOD_US = 100_000
 WORK_AREA = ("/home", "/dev/shm")
-"""What of a container can be written: two file systems, whose sizes are the limit together."""
+"""Writable parts of a container: two file systems, whose sizes together are the limit."""
 OWN_KERNEL_MB = 48
-"""For gVisor itself: its kernel and its file server, before a program has run."""
+"""MiB for gVisor itself: its kernel and its file server, before a program has run."""
 _MIB = 1024 * 1024
 
 
@@ -44,14 +46,16 @@ def _seccomp() -> str:
 
 
 def shared_memory_mb(limits: Limits) -> int:
-    """Part of the work area that is /dev/shm: two file systems, whose sum is the limit."""
+    """Return the MiB of the work area that are /dev/shm: the sum of both file systems is the
+    limit.
+    """
     return max(1, min(64, limits.disk_mb // 4))
 
 
 def held_for_own_kernel(limits: Limits, purpose: Purpose) -> Limits:
-    """Return what the host's cgroups hold where gVisor runs, so that the inside gets `limits`.
+    """Return the limits of the host's cgroups for gVisor, under which the inside gets `limits`.
 
-    Its kernel needs memory, and threads of its own for each of the inside's: about five on ptrace.
+    Its kernel needs memory, and threads of its own for each thread inside: about five on ptrace.
     """
     processes = min(100_000, 128 + 8 * limits.processes)
     own_mb = OWN_KERNEL_MB + (ROOM_MB if purpose == "session" else 0)
@@ -59,9 +63,10 @@ def held_for_own_kernel(limits: Limits, purpose: Purpose) -> Limits:
 
 
 def rlimits(limits: Limits) -> dict[str, int]:
-    """Per-process limits by the engine's names for them (setrlimit(2)).
+    """Return per-process limits by the Docker engine's names for them (setrlimit(2)).
 
-    No `nproc`: it counts a user's processes over all containers; the pids cgroup counts ours.
+    No `nproc`: it counts a user's processes over all containers; the pids cgroup counts this
+    container's.
     """
     return {
         "core": 1,
@@ -93,7 +98,8 @@ def request(  # noqa: PLR0913 - each is a fact of its own
     held, each = limits, rlimits(limits)
     if oci_runtime is not None:
         held = held_for_own_kernel(limits, purpose)
-        each["nproc"] = limits.processes + OWN_PROCESSES  # its kernel counts for this one alone
+        # gVisor's kernel counts for this container alone
+        each["nproc"] = limits.processes + OWN_PROCESSES
     home_mb = max(1, limits.disk_mb - shared_memory_mb(limits))
     shm_inodes = max(16, limits.inodes // 4)
     home_inodes = limits.inodes - shm_inodes + len(TOP_NAMES)

@@ -1,8 +1,8 @@
-"""The container engine's API, called in threads of our own; errors in our words.
+"""Docker daemon: the container engine's API, called in own threads, with translated errors.
 
-The only file that knows the client library. Not what a container is (`container`) and not when
-one is made (`runtime`). The invariant: a call ends within its time limit, and a daemon that is
-gone is a `RuntimeGone` that says so, whatever the library raised.
+The only file that uses the client library. It knows neither a container's settings (`container`)
+nor when one is made (`runtime`). The invariant: a call ends within its time limit, and a daemon
+that has gone away is a `RuntimeGone` with that message, whatever the library raised.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _INSTALL_REMEDY = "run: pip install 'cellwall[docker]'"
 
 
 class Refused(CellwallError):
-    """The daemon answered, and said no; `status` is its HTTP status."""
+    """The daemon refused a request; `status` is its HTTP status."""
 
     code = "docker"
 
@@ -40,18 +40,18 @@ class Refused(CellwallError):
 
 
 class Daemon:
-    """One daemon, the one DOCKER_HOST names; nothing is connected before the first call."""
+    """The daemon that DOCKER_HOST names; nothing is connected before the first call."""
 
     def __init__(self) -> None:
-        """Touch nothing yet."""
         self.address = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
         self._client: Any = None
         self._threads: ThreadPoolExecutor | None = None
 
     async def call(self, step: str, work: Callable[[Any], T]) -> T:
-        """Do `work` with the client in a thread; `step` begins the message of an error.
+        """Run `work` with the client in a thread; `step` begins the message of an error.
 
-        The thread goes on when the caller is cancelled: whoever makes something shields.
+        The thread continues when the caller is cancelled: a caller that makes an object shields the
+        call.
         """
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="cellwall-docker")
@@ -87,7 +87,7 @@ class Daemon:
         )
 
     def _knock(self) -> None:
-        """Raise OSError unless somebody listens: the library leaves its socket open when not."""
+        """Raise OSError unless the socket accepts: the library would leave its own socket open."""
         if self.address.startswith("unix://"):
             with socket.socket(socket.AF_UNIX) as sock:
                 sock.settimeout(_TIMEOUT_S)
@@ -105,7 +105,7 @@ class Daemon:
     # -- images ------------------------------------------------------------------------------
 
     async def find_image(self, name: str) -> dict[str, Any] | None:
-        """Return what the daemon says of an image, or None."""
+        """Return the daemon's description of an image, or None."""
         try:
             found = await self.call("look for an image", lambda api: api.inspect_image(name))
             return dict(found)
@@ -115,7 +115,7 @@ class Daemon:
             raise
 
     async def load_image(self, archive: Path) -> None:
-        """Give the daemon an archive as of `layers.archive`."""
+        """Load an archive made by `layers.archive` into the daemon."""
 
         def work(api: Any) -> None:  # noqa: ANN401
             before, api.timeout = api.timeout, _LOAD_TIMEOUT_S
@@ -134,14 +134,14 @@ class Daemon:
         return list(found)
 
     async def remove_image(self, name: str) -> None:
-        """Remove an image by name or id; gone is fine."""
+        """Remove an image by name or id; an absent one is fine."""
         with contextlib.suppress(NotFound):
             await self._unless_gone("remove an image", lambda api: api.remove_image(name))
 
     # -- containers --------------------------------------------------------------------------
 
     async def create(self, name: str, body: Mapping[str, Any]) -> str:
-        """Make a container and return its id."""
+        """Create a container and return its id."""
         made = await self.call(
             f"make container {name}",
             lambda api: api.create_container_from_config(dict(body), name),
@@ -149,7 +149,7 @@ class Daemon:
         return str(made["Id"])
 
     async def run_attached(self, container: str, first: bytes) -> socket.socket:
-        """Attach to a made container, start it, send `first`; return the attached stream."""
+        """Attach to a created container, start it, send `first`; return the attached stream."""
 
         def work(api: Any) -> socket.socket:  # noqa: ANN401
             parameters = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
@@ -170,27 +170,27 @@ class Daemon:
         return await self.call(f"start container {container[:12]}", work)
 
     async def inspect(self, container: str) -> dict[str, Any]:
-        """Return what the daemon says of a container."""
+        """Return the daemon's description of a container."""
         step = f"look at container {container[:12]}"
         return dict(await self.call(step, lambda api: api.inspect_container(container)))
 
     async def update(self, container: str, limits: Mapping[str, int]) -> None:
-        """Change limits of a running container; names as of `HostConfig`."""
+        """Change limits of a running container; names as in `HostConfig`."""
 
         def work(api: Any) -> None:  # noqa: ANN401
-            # The library's own call knows no limit of processes.
+            # The library's own call has no parameter for the process limit.
             address = api._url("/containers/{0}/update", container)
             api._raise_for_status(api._post_json(address, data=dict(limits)))
 
         await self.call(f"change limits of container {container[:12]}", work)
 
     async def kill(self, container: str) -> None:
-        """Kill a container's processes; ended already is fine."""
+        """Kill a container's processes; an ended container is fine."""
         with contextlib.suppress(NotFound, Refused):
             await self._unless_gone(f"kill {container[:12]}", lambda api: api.kill(container))
 
     async def remove(self, container: str) -> None:
-        """Kill and remove a container, and return when it is gone; gone already is fine."""
+        """Kill and remove a container, and return when it is gone; an absent one is fine."""
         try:
             await self._unless_gone(
                 f"remove container {container[:12]}",
@@ -199,7 +199,7 @@ class Daemon:
         except NotFound:
             return
         except Refused as error:
-            if error.status != 409:  # somebody removes it already: wait for that
+            if error.status != 409:  # a removal is already under way: wait for its end
                 raise
             await self._wait_removed(container)
 
@@ -227,7 +227,7 @@ class Daemon:
             raise
 
     def close(self) -> None:
-        """Let go of connections and threads."""
+        """Close connections and threads."""
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -237,5 +237,5 @@ class Daemon:
 
 
 def broken(error: Refused) -> SandboxBroken:
-    """The error of a start that the daemon refused, as a caller should get it."""
+    """Return the error of a start that the daemon refused, for the caller."""
     return SandboxBroken(error.message, remedy="look at the daemon's log; `cellwall doctor`")

@@ -1,10 +1,10 @@
-"""As whom containers run: ids of the host that no account has, another one for each in turn.
+"""Container user ids: host ids without an account, a different one for each container.
 
-Without a user namespace of the daemon's a container's id is the host's, and 1000 is a person's on
-most machines: what the kernel counts for a user (inotify, epoll watches, descriptors on their way)
-would be taken from that person, and all containers would share it. The ids are the last 65536 of
-those that systemd lists as unused; the jail takes none of them (`linux.uid_ranges`). Where the
-daemon maps ids itself, who is 1000 inside is nobody outside already.
+Without a user namespace of the daemon a container's id is the host's, and 1000 is a person's
+account on most machines: per-user kernel counts (inotify, epoll watches, descriptors in flight)
+would be charged to that person, and all containers would share them. The ids are the last 65536 of
+those that systemd lists as unused; the jail uses none of them (`linux.uid_ranges`). Where the
+daemon maps ids itself, user 1000 inside already has no account outside.
 """
 
 from __future__ import annotations
@@ -17,31 +17,30 @@ from cellwall.model.errors import CapacityError
 
 FIRST = 0x7FFF0000
 COUNT = 512
-"""Each has an account in the image, so that programs find a name and a home."""
+"""Number of ids. Each has an account in the image, so that programs find a name and a home."""
 
 
 def accounts() -> str:
-    """Lines for the image's passwd(5), one for each id; all of them are `user`."""
+    """Return lines for the image's passwd(5), one for each id; all have the name `user`."""
     lines = (f"user:x:{FIRST + n}:{INSIDE_UID}::{HOME}:/bin/bash\n" for n in range(COUNT))
     return "".join(lines)
 
 
 def maps_ids(security_options: Iterable[str]) -> bool:
-    """Whether a daemon with these options gives containers ids of their own by itself."""
+    """Report whether a daemon with these options maps the ids of containers by itself."""
     names = {word for option in security_options for word in option.split(",")}
     return not names.isdisjoint({"name=userns", "name=rootless"})
 
 
 class ContainerIds:
-    """Those of one engine; it begins anywhere, so that others are not likely to be met."""
+    """Ids of one engine; it begins at a random one, so that engines are unlikely to collide."""
 
     def __init__(self) -> None:
-        """None is taken."""
         self._next = int.from_bytes(os.urandom(4), "little") % COUNT
         self._taken: set[int] = set()
 
     def take(self) -> int:
-        """One that no live container of ours has."""
+        """Return an id that no live container of this engine has."""
         for step in range(COUNT):
             number = (self._next + step) % COUNT
             if number not in self._taken:
@@ -51,5 +50,5 @@ class ContainerIds:
         raise CapacityError("container ids: every one belongs to a live sandbox", retry_after_s=1.0)
 
     def give_back(self, uid: int) -> None:
-        """Its container is gone."""
+        """Release the id of a removed container."""
         self._taken.discard(uid - FIRST)

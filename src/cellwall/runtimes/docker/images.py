@@ -1,8 +1,8 @@
 """Template images: made from the host's packages and a built template, kept by the daemon.
 
-Uses no registry and runs nothing. An image's name is the digest of all that goes into it; what the
-layers' digests were is kept on our side. The invariant: a container is made from an id whose layers
-are the ones we wrote; a name that leads to something else is an error, never used.
+Uses no registry and runs nothing. An image's name is the digest of its inputs; the digests of its
+layers are recorded in the state directory. The invariant: a container is made from an image id
+whose layers are the recorded ones; a name that leads to another image is an error, never used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REPOSITORY = "cellwall/template"
 TEMPLATE_LABEL = "org.cellwall.template"
 KEY_LABEL = "org.cellwall.image"
 _BUILDER_VERSION = 5
-"""Raise it when this file starts to make something else of the same template."""
+"""Version of the build; raise it when this file makes something else of the same template."""
 _BUNDLE = (
     "cellwall.guest",
     "cellwall.linux.syscalls",
@@ -48,13 +48,13 @@ _DIRECTORIES = ("/proc", "/sys", "/dev", "/home", "/run", "/root", "/var", "/opt
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What one image is made of."""
+    """Inputs of one image."""
 
     template: BuiltTemplate
     packages: list[base_files.Package]
     bundle: Path
     compiles: bool
-    """Whether one of its languages has a compiler, which wants headers and static libraries."""
+    """Whether one of its languages has a compiler, which needs headers and static libraries."""
     key: str
 
     @property
@@ -85,7 +85,6 @@ class Images:
     """The images of one state directory in one daemon."""
 
     def __init__(self, state_dir: Path, daemon: Daemon) -> None:
-        """Touch nothing yet."""
         self._state_dir = state_dir
         self._home = state_dir / "docker"
         self._daemon = daemon
@@ -93,7 +92,7 @@ class Images:
         self._lock = asyncio.Lock()
 
     def forget(self, template: BuiltTemplate) -> None:
-        """The daemon says that it has the image no longer."""
+        """Forget an image that the daemon no longer has."""
         self._known.pop(template.path, None)
 
     async def ensure(self, template: BuiltTemplate, progress: Progress | None = None) -> str:
@@ -159,9 +158,9 @@ class Images:
             ) from error
 
     async def remove(self, template_name: str) -> int:
-        """Remove the images that we made of that template from the daemon; returns how many.
+        """Remove this state directory's images of a template from the daemon; return their number.
 
-        Another state directory's have labels like ours, and no record here.
+        Images of another state directory have the same labels, but no record here.
         """
         found = await self._daemon.images(f"{TEMPLATE_LABEL}={template_name}")
         keys = [str(each["Labels"].get(KEY_LABEL, "")) for each in found]
@@ -214,11 +213,11 @@ def _base_layer(what: _Plan, path: Path) -> layers.Layer:
 
 
 def _lay(writer: layers.LayerWriter, step: steps.Step) -> None:
-    """Take over what the jail's root has besides trees of the host: /etc and top-level links."""
+    """Write the parts of the jail's root that are no host trees: /etc and top-level links."""
     if isinstance(step, steps.Symlink) and not step.path.startswith("/dev/"):
         writer.link(step.path, step.target)
     elif isinstance(step, steps.File) and step.path.startswith("/etc/"):
-        # The first of a name is the one that is found by it: ours are behind.
+        # The first entry of a name is found by that name: the container ids follow it.
         more = ids.accounts() if step.path == "/etc/passwd" else ""
         writer.file(step.path, (step.content + more).encode())
     elif isinstance(step, steps.Copy) and step.path.startswith(("/etc/", "/opt/var/")):

@@ -1,9 +1,9 @@
-"""The first process of a container: locks itself down further, then is the guest's init.
+"""Inside: the first process of a container locks itself down further and becomes init.
 
 Runs in the template's interpreter out of the image's guest bundle; stdlib only, Python 3.8 and
-later. The container engine has taken privileges, namespaces and the root away already. SECURITY:
-what is read before the lockdown is ours alone; what a caller chose (environment, names of
-contexts) comes in the second document, after it. The steps:
+later. The container engine has already taken privileges, namespaces and the root away. SECURITY:
+the document read before the lockdown is the engine's alone; what a caller chose (environment,
+names of contexts) comes in the second document, after it. The steps:
 
     1  read the lockdown      3  Landlock, the jail's own seccomp filter
     2  make the work area     4  read the guest's configuration, import, serve
@@ -24,31 +24,31 @@ _LENGTH = struct.Struct(">I")
 WORK = "/home"
 HOME = "/home/user"
 TOP = f"{WORK}/top"
-"""Where the directories really are that the image's links in `/` lead to."""
+"""Directory that holds the targets of the image's links in `/`."""
 TOP_NAMES = (
     *("app", "artifacts", "code", "content", "conversation_history", "data", "files", "input"),
     *("kaggle", "large_tool_results", "mnt", "output", "outputs", "project", "repo", "results"),
     *("sandbox", "src", "srv", "testbed", "work", "workdir", "workspace"),
 )
-"""Directories in `/` that programs expect or make; an engine gives no container a top of its own
-that has a size. What lies below `/mnt` is free."""
+"""Directories in `/` that programs expect or make; a Docker engine cannot give a container a top
+level of its own with a size. Below `/mnt` every name can be used."""
 _WRITABLE = (WORK, "/dev/shm", "/dev/pts", "/dev/mqueue")
 _READABLE = ("/usr", "/opt", "/etc", "/proc", "/sys", "/dev", "/bin", "/sbin", "/lib", "/lib64")
 
 
 def document(content: Dict[str, Any]) -> bytes:
-    """Return `content` as `main` reads it."""
+    """Return `content` in the format that `main` reads."""
     text = json.dumps(content).encode()
     return _LENGTH.pack(len(text)) + text
 
 
 def main() -> None:
-    """Never return."""
+    """Lock the process down and serve; never return."""
     lock = _read()
     os.umask(0o022)
     os.makedirs(HOME, 0o755, exist_ok=True)
     os.makedirs(WORK + "/tmp", exist_ok=True)
-    os.chmod(WORK + "/tmp", 0o1777)  # noqa: S103 - as every /tmp
+    os.chmod(WORK + "/tmp", 0o1777)  # noqa: S103 - like every /tmp
     for name in TOP_NAMES:
         os.makedirs(f"{TOP}/{name}", exist_ok=True)
     _lock_down(lock)
@@ -62,7 +62,7 @@ def main() -> None:
     site.main()  # `-S` kept the template's .pth files from running before the lockdown
     sys.path[:] = [path for path in sys.path if path]
     for name in guest["preload"]:
-        with contextlib.suppress(Exception):  # the program that imports it will say why
+        with contextlib.suppress(Exception):  # the program that imports it gets the error
             importlib.import_module(name)
     from cellwall.guest.init import main as init
 
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def _to_high_number(fd: int) -> int:
-    """Move a descriptor away from where programs look; /dev/null takes its place."""
+    """Move a descriptor to a high number that programs do not use; /dev/null replaces it."""
     moved = os.dup(fd)
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, fd)
@@ -91,7 +91,7 @@ def _exactly(size: int) -> bytes:
     while len(data) < size:
         piece = os.read(0, size - len(data))
         if not piece:
-            os._exit(0)  # the host gave us up
+            os._exit(0)  # the host has given the sandbox up
         data += piece
     return data
 

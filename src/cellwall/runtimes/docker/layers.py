@@ -1,7 +1,7 @@
-"""Writes an image by hand: layers as tar files, a configuration, one archive for `docker load`.
+"""Image layers: write an image as tar files, a configuration and one archive for `docker load`.
 
 No registry, no Dockerfile, nothing is run. The invariant: the same files give the same bytes
-(sorted, owned by root, no time but a module's), so a layer's digest says what is in it.
+(sorted, owned by root, no time but a module's), so a layer's digest identifies its content.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Layer:
 
 
 class LayerWriter:
-    """Adds entries of the host or made up ones to one tar; `close` gives its digest."""
+    """Writer of one tar from host files and generated entries; `close` returns its digest."""
 
     def __init__(self, path: Path) -> None:
         """Begin an empty layer at `path`."""
@@ -40,7 +40,7 @@ class LayerWriter:
         self._folders: set[str] = set()
 
     def directory(self, path: str, mode: int = 0o755) -> None:
-        """Add a directory, and those above it."""
+        """Add a directory and its parents."""
         name = path.strip("/")
         if not name or name in self._folders:
             return
@@ -50,7 +50,7 @@ class LayerWriter:
         self._tar.addfile(entry)
 
     def file(self, path: str, content: bytes, mode: int = 0o644) -> None:
-        """Add a file that exists nowhere else."""
+        """Add a generated file."""
         self.directory(os.path.dirname(path))
         entry = self._entry(path.strip("/"), tarfile.REGTYPE, mode)
         entry.size = len(content)
@@ -64,9 +64,9 @@ class LayerWriter:
         self._tar.addfile(entry)
 
     def copy(self, source: str, target: str) -> None:
-        """Add one thing of the host as `target`; sockets, devices and secrets are passed over.
+        """Add one host file as `target`; sockets, devices and secrets are skipped.
 
-        SECURITY: set-uid bits are dropped, and what not everybody may read does not go in.
+        SECURITY: set-uid bits are dropped, and a file that not all users may read is left out.
         """
         status = os.lstat(source)
         if stat.S_ISLNK(status.st_mode):
@@ -79,11 +79,12 @@ class LayerWriter:
             with open(source, "rb") as stream:
                 entry.size = os.fstat(stream.fileno()).st_size
                 if source.endswith(".py"):
-                    entry.mtime = int(status.st_mtime)  # else what was compiled from it is stale
+                    # otherwise the bytecode compiled from it is stale
+                    entry.mtime = int(status.st_mtime)
                 self._tar.addfile(entry, stream)
 
     def tree(self, source: str, target: str) -> None:
-        """Add a whole directory of the host as `target`."""
+        """Add a whole host directory as `target`."""
         self.directory(target)
         for folder, names, files in os.walk(source):
             names.sort()
@@ -100,7 +101,7 @@ class LayerWriter:
         return entry
 
     def close(self) -> Layer:
-        """Finish it."""
+        """Finish the layer."""
         self._tar.close()
         digest = hashlib.sha256()
         with self._path.open("rb") as stream:
@@ -123,7 +124,7 @@ def configuration(
 
 
 def archive(target: Path, layers: list[Layer], config: Mapping[str, Any], tag: str) -> None:
-    """Write what `docker load` reads."""
+    """Write the archive that `docker load` reads."""
     text = json.dumps(config, sort_keys=True).encode()
     name = hashlib.sha256(text).hexdigest() + ".json"
     manifest = [

@@ -1,9 +1,9 @@
-"""Reads a container's confinement back from the host's kernel and compares it with the request.
+"""Docker posture: compare a container's confinement, as the host's kernel reports it, with the
+request.
 
-Nobody's word is taken: not the inside's, not the engine's, which may have ignored a field it does
-not know. A difference means that the sandbox does not start. Where a kernel of its own runs the
-container (gVisor) the host sees only that kernel's process, so what can be compared is that it is
-one.
+Neither the sandboxed code nor the Docker engine is trusted: the engine may have ignored a field
+that it does not know. On a difference the sandbox does not start. Where a kernel of its own runs
+the container (gVisor) the host sees only that kernel's process and checks only that it is one.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ _LIMIT_LABELS = {
     "rtprio": "Max realtime priority",
 }
 _WRITABLE = frozenset({"/home", "/dev", "/dev/shm", "/dev/pts", "/dev/mqueue", "/proc"})
-"""/dev and /proc by root only; the guest's Landlock rules leave the first and the third."""
+"""Writable mount points: /dev and /proc by root only; the guest's Landlock rules allow /home and
+/dev/shm."""
 
 
 def read(pid: int) -> dict[str, Any]:
-    """Every fact of one process and its mounts; raises OSError when it is gone."""
+    """Return every fact of one process and its mounts; raises OSError when it has ended."""
     facts = posture.read(pid)
     facts["writable"] = _writable(posture.read_mounts(pid))
     facts["interfaces"] = _interfaces(pid)
@@ -46,7 +47,7 @@ def read(pid: int) -> dict[str, Any]:
 
 
 def _writable(mounts: list[tuple[str, frozenset[str]]]) -> list[str]:
-    """Mount points that can be written and reached: no later mount covers the way to them."""
+    """Return mount points that are writable and reachable: no later mount covers their path."""
     found = []
     for at, (point, options) in enumerate(mounts):
         later = [other for other, _ in mounts[at + 1 :]]
@@ -64,9 +65,9 @@ def _interfaces(pid: int) -> list[str]:
 def verify(
     pid: int, container: str, limits: Limits, masked: Collection[str], uid: int = INSIDE_UID
 ) -> str:
-    """Raise `PostureMismatch` unless `pid` is confined as asked; return the posture's digest.
+    """Raise `PostureMismatch` unless `pid` is confined as requested; return the posture's digest.
 
-    `masked`: paths that engines cover with /dev/null, which may be written. `uid`: its user inside.
+    `masked`: paths that engines cover with /dev/null, which is writable. `uid`: its user inside.
     """
     facts = read(pid)
     facts["writable"] = [point for point in facts["writable"] if point not in masked]
@@ -96,7 +97,7 @@ def verify(
 
 
 def verify_own_kernel(pid: int, container: str) -> str:
-    """Raise `PostureMismatch` unless `pid` is gVisor's, in the container's cgroup."""
+    """Raise `PostureMismatch` unless `pid` is gVisor's kernel in the container's cgroup."""
     words = posture.read_text(f"/proc/{pid}/cmdline").split("\0")
     facts = {"cgroups": places(posture.read_text(f"/proc/{pid}/cgroup"))}
     differences: dict[str, tuple[Any, Any]] = {}
@@ -111,14 +112,14 @@ def verify_own_kernel(pid: int, container: str) -> str:
 def _check_place(
     facts: Mapping[str, Any], container: str, differences: dict[str, tuple[Any, Any]]
 ) -> None:
-    """Every hierarchy that holds it must hold it as this container's."""
+    """Check that every hierarchy places the process in this container's cgroup."""
     held = [place for place in facts["cgroups"] if place.startswith(("memory:", "pids:", ":"))]
     if not held or any(container not in place for place in held if not place.startswith(":")):
         differences["cgroup"] = (container, sorted(facts["cgroups"]))
 
 
 def _outside(lines: tuple[str, ...], inside: int) -> int:
-    """What the host calls an id of a container, by its id map (user_namespaces(7))."""
+    """Return the host's number for an id of a container, by its id map (user_namespaces(7))."""
     for at in range(0, len(lines), 3):
         first, outside, count = map(int, lines[at : at + 3])
         if first <= inside < first + count:
@@ -127,7 +128,7 @@ def _outside(lines: tuple[str, ...], inside: int) -> int:
 
 
 def digest(facts: Mapping[str, Any]) -> str:
-    """SHA-256 over what is the same for every sandbox of this confinement."""
+    """Return the SHA-256 of the facts that are equal for all sandboxes of this confinement."""
     same = {
         name: facts[name]
         for name in ("CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "writable", "interfaces")

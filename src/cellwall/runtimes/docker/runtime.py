@@ -1,9 +1,10 @@
-"""Docker as a runtime: a container for each sandbox, parked ones ahead, leftovers found by label.
+"""Docker runtime: a container for each sandbox, parked ones ahead, leftovers found by label.
 
-The adapter between `engine`'s contract and the container engine's API. `docker` shares the host's
-kernel; `docker+runsc` is the same with a registered gVisor, a kernel of its own. The invariant:
-`start` returns a sandbox only after the kernel's report equals the request, and whatever was made
-is removed before an error leaves it; what cannot be removed now (no daemon) is remembered.
+The adapter between the engine's contract (`runtimes.base`) and the container engine's API. `docker`
+shares the host's kernel; `docker+runsc` is the same with a registered gVisor, a kernel of its own.
+The invariant: `start` returns a sandbox only after the kernel's report equals the request, and
+every object made is removed before an error is raised; what cannot be removed now (no daemon) is
+remembered.
 """
 
 from __future__ import annotations
@@ -49,17 +50,18 @@ from cellwall.runtimes.shared.environment import inside_environment
 T = TypeVar("T")
 _READY_TIMEOUT_S = 60.0
 _PRELOAD_FROM_MB = 256
-"""A container imports its template's modules itself, and they count; below this it does not."""
+"""MiB of the memory limit from which on a container imports its template's modules at the start;
+they count against that limit."""
 
 _HOST_FILES = (
     *("/proc/cmdline", "/proc/swaps", "/proc/sys/kernel/core_pattern"),
     "/proc/sys/kernel/random/boot_id",
 )
-"""Files that tell this machine from another, below what programs need of /proc."""
+"""Files that identify this machine, in parts of /proc that programs need."""
 
 
 class _Begun(NamedTuple):
-    """A container that runs and is not yet known to be confined."""
+    """A running container whose confinement is not verified yet."""
 
     container: str
     stream: AttachedSocket
@@ -67,26 +69,25 @@ class _Begun(NamedTuple):
 
 
 class DockerRuntime:
-    """See the module."""
+    """The runtime `docker`; see the module."""
 
     name = "docker"
     level = IsolationLevel.NAMESPACE
     oci_runtime: str | None = None
-    """What the daemon calls the program that runs containers; None is its default."""
+    """Daemon's name for the program that runs containers; None is its default."""
 
     def __init__(self, state_dir: Path) -> None:
-        """Touch nothing yet."""
         self.daemon = Daemon()
         self.images = Images(state_dir, self.daemon)
         self._live: set[DockerSandbox] = set()
         self._under_way: set[asyncio.Task[Any]] = set()
         self._left: set[str] = set()
-        """Containers, by id or name, that could not be removed for want of a daemon."""
+        """Containers, by id or name, that could not be removed because the daemon was away."""
         self._started = self._failed = 0
         self._next_cpu = 0
         self._ids = ids.ContainerIds()
         self._maps_ids: bool | None = None
-        """Whether the daemon gives containers ids of their own; None: not asked yet."""
+        """Whether the daemon maps the ids of containers itself; None: not asked yet."""
         self._is_swept = False
 
     # -- host, asked once ---------------------------------------------------------------------
@@ -97,14 +98,16 @@ class DockerRuntime:
 
     @cached_property
     def _layout(self) -> hierarchies.Layout:
-        """Every hierarchy: the daemon writes there, we only read."""
+        """Cgroup hierarchies of this host, all of them: the daemon writes, this process only
+        reads.
+        """
         seen = hierarchies.View.of_this_process()
         view = hierarchies.View(seen.mountinfo, seen.own, writable=lambda _path: True)
         return hierarchies.discover(view)
 
     @cached_property
     def _masked(self) -> tuple[str, ...]:
-        """What of /proc and /sys nobody inside needs to see."""
+        """Paths of /proc and /sys that programs inside do not need."""
         host = host_facts.collect()
         kept = plan.PROC_KEPT | plan.PROC_SYNTHETIC
         names = (*host.proc_files, *host.proc_closed, *host.proc_directories)
@@ -149,7 +152,7 @@ class DockerRuntime:
         return found
 
     async def warm(self, template: BuiltTemplate) -> None:
-        """Have the template's image in the daemon."""
+        """Make sure that the daemon has the template's image."""
         await self.images.ensure(template)
 
     # -- sandboxes ----------------------------------------------------------------------------
@@ -174,7 +177,7 @@ class DockerRuntime:
             await (await starting).aclose()
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Do `work` to its end; `aclose` waits for it."""
+        """Run `work` to its end in a task; `aclose` waits for it."""
         task = asyncio.get_running_loop().create_task(work)
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
@@ -190,7 +193,7 @@ class DockerRuntime:
         except Refused as error:
             if error.status != 404:
                 raise broken(error) from error
-        # Somebody has removed the image. Nothing of the caller's was handed over yet.
+        # The image was removed. No data of the caller has been handed over yet.
         self.images.forget(spec.template)
         try:
             return await self._build(spec)
@@ -209,7 +212,7 @@ class DockerRuntime:
                 begun.channel.close()
                 raise
         except BaseException:
-            # By its name: a call that failed may have made it all the same.
+            # By its name: a call that failed may have made the container all the same.
             await self._remove_container(name)
             self._ids.give_back(uid)
             raise
@@ -217,7 +220,7 @@ class DockerRuntime:
         return sandbox
 
     async def _take_id(self) -> int:
-        """Its user; the usual one where the daemon maps that to another for itself."""
+        """Return the container's user id; the usual one if the daemon maps ids itself."""
         if self._maps_ids is None:
             info = await self.daemon.call("ask the Docker daemon", lambda api: api.info())
             self._maps_ids = ids.maps_ids(info.get("SecurityOptions") or ())
@@ -254,7 +257,7 @@ class DockerRuntime:
         return list(spec.template.template.preload) if is_room else []
 
     def _choose_cpus(self, share: float) -> str:
-        """As many CPUs as the share rounded up, the next ones in turn; "" for all of them."""
+        """Return the next CPUs in turn, as many as the share rounded up; "" for all of them."""
         allowed = sorted(os.sched_getaffinity(0))
         count = max(1, math.ceil(share))
         if count >= len(allowed):
@@ -264,9 +267,9 @@ class DockerRuntime:
         return ",".join(str(allowed[(first + i) % len(allowed)]) for i in range(count))
 
     async def _confine(self, spec: SandboxSpec, begun: _Begun, uid: int) -> DockerSandbox:
-        """Compare, hear `ready`, set the limits.
+        """Compare the confinement, wait for `ready`, set the limits.
 
-        SECURITY: until this returns nobody can send the guest anything of a caller's.
+        SECURITY: until this returns no task can send the guest any data of a caller.
         """
         looking = self._begin(self.daemon.inspect(begun.container))
         try:
@@ -311,7 +314,7 @@ class DockerRuntime:
         return DockerSandbox(self, spec, made)
 
     def _held(self, spec: SandboxSpec) -> tuple[Limits, int]:
-        """What the container's cgroups hold, and how many bytes of it are no program's."""
+        """Return the cgroups' limits, and how many bytes of them are not the program's."""
         if self.oci_runtime is None:
             return spec.limits, 0
         held = container.held_for_own_kernel(spec.limits, spec.purpose)
@@ -321,7 +324,7 @@ class DockerRuntime:
         return posture.verify(pid, made, spec.limits, self._masked, uid)
 
     def _open_work(self, pid: int, opened: list[int]) -> None:
-        """The work area as the kernel has it, by the first process's own view of it."""
+        """Open the work area through the first process's own view of the file system."""
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         for path in container.WORK_AREA:
             opened.append(os.open(f"/proc/{pid}/root{path}", flags))  # noqa: PERF401 - one by one
@@ -331,7 +334,7 @@ class DockerRuntime:
         return dict.fromkeys((*names, "file_mb", "open_files"), "hard")
 
     def _groups(self, pid: int, made: str) -> Groups:
-        """The container's cgroups as this host's kernel places its first process."""
+        """Return the container's cgroups, as this host's kernel places its first process."""
         own: dict[str, str] = {}
         for line in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines():
             _, names, path = line.split(":", 2)
@@ -356,11 +359,11 @@ class DockerRuntime:
         self._begin(self._kill(made))
 
     async def _kill(self, made: str) -> None:
-        with contextlib.suppress(CellwallError):  # it is removed later in any case
+        with contextlib.suppress(CellwallError):  # the container is removed later in any case
             await self.daemon.kill(made)
 
     async def remove(self, sandbox: DockerSandbox, made: str) -> None:
-        """Remove the container of a dead sandbox; later, if there is no daemon now."""
+        """Remove the container of a dead sandbox; later, if the daemon is away now."""
         await self._remove_container(made)
         self._live.discard(sandbox)
         self._ids.give_back(sandbox.uid)
@@ -380,7 +383,7 @@ class DockerRuntime:
         return len(left - self._left)
 
     def statistics(self) -> RuntimeStatistics:
-        """Counts."""
+        """Return the runtime's counts."""
         detail = {"containers_not_removed": len(self._left)}
         return RuntimeStatistics(len(self._live), self._started, self._failed, detail)
 
@@ -411,14 +414,14 @@ class DockerRuntime:
         self.daemon.close()
 
     def abandon(self) -> None:
-        """In a forked child: let go of the parent's descriptors, end nothing."""
+        """Release the parent's descriptors without ending a container; for a forked child."""
         for sandbox in self._live:
             sandbox.abandon()
         self._live.clear()
 
 
 class DockerRunscRuntime(DockerRuntime):
-    """The same with gVisor's kernel between the code and ours."""
+    """The runtime `docker+runsc`: gVisor's kernel runs between the code and the host's kernel."""
 
     name = "docker+runsc"
     level = IsolationLevel.KERNEL
@@ -428,7 +431,7 @@ class DockerRunscRuntime(DockerRuntime):
         return posture.verify_own_kernel(pid, made)
 
     def _open_work(self, pid: int, opened: list[int]) -> None:
-        """None: its files are in its kernel, which tells us nothing."""
+        """Open nothing: the files are in gVisor's kernel and not visible from the host."""
 
     def _hardness(self) -> dict[str, str]:
-        return {**super()._hardness(), "inodes": "soft"}  # gVisor counts none
+        return {**super()._hardness(), "inodes": "soft"}  # gVisor does not count inodes

@@ -1,9 +1,9 @@
-"""One live container as the engine sees it: limits from outside, counters, the end.
+"""Docker sandbox: one live container as the engine sees it, with limits, counters and its end.
 
 Made by `runtime` after its posture was verified. Counters come from the container's cgroup on this
-host, which the inside cannot reach; a reading is never lower than the one before, because the
-cgroup goes with the container. Killing needs no daemon where the kernel lets us: one that hangs or
-is gone keeps no sandbox alive.
+host, which the sandboxed code cannot reach; a reading is never lower than the one before, because
+the cgroup goes with the container. Killing needs no daemon where the kernel permits the signal: a
+daemon that hangs or has gone keeps no sandbox alive.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _END_S = 10.0
 
 
 class Owner(Protocol):
-    """What a sandbox asks of its runtime."""
+    """What a sandbox needs of its runtime."""
 
     daemon: Daemon
 
@@ -42,31 +42,34 @@ class Owner(Protocol):
         """Remove the container of a dead sandbox."""
 
     def kill_by_daemon(self, container: str) -> None:
-        """Have the daemon kill it; returns at once."""
+        """Have the daemon kill the container; returns at once."""
 
 
 @dataclass(slots=True)
 class Made:
-    """What one sandbox has on the host."""
+    """Host resources of one sandbox."""
 
     container: str
-    """The engine's id of it."""
+    """Docker engine's id of the container."""
     pid: int
     pidfd: int
-    """Of its first process; -1 once closed."""
+    """Pidfd of the first process; -1 once closed."""
     work_fds: tuple[int, ...]
-    """Its work area's file systems, opened before caller code existed; none where they cannot be
-    or once closed."""
+    """File descriptors of the work area's file systems, opened before caller code existed; empty if
+    they cannot be opened, and once closed."""
     channel: GuestChannel
     groups: Groups
     isolation: Isolation
     own_kernel_bytes: int = 0
-    """What a kernel of the container's own may use besides the program; 0 without one."""
+    """Bytes that a kernel of the container's own may use besides the program; 0 without one."""
     uid: int = INSIDE_UID
-    """Its user."""
+    """User id of the container."""
 
     def close_descriptors(self) -> None:
-        """SECURITY: numbers are given out again; nobody may use these once they are closed."""
+        """Close the descriptors.
+
+        SECURITY: the kernel reuses the numbers, so no code may use these once they are closed.
+        """
         for fd in (*self.work_fds, self.pidfd):
             if fd >= 0:
                 os.close(fd)
@@ -97,36 +100,38 @@ class DockerSandbox:
 
     @property
     def isolation(self) -> Isolation:
-        """Which isolation really runs."""
+        """Isolation that is in force."""
         return self._made.isolation
 
     @property
     def posture(self) -> Mapping[str, Any]:
-        """The facts of the container's first process as the kernel reports them now."""
+        """Facts of the container's first process, as the kernel reports them now."""
         return posture.read(self._made.pid)
 
     @property
     def channel(self) -> GuestChannel:
-        """The connection to init."""
+        """Connection to init."""
         return self._made.channel
 
     @property
     def uid(self) -> int:
-        """Its user inside."""
+        """User id inside."""
         return self._made.uid
 
     @property
     def container(self) -> str:
-        """The engine's id of the container."""
+        """Docker engine's id of the container."""
         return self._made.container
 
     @property
     def pid(self) -> int:
-        """The host's pid of the container's first process."""
+        """Host's process id of the container's first process."""
         return self._made.pid
 
     def fits(self, spec: SandboxSpec) -> bool:
-        """What is built in must be equal; processes and the share of CPUs can be changed."""
+        """Report whether all fixed properties are equal; the process limit and CPU share can
+        change.
+        """
         ours, theirs = self._spec.limits, spec.limits
         built_in = ["memory_mb", "disk_mb", "inodes", "file_mb", "open_files"]
         if self._made.own_kernel_bytes:
@@ -144,7 +149,7 @@ class DockerSandbox:
         )
 
     async def apply_limits(self, limits: Limits) -> None:
-        """Have the engine change what differs; SandboxBroken if it cannot any more."""
+        """Have the daemon change the limits that differ; SandboxBroken if that fails."""
         wanted: dict[str, int] = {}
         if limits.cpus != self._limits.cpus:
             wanted["CpuQuota"] = max(1000, int(limits.cpus * PERIOD_US))
@@ -161,11 +166,11 @@ class DockerSandbox:
 
     @property
     def fresh(self) -> KernelReadings:
-        """What starting the interpreter used."""
+        """Counters after the start of the interpreter."""
         return self.readings()
 
     def readings(self) -> KernelReadings:
-        """Counters of the cgroup; never lower than before, also once it is gone."""
+        """Return the cgroup's counters; never lower than before, even after its removal."""
         groups, before = self._made.groups, self._highest
         areas = [work_area.used(fd) for fd in self._made.work_fds]
         now, peak, kills = groups.memory()
@@ -193,7 +198,9 @@ class DockerSandbox:
         self.kill()
 
     def _programs_part(self, peak: int) -> int:
-        """What its own kernel may use is an allowance: above the limit it is that kernel's."""
+        """Return the program's part of a peak: above the limit, the gVisor kernel used its
+        allowance.
+        """
         own = self._made.own_kernel_bytes
         return min(peak - own, self._limits.memory_bytes) if own else peak
 
@@ -213,7 +220,7 @@ class DockerSandbox:
         if self._watch is not None:
             self._watch.stop()
         if not self._ended.done():
-            self.readings()  # while the cgroup is there
+            self.readings()  # while the cgroup exists
             self._ended.set_result(None)
 
     async def wait_ended(self) -> None:
@@ -221,7 +228,7 @@ class DockerSandbox:
         await asyncio.shield(self._ended)
 
     def abandon(self) -> None:
-        """In a forked child: let go of the parent's descriptors, kill nothing."""
+        """Release the parent's descriptors without killing anything; for a forked child."""
         self._made.close_descriptors()
 
     async def aclose(self) -> None:
@@ -246,7 +253,7 @@ class DockerSandbox:
 
 
 def note_limits(groups: Groups, limits: Limits) -> None:
-    """Tell the counters' reader what limit the kernel was given by somebody else."""
+    """Record the limit that the daemon gave the kernel, for the reader of the counters."""
     for hierarchy, path in groups.paths:
         if "pids" in hierarchy.controllers:
             groups.applied[path + "/pids.max"] = str(limits.processes + OWN_PROCESSES)

@@ -1,10 +1,10 @@
-"""The jail's system-call policy in the form container engines read.
+"""Seccomp profile: the jail's system-call policy in the format of container engines.
 
-The engine installs this one before our first instruction; the guest then puts the jail's own
-filter on top (`inside`), which is exact. So this one may be wider than the policy where the form
-cannot say it (a refusal of some arguments of an allowed call), and never is where the policy
-allows by argument: socket families, ioctl, clone. The invariant: what the policy never allows is
-refused here, too.
+The engine installs this profile before the container's first instruction; the guest then adds the
+jail's own filter (`inside`), which is exact. So the profile may be wider than the policy where the
+format cannot express it (a refusal of some arguments of an allowed call), but not where the policy
+allows by argument: socket families, ioctl, clone. The invariant: a call that the policy never
+allows is refused here, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from cellwall.linux.seccomp import RET_ALLOW, Rule, load_policy, parse_policy
 
 _FOR_US = ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self")
-"""What `inside` needs to lock itself further; its own filter then refuses them."""
+"""Calls that `inside` needs to lock itself further; its own filter then refuses them."""
 _PR_SET_SECCOMP = 22
 
 
@@ -47,7 +47,7 @@ def profile() -> dict[str, Any]:
 
 
 def _is_allowed(rules: list[Rule]) -> bool:
-    """Whether the call is allowed whatever its arguments, but for refusals of some."""
+    """Report whether the call is allowed for all arguments, apart from refusals of some."""
     return any(rule.action == RET_ALLOW and not rule.conditions for rule in rules)
 
 
@@ -57,7 +57,7 @@ def _call(name: str, action: str, arguments: list[dict[str, Any]] | None = None)
 
 
 def _arguments(rule: Rule) -> list[list[dict[str, Any]]]:
-    """Every combination of values a rule names; conditions on one argument become one."""
+    """Return every combination of values of a rule; conditions on one argument are merged."""
     found = []
     for values in product(*(condition.values for condition in rule.conditions)):
         masks: dict[int, tuple[int, int]] = {}
