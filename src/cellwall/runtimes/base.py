@@ -1,8 +1,8 @@
-"""The contract every isolation technology fulfils.
+"""Runtime contract: the interface that every isolation technology implements.
 
-Shaped by what `engine` asks for, not by what a technology offers. Not the guest protocol (that is
-`runtimes.channel.channel`). The invariant: a `RuntimeSandbox` exists only after its posture was
-read back and compared; there is no way to get one that is weaker than its spec.
+Its shape follows from what `engine` asks for, not from what a technology offers. It is not the
+guest protocol (`runtimes.channel.channel`). The invariant: a `RuntimeSandbox` exists only after its
+posture was read back and compared; no sandbox weaker than its spec can be obtained.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Purpose = Literal["program", "session"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One host feature as `probe` found it; `doctor` prints these."""
+    """One host feature as found by `probe`; `doctor` prints these."""
 
     feature: str
     grade: Grade
@@ -35,33 +35,35 @@ class Finding:
 
 
 class RuntimeGone(HostUnsupported):
-    """What a runtime stands on has gone away since it was probed; the engine asks it anew."""
+    """A prerequisite of a runtime has gone away since the probe; the engine probes it anew."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """What a sandbox has to be before it may start."""
+    """Properties that a sandbox must have before it may start."""
 
     sandbox_id: str
     template: BuiltTemplate
     limits: Limits
     contexts: tuple[str, ...] = ("main",)
-    """Warm interpreters to have ready; empty for sandboxes that only run commands."""
+    """Warm interpreters to prepare; empty for sandboxes that only run commands."""
     language: str = "python"
-    """What those speak, by the name of a language's `context`."""
+    """Language of the contexts, by the name of a language's `context`."""
     env: Mapping[str, str] = field(default_factory=dict)
     demand_hard: bool = False
-    """Refuse to start where a limit could only be held softly."""
+    """Whether to refuse a start where a limit could only be held softly."""
     start: Start = "fork"
     """`exec` gives an interpreter that shares no hash seed or layout with others; slower."""
     purpose: Purpose = "session"
-    """`program` may leave out what only a session's cells use; a smaller image forks faster."""
+    """`program` may omit what only a session's cells use; a smaller image forks faster."""
     is_alone: bool = False
-    """One small Python program is all that it will ever be asked for: no input, files or tools.
+    """Whether the sandbox will only run one small Python program without input, files or tools.
 
-    Only for a runtime that says `runs_alone`, and so makes less for such a one."""
+    Only for a runtime that declares `runs_alone`, which prepares less for such a sandbox.
+    """
     is_awaited: bool = True
-    """Somebody waits for it; False for one to be parked, which has time to make itself warm."""
+    """Whether a caller waits for the sandbox; False for one to be parked, which has time to warm
+    up."""
 
 
 def refuse_soft(spec: SandboxSpec, hardness: Mapping[str, str], who: str) -> None:
@@ -77,19 +79,19 @@ def refuse_soft(spec: SandboxSpec, hardness: Mapping[str, str], who: str) -> Non
 
 @dataclass(frozen=True, slots=True)
 class KernelReadings:
-    """Counters of one sandbox, from the kernel, cumulative since it started."""
+    """Counters of one sandbox, from the kernel, cumulative since the start."""
 
     cpu_s: float = 0.0
     memory_bytes: int = 0
     memory_peak_bytes: int = 0
     oom_kills: int = 0
     processes_refused: int = 0
-    """Forks the kernel refused because of the process limit."""
+    """Number of forks that the kernel refused because of the process limit."""
     processes_peak: int | None = None
     disk_full: bool = False
-    """The work area has no free blocks or inodes left."""
+    """Whether the work area has no free blocks or inodes left."""
     work_bytes: int = 0
-    """Memory that files of the work area hold, where they are in memory and that can be seen."""
+    """Bytes of memory that files of the work area hold, if they are in memory and visible."""
 
 
 class RuntimeSandbox(Protocol):
@@ -97,20 +99,20 @@ class RuntimeSandbox(Protocol):
 
     @property
     def isolation(self) -> Isolation:
-        """Which isolation really runs, with posture digest and hardness per limit."""
+        """Isolation that is in force, with posture digest and hardness per limit."""
 
     @property
     def posture(self) -> Mapping[str, Any]:
-        """The confinement facts read back from the OS."""
+        """Confinement facts read back from the OS."""
 
     @property
     def channel(self) -> GuestChannel:
-        """The connection to the guest's init."""
+        """Connection to the guest's init."""
 
     async def apply_limits(self, limits: Limits) -> None:
         """Set limits from outside before caller code runs; raise if one cannot be enforced.
 
-        Only what `fits` accepted may change: the rest was fixed at the start.
+        Only limits that `fits` accepted may change: the others were fixed at the start.
         """
 
     def fits(self, spec: SandboxSpec) -> bool:
@@ -118,7 +120,7 @@ class RuntimeSandbox(Protocol):
 
     @property
     def fresh(self) -> KernelReadings:
-        """What `readings` says before any code of a caller runs; asked for once, before that."""
+        """Readings from before any code of a caller runs; read once, before that."""
 
     def readings(self) -> KernelReadings:
         """Read the counters; cheap, never blocks."""
@@ -145,15 +147,15 @@ class RuntimeStatistics:
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """What a sweep found and removed, by kind: `processes`, `cgroups`, `directories`…"""
+    """Objects that a sweep found and removed, by kind: `processes`, `cgroups`, `directories`…"""
 
     removed: Mapping[str, int] = field(default_factory=dict)
     kept: tuple[str, ...] = ()
-    """Objects that are ours, dead, and could not be removed, with the reason."""
+    """Dead objects of cellwall that could not be removed, with the reason."""
 
 
 def runs_alone(runtime: Runtime) -> bool:
-    """Whether a runtime may be asked for a sandbox that `is_alone`; most know of no such thing."""
+    """Report whether a runtime supports `is_alone` sandboxes; most do not."""
     return bool(getattr(runtime, "runs_alone", False))
 
 
@@ -164,16 +166,16 @@ class Runtime(Protocol):
     level: IsolationLevel
 
     async def probe(self) -> list[Finding]:
-        """Say what this host offers; no side effects that outlive the call."""
+        """Report what this host offers; no side effects that outlive the call."""
 
     async def warm(self, template: BuiltTemplate) -> None:
-        """Get a template ready so that `start` is fast; idempotent."""
+        """Prepare a template so that `start` is fast; idempotent."""
 
     async def start(self, spec: SandboxSpec) -> RuntimeSandbox:
         """Start a sandbox, or raise and leave nothing behind."""
 
     def statistics(self) -> RuntimeStatistics:
-        """Return counts."""
+        """Return the runtime's counts."""
 
     async def sweep(self) -> SweepReport:
         """Remove leftovers of dead owners, found by asking the OS."""
@@ -184,7 +186,7 @@ class Runtime(Protocol):
 
 @runtime_checkable
 class KeepsReady(Protocol):
-    """A runtime that has something ready for the next start, besides the pool's sandboxes."""
+    """A runtime that keeps something ready for the next start, besides the pool's sandboxes."""
 
     idle_s: float
-    """Seconds without a start after which it lets go of that; set before anything is started."""
+    """Seconds without a start after which it releases that; set before anything is started."""

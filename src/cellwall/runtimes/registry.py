@@ -1,6 +1,6 @@
-"""Names of runtimes to the modules that make them; imported on use.
+"""Runtime registry: names of runtimes and the modules that create them, imported on use.
 
-Not a plugin system and not a choice: the engine decides which runtime serves a request.
+It is neither a plugin system nor a choice: the engine decides which runtime serves a request.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ FACTORIES: dict[str, str] = {
     "docker": "cellwall.runtimes.docker.runtime:DockerRuntime",
     "docker+runsc": "cellwall.runtimes.docker.runtime:DockerRunscRuntime",
 }
-"""name → `module:callable`; the callable takes the state directory. Fastest first: a jail is forked
-from a warm fork-server, a process starts an interpreter, gVisor starts a kernel, a container is
-started by a daemon. Of those that meet a level the first one is taken."""
+"""Map of names to `module:callable`; the callable takes the state directory. Fastest first: a jail
+is forked from a warm fork-server, a process starts an interpreter, gVisor starts a kernel, a
+container is started by a daemon. Of the runtimes that meet a level the first is chosen."""
 
 
 def create(name: str, state_dir: Path) -> Runtime:
-    """Make the runtime called `name`; `UsageError` when there is none of that name."""
+    """Create the runtime called `name`; `UsageError` if the name is unknown."""
     target = FACTORIES.get(name)
     if target is None:
         raise UsageError(

@@ -1,1 +1,1 @@
-"""The engine process's end of the guest channel: frames checked, streams granted, time metered."""
+"""The engine process's end of the guest channel: check frames, grant streams, meter the time."""

@@ -1,10 +1,11 @@
-"""The host's end of the guest channel (design/0002): framing, request ids, who hears what.
+"""Guest channel: the engine's end (design/0002), with framing, request ids and dispatch to
+listeners.
 
-Not the meaning of what arrives (that is `engine`) and not a transport: it is handed a connected
-stream socket by whichever runtime made one. Everything it reads was written by hostile code, so
-each frame is checked (`frames`) before anybody sees it; the first violation ends
-the channel and tells the owner to kill the sandbox. The invariant: nothing read here is ever
-believed further than its type, and no frame makes host memory grow without a cap.
+It does not interpret what arrives (`engine`) and is no transport: a runtime passes it a connected
+stream socket. Everything it reads was written by hostile code, so each frame is checked (`frames`)
+before a listener gets it; the first violation ends the channel and tells the owner to kill the
+sandbox. The invariant: received data is trusted only to be of its type, and no frame makes host
+memory grow without a cap.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ HEADER_CAP_BYTES = 64 * 1024
 BODY_CAP_BYTES = 1024 * 1024
 SEND_BODY_CAP_BYTES = 32 * 1024 * 1024
 MOST_HELD_BYTES = 16 * 1024
-"""Of a request that is held: it arrives in one piece, so that init need not gather."""
+"""Maximum bytes of a held request: it arrives in one piece, so that init need not gather."""
 _RECEIVE_BYTES = 256 * 1024
 _WRITE_HIGH_BYTES = 1024 * 1024
 _POLL_S = 0.05
-"""Of the loop's time, for what has arrived before an end that we make."""
+"""Seconds of the loop's time for reading what had arrived before the engine ends the channel."""
 _STRAY_FRAMES_CAP = 10_000
-"""Late frames that one request of ours may cause after we gave it up; more are hostile."""
+"""Maximum number of late frames after the engine gave a request up; more are hostile."""
 
 _PREFIX = struct.Struct(">II")
 T = TypeVar("T")
@@ -66,44 +67,45 @@ _open_channels: weakref.WeakSet[GuestChannel] = weakref.WeakSet()
 def abandon_all() -> None:
     """Close every channel's descriptor without touching an event loop; for a forked child.
 
-    The child shares the parent's epoll instance: unregistering there would deafen the parent.
+    The child shares the parent's epoll instance: unregistering there would stop the parent's
+    events.
     """
     for channel in list(_open_channels):
         channel.abandon()
 
 
 class Stream(Protocol):
-    """What a channel asks of its socket; a `socket.socket` is one, and need not be the only one."""
+    """The part of a socket's interface that a channel uses; `socket.socket` implements it."""
 
     def fileno(self) -> int:
-        """As of a socket."""
+        """Do what `socket.fileno` does."""
 
     def setblocking(self, flag: bool, /) -> None:
-        """As of a socket."""
+        """Do what `socket.setblocking` does."""
 
     def recv_into(self, room: memoryview, /) -> int:
-        """As of a socket."""
+        """Do what `socket.recv_into` does."""
 
     def send(self, data: bytes | memoryview, /) -> int:
-        """As of a socket."""
+        """Do what `socket.send` does."""
 
     def sendmsg(self, buffers: Iterable[bytes | memoryview], /) -> int:
-        """As of a socket."""
+        """Do what `socket.sendmsg` does."""
 
     def close(self) -> None:
-        """As of a socket."""
+        """Do what `socket.close` does."""
 
     def detach(self) -> int:
-        """As of a socket."""
+        """Do what `socket.detach` does."""
 
 
 _threads = threading.local()
 
 
 def _scratch() -> memoryview:
-    """The thread's own room to read into, one loop to a thread.
+    """Return the thread's read buffer; each thread has one loop.
 
-    Not `recv`: it takes the whole room anew for every frame, and leaves holes in the heap.
+    `recv` would allocate the whole size for every frame, and fragment the heap.
     """
     try:
         found: memoryview = _threads.scratch
@@ -124,8 +126,8 @@ class GuestChannel:
     ) -> None:
         """Own `sock` from now on; `on_violation` must kill the sandbox.
 
-        `may_hold`: its first program may be sent as `held` and begins with `go`, if all of it is
-        no more than `MOST_HELD_BYTES`.
+        `may_hold`: the first program may be sent as `held` and begins with `go`, if it has at most
+        `MOST_HELD_BYTES`.
         """
         sock.setblocking(False)
         self._sock = sock
@@ -135,26 +137,28 @@ class GuestChannel:
         self.may_hold = may_hold
         self._in = bytearray()
         self.hearing = Hearing()
-        """What its sandbox may take of the loop's time. Those who read on take down theirs."""
+        """Account of the loop's time that the sandbox's frames may use. Code that reads on adds its
+        time."""
         self._is_behind = False
-        """A whole frame may be here that nobody was told of."""
+        """Whether a whole frame may be buffered that was not dispatched yet."""
         self._taken = self._taken_bytes = 0
-        """Frames, and bytes in them, of this turn."""
+        """Numbers of frames, and of bytes in them, of this turn."""
         self._out = Backlog()
         self._room: list[asyncio.Future[None]] = []
         self._listeners: dict[int, tuple[Listener, frozenset[str]]] = {}
         self._last_id = 0
         self._stray = 0
-        """Late frames since we last gave a request up. Only we can set it back, so a guest that
-        keeps on by itself reaches the cap."""
+        """Number of late frames since the engine last gave a request up. Only the engine resets it,
+        so a guest that keeps sending reaches the cap."""
         self._pauses = 0
         self._lost: ChannelLost | None = None
         self._on_end: list[Callable[[], None]] = []
         self._ready: asyncio.Future[Mapping[str, Any]] = self._loop.create_future()
         self.is_unready = False
-        """Requests may be sent, and the guest has not said that it is ready: nothing has begun."""
+        """Whether requests may be sent before the guest has reported that it is ready: nothing has
+        begun."""
         self._patience: asyncio.TimerHandle | None = None
-        """Ends it if the guest is not ready by then."""
+        """Timer that ends the channel if the guest is not ready by then."""
         self._loop.add_reader(self._fd, self._on_readable)
         _open_channels.add(self)
 
@@ -167,7 +171,7 @@ class GuestChannel:
 
     @property
     def lost(self) -> ChannelLost | None:
-        """Why the channel ended, or None while it is open."""
+        """Reason why the channel ended, or None while it is open."""
         return self._lost
 
     def on_end(self, callback: Callable[[], None]) -> None:
@@ -178,7 +182,9 @@ class GuestChannel:
             self._on_end.append(callback)
 
     async def wait_ready(self, timeout_s: float) -> Mapping[str, Any]:
-        """Return the guest's `ready` header; `ChannelLost` if it ends or takes longer."""
+        """Return the guest's `ready` header; `ChannelLost` if the channel ends or the guest takes
+        longer.
+        """
         try:
             # Not `wait_for`: on 3.11 it loses a cancellation that comes together with the result.
             async with asyncio.timeout(timeout_s):
@@ -187,9 +193,9 @@ class GuestChannel:
             raise _late(timeout_s) from None
 
     def expect_ready(self, timeout_s: float) -> None:
-        """Wait for nothing, but end the channel if the guest is not ready by then.
+        """End the channel if the guest is not ready in time; return at once.
 
-        Requests may be sent before it is; it takes them once it is.
+        Requests may be sent before the guest is ready; it handles them afterwards.
         """
         if not self._ready.done():
             self.is_unready = True
@@ -221,16 +227,16 @@ class GuestChannel:
         return number
 
     def go(self) -> None:
-        """Let begin what is held; nothing else may be sent before."""
+        """Begin the held request; nothing else may be sent before."""
         self.send({"op": "go"})
 
     def forget(self, number: int) -> None:
-        """Drop what else comes for request `number`."""
+        """Drop further frames for request `number`."""
         if self._listeners.pop(number, None) is not None:
             self._stray = 0
 
     async def request(self, op: str, body: bytes = b"", **fields: object) -> Reply:
-        """Ask and wait for the one reply; `GuestRefused` if the guest says `fail`."""
+        """Send a request and wait for the one reply; `GuestRefused` if the guest sends `fail`."""
         future: asyncio.Future[Reply] = self._loop.create_future()
         number = self.open(op, Single(future, None), REPLY, fields, body)
         try:
@@ -247,7 +253,7 @@ class GuestChannel:
         return self.open(op, Single(future, on_chunk), expected, fields), future
 
     def tell(self, op: str, **fields: object) -> None:
-        """Send a request that has no answer; a `fail` of it is ignored."""
+        """Send a request that has no answer; a `fail` for it is ignored."""
         self._last_id += 1
         self._stray = 0
         self.send({**fields, "op": op, "id": self._last_id})
@@ -278,7 +284,7 @@ class GuestChannel:
             self._loop.add_writer(self._fd, self._on_writable)
 
     async def wait_writable(self, most_queued_bytes: int = _WRITE_HIGH_BYTES) -> None:
-        """Return when no more than that is queued; for callers that send a lot."""
+        """Return when at most that many bytes are queued; for callers that send a lot."""
         while self._out.nbytes > most_queued_bytes and self._lost is None:
             future: asyncio.Future[None] = self._loop.create_future()
             self._room.append(future)
@@ -327,7 +333,7 @@ class GuestChannel:
                 self._loop.call_soon(self._on_readable)
 
     def poll(self) -> None:
-        """Take in what has already arrived; used before a kill, so that output is not lost."""
+        """Read what has already arrived; used before a kill, so that output is not lost."""
         until = time.perf_counter() + _POLL_S
         for _ in range(16):
             if self._lost is not None or not self._read_once(until):
@@ -335,12 +341,12 @@ class GuestChannel:
 
     def _on_readable(self) -> None:
         if self._pauses or self._lost is not None:
-            return  # it was called because it was behind
+            return  # a call scheduled for buffered frames
         began, apart_s = time.thread_time(), Hearing.apart_s
         self._taken = self._taken_bytes = 0
         self._read_once(time.perf_counter() + TURN_S)
         if not self._taken:
-            return  # a part of one, or what is no frame
+            return  # an incomplete frame, or an invalid one
         spent_s, now = time.thread_time() - began, time.perf_counter()
         apart_s = Hearing.apart_s - apart_s
         pause_s = self.hearing.spend(now, spent_s, self._taken, self._taken_bytes, apart_s)
@@ -348,15 +354,15 @@ class GuestChannel:
             self._rest(pause_s)
 
     def _rest(self, pause_s: float) -> None:
-        """Hear nothing for a while."""
+        """Stop reading for `pause_s` seconds."""
         if self._lost is None:
             GuestChannel.pause(self)
             self._loop.call_later(pause_s, GuestChannel.resume, self)
 
     def take_apart(self, body: bytes, read: Callable[[Any], T] = _as_it_is) -> T:
-        """Decode what an answer brought, after its turn; that is taken down, too.
+        """Decode a reply's body after its turn and charge the time to the sandbox's account.
 
-        `read` makes of it what it means. Raises `FrameError`.
+        `read` converts the decoded value. Raises `FrameError`.
         """
         if len(body) <= LARGE_BYTES:
             return read(strict_json(body))
@@ -370,7 +376,7 @@ class GuestChannel:
                 self._rest(pause_s)
 
     def _read_once(self, until: float) -> bool:
-        """Hear one read's worth, or what is left of one; False when there is nothing."""
+        """Handle one read's data, or the buffered rest of one; False when there is nothing."""
         try:
             data = b"" if self._is_behind else self._read()
             if data is None:
@@ -382,7 +388,7 @@ class GuestChannel:
         return True
 
     def _read(self) -> bytes | None:
-        """What has come; None if that is nothing, now or for ever."""
+        """Return the received bytes; None if there are none now or the channel has ended."""
         try:
             scratch = _scratch()
             data = bytes(scratch[: self._sock.recv_into(scratch)])
@@ -397,7 +403,7 @@ class GuestChannel:
         return data
 
     def _feed(self, data: bytes, until: float) -> None:
-        """Tell of each whole frame, until it is somebody else's turn."""
+        """Dispatch each whole frame, until the turn ends."""
         buffer: bytes | bytearray = data
         if self._in:
             self._in += data
@@ -447,7 +453,7 @@ class GuestChannel:
         try:
             listener.on_frame(kind, header, body)
         except FrameError:
-            # That was no end for who waits: `_end` has to tell them.
+            # The frame was no end for the listener: `_end` has to notify it.
             self._listeners[number] = entry
             raise
 
@@ -459,7 +465,7 @@ class GuestChannel:
         self._end(ChannelLost(f"guest channel: protocol violation: {reason}", is_hostile=True))
 
     def close(self, reason: str = "the sandbox was closed") -> None:
-        """End the channel from our side; idempotent."""
+        """End the channel from the engine's side; idempotent."""
         self._end(ChannelLost(f"guest channel: {reason}"))
 
     def _end(self, error: ChannelLost) -> None:
@@ -478,7 +484,8 @@ class GuestChannel:
         listeners, self._listeners = self._listeners, {}
         if not self._ready.done():
             self._ready.set_exception(error)
-            self._ready.exception()  # nobody may be waiting; that is not worth a log line
+            # possibly no task waits; avoid asyncio's "never retrieved" log line
+            self._ready.exception()
         for listener, _ in listeners.values():
             listener.on_lost(error)
         self._wake_writers()

@@ -1,7 +1,7 @@
-"""What a frame of the guest may be: strict JSON, and the fields that each event must have.
+"""Frames: the form of a guest's frame, strict JSON with the fields that each event must have.
 
-Not how frames travel (`channel`) nor what they mean (`engine`). All of it was written by hostile
-code; the invariant: whatever passes is of the type it claims and can be encoded again.
+It neither moves frames (`channel`) nor interprets them (`engine`). All of it was written by hostile
+code; the invariant: a frame that passes is of the type it claims and can be encoded again.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from cellwall.model.nesting import MOST_LEVELS, is_nested
 from cellwall.runtimes.channel.loop_share import LARGE_BYTES, timed
 
 _MOST_IN_HEADER = 8192
-"""Values that a header may hold. Ours hold some dozen; a list of contexts, or a message with a path
-full of commas, seems to hold up to 4,000. As many take less than a turn."""
+"""Maximum number of values in a header. Valid ones have some dozen; a list of contexts, or a
+message with a path full of commas, appears to have up to 4,000. That many take less than a turn."""
 
 
 class FrameError(ValueError):
-    """What arrived is not a frame of the protocol."""
+    """The received data are not a frame of the protocol."""
 
 
 def _refuse_constant(name: str) -> float:
@@ -28,7 +28,7 @@ def _refuse_constant(name: str) -> float:
 
 def _finite(text: str) -> float:
     number = float(text)
-    if number in (float("inf"), float("-inf")):  # 1e999 would leave us as invalid JSON
+    if number in (float("inf"), float("-inf")):  # 1e999 would be sent on as invalid JSON
         raise ValueError(f"{text} is out of range")
     return number
 
@@ -39,7 +39,7 @@ _decode_json = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_fi
 def strict_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
     """Decode hostile JSON: UTF-8, finite numbers, bounded depth, no lone surrogates.
 
-    The processor time that it takes counts for the turn in which it is decoded (`loop_share`).
+    Its processor time is charged to the turn in which it is decoded (`loop_share`).
     """
     return timed(_strict_json, data)
 
@@ -47,17 +47,17 @@ def strict_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
 def _strict_json(data: bytes) -> Any:  # noqa: ANN401 - JSON
     try:
         value = _decode_json(data.decode("utf-8"))
-        # Hardly any has as many brackets as levels are allowed, and counting them costs nothing.
+        # Few texts have as many brackets as levels are allowed, and counting them costs little.
         if data.count(b"[") + data.count(b"{") > MOST_LEVELS and is_nested(value):
             raise ValueError(f"nested deeper than {MOST_LEVELS} levels")
-        # A lone surrogate can only come from an escape, and would blow up at the next encode.
+        # A lone surrogate can only come from an escape, and would fail at the next encode.
         return _without_surrogates(value) if b"\\u" in data else value
     except (ValueError, RecursionError) as error:
         raise FrameError(f"not JSON: {error}") from None
 
 
 def parse_header(text: bytes) -> Any:  # noqa: ANN401 - JSON
-    """Decode the header of a frame: a large one is counted before it is taken apart."""
+    """Decode the header of a frame; count the values of a large one before decoding it."""
     if len(text) > LARGE_BYTES:
         values = text.count(b",") + text.count(b"[") + text.count(b"{")
         if values > _MOST_IN_HEADER:
@@ -128,8 +128,8 @@ _SCHEMA: dict[str, dict[str, Check]] = {
         "rusage": _is_counts,
     },
 }
-"""Required fields by event. More fields are allowed and ignored: an older host must be able to
-speak to a newer guest of the same protocol number."""
+"""Required fields by event. More fields are allowed and ignored: an older host must be able to talk
+to a newer guest of the same protocol number."""
 
 
 def check_frame(header: object) -> tuple[str, int]:

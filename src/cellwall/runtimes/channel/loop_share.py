@@ -1,14 +1,14 @@
-"""How much of everybody's loop one sandbox's words may take.
+"""Loop share: how much of the shared event loop's time the frames of one sandbox may use.
 
-Used by those who read what an inside says (`channel`, and `connections` over `lazy_loop`). Frames
-are taken apart on the one loop that all sandboxes, callers and deadlines share, while saying one
-costs the inside next to nothing; so the time that it takes here is metered, whatever kind of frame
-it is. Not a bound on how much is kept: that is the listeners'.
+Used by code that reads a sandbox's data (`channel`, and `connections` over `lazy_loop`). Frames are
+parsed on the one loop that all sandboxes, callers and deadlines share, while sending one costs the
+sandbox next to nothing; so the parsing time is metered, whatever the kind of frame. It does not
+bound the data kept: the listeners do.
 
-The invariant: nobody is heard for longer than a turn (`TURN_S`, or one frame) at a stretch, and all
-who say much, together, for no more than `SHARE` of the time; the more they are, the nearer to
-`MANY_SHARE`. Their sockets fill, and they wait: what they say costs their own share. A few
-milliseconds, and the answer to each request of ours, are free.
+The invariant: no sandbox is read for longer than a turn (`TURN_S`, or one frame) at a stretch, and
+all sandboxes that send much, together, for no more than `SHARE` of the time; the more they are, the
+nearer to `MANY_SHARE`. Their sockets fill, and they wait: sending costs them their own share. A few
+milliseconds, and the answer to each request of the engine, are free.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from typing import TypeVar
 T = TypeVar("T")
 
 TURN_S = 0.001
-"""Of the loop's time, at a stretch; one frame may take longer."""
+"""Seconds of the loop's time at a stretch; one frame may take longer."""
 SHARE = 0.1
-"""Of the loop's time, for one who says much while nobody else does."""
+"""Share of the loop's time for one sandbox that sends much while no other does."""
 MANY_SHARE = 0.05
-"""Of the loop's time, for very many together: where they are, processors are short, and the loop's
-time is dearer to others."""
+"""Share of the loop's time for very many such sandboxes together: with many, processors are scarce
+and other tasks need the loop's time more."""
 _QUIET_SHARE = 0.002
-"""For each that does not: who says more than that for long is one of the others."""
+"""Share for each sandbox that does not send much: one that exceeds it for long counts as loud."""
 BURST_S = 0.005
-"""Of the loop's time at once: some hundred ordinary frames, or displays of a few MiB. Many who
-begin together have as many bursts."""
+"""Seconds of the loop's time at once: some hundred ordinary frames, or displays of a few MiB. Many
+sandboxes that begin together have as many bursts."""
 GRANT_S = 0.002
-"""For each request of ours: its answer is no flood."""
+"""Seconds added for each request of the engine: its answer is no flood."""
 _FRAME_S = 0.0001
 _LINE_S = 0.00001
 _BYTE_S = 2e-9
-"""At most so much is taken down for a frame and each byte of it, and what taking its JSON apart
-took: what a caller's callback does is nothing that the inside has said."""
+"""Maximum seconds charged for each byte, beside `_FRAME_S` for each frame and the measured time of
+parsing JSON: time in a caller's callback is not charged to the sandbox."""
 LARGE_BYTES = 512
-"""JSON of more than that is timed (`timed`): a byte takes from 2 to 800 ns. What less takes is in
-the frame's."""
+"""Size in bytes above which JSON is timed (`timed`): a byte takes from 2 to 800 ns. The time of
+smaller JSON is part of the frame's."""
 
 
 class Hearing:
-    """The account of one sandbox."""
+    """Time account of one sandbox."""
 
     __slots__ = ("_at", "_is_closed", "_is_loud", "_left_s")
     _loud = 0
-    """How many of all have said more than they may."""
+    """Number of sandboxes over their allowance."""
     apart_s = 0.0
-    """Processor time that large JSON of all insides has taken, ever; a turn takes down what it
-    added."""
+    """Seconds of processor time that large JSON of all sandboxes has taken since the start; a turn
+    charges the difference."""
 
     def __init__(self) -> None:
-        """All may still be said."""
+        """Start with a full burst."""
         self._left_s = BURST_S
         self._at = 0.0
         self._is_loud = self._is_closed = False
@@ -62,10 +62,10 @@ class Hearing:
     def spend(
         self, now: float, spent_s: float, frames: int, nbytes: int, apart_s: float = 0.0
     ) -> float:
-        """Take down a turn; return how long to hear nothing more, in seconds.
+        """Charge a turn; return the seconds for which to stop reading.
 
-        `spent_s` is processor time (`thread_time`): a busy machine says nothing. `apart_s` of it
-        went into large JSON (`Hearing.apart_s`).
+        `spent_s` is processor time (`thread_time`), so other load on the machine does not count.
+        `apart_s` of it went into large JSON (`Hearing.apart_s`).
         """
         share = _share_of_one() if self._is_loud else _QUIET_SHARE
         saved = min(BURST_S, self._left_s + (now - self._at) * share)
@@ -81,15 +81,15 @@ class Hearing:
         return -self._left_s / _share_of_one()
 
     def spend_lines(self, now: float, count: int) -> float:
-        """The same for lines that their reader takes apart later, each for about as long."""
+        """Charge lines that their reader parses later, each at a fixed time."""
         return self.spend(now, count * _LINE_S, count, 0)
 
     def grant(self) -> None:
-        """Something was asked for."""
+        """Add the allowance for one request of the engine."""
         self._left_s = min(BURST_S, self._left_s + GRANT_S)
 
     def close(self) -> None:
-        """It will say nothing more; what is taken down later is its last."""
+        """Close the account: the sandbox sends nothing more, and a later charge is its last."""
         self._is_closed = True
         self._fall_silent()
 
@@ -100,7 +100,7 @@ class Hearing:
 
 
 def timed(decode: Callable[[bytes], T], text: bytes) -> T:
-    """Return `decode(text)`; the processor time that a large text takes counts for this turn."""
+    """Return `decode(text)`; the processor time of a large text is charged to this turn."""
     if len(text) <= LARGE_BYTES:
         return decode(text)
     began_s = time.thread_time()
@@ -111,7 +111,7 @@ def timed(decode: Callable[[bytes], T], text: bytes) -> T:
 
 
 def _share_of_one() -> float:
-    """Of the loop's time, for each of those who say much."""
-    # One at least: engines on loops of other threads count here, too, and without a lock.
+    """Return the share of the loop's time for each loud sandbox."""
+    # At least one: engines on loops of other threads count here, too, and without a lock.
     loud = max(1, Hearing._loud)
     return (MANY_SHARE + (SHARE - MANY_SHARE) / loud) / loud

@@ -1,7 +1,7 @@
-"""What may come back for a request of ours, and who is told.
+"""Replies: the events that may answer a request, and the listeners that receive them.
 
-Used by `channel`, which matches frames to requests, and by whoever asks. It reads nothing and
-keeps no books.
+Used by `channel`, which matches frames to requests, and by the code that sends requests. It reads
+nothing and keeps no state of requests.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ TERMINAL = frozenset({"stdout", "credit", "started", "done", "fail"})
 CONNECTION = frozenset({"connected", "data", "credit", "end", "closed", "fail"})
 WATCH = frozenset({"data", "reply", "fail"})
 FINAL = frozenset({"reply", "fail", "done", "closed"})
-"""Nothing comes after it."""
+"""Events after which no further event of the request comes."""
 
 
 class ChannelLost(CellwallError):
-    """The channel ended under a request. `is_hostile` when the guest broke the protocol."""
+    """The channel ended during a request. `is_hostile` when the guest broke the protocol."""
 
     code = "channel_lost"
 
@@ -54,20 +54,20 @@ class GuestRefused(CellwallError):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to a plain request."""
+    """Answer to a plain request."""
 
     header: Mapping[str, Any]
     body: bytes
 
 
 class Listener(Protocol):
-    """Who gets the frames of one request; called on the loop, must not block."""
+    """Receiver of the frames of one request; called on the loop, must not block."""
 
     def on_frame(self, kind: str, header: dict[str, Any], body: bytes) -> None:
-        """Take one checked frame; raise `FrameError` if its content is not what it claims."""
+        """Handle one checked frame; raise `FrameError` if its content does not match its kind."""
 
     def on_lost(self, error: ChannelLost) -> None:
-        """Learn that no further frame will come."""
+        """Handle the end of the channel: no further frame will come."""
 
 
 class Single:

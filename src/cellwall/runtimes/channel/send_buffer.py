@@ -1,7 +1,7 @@
-"""Bytes on their way to a guest that its socket did not take yet.
+"""Send buffer: bytes for a guest that its socket did not take yet.
 
-`channel` owns one for each sandbox. Not a bound: callers with a lot to say ask for its size and
-wait. The invariant: the memory it holds is about the size it tells, also when a guest that does
+`channel` owns one for each sandbox. It sets no bound: callers that send a lot check its size and
+wait. The invariant: the memory it holds is about the size it reports, even when a guest that does
 not read makes it queue many small frames.
 """
 
@@ -14,10 +14,11 @@ _BLOCK_BYTES = 64 * 1024
 
 
 class Backlog:
-    """A queue of bytes. Small parts are gathered: an object each would cost many times them."""
+    """A queue of bytes. Small parts are joined: an object for each would cost many times their
+    size.
+    """
 
     def __init__(self) -> None:
-        """Empty."""
         self._parts: deque[memoryview] = deque()
         self._gathered = bytearray()
         self.nbytes = 0
@@ -46,7 +47,7 @@ class Backlog:
         return self._parts[0]
 
     def drop(self, count: int) -> None:
-        """Forget the first `count` bytes of `first()`: they are sent."""
+        """Drop the first `count` bytes of `first()`: they are sent."""
         self.nbytes -= count
         rest = self._parts[0][count:]
         if rest.nbytes:
@@ -55,7 +56,7 @@ class Backlog:
             self._parts.popleft()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop everything."""
         self._parts.clear()
         self._gathered = bytearray()
         self.nbytes = 0

@@ -1,9 +1,9 @@
-"""The host's end of one stream of bytes to and from the inside (design/0004).
+"""Byte streams: the engine's end of one stream to and from the sandbox (design/0004).
 
-Terminals, connections to ports and watches are made of it; it knows frames neither of one nor of
-the other, and no transport: bytes and grants go in and out by the methods below. The invariant:
-the inside can send no more than was granted, and no more is granted than is held here, so an
-unread stream costs one window and stops its producer instead of its neighbours.
+Terminals, connections to ports and watches use it; it knows neither their frames nor the transport:
+bytes and grants pass through the methods below. The invariant: the sandbox can send no more than
+was granted, and no more is granted than is held here, so an unread stream costs one window and
+stops its own producer, not other streams.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cellwall.runtimes.channel.channel import GuestChannel
 
 WINDOW_BYTES = 256 * 1024
-"""Most bytes of one stream that may wait here for their reader."""
+"""Maximum bytes of one stream that may wait here for their reader."""
 
 _STEP_BYTES = 64 * 1024
 _MOST_CREDIT_BYTES = 1 << 30
@@ -30,7 +30,7 @@ class ByteStream:
         """`slack_bytes` may come beyond what was granted, once, at the end."""
         self._channel = channel
         self.number = 0
-        """The request it belongs to, as soon as there is one."""
+        """Number of the stream's request, as soon as there is one."""
         self._buffer = bytearray()
         self._expected_bytes = WINDOW_BYTES + slack_bytes
         self._read_bytes = 0
@@ -45,7 +45,7 @@ class ByteStream:
     # -- from the guest ------------------------------------------------------------------------
 
     def feed(self, body: bytes) -> None:
-        """Take bytes the guest sent; `FrameError` if it may not send that many."""
+        """Accept bytes that the guest sent; `FrameError` if it may not send that many."""
         if not body or len(body) > self._expected_bytes:
             raise FrameError(f"stream: {len(body)} bytes where {self._expected_bytes} were granted")
         self._expected_bytes -= len(body)
@@ -54,19 +54,21 @@ class ByteStream:
             self._news.set()
 
     def credit(self, count: int) -> None:
-        """Take the guest's word that it has room for `count` bytes more."""
+        """Record that the guest has room for `count` more bytes."""
         self._credit_bytes = min(self._credit_bytes + count, _MOST_CREDIT_BYTES)
         self._room.set()
 
     def end(self, error: Exception | None = None) -> None:
-        """Note that nothing more comes; what is here can still be read. The first call counts."""
+        """Record that nothing more comes; buffered bytes can still be read. The first call
+        counts.
+        """
         if not self._has_ended:
             self._has_ended = True
             self._error = error
             self._news.set()
 
     def end_input(self) -> None:
-        """Note that nothing more is taken: writers learn it."""
+        """Record that the guest takes no more input, and wake writers."""
         self._takes_input = False
         self._room.set()
 
@@ -74,11 +76,11 @@ class ByteStream:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the guest's side has ended; there may still be something to read."""
+        """Whether the guest's side has ended; there may still be buffered bytes."""
         return self._has_ended
 
     async def read(self, most_bytes: int = _STEP_BYTES) -> bytes:
-        """Return what is there, at least one byte; `b""` at the end, or the error of the end."""
+        """Return buffered bytes, at least one; `b""` at the end, or raise the error of the end."""
         while not self._buffer and not self._has_ended:
             self._news.clear()
             await self._news.wait()
@@ -89,17 +91,17 @@ class ByteStream:
         return b""
 
     def read_nowait(self, most_bytes: int = _STEP_BYTES) -> bytes:
-        """Return what is there, possibly nothing."""
+        """Return buffered bytes, possibly none."""
         return self._take(most_bytes) if self._buffer else b""
 
     def discard(self) -> None:
-        """Forget what is there and what comes; nothing is granted any more."""
+        """Drop buffered and future bytes; nothing is granted any more."""
         self.end()
         self._buffer.clear()
         self._error = None
 
     async def write(self, data: bytes) -> bool:
-        """Send bytes as the inside takes them; False if it took only a part and ended."""
+        """Send bytes as the guest takes them; False if it ended after only a part."""
         async with self._writing:
             position = 0
             while position < len(data):
@@ -123,7 +125,7 @@ class ByteStream:
         data = bytes(self._buffer[:most_bytes])
         del self._buffer[:most_bytes]
         self._read_bytes += len(data)
-        # In large steps: an answer of one line must not cost a frame back.
+        # In large steps: reading one line must not cost a frame in return.
         if self._read_bytes >= WINDOW_BYTES // 4 and not self._has_ended:
             self._channel.send({"op": "credit", "id": self.number, "bytes": self._read_bytes})
             self._expected_bytes += self._read_bytes

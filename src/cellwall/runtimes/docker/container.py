@@ -46,9 +46,7 @@ def _seccomp() -> str:
 
 
 def shared_memory_mb(limits: Limits) -> int:
-    """Return the MiB of the work area that are /dev/shm: the sum of both file systems is the
-    limit.
-    """
+    """Return the MiB of the work area that are /dev/shm: both file systems share the limit."""
     return max(1, min(64, limits.disk_mb // 4))
 
 

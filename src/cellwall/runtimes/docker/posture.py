@@ -1,5 +1,4 @@
-"""Docker posture: compare a container's confinement, as the host's kernel reports it, with the
-request.
+"""Docker posture: compare a container's confinement in the host's kernel with the request.
 
 Neither the sandboxed code nor the Docker engine is trusted: the engine may have ignored a field
 that it does not know. On a difference the sandbox does not start. Where a kernel of its own runs

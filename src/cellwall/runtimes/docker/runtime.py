@@ -98,9 +98,7 @@ class DockerRuntime:
 
     @cached_property
     def _layout(self) -> hierarchies.Layout:
-        """Cgroup hierarchies of this host, all of them: the daemon writes, this process only
-        reads.
-        """
+        """All cgroup hierarchies of this host: the daemon writes, this process only reads."""
         seen = hierarchies.View.of_this_process()
         view = hierarchies.View(seen.mountinfo, seen.own, writable=lambda _path: True)
         return hierarchies.discover(view)
