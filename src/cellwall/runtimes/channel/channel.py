@@ -1,5 +1,4 @@
-"""Guest channel: the engine's end (design/0002), with framing, request ids and dispatch to
-listeners.
+"""Guest channel: the engine's end (design/0002); framing, request ids, dispatch to listeners.
 
 It does not interpret what arrives (`engine`) and is no transport: a runtime passes it a connected
 stream socket. Everything it reads was written by hostile code, so each frame is checked (`frames`)

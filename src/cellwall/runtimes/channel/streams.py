@@ -59,9 +59,7 @@ class ByteStream:
         self._room.set()
 
     def end(self, error: Exception | None = None) -> None:
-        """Record that nothing more comes; buffered bytes can still be read. The first call
-        counts.
-        """
+        """Record the end of the stream; buffered bytes can still be read. The first call counts."""
         if not self._has_ended:
             self._has_ended = True
             self._error = error

@@ -1,1 +1,3 @@
-"""Runtime `process`: a child process and no wall, for trusted code; `boot` runs in the child."""
+"""Runtime `process`: a child process without isolation, for trusted code; `boot` runs in the
+child.
+"""

@@ -1,10 +1,10 @@
-"""What a sandbox of the `process` runtime starts as: the guardian, and init as its child.
+"""Boot: the first process of a `process` sandbox, the guardian, with init as its child.
 
 Runs in the template's interpreter out of a guest bundle, stdlib only, Python 3.8 and later; the
-host imports only `descendants` from here. It confines nothing. It sets resource limits, becomes
-the subreaper of all that follows and holds the end of a leash: when the host lets go, in
-whatever way it ends, the guardian kills every descendant until none is left. The invariant: the
-guardian ends last, so its end means that the sandbox is gone.
+host imports only `descendants` from here. It confines nothing. It sets resource limits, becomes the
+subreaper of all later processes and holds the read end of a leash, a pipe: when the host closes it,
+in whatever way the host ends, the guardian kills every descendant until none is left. The
+invariant: the guardian ends last, so its end means that the sandbox is gone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _children(pid: int) -> list[int]:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as stream:
                 children += [int(word) for word in stream.read().split()]
-    except OSError:  # it ended meanwhile
+    except OSError:  # the process ended meanwhile
         pass
     return children
 
@@ -62,7 +62,7 @@ def _limit(limits: dict[str, int]) -> None:
 
 
 def _signal(pid: int, number: int, known: set[int]) -> None:
-    """Signal `pid` if it still is the process we listed: its parent must be one of ours."""
+    """Signal `pid` if it still is the listed process: its parent must be in `known`."""
     try:
         handle = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else -1
     except OSError:
@@ -92,10 +92,10 @@ def _reap() -> None:
 
 
 def end_tree(root: int) -> None:
-    """Kill every descendant of `root`, a subreaper and our own process, until none is left.
+    """Kill every descendant of `root`, a subreaper and this process, until none is left.
 
-    Stopped first, killed second: a stopped process forks no more, so that even a fork bomb is
-    finite. What was forked between listing and stopping is found in the next round.
+    They are stopped first and killed second: a stopped process forks no more, so even a fork bomb
+    ends. A process forked between listing and stopping is found in the next round.
     """
     while True:
         pids = descendants(root)
@@ -109,7 +109,7 @@ def end_tree(root: int) -> None:
 
 
 def _guard(child: int, leash: int) -> None:
-    """Wait for the leash or for init's end, then leave nothing behind."""
+    """Wait for the leash or for init's end, then end the whole tree."""
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
@@ -129,7 +129,7 @@ def main() -> None:
     os.dup2(null, 0)
     os.close(null)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # a Ctrl-C at the embedder's terminal is not ours
+        signal.signal(number, signal.SIG_IGN)  # a Ctrl-C at the embedder's terminal must not end it
     os.setsid()
     os.umask(0o022)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)

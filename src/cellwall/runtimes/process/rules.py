@@ -1,8 +1,8 @@
-"""What the `process` runtime lets a request name: interpreters, directories, files.
+"""Path rules: what a request to the `process` runtime may name; interpreters, directories, files.
 
-An allow-list against mistakes, not a wall: the code that runs can open whatever our user can.
-Every path is resolved first, links and `..` included, and compared afterwards; comparing the
-text as it came is how such lists are usually walked around.
+An allow-list against mistakes, not a boundary: the code that runs can open whatever its user can.
+Every path is resolved first, links and `..` included, and compared afterwards; a comparison of the
+given text is the usual way around such lists.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PathRules:
         )
 
     def check_request(self, op: str, fields: Mapping[str, Any]) -> None:
-        """Raise `UsageError` when a guest request names what is not allowed."""
+        """Raise `UsageError` when a guest request names a program or path that is not allowed."""
         if op == "start":
             self.check_program(str(fields["argv"][0]), fields.get("cwd"))
         elif op.startswith(_FILE_OPS):
@@ -58,7 +58,7 @@ class PathRules:
         else:
             found = shutil.which(program, path=self.search_path)
             if found is None:
-                return  # the guest says "not found", as for any other name
+                return  # the guest reports "not found", as for any other name
             real = os.path.realpath(found)
         if real not in self.interpreters and not self._is_within(real):
             raise UsageError(

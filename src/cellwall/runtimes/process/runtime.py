@@ -1,9 +1,9 @@
-"""Runtime `process`: no isolation, for trusted code on a developer's machine.
+"""Process runtime: no isolation, for trusted code on a developer's machine.
 
 A clean environment, a fresh directory, resource limits, an allow-list of interpreters and a
-watchdog; code can still read and do whatever our user can. The engine refuses it unless the
-operator switched it on. The invariant: it never claims more than that: level `process`, no
-posture digest, and every limit that only the watchdog holds is called `soft`.
+watchdog; code can still read and do whatever its user can. The engine refuses it unless the
+operator switched it on. The invariant: it never claims more than that: level `process`, no posture
+digest, and every limit that only the watchdog holds is called `soft`.
 """
 
 from __future__ import annotations
@@ -49,13 +49,12 @@ _READY_S = 30.0
 
 
 class ProcessRuntime:
-    """Starts sandboxes as plain process trees."""
+    """Runtime that starts sandboxes as plain process trees."""
 
     name = "process"
     level = IsolationLevel.PROCESS
 
     def __init__(self, state_dir: Path) -> None:
-        """Touch nothing yet."""
         self._state_dir = state_dir
         self._home = state_dir / "process"
         self._owner: tuple[str, int] | None = None
@@ -64,7 +63,7 @@ class ProcessRuntime:
         self._failed = 0
 
     async def probe(self) -> list[Finding]:
-        """Say whether /proc shows children and the kernel has pidfds."""
+        """Report whether /proc lists child processes."""
         pid = os.getpid()
         if not os.access(f"/proc/{pid}/task/{pid}/children", os.R_OK):
             return [
@@ -135,7 +134,7 @@ class ProcessRuntime:
         return [spec.template.python, "-I", "-S", str(bundle)]
 
     def _owner_directory(self) -> Path:
-        """Return this process's directory, whose lock tells sweepers that we live."""
+        """Return this process's directory, whose lock shows sweepers that the process lives."""
         if self._owner is None:
             path = self._home / new_id()
             path.mkdir(mode=0o700, parents=True)
@@ -145,7 +144,7 @@ class ProcessRuntime:
         return Path(self._owner[0])
 
     def statistics(self) -> RuntimeStatistics:
-        """Return counts."""
+        """Return the runtime's counts."""
         return RuntimeStatistics(len(self._live), self._started, self._failed)
 
     async def sweep(self) -> SweepReport:
@@ -160,7 +159,7 @@ class ProcessRuntime:
             try:
                 descriptor = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
             except FileNotFoundError:
-                # Being made right now, or half removed: only the second one is old.
+                # Being made right now, or half removed: only the second kind is old.
                 if time.time() - path.stat().st_mtime < 60:
                     continue
                 descriptor = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
@@ -177,7 +176,7 @@ class ProcessRuntime:
         return SweepReport({"directories": removed} if removed else {}, tuple(kept))
 
     async def aclose(self) -> None:
-        """Destroy every sandbox and our directory; idempotent."""
+        """Destroy every sandbox and this process's directory; idempotent."""
         await asyncio.gather(*(sandbox.aclose() for sandbox in list(self._live)))
         if self._owner is not None:
             path, descriptor = self._owner
@@ -243,7 +242,7 @@ def _launch(
             "preload": [],
         },
     }
-    with contextlib.suppress(BrokenPipeError):  # it ended at once; wait_ready tells
+    with contextlib.suppress(BrokenPipeError):  # the child ended at once; wait_ready reports it
         assert child.stdin is not None  # noqa: S101 - stdin=PIPE above
         with child.stdin:
             child.stdin.write(json.dumps(configuration).encode())

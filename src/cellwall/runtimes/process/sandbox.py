@@ -1,9 +1,9 @@
-"""One live sandbox of the `process` runtime, and the watchdog over its process tree.
+"""Process sandbox: one live sandbox of the `process` runtime, with a watchdog over its processes.
 
-Made by `runtime`, used by the engine through `runtimes.base`. What the kernel does not hold here
-(memory of a tree, processes, disk) the watchdog sums and, above the limit, kills for. The
-invariant: counters only rise, and a breach is recorded before the kill, so that the verdict finds
-its evidence.
+Made by `runtime`, used by the engine through `runtimes.base`. For limits that the kernel does not
+hold here (memory of a tree, processes, disk) the watchdog sums up the use and kills above the
+limit. The invariant: counters only rise, and a breach is recorded before the kill, so that the
+verdict finds its evidence.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _TICK_S = 0.05
 _IDLE_TICK_S = 1.0
 _DISK_EVERY_S = 0.5
 _OUR_PROCESSES = 3
-"""Guardian, init and the warm context: `limits.processes` counts the others and the context."""
+"""Number of own processes: guardian, init and the warm context. `limits.processes` counts the
+others and the context."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _HARDNESS = {
@@ -55,11 +56,11 @@ _HARDNESS = {
 
 
 def _nothing() -> None:
-    """A refusal is counted when it is seen."""
+    """Do nothing: a refusal is counted when it is detected."""
 
 
 class GuardedChannel(GuestChannel):
-    """A channel that lets only requests through that the path rules allow."""
+    """A channel that passes only requests that the path rules allow."""
 
     rules: PathRules
     on_work: Callable[[], None]
@@ -83,7 +84,7 @@ def _process_use(pid: int) -> tuple[float, int, int]:
     try:
         with open(f"/proc/{pid}/stat", "rb") as stream:
             words = stream.read().rpartition(b")")[2].split()
-        # Where the first thread has ended, others have the memory.
+        # After the first thread has ended, only other threads show the memory.
         threads = [str(pid)] if words[17] == b"1" else os.listdir(f"/proc/{pid}/task")
         pages = max(_private_pages(pid, thread) for thread in threads)
     except OSError:
@@ -93,12 +94,12 @@ def _process_use(pid: int) -> tuple[float, int, int]:
 
 
 def _private_pages(pid: int, thread: str) -> int:
-    """Resident pages that belong to no file and are not shared memory (proc_pid_statm(5))."""
+    """Return the resident pages of no file and no shared memory (proc_pid_statm(5))."""
     try:
         with open(f"/proc/{pid}/task/{thread}/statm", "rb") as stream:
             words = stream.read().split()
     except FileNotFoundError:
-        return 0  # it has ended
+        return 0  # the thread has ended
     return int(words[1]) - int(words[2])
 
 
@@ -115,12 +116,12 @@ def _tree_size(path: str, most_files: int) -> tuple[int, int]:
                     else:
                         total += entry.stat(follow_symlinks=False).st_blocks * 512
         except OSError:
-            continue  # removed meanwhile, or made unreadable: counted as nothing
+            continue  # removed meanwhile, or made unreadable: not counted
     return total, files
 
 
 class ProcessSandbox:
-    """A live sandbox: guardian, init and what they started."""
+    """A live sandbox: guardian, init and their descendants."""
 
     def __init__(
         self, spec: SandboxSpec, directory: str, child: subprocess.Popen[bytes], leash_w: int
@@ -148,16 +149,16 @@ class ProcessSandbox:
 
     @property
     def isolation(self) -> Isolation:
-        """Level `process`, and which limits are soft."""
+        """Isolation level `process`, with the limits that are soft."""
         return Isolation("process", IsolationLevel.PROCESS, "", dict(_HARDNESS))
 
     @property
     def posture(self) -> Mapping[str, Any]:
-        """Nothing is confined, so there is nothing to read back."""
+        """Empty: nothing is confined, so there are no facts to read back."""
         return {}
 
     def fits(self, spec: SandboxSpec) -> bool:
-        """Every limit here can be changed from outside; the rest must be the same."""
+        """Report whether all but the limits is equal: every limit here can change from outside."""
         mine = replace(
             self._spec, sandbox_id=spec.sandbox_id, limits=spec.limits, is_awaited=spec.is_awaited
         )
@@ -183,7 +184,7 @@ class ProcessSandbox:
     # -- watching --------------------------------------------------------------------------
 
     def on_work(self) -> None:
-        """Watch closely from now on: there is something to watch."""
+        """Watch at the shortest interval from now on, because work begins."""
         self._pause_s = _TICK_S
         if self._tick is not None:
             self._tick.cancel()
@@ -191,11 +192,11 @@ class ProcessSandbox:
 
     @property
     def fresh(self) -> KernelReadings:
-        """What starting the interpreter used."""
+        """Counters after the start of the interpreter."""
         return self.readings()
 
     def readings(self) -> KernelReadings:
-        """Sum the tree's counters out of /proc; never lower than before."""
+        """Return the sums of the tree's counters in /proc; never lower than before."""
         pids = descendants(self._child.pid)
         uses = [_process_use(pid) for pid in pids]
         cpu_s, memory, threads = (
@@ -227,7 +228,8 @@ class ProcessSandbox:
             self._hogs.over(self.channel, max(excess, self._limits.memory_bytes // 4))
             self._look_again(is_busy=True)
         elif threads > self._limits.processes + _OUR_PROCESSES:
-            self._count(processes_refused=1)  # before: its end is told with the answer
+            # before the request: the end is reported with the answer
+            self._count(processes_refused=1)
             self._crowds.over(self.channel, self._limits.processes // 2)
             self._look_again(is_busy=True)
         elif self._is_disk_over():
@@ -237,7 +239,7 @@ class ProcessSandbox:
 
     def _look_again(self, *, is_busy: bool) -> None:
         if self._leash_w < 0:
-            return  # it was given up just now
+            return  # the sandbox was given up just now
         self._pause_s = _TICK_S if is_busy else min(self._pause_s * 2, _IDLE_TICK_S)
         self._tick = self._loop.call_later(self._pause_s, self._watch)
 
@@ -268,13 +270,13 @@ class ProcessSandbox:
     # -- ending ----------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """Let go of the leash: the guardian kills the tree; idempotent."""
+        """Release the leash: the guardian kills the tree; idempotent."""
         if self._tick is not None:
             self._tick.cancel()
             self._tick = None
         if self._leash_w >= 0:
             with contextlib.suppress(OSError):
-                os.write(self._leash_w, b"k")  # closing alone is not enough if a fork has a copy
+                os.write(self._leash_w, b"k")  # closing alone has no effect if a fork has a copy
             os.close(self._leash_w)
             self._leash_w = -1
 
@@ -303,7 +305,7 @@ class ProcessSandbox:
         try:
             await asyncio.wait_for(self.wait_ended(), _END_S)
         except TimeoutError:
-            # The guardian is gone wrong (stopped by the program, say): do its work from here.
+            # The guardian hangs (stopped by the program, for one): do its work from here.
             await asyncio.to_thread(end_tree, self._child.pid)
             self._child.kill()
             await self.wait_ended()
@@ -327,16 +329,16 @@ def check_cpus(limits: Limits) -> None:
 
 
 def choose_cpus(limits: Limits) -> set[int]:
-    """Return as many of our CPUs as the limit says."""
+    """Return as many of this process's CPUs as the limit says."""
     ours = sorted(os.sched_getaffinity(0))
     count = min(len(ours), max(1, int(limits.cpus)))
-    first = time.monotonic_ns() // 1000 % len(ours)  # spread over the machine, nothing to keep
+    first = time.monotonic_ns() // 1000 % len(ours)  # spread over the machine without keeping state
     return {ours[(first + i) % len(ours)] for i in range(count)}
 
 
 def rlimits(limits: Limits) -> dict[str, int]:
     """Return the soft resource limits by name."""
-    # Twice the limit: the watchdog decides at the limit, this only stops what outruns it.
+    # Twice the limit: the watchdog decides at the limit, this only stops faster growth.
     return {
         "RLIMIT_DATA": 2 * limits.memory_bytes + (256 << 20),
         "RLIMIT_FSIZE": limits.file_mb << 20,

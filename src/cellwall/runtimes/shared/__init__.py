@@ -1,1 +1,1 @@
-"""What more than one runtime needs; runs in the engine process."""
+"""Code that more than one runtime uses; runs in the engine process."""

@@ -1,7 +1,7 @@
-"""Which of the machine's CPUs sandboxes run on.
+"""CPU placement: the choice of the machine's CPUs that a sandbox runs on.
 
-Not a limit (cgroups hold the share of CPU time): a choice, so that the inside sees as many as its
-quota has and sandboxes spread over all of them.
+It is not a limit (cgroups hold the share of CPU time): a sandbox sees as many CPUs as its quota
+has, and sandboxes spread over all of them.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ _current_cpu = ctypes.CDLL(None).sched_getcpu
 
 
 class Cpus:
-    """Which CPUs sandboxes are pinned to, so that they spread over all of them."""
+    """CPUs to which sandboxes are pinned, with their load."""
 
     def __init__(self) -> None:
-        """Nothing is pinned yet."""
         self._load: Counter[int] = Counter()
 
     def take(self, count: int, near: int = -1) -> frozenset[int]:
-        """The `count` least used CPUs; empty when that is all of them.
+        """Return the `count` least used CPUs; empty if that would be all of them.
 
-        One that has a single sandbox more than the others still counts as least used if it is
-        `near`: what runs there need not move, and finds its caches.
+        The CPU `near`, the caller's, still counts as least used with one sandbox more than the
+        others: a process there need not move, and finds its caches.
         """
         allowed = sorted(os.sched_getaffinity(0))
         if count >= len(allowed):
@@ -36,13 +35,13 @@ class Cpus:
         return frozenset(chosen)
 
     def others(self, taken: frozenset[int]) -> frozenset[int]:
-        """As many others as `taken` has; empty if there are not as many."""
+        """Return as many other CPUs as `taken` has; empty if there are fewer."""
         rest = sorted(os.sched_getaffinity(0) - taken, key=lambda cpu: self._load[cpu])
         return frozenset(rest[: len(taken)]) if len(rest) >= len(taken) else frozenset()
 
     @staticmethod
     def elsewhere() -> frozenset[int]:
-        """Every CPU but the one that this thread is on now; empty if there is no other."""
+        """Return every CPU but this thread's current one; empty if there is no other."""
         return frozenset(os.sched_getaffinity(0) - {_current_cpu()})
 
     def give_back(self, cpus: frozenset[int]) -> None:

@@ -1,6 +1,7 @@
-"""The environment variables of a sandbox's inside, the same for every runtime that has a root.
+"""Environment: the variables inside a sandbox, the same for every runtime with a root of its own.
 
-Not what a caller adds (`SandboxSpec.env`). Made from nothing: no variable of the host's arrives.
+A caller's additions (`SandboxSpec.env`) are not part of it. It is made from nothing: no variable of
+the host is passed on.
 """
 
 from __future__ import annotations
@@ -17,22 +18,23 @@ INTERPRETER = f"{plan.TEMPLATE_ROOT}/bin/python"
 
 
 _NOWHERE = "https://no-network-in-this-sandbox.put-packages-into-a-template.invalid/"
-"""The sentence stands where both pip and npm say what they could not reach."""
+"""Address with a sentence that pip and npm print when they cannot reach it."""
 
 _WITHOUT_NETWORK = {
     "PIP_INDEX_URL": _NOWHERE,
     "PIP_RETRIES": "0",
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-    # Else the system's pip advises to break it, which here can neither be done nor do harm.
+    # Otherwise the system's pip suggests this option, which has no effect and no risk here.
     "PIP_BREAK_SYSTEM_PACKAGES": "1",
     "npm_config_registry": _NOWHERE,
     "npm_config_fetch_retries": "0",
     "npm_config_audit": "false",
     "npm_config_update_notifier": "false",
 }
-"""Package managers fail at once, not after a minute of retries, for each runtime without network.
+"""Variables with which package managers fail at once, not after a minute of retries.
 
-A template's own variables win, and so do a caller's: there may be an index inside.
+For every runtime, because none has a network. A template's and a caller's own variables take
+precedence: there may be an index inside.
 """
 
 

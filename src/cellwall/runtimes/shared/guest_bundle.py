@@ -1,9 +1,9 @@
-"""The code that runs inside, as one content-addressed zip file.
+"""Guest bundle: the code that runs inside, as one content-addressed zip file.
 
-Runtimes call `build_bundle` and start a template's interpreter on the result: the inside never
-sees our installation, and an upgrade of it never changes a running sandbox. Not a general
-packager: it takes packages and modules of ours by name. The file's name is the digest of what is
-in it, so a bundle once written is never written again.
+Runtimes call `build_bundle` and start a template's interpreter on the result: the sandbox never
+sees cellwall's installation, and an upgrade never changes a running sandbox. It is not a general
+packager: it includes cellwall's own packages and modules by name. The file's name is the digest of
+its content, so a bundle is never overwritten.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def build_bundle(state_dir: Path, contents: Iterable[str], entry: str) -> Path:
     """Write (once) the bundle with the packages or modules `contents`; return its path.
 
     `entry` is `module:function`, called without arguments when an interpreter is started on the
-    file. Compiled code of this interpreter's version goes in beside the source: a template with
-    another version falls back to the source.
+    file. Compiled code of this interpreter's version is added beside the source: a template with
+    another version uses the source.
     """
     files = _collect(contents)
     module, _, function = entry.partition(":")
@@ -63,7 +63,7 @@ def _collect(contents: Iterable[str]) -> dict[str, bytes]:
         for parent in Path(name).parents:
             if parent != Path():
                 files.setdefault(f"{parent}/__init__.py", _PACKAGE_MARK)
-    # Our own front page would drag in what is not in the bundle.
+    # cellwall's own __init__ would import modules that the bundle lacks.
     files["cellwall/__init__.py"] = _PACKAGE_MARK
     return files
 
@@ -76,7 +76,7 @@ def _digest(files: dict[str, bytes]) -> str:
 
 
 def _compiled(name: str, source: bytes) -> bytes:
-    """Return a PEP 552 .pyc that is never compared with its source: all our times are 1980."""
+    """Return a PEP 552 .pyc that is never compared with its source: all times are 1980."""
     code = compile(source, name, "exec", dont_inherit=True)
     hash_based_unchecked = (1).to_bytes(4, "little")
     return b"".join(

@@ -1,8 +1,8 @@
-"""Removes a directory tree that untrusted code has written.
+"""Removal of a directory tree that untrusted code has written.
 
-For the host's side, after every process that could write there has ended. Everything goes through
-descriptors of directories opened without following links, and no recursion: a subdirectory is
-first moved up beside the tree's root, so depth costs neither stack nor descriptors.
+Called on the host, after every process that could write there has ended. It uses descriptors of
+directories opened without following links, and no recursion: a subdirectory is first moved up
+beside the tree's root, so depth costs neither stack nor descriptors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(path: str) -> None:
-    """Remove the directory `path` and all below it; nothing happens if it is not there."""
+    """Remove the directory `path` and everything below it; an absent one is fine."""
     try:
         root = os.open(path, _FLAGS)
     except FileNotFoundError:
@@ -38,7 +38,9 @@ def remove_tree(path: str) -> None:
 
 
 def _empty(directory: int, root: int, serial: int) -> list[str]:
-    """Unlink what is no directory; move directories to `root`; return their names there."""
+    """Unlink entries other than directories; move directories to `root`; return their names
+    there.
+    """
     moved: list[str] = []
     for name in os.listdir(directory):
         mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode

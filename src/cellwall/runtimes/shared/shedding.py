@@ -1,9 +1,9 @@
-"""Has the guest end what broke a limit that no kernel of the host's holds for parts of a sandbox.
+"""Shedding: have the guest end the processes that broke a limit no host kernel holds for them.
 
 For runtimes whose host sees a sandbox as a whole: gVisor (one process to the host's kernel) and
-`process` (no cgroup). The host sees that there is too much, by its own kernel's figures; only the
-guest can tell whose it is. The invariant: a kill is counted before its victim's end is told, and
-where the guest does not help in time, its sandbox is ended.
+`process` (no cgroup). The host detects the excess by its own kernel's figures; only the guest can
+tell which processes caused it. The invariant: a kill is counted before its victim's end is
+reported, and if the guest does not help in time, its sandbox is ended.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 ROOM_MB = 128
-"""More than the limit of a session in gVisor: to end what broke it before all of it ends."""
+"""MiB beyond the limit of a session in gVisor: room to end the culprit before the whole sandbox
+ends."""
 _PATIENCE_S = 2.0
-"""For the guest to answer; a host that is short of CPU has others to wait for, too."""
+"""Seconds for the guest to answer; on a host short of CPU it may have to wait."""
 _SETTLE_S = 0.5
-"""For memory and places of what was ended to be given back."""
+"""Seconds for memory and process slots of ended processes to be released."""
 _MOST_S = 0.2
 _LEAST_S = 0.01
 _NEAR_BYTES = ROOM_MB * _MIB // 4
-"""How far above the limit the next look comes at the latest, whatever grows there."""
+"""Bytes above the limit at which the next look comes at the latest, whatever grows there."""
 _GROWTH = 2048 * _MIB
 """Bytes in a second that a program may fill."""
 
 
 class Shedding:
-    """Of one sandbox and one kind of limit."""
+    """Shedding for one sandbox and one kind of limit."""
 
     def __init__(
         self, op: str, on_ended: Callable[[], None], on_hopeless: Callable[[], None]
     ) -> None:
-        """`on_ended` is called before a family ends; `on_hopeless` where none can be ended."""
+        """`on_ended` is called before a family ends; `on_hopeless` if none can be ended."""
         self._op = op
         self._on_ended = on_ended
         self._on_hopeless = on_hopeless
@@ -47,7 +48,7 @@ class Shedding:
         self._answer: asyncio.Future[Reply] | None = None
 
     def over(self, channel: GuestChannel, least: int) -> None:
-        """Have the family with the most ended, if it has `least`: there is too much now."""
+        """Have the largest family ended if it has at least `least`: the limit is exceeded now."""
         loop = asyncio.get_running_loop()
         if self._answer is not None:
             if loop.time() - self._asked_s > _PATIENCE_S:
@@ -67,7 +68,7 @@ class Shedding:
         self._answer = None
         self._asked_s = asyncio.get_running_loop().time()
         if answer.cancelled() or isinstance(answer.exception(), ChannelLost):
-            return  # it has ended as a whole
+            return  # the whole sandbox has ended
         if answer.exception() is None and answer.result().header.get("found"):
             self._on_ended()
         else:
@@ -75,7 +76,7 @@ class Shedding:
 
 
 class MemoryWatch:
-    """Looks at the memory of a sandbox with a kernel of its own, more often near its limit."""
+    """Watch on the memory of a sandbox with a kernel of its own, more frequent near the limit."""
 
     def __init__(
         self,
@@ -85,9 +86,9 @@ class MemoryWatch:
         limit_bytes: int,
         on_hopeless: Callable[[], None],
     ) -> None:
-        """Above the limit a family ends; at `ROOM_MB` more the host's kernel ends them all.
+        """Above the limit a family is ended; at `ROOM_MB` more the host's kernel ends all.
 
-        `own_bytes` of what `groups` count are an allowance for the inside's kernel.
+        `own_bytes` of what `groups` count are an allowance for the sandbox's kernel.
         """
         self._channel = channel
         self._groups = groups
@@ -95,7 +96,7 @@ class MemoryWatch:
         self._limit_bytes = limit_bytes
         self._shedding = Shedding("shed", self._count, on_hopeless)
         self.kills = 0
-        """Families that were ended."""
+        """Number of families that were ended."""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = self._loop.call_later(_MOST_S, self._look)
 
@@ -108,7 +109,7 @@ class MemoryWatch:
             return
         now = self._used_bytes()
         if now > self._limit_bytes:
-            # What has less than a quarter is not what fills it: files are, for one.
+            # A family with less than a quarter is not the cause: files may be, for one.
             least = max(now - self._limit_bytes, self._limit_bytes // 4)
             self._shedding.over(self._channel, least)
         left = self._limit_bytes + _NEAR_BYTES - now
@@ -116,12 +117,12 @@ class MemoryWatch:
         self._timer = self._loop.call_later(pause_s, self._look)
 
     def _used_bytes(self) -> int:
-        """What programs use; the host's cache of files is looked up above the limit only."""
+        """Return the programs' bytes; the host's file cache is read above the limit only."""
         now = self._groups.memory()[0] - self._own_bytes
         return now - self._groups.cached_bytes() if now > self._limit_bytes else now
 
     def stop(self) -> None:
-        """Look no more; idempotent."""
+        """Stop watching; idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

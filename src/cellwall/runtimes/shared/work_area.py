@@ -1,4 +1,4 @@
-"""What a sandbox's work area holds, seen through a descriptor from before caller code existed."""
+"""Work area: the fill level of a sandbox's files, read through a descriptor opened beforehand."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 
 
 def used(work_fd: int) -> tuple[bool, int]:
-    """Return whether a work area is full, and how many bytes are used of it; -1 has none.
+    """Return whether a work area is full, and its used bytes; -1 stands for no work area.
 
-    SECURITY: no path is resolved here, for caller code can change what is below.
+    SECURITY: no path is resolved here, because caller code can change everything below it.
     """
     if work_fd < 0:
         return False, 0
