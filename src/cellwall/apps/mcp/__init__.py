@@ -1,7 +1,7 @@
-"""The Model Context Protocol: what a model can do with sandboxes, as tools of its client.
+"""Model Context Protocol: what a model can do with sandboxes, as tools of its client.
 
-`tools` is what the tools do, over the library's own nouns (`library`); `catalog` says which there
-are, `arguments` what they take, `answers` what comes back, `resources` is files by address;
-`protocol` puts that behind the official SDK. Two doors: `stdio`, an embedded engine for one client
-(`cellwall mcp`), and `http`, `/mcp` of a server. A surface like the command line.
+`tools` implements the tools on the library's own objects (`library`); `catalog` lists them,
+`arguments` has their input, `answers` their output, `resources` the files by address; `protocol`
+connects that to the official SDK. There are two interfaces: `stdio`, an embedded engine for one
+client (`cellwall mcp`), and `http`, `/mcp` of a server.
 """

@@ -1,9 +1,9 @@
-"""A tool call from its JSON to its JSON, without the many steps of the SDK in between.
+"""Direct calls: a tool call from its JSON to its JSON, without the SDK's many steps in between.
 
-Both doors (`stdio`, `http`) ask here first; whatever is not a plain `tools/call` of a client that
-the SDK has served one before goes to the SDK, which is the judge of handshakes, versions, progress
-and everything unusual. Not what tools do (`tools`). The invariant: what a client is answered here
-is, but for the order of keys, what the SDK would have answered.
+Both interfaces (`stdio`, `http`) call this first; everything but a plain `tools/call` of a client
+that the SDK has served before goes to the SDK, which decides on handshakes, versions, progress and
+everything unusual. `tools` implements the tools. The invariant: apart from the order of keys, an
+answer is what the SDK would have answered.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("cellwall.mcp")
 CANCELLED = -32800
-"""Code of the answer to a request that its client cancelled, where there must be one."""
+"""Code of the answer to a request that its client cancelled, where an answer is required."""
 _METHOD = "tools/call"
 _KEYS = frozenset({"jsonrpc", "id", "method", "params"})
 _PARAMS = frozenset({"name", "arguments", "_meta"})
@@ -32,11 +32,14 @@ _PARAMS = frozenset({"name", "arguments", "_meta"})
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """How a client speaks: known once the SDK has let a tool call of it through."""
+    """Protocol version and metadata of a client, known once the SDK has accepted a tool call of
+    it.
+    """
 
     version: str
     meta: Mapping[str, Any]
-    """What its calls carry beside their parameters; the newest versions say there who they are."""
+    """Metadata that its calls carry beside their parameters; the newest versions identify the
+    client there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +52,13 @@ class Asked:
 
 
 def spoken(version: str, params: Mapping[str, Any] | None) -> Spoken:
-    """Return how a client speaks, from a call that the SDK let through."""
+    """Return a client's version and metadata, from a call that the SDK accepted."""
     meta = (params or {}).get("_meta") or {}
     return Spoken(version, {key: each for key, each in meta.items() if key != "progressToken"})
 
 
 def decoded(data: bytes) -> Any:  # noqa: ANN401 - JSON
-    """Return a message, by the parser that the SDK uses; None if it is none."""
+    """Return a message, parsed by the SDK's parser; None if it is not JSON."""
     try:
         return from_json(data)
     except ValueError:
@@ -63,7 +66,7 @@ def decoded(data: bytes) -> Any:  # noqa: ANN401 - JSON
 
 
 def plain_call(message: Any, known: Spoken | None) -> Asked | None:  # noqa: ANN401 - JSON
-    """Return the tool call that a message is; None if the SDK is to look at it."""
+    """Return the tool call in a message; None if the SDK has to handle the message."""
     if known is None or not isinstance(message, dict) or message.keys() != _KEYS:
         return None
     request_id, params = message["id"], message["params"]
@@ -90,7 +93,7 @@ def cancelled(message: Any) -> int | str | None:  # noqa: ANN401 - JSON
 def answer(
     request_id: int | str, result: CallToolResult, known: Spoken, server_info: Mapping[str, Any]
 ) -> bytes:
-    """Return the message that answers a call, as JSON without a line's end."""
+    """Return the message that answers a call, as JSON without a line end."""
     try:
         return _answer(request_id, result, known, server_info)
     except ValueError:
@@ -109,10 +112,11 @@ def _answer(
 
 
 def parse_error(line: bytes) -> bytes | None:
-    """Return the message that answers a line that is not JSON; None if it is, or if it is empty.
+    """Return the answer to a line that is not JSON; None if it is JSON or empty.
 
-    As the SDK does, it takes bytes that are no UTF-8 for signs. The request's id is in the answer
-    if a more lenient parser finds one: on a pipe, nothing else tells a client what was refused.
+    Like the SDK, it reads bytes that are not UTF-8 as replacement characters. The request's id is
+    in the answer if a more lenient parser finds one: on a pipe, nothing else tells a client which
+    request was refused.
     """
     text = line.decode(errors="replace")
     try:
@@ -136,6 +140,6 @@ def _id_in(text: str) -> int | str | None:
 
 
 def refusal(request_id: int | str | None, code: int, message: str) -> bytes:
-    """Return the message that says that a call has no result."""
+    """Return the message that reports a call without a result."""
     error = {"code": code, "message": message}
     return to_json({"jsonrpc": "2.0", "id": request_id, "error": error})

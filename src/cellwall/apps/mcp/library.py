@@ -1,6 +1,6 @@
-"""What the tools need of the library, whoever does the work: an engine here, or a server.
+"""Library: the interface that the tools need, implemented by an engine here or by a server.
 
-Not a third library: a protocol that both have, but for the names of two calls.
+It is not a third library but a protocol that both offer, apart from the names of two calls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Library(Protocol):
-    """Runs programs and makes sandboxes."""
+    """Runs programs and creates sandboxes."""
 
     async def run(
         self, code: str, on_event: OnEvent | None, options: Mapping[str, Any]
@@ -34,23 +34,24 @@ class Library(Protocol):
         """Return a live sandbox."""
 
     async def refresh(self, sandbox: AnySandbox) -> None:
-        """Learn whether a sandbox, one that `create_sandbox` returned, still lives."""
+        """Update the state of a sandbox that `create_sandbox` returned: it may have ended."""
 
     async def content(self, sandbox: AnySandbox, path: str, most_bytes: int) -> bytes:
-        """Return a file's bytes; `FileError` if there are more, whatever its size was said to be.
+        """Return a file's bytes; `FileError` if there are more than `most_bytes`.
 
-        `sandbox` is one that `create_sandbox` returned.
+        The announced size of the file is not trusted. `sandbox` is one that `create_sandbox`
+        returned.
         """
 
     async def aclose(self) -> None:
-        """Let go of what one client used; its sandboxes are closed by then."""
+        """Release the resources of one client; its sandboxes are closed by then."""
 
 
 class Embedded:
     """The engine of this process."""
 
     def __init__(self, engine: Engine) -> None:
-        """The engine is its owner's to close."""
+        """Use `engine`, which its owner closes."""
         self._engine = engine
 
     async def run(
@@ -64,7 +65,7 @@ class Embedded:
         return await self._engine.create_sandbox(**options)
 
     async def refresh(self, sandbox: AnySandbox) -> None:
-        """There is nothing to ask: it is one of this process."""
+        """Do nothing: the sandbox is in this process and its state is current."""
 
     async def content(self, sandbox: AnySandbox, path: str, most_bytes: int) -> bytes:
         """Return a file's bytes."""
@@ -81,14 +82,14 @@ class Embedded:
             raise file_error(refusal, f"read {path!r}") from None
 
     async def aclose(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there are no resources to release."""
 
 
 class OnServer:
     """A server, with one caller's key."""
 
     def __init__(self, client: AsyncClient) -> None:
-        """The client is ours to close."""
+        """Own `client` and close it at the end."""
         self._client = client
 
     async def run(
@@ -102,7 +103,7 @@ class OnServer:
         return await self._client.create_sandbox(**options)
 
     async def refresh(self, sandbox: AnySandbox) -> None:
-        """Ask the server."""
+        """Read the sandbox's state from the server."""
         await cast("ServersSandbox", sandbox).refresh()
 
     async def content(self, sandbox: AnySandbox, path: str, most_bytes: int) -> bytes:
@@ -118,5 +119,5 @@ class OnServer:
         return bytes(found)
 
     async def aclose(self) -> None:
-        """Let go of its connections."""
+        """Close the client's connections."""
         await self._client.aclose()

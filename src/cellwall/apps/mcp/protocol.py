@@ -1,7 +1,9 @@
-"""The tools behind the official SDK: one protocol server over whatever session a request has.
+"""Protocol: the tools behind the official SDK, one protocol server for the sessions of all
+requests.
 
-Not a transport (`stdio`, `http`) and not what tools do (`tools`). The invariant: a tool's failure
-is an answer that the model can read; an error of the protocol is for requests nobody could serve.
+It is no transport (`stdio`, `http`) and does not implement tools (`tools`). The invariant: a tool's
+failure is an answer that the model can read; a protocol error is only for requests that cannot be
+served.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ INSTRUCTIONS = (
 
 
 def make_server(catalog: Catalog, session_of: SessionOf) -> Server[Any]:
-    """Return a protocol server; `session_of` says whose a request is, or raises `CellwallError`."""
+    """Return a protocol server; `session_of` finds a request's session or raises
+    `CellwallError`.
+    """
 
     async def list_tools(_: Context, __: PaginatedRequestParams | None) -> ListToolsResult:
         return ListToolsResult(tools=catalog.tools())
@@ -103,7 +107,7 @@ def make_server(catalog: Catalog, session_of: SessionOf) -> Server[Any]:
         on_list_resource_templates=list_templates,
         on_read_resource=read_resource,
     )
-    server.middleware.clear()  # spans of the SDK's own; what a tool does has ours
+    server.middleware.clear()  # remove the SDK's own spans; cellwall traces a tool's work itself
     return server
 
 
@@ -117,7 +121,7 @@ def _session(session_of: SessionOf, context: Context) -> Session:
 async def called(
     session: Session, tool: str, given: dict[str, Any], report: Report | None = None
 ) -> CallToolResult:
-    """Return what a tool answers, whatever comes; to be done as work of the session."""
+    """Return the answer of a tool, also for every error; runs as work of the session."""
     try:
         work = tools.BY_NAME.get(tool)
         if work is None:
@@ -134,7 +138,7 @@ async def called(
 
 
 def _report_of(context: Context) -> Report | None:
-    """Return where progress goes, if the client asked for it."""
+    """Return the progress callback, if the client asked for progress."""
     if not context.meta or context.meta.get("progress_token") is None:
         return None
 

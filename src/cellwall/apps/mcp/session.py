@@ -1,7 +1,8 @@
-"""What belongs to one client: its sandboxes and its calls, from its first word to its last.
+"""Session: the sandboxes and calls of one client, from its first message to its last.
 
-Not the protocol. Both doors make one for each client. The invariants: a client reaches only its
-own sandboxes, and when it goes, what runs is stopped and every sandbox of it is destroyed.
+It does not know the protocol. Both interfaces make one for each client. The invariants: a client
+reaches only its own sandboxes, and when it leaves, its running work is stopped and all its
+sandboxes are destroyed.
 """
 
 from __future__ import annotations
@@ -25,40 +26,41 @@ if TYPE_CHECKING:
 _log = logging.getLogger("cellwall.mcp")
 _T = TypeVar("_T")
 MOST_SANDBOXES = 64
-"""Of one client; a model that makes one for each step is told to end some."""
+"""Maximum number of sandboxes of one client; a model that makes one for each step is told to end
+some."""
 _MOST_ENDED = 64
-"""Sandboxes that ended by themselves are remembered, so that a call can be told why."""
+"""Maximum number of ended sandboxes that are remembered, so that a call gets the reason of the
+end."""
 
 
 class UnderWay(Generic[_T]):
     """Work of a session that has begun."""
 
     def __init__(self, task: asyncio.Task[None], done: asyncio.Future[_T]) -> None:
-        """Made by `Session.begin`."""
         self._task = task
         self.done = done
-        """What it returns; cancelled when the work was, or when the session has ended."""
+        """Future of its result; cancelled when the work was, or when the session has ended."""
         self.is_given_up = False
-        """Whether its client does not want it any more."""
+        """Whether the client has cancelled it."""
 
     def cancel(self) -> None:
-        """Give it up; it is not told twice."""
+        """Cancel the work; a second call does nothing."""
         self.is_given_up = True
         _cancel_once(self._task)
 
 
 class Session:
-    """One client."""
+    """The session of one client."""
 
     def __init__(
         self, library: Library, catalog: Catalog, budget_chars: int = DEFAULT_BUDGET_CHARS
     ) -> None:
-        """`budget_chars` is what one answer may say."""
+        """`budget_chars` is the maximum size of one answer in characters."""
         self.library = library
         self.catalog = catalog
         self.budget_chars = budget_chars
         self.spoken: Spoken | None = None
-        """How its client speaks, once it has called a tool."""
+        """Protocol version and metadata of the client, once it has called a tool."""
         self._sandboxes: dict[str, AnySandbox] = {}
         self._tasks = Tasks()
         self._calls: set[asyncio.Task[None]] = set()
@@ -68,7 +70,7 @@ class Session:
     # -- calls -----------------------------------------------------------------------------
 
     def begin(self, work: Coroutine[Any, Any, _T]) -> UnderWay[_T]:
-        """Do `work` in a task of its own, which is cancelled once at most.
+        """Run `work` in a task of its own, which is cancelled once at most.
 
         `Conflict` if the session has ended.
         """
@@ -78,7 +80,7 @@ class Session:
         self._calls.add(task)
 
         def over(task: asyncio.Task[None]) -> None:
-            # A task that is cancelled before its first step never looks at its work.
+            # A task that is cancelled before its first step never starts its work.
             self._calls.discard(task)
             work.close()
             done.cancel()
@@ -87,16 +89,16 @@ class Session:
         return UnderWay(task, done)
 
     async def perform(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Do `work` and return what it returns; whoever is cancelled while waiting cancels it.
+        """Run `work` and return its result; cancelling this call cancels the work.
 
-        The protocol's own tasks are cancelled again at every `await`, which would not leave a
-        program's end the time it takes.
+        The protocol's own tasks are cancelled again at every `await`, which would cut the end of a
+        program short.
         """
         under_way = self.begin(work)
         try:
             return await asyncio.shield(under_way.done)
         except asyncio.CancelledError:
-            if under_way.done.cancelled():  # by the session's end, not by our caller
+            if under_way.done.cancelled():  # by the session's end, not by the caller
                 raise ended() from None
             under_way.cancel()
             raise
@@ -109,11 +111,12 @@ class Session:
     # -- sandboxes -------------------------------------------------------------------------
 
     async def create(self, options: Mapping[str, Any]) -> AnySandbox:
-        """Make a sandbox that is this client's."""
+        """Create a sandbox that belongs to this client."""
         for each in self.running:
             if not self._is_full:
                 break
-            await self.library.refresh(each)  # over HTTP nobody has said that it ended by itself
+            # over HTTP the session is not told that a sandbox ended by itself
+            await self.library.refresh(each)
         if self._is_full:
             raise UsageError(
                 f"create_sandbox: this session has {MOST_SANDBOXES} sandboxes already",
@@ -141,7 +144,7 @@ class Session:
             del self._sandboxes[key]
 
     def sandbox(self, sandbox_id: str) -> AnySandbox:
-        """Return one of this client's; `NotFound` names those it has."""
+        """Return a sandbox of this client; `NotFound` lists those it has."""
         found = self._sandboxes.get(sandbox_id)
         if found is None:
             mine = [each.id for each in self.running][:10]
@@ -153,25 +156,25 @@ class Session:
 
     @property
     def running(self) -> list[AnySandbox]:
-        """Those that live."""
+        """Sandboxes that are alive."""
         return [each for each in self._sandboxes.values() if each.status == "running"]
 
     async def destroy(self, sandbox_id: str) -> None:
-        """End one."""
+        """Destroy one sandbox."""
         await self.sandbox(sandbox_id).close()
         self._sandboxes.pop(sandbox_id, None)
 
     # -- its end ---------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Stop what runs and destroy what is there; idempotent."""
+        """Stop running work and destroy all sandboxes; idempotent."""
         if not self._is_open:
             return
         self._is_open = False
         closing = Tasks()
         for sandbox in self._sandboxes.values():
             closing.spawn(_close(sandbox))
-        await closing.wait_empty()  # what runs in them ends with them
+        await closing.wait_empty()  # the work in them ends with them
         for call in list(self._calls):
             _cancel_once(call)
         await self._tasks.wait_empty()
@@ -182,12 +185,12 @@ class Session:
 
 
 def ended() -> Conflict:
-    """Return what a call is told that comes too late."""
+    """Return the error for a call that comes after the end."""
     return Conflict("session: it has ended", remedy="connect again")
 
 
 def _cancel_once(task: asyncio.Task[None]) -> None:
-    """Cancel a task, unless it is on its way to its end: a second time would cut that short."""
+    """Cancel a task unless it was cancelled before: a second time would cut its end short."""
     if not task.cancelling():
         task.cancel()
 
@@ -198,7 +201,7 @@ async def _settling(work: Coroutine[Any, Any, _T], done: asyncio.Future[_T]) -> 
     except asyncio.CancelledError:
         done.cancel()
         raise
-    except Exception as error:  # noqa: BLE001 - it belongs to whoever waits
+    except Exception as error:  # noqa: BLE001 - the waiting caller gets it
         if not done.cancelled():
             done.set_exception(error)
             done.exception()  # the call may have been given up

@@ -1,4 +1,4 @@
-"""Files of sandboxes as addresses: `cellwall://sandbox/<id>/files/<path>`.
+"""Addresses of sandboxes' files: `cellwall://sandbox/<id>/files/<path>`.
 
 Pure. A path is the sandbox's own, never the host's; relative ones start at /home/user, absolute
 ones have two slashes in a row.
@@ -17,7 +17,7 @@ TEMPLATE = "cellwall://sandbox/{sandbox_id}/files/{+path}"
 
 
 class Place(NamedTuple):
-    """A file of a sandbox."""
+    """Place of a file: its sandbox and its path."""
 
     sandbox_id: str
     path: str
@@ -30,7 +30,7 @@ def address(sandbox_id: str, path: str) -> str:
 
 
 def place(uri: str) -> Place:
-    """Return what an address names; `UsageError` if it is none of ours."""
+    """Return the place that an address names; `UsageError` if it is no address of this form."""
     sandbox_id, found, path = uri.removeprefix(_PREFIX).partition("/files/")
     if not uri.startswith(_PREFIX) or not found or not path or "/" in sandbox_id:
         raise UsageError(
@@ -41,5 +41,5 @@ def place(uri: str) -> Place:
 
 
 def media_type(path: str) -> str:
-    """Return the type that a file's name stands for; its content was made by hostile code."""
+    """Return the media type for a file's name; the content was made by hostile code."""
     return mimetypes.guess_type(path)[0] or "application/octet-stream"

@@ -1,6 +1,6 @@
-"""What comes back from a tool: text for the model, facts for programs, images and files.
+"""Answers: the results of tools; text for the model, facts for programs, images and files.
 
-Not the wording (`model.for_model`) and not the schemas (`schemas`), which what is made here fits.
+The wording is in `model.for_model`; the results made here fit the schemas of `schemas`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cellwall.model.outcome import Outcome
 
 SHOWN_IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
-"""What clients can show; an SVG is described only."""
+"""Image types that clients can display; an SVG is only described."""
 _GOOD = frozenset({Verdict.OK, Verdict.OUTPUT})
 _TEXTS = ("text", "stdout", "stderr")
 _NAME_CHARS = 200
@@ -45,7 +45,7 @@ _LIMITS = tuple(each.name for each in fields(Limits))
 def answer(
     text: str, facts: Mapping[str, Any], *more: ContentBlock, meta: Mapping[str, Any] | None = None
 ) -> CallToolResult:
-    """Return a good answer; `meta` is for programs, and models are not shown it."""
+    """Return a successful result; `meta` is for programs and not shown to models."""
     return CallToolResult(
         content=[TextContent(text=text), *more],
         structured_content=finite(dict(facts)),
@@ -56,7 +56,7 @@ def answer(
 def execution(
     result: Execution, budget_chars: int, kept_in: Mapping[str, str] | None = None
 ) -> CallToolResult:
-    """Return what a program did."""
+    """Return the result of a program."""
     error = result.error
     facts = _ended(result, result.for_model(budget_chars, kept_in), budget_chars, kept_in)
     room = budget_chars - sum(len(str(facts[name])) for name in _TEXTS)
@@ -91,7 +91,7 @@ def execution(
 
 
 def command(result: CommandResult, budget_chars: int, kept_in: Mapping[str, str]) -> CallToolResult:
-    """Return what a command did."""
+    """Return the result of a command."""
     facts = _ended(result, result.for_model(budget_chars, kept_in), budget_chars, kept_in)
     return CallToolResult(
         content=[TextContent(text=facts["text"])],
@@ -102,7 +102,7 @@ def command(result: CommandResult, budget_chars: int, kept_in: Mapping[str, str]
 
 
 def failure(error: Exception) -> CallToolResult:
-    """Return why a call was not carried out, and what to do."""
+    """Return the reason why a call was not carried out, with the remedy."""
     facts = {
         "code": error.code if isinstance(error, CellwallError) else "internal",
         "message": error.message if isinstance(error, CellwallError) else "an unexpected failure",
@@ -127,9 +127,9 @@ def _ended(
     budget_chars: int,
     kept_in: Mapping[str, str] | None,
 ) -> dict[str, Any]:
-    """Return the facts of an end: `text` first, which says it all, then what there is room for.
+    """Return the facts of an end: the full summary in `text`, then the others as far as they fit.
 
-    One budget for all of it, because some clients show a model this and nothing else.
+    All of it has one budget, because some clients show a model these facts and nothing else.
     """
     outcome = result.outcome
     streams = {"stdout": plain(result.stdout), "stderr": _stderr(result)}
@@ -152,7 +152,7 @@ def _ended(
 
 
 def _stderr(result: Execution | CommandResult) -> str:
-    """Return stderr without the traceback of an uncaught exception, which `text` has."""
+    """Return stderr without the traceback of an uncaught exception, which `text` contains."""
     said = plain(result.stderr)
     error = getattr(result, "error", None)
     trace = "" if error is None else plain(error.traceback).strip("\n")
@@ -165,7 +165,7 @@ def _about(outcome: Outcome) -> dict[str, Any]:
 
 
 def _named(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return facts under names that the protocol leaves to servers."""
+    """Return facts under names that the protocol reserves for servers."""
     return {f"cellwall/{name}": value for name, value in facts.items()}
 
 
@@ -179,7 +179,10 @@ def _images(result: Execution) -> list[ImageContent]:
 
 
 def _is_base64(data: str) -> bool:
-    """A program may call anything an image; what cannot be decoded would break a client."""
+    """Report whether data is valid base64.
+
+    A program may label anything as an image; data that cannot be decoded would break a client.
+    """
     try:
         base64.b64decode(data, validate=True)
     except ValueError:

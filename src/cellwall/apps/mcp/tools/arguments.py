@@ -1,7 +1,7 @@
-"""What each tool takes: closed schemas, from which come the input schemas and their checks.
+"""Arguments of each tool: closed models that give the input schemas and check the input.
 
-Not what a tool does (`tools`). Descriptions are read by models, so they say what to give and when.
-The invariant: an argument that a tool does not know is refused with the names it does know.
+`tools` carries the calls out. Models read the field descriptions, so these tell what to give and
+when. The invariant: an unknown argument of a tool is refused with the names of the known ones.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Env = Annotated[dict[str, str] | None, Field(description="Environment variables.
 
 
 class LimitArguments(BaseModel):
-    """Limits a caller may choose; what is left out has the default."""
+    """Limits that a caller may choose; an absent one has the default."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -52,7 +52,7 @@ class LimitArguments(BaseModel):
     life_s: float | None = Field(None, ge=1, description="A sandbox ends after this time.")
 
     def given(self) -> dict[str, Any]:
-        """Return those that were given."""
+        """Return the limits that were given."""
         return self.model_dump(exclude_none=True)
 
 
@@ -66,7 +66,7 @@ class Arguments(BaseModel):
 
 
 class RunCode(Arguments):
-    """Of `run_code`."""
+    """Arguments of `run_code`."""
 
     code: Code
     language: str | None = Field(None, description="Its language; python by default.")
@@ -85,7 +85,7 @@ class RunCode(Arguments):
 
 
 class CreateSandbox(Arguments):
-    """Of `create_sandbox`."""
+    """Arguments of `create_sandbox`."""
 
     template: str | None = Field(None, description="What is installed, see the tool's description.")
     env: Env = None
@@ -93,7 +93,7 @@ class CreateSandbox(Arguments):
 
 
 class Execute(Arguments):
-    """Of `execute`."""
+    """Arguments of `execute`."""
 
     sandbox_id: Id
     code: Code
@@ -106,7 +106,7 @@ class Execute(Arguments):
 
 
 class RunCommand(Arguments):
-    """Of `run_command`."""
+    """Arguments of `run_command`."""
 
     sandbox_id: Id
     command: str = Field(min_length=1, description="A shell command line, run by bash.")
@@ -117,7 +117,7 @@ class RunCommand(Arguments):
 
 
 class ReadFile(Arguments):
-    """Of `read_file`."""
+    """Arguments of `read_file`."""
 
     sandbox_id: Id
     path: Path
@@ -126,7 +126,7 @@ class ReadFile(Arguments):
 
 
 class WriteFile(Arguments):
-    """Of `write_file`."""
+    """Arguments of `write_file`."""
 
     sandbox_id: Id
     path: Path
@@ -135,7 +135,7 @@ class WriteFile(Arguments):
 
 
 class ListFiles(Arguments):
-    """Of `list_files`."""
+    """Arguments of `list_files`."""
 
     sandbox_id: Id
     path: str = Field(".", min_length=1, description="The directory; /home/user by default.")
@@ -144,7 +144,7 @@ class ListFiles(Arguments):
 
 
 class Upload(Arguments):
-    """Of `upload`."""
+    """Arguments of `upload`."""
 
     sandbox_id: Id
     path: Path
@@ -157,14 +157,14 @@ class Upload(Arguments):
 
 
 class Download(Arguments):
-    """Of `download`."""
+    """Arguments of `download`."""
 
     sandbox_id: Id
     path: Path
 
 
 class DestroySandbox(Arguments):
-    """Of `destroy_sandbox`."""
+    """Arguments of `destroy_sandbox`."""
 
     sandbox_id: Id
 
@@ -196,7 +196,7 @@ BY_TOOL: dict[str, type[Arguments]] = {
 
 
 def checked(tool: str, given: dict[str, Any]) -> Arguments:
-    """Return the arguments of a call; `UsageError` says which is wrong, and what is known."""
+    """Return the arguments of a call; `UsageError` names the wrong one and the known ones."""
     model = BY_TOOL[tool]
     try:
         return model.model_validate(given)

@@ -1,7 +1,7 @@
-"""Which tools there are, with schemas that name what this machine really has.
+"""Catalog: the tools, with schemas that name the languages and templates of this machine.
 
-Not what they do (`tools`). The invariant: a value that an enum offers can be used here and now,
-and one that it does not offer is refused before anything starts.
+`tools` implements them. The invariant: a value that an enum offers can be used now, and a value
+that it does not offer is refused before anything starts.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from mcp_types import Tool
 
 _KEPT_S = 5.0
-"""A template that was built meanwhile is offered after this time."""
+"""Seconds for which the last look is reused: a template built meanwhile is offered afterwards."""
 _BEST = ("data", "python")
-"""The first of these that is built is what a call gets that names none."""
+"""Templates by preference: the first built one is used for a call that names none."""
 
 DESCRIPTIONS = {
     "run_code": "Run a program once in a fresh, isolated sandbox that is destroyed afterwards. "
@@ -49,23 +49,23 @@ _REMOVES = frozenset({"destroy_sandbox", "write_file", "upload"})
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """What this machine has."""
+    """Languages and templates of this machine."""
 
     languages: tuple[str, ...]
     templates: dict[str, str]
-    """Description by name, of those that are built; and what is built in a moment."""
+    """Descriptions by name of the built templates, and of one that is built within a moment."""
 
     @property
     def best_template(self) -> str:
-        """What a call gets that names none."""
+        """Template of a call that names none."""
         return next((name for name in _BEST if name in self.templates), "python")
 
     def template(self, name: str | None) -> str:
-        """Return the template of a call; `UsageError` if it is not here."""
+        """Return the template of a call; `UsageError` if it is not available."""
         return self._one("template", name, self.best_template, tuple(self.templates))
 
     def language(self, name: str | None) -> str:
-        """Return the language of a call; `UsageError` if it is not here."""
+        """Return the language of a call; `UsageError` if it is not available."""
         return self._one("language", name, "python", self.languages)
 
     @staticmethod
@@ -78,16 +78,16 @@ class Available:
 
 
 class Catalog:
-    """Looks, and remembers for a moment what it saw."""
+    """Cached view of the available languages and templates."""
 
     def __init__(self, state_dir: Path) -> None:
-        """`state_dir` has the templates."""
+        """`state_dir` contains the templates."""
         self._store = TemplateStore(state_dir)
         self._seen: Available | None = None
         self._seen_s = 0.0
 
     def available(self) -> Available:
-        """Return what can be used now; looks at a few files."""
+        """Return what can be used now; reads a few files."""
         now = time.monotonic()
         if self._seen is None or now - self._seen_s > _KEPT_S:
             self._seen, self._seen_s = self._look(), now
@@ -143,13 +143,14 @@ def _input_schema(name: str, here: Available) -> dict[str, Any]:
     for argument, (default, values) in known.items():
         if argument in schema["properties"]:
             schema["properties"][argument]["enum"] = values
-            if name != "execute":  # there it is the context's
+            if name != "execute":  # there it is the context's language
                 schema["properties"][argument]["default"] = default
     return schema
 
 
 def _short(schema: Any) -> Any:  # noqa: ANN401 - JSON
-    """Return a schema without what only costs a model's attention: titles, nulls, references."""
+    """Return a schema without parts that only cost a model's attention: titles, nulls,
+    references."""
     return _shortened(schema, schema.get("$defs", {}))
 
 

@@ -1,6 +1,6 @@
-"""Word from a program that takes long: once a second, how long and how much it has said.
+"""Progress: reports on a long program, once a second, with its time and amount of output.
 
-Not its output, which comes with the answer. Sent only to a client that asked for it.
+The output itself comes with the answer. Sent only to a client that asked for it.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ EVERY_S = 1.0
 _MOST_LINE = 120
 
 Report = Callable[[float, str], Awaitable[None]]
-"""Called with the seconds so far and a sentence."""
+"""Function called with the seconds so far and a sentence."""
 
 
 class Progress:
-    """Counts what one program says."""
+    """Counter of one program's output."""
 
     def __init__(self) -> None:
-        """It begins now."""
+        """Begin the time measurement."""
         self._began_s = time.monotonic()
         self._bytes = 0
         self._last = ""
 
     def on_event(self, event: Event) -> None:
-        """Take one event."""
+        """Count one event."""
         if event.text:
             self._bytes += len(event.text.encode(errors="replace"))
             self._last = event.text[-_MOST_LINE * 2 :]
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since the begin."""
         return time.monotonic() - self._began_s
 
     def sentence(self) -> str:
-        """Say how far it is."""
+        """Return a sentence on the progress."""
         lines = plain(self._last).strip().rsplit("\n", 1)
         said = f"running for {self.seconds:.0f} s, {self._bytes} bytes of output"
         return f"{said}: {lines[-1][-_MOST_LINE:]}" if lines[-1] else said
@@ -60,7 +60,7 @@ class Progress:
 
 @contextlib.asynccontextmanager
 async def reported(report: Report | None) -> AsyncIterator[OnEvent | None]:
-    """Give the callback of a run for the length of a block; None where nobody asked."""
+    """Yield the event callback for a run in the block; None if the client asked for no reports."""
     if report is None:
         yield None
         return

@@ -1,4 +1,4 @@
-"""Files of a client's sandboxes as resources: listed, and read by address."""
+"""Resources: files of a client's sandboxes, listed and read by address."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEPTH = 3
 
 
 async def listed(session: Session) -> list[Resource]:
-    """Return the files below the home directory of each sandbox, hidden ones left out."""
+    """Return the files below the home directory of each sandbox, without hidden ones."""
     found: list[Resource] = []
     for sandbox in session.running:
         found += await _files(sandbox)
@@ -32,7 +32,7 @@ async def _files(sandbox: AnySandbox) -> list[Resource]:
     try:
         listing = await sandbox.files.listing(".", depth=_DEPTH, limit=_MOST_LISTED)
     except CellwallError:
-        return []  # it ended while we looked
+        return []  # the sandbox ended during the listing
     return [
         Resource(
             uri=address(sandbox.id, each.path),

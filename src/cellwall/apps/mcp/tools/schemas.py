@@ -1,7 +1,7 @@
-"""What each tool returns beside its text: JSON Schemas of the structured content.
+"""Output schemas: the JSON Schemas of each tool's structured content beside its text.
 
-Data only; `answers` makes what fits them. Some clients show a model this and not the text, so it
-begins with the text and has one budget; what only programs want is in `_meta`.
+Data only; `answers` makes content that fits. Some clients show a model this and not the text, so it
+begins with the text and has one budget; facts for programs only are in `_meta`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _object(required: list[str], **properties: Any) -> dict[str, Any]:  # noqa: 
 
 
 def _maybe(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that null fits, too; not a list of types, which not every client knows."""
+    """Return a schema that also accepts null; no list of types, which some clients do not know."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
@@ -104,4 +104,4 @@ def _or_failure(good: dict[str, Any]) -> dict[str, Any]:
 
 
 OUTPUTS = {tool: _or_failure(good) for tool, good in _GOOD.items()}
-"""By tool. A call that was not carried out has a `failure`, and `text` says it."""
+"""Schemas by tool. A call that was not carried out has a `failure`, explained in `text`."""

@@ -1,7 +1,7 @@
-"""The tools: what each does with a client's sandboxes.
+"""Tools: the implementation of each tool on a client's sandboxes.
 
-Called by `protocol` with arguments that are checked. Not the schemas (`arguments`, `schemas`).
-Whatever fails is raised; `protocol` makes an answer of it.
+Called by `protocol` with checked arguments. The schemas are in `arguments` and `schemas`. Errors
+are raised; `protocol` turns them into answers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from cellwall.apps.mcp.session import Session
 
 READ_BYTES = 8 * 1024 * 1024
-"""Most of one file that a tool or a resource returns; it travels as text in one message."""
+"""Maximum bytes of one file that a tool or a resource returns; it travels as text in one
+message."""
 _DATA_URI = re.compile(r"data:([^,;]*)(?:;[^,;=]+=[^,;]*)*(;base64)?,")
 
 
@@ -73,7 +74,7 @@ async def run_code(
 async def execute(
     session: Session, asked: arguments.Execute, report: Report | None
 ) -> CallToolResult:
-    """Run code in a sandbox, in a context of that name, which is made if need be."""
+    """Run code in a sandbox, in a context of that name, which is created if necessary."""
     sandbox = session.sandbox(asked.sandbox_id)
     here = session.catalog.available()
     language = None if asked.language is None else here.language(asked.language)
@@ -122,7 +123,7 @@ async def run_command(
 async def create_sandbox(
     session: Session, asked: arguments.CreateSandbox, _report: Report | None
 ) -> CallToolResult:
-    """Make a sandbox."""
+    """Create a sandbox."""
     template = session.catalog.available().template(asked.template)
     limits = asked.limits and asked.limits.given()
     sandbox = await session.create(_given(template=template, limits=limits, env=asked.env))
@@ -139,7 +140,7 @@ async def create_sandbox(
 async def destroy_sandbox(
     session: Session, asked: arguments.DestroySandbox, _report: Report | None
 ) -> CallToolResult:
-    """End a sandbox."""
+    """Destroy a sandbox."""
     await session.destroy(asked.sandbox_id)
     said = f"Sandbox {asked.sandbox_id} is destroyed."
     return answers.answer(said, {"sandbox_id": asked.sandbox_id, "message": "destroyed"})
@@ -181,7 +182,7 @@ async def read_file(
 def _text(
     session: Session, asked: arguments.ReadFile, text: str, facts: Mapping[str, Any]
 ) -> CallToolResult:
-    # Not `splitlines`: it ends lines where no other tool does, such as at a form feed.
+    # Not `splitlines`: it ends lines where other tools do not, such as at a form feed.
     lines = list(io.StringIO(text, newline="\n"))
     first = asked.first_line - 1
     wanted = lines[first : None if asked.lines is None else first + asked.lines]
@@ -189,7 +190,7 @@ def _text(
         raise UsageError(
             f"first_line: {asked.first_line} is behind the end", remedy=f"it has {len(lines)} lines"
         )
-    # As it is: what a terminal would make of it is not what the file says.
+    # Unchanged: the file's text may contain control characters that a terminal would interpret.
     shown = cut_middle("".join(wanted), session.budget_chars)
     more = {"mime_type": "text/plain", "lines": len(lines), "text": shown}
     return answers.answer(shown or "(The file is empty.)", {**facts, **more})

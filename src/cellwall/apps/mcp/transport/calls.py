@@ -1,6 +1,6 @@
-"""The plain tool calls of one client that are under way, by the ids their client gave them.
+"""Calls: the plain tool calls of one client that are under way, by the client's request ids.
 
-Not their JSON (`direct`) and not how an answer travels (`stdio`, `http`). The invariant: a call
+Their JSON is in `direct`, the transport of answers in `stdio` and `http`. The invariant: a call
 that its client gave up is cancelled once, and its id is free again.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class DirectCall:
-    """One of them."""
+    """One plain tool call under way."""
 
     def __init__(
         self,
@@ -37,7 +37,6 @@ class DirectCall:
         under_way: UnderWay[CallToolResult],
         server_info: Mapping[str, Any],
     ) -> None:
-        """Made by `Calls`."""
         self._asked = asked
         self._known = known
         self._under_way = under_way
@@ -46,20 +45,20 @@ class DirectCall:
 
     @property
     def done(self) -> asyncio.Future[CallToolResult]:
-        """Done when there is an answer."""
+        """Future that is done when there is an answer."""
         return self._under_way.done
 
     @property
     def is_given_up(self) -> bool:
-        """Whether its client does not want it any more."""
+        """Whether the client has cancelled the call."""
         return self._under_way.is_given_up
 
     def cancel(self) -> None:
-        """Give it up."""
+        """Cancel the call."""
         self._under_way.cancel()
 
     def answer(self) -> bytes:
-        """Return the message that answers it, once it is done."""
+        """Return the message that answers the call, once it is done."""
         if self._said is None:
             self._said = self._answer()
         return self._said
@@ -71,7 +70,7 @@ class DirectCall:
         return direct.answer(self._asked.request_id, result, self._known, self._server_info)
 
     def when_answered(self, send: Callable[[bytes], None]) -> None:
-        """Have `send` called with the answer, unless its client gives it up."""
+        """Call `send` with the answer when it is there, unless the client cancels the call."""
 
         def answered(_: object) -> None:
             if not self.is_given_up:
@@ -81,16 +80,16 @@ class DirectCall:
 
 
 class Calls:
-    """See the module."""
+    """The plain calls of one session; see the module."""
 
     def __init__(self, session: Session, server_info: Mapping[str, Any]) -> None:
-        """`server_info` is what the newest versions want to hear in each answer."""
+        """`server_info` is the metadata that the newest protocol versions expect in each answer."""
         self._session = session
         self._server_info = server_info
         self._all: dict[int | str, DirectCall] = {}
 
     def begin(self, message: Any) -> DirectCall | None:  # noqa: ANN401 - JSON
-        """Begin the call that a message is; None if it is for the SDK to look at."""
+        """Begin the call in a message; None if the SDK has to handle the message."""
         known = self._session.spoken
         asked = direct.plain_call(message, known)
         if asked is None or known is None:
@@ -110,7 +109,7 @@ class Calls:
         del self._all[key]
 
     def give_up(self, message: Any) -> bool:  # noqa: ANN401 - JSON
-        """Cancel the call that a message is about; False if there is none here."""
+        """Cancel the call that a message names; False if it is not one of these."""
         request_id = direct.cancelled(message)
         call = None if request_id is None else self._all.get(coerce_request_id(request_id))
         if call is None:

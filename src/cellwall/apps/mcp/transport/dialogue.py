@@ -1,6 +1,6 @@
-"""What is said on stdin and stdout: the SDK, and the plain calls that do without it.
+"""Dialogue: the messages on stdin and stdout; the SDK, and plain calls that bypass it.
 
-Called by `stdio`, which owns the streams and what happens at the end. Importing this brings the
+Called by `stdio`, which owns the streams and handles the end. Importing this module imports the
 SDK, which takes a second or two.
 """
 
@@ -46,9 +46,9 @@ async def speak(session: Session, catalog: Catalog, source: int, sink: int) -> N
 
 @contextlib.asynccontextmanager
 async def _messages(source: int, sink: int, calls: Calls) -> AsyncIterator[tuple[_Text, _Text]]:
-    """Give both streams, on the event loop itself where the kernel lets us wait for them.
+    """Yield both streams, on the event loop itself if the kernel can wait for them.
 
-    There, plain calls do not go through the SDK.
+    On the loop, plain calls bypass the SDK.
     """
     if not (_is_pipe(source) and _is_pipe(sink)):
         with _files(source, sink) as (reading, writing):
@@ -73,9 +73,9 @@ async def _messages(source: int, sink: int, calls: Calls) -> AsyncIterator[tuple
 
 
 def _take(calls: Calls, sink: Sink, line: bytes) -> bool:
-    """Serve a message if it is a plain call, or gives one up; False if the SDK is to see it.
+    """Serve a message that is a plain call or cancels one; False if the SDK has to handle it.
 
-    What is no message is answered here, too: the SDK would say nothing.
+    Invalid messages are answered here, too: the SDK would not answer them.
     """
     message = decoded(line)
     wrong = parse_error(line) if message is None else None

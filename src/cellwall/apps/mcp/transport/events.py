@@ -1,8 +1,9 @@
-"""What a session's streams have said, kept for a client whose connection broke.
+"""Events: the messages of a session's streams, kept for a client whose connection broke.
 
-One store for each session, so no client can ask for another's events, whatever it names. The
-invariant: what is kept is bounded, for a session and for all sessions of a tenant; the oldest goes
-first, and a client that asks for what is gone hears nothing of it, rather than a part.
+Each session has a store of its own, so no client can request another's events, whatever id it
+names. The invariant: the stored data is bounded, for a session and for all sessions of a tenant;
+the oldest is dropped first, and a client that asks for dropped events gets none of them, rather
+than a part.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
     from cellwall.apps.mcp.transport.calls import DirectCall
 
 RETRY_MS = 500
-"""After which a client comes back; its session outlives its last connection by twice as long."""
+"""Milliseconds after which a client reconnects; its session outlives its last connection by twice
+as long."""
 PRIMED_FROM = "2025-11-25"
-"""The first version whose clients know an event without data."""
+"""First protocol version whose clients accept an event without data."""
 SESSION_BYTES = 4 * 1024 * 1024
 TENANT_BYTES = 32 * 1024 * 1024
 MOST_EVENTS = 1000
@@ -38,10 +40,9 @@ _making: ContextVar[Events | None] = ContextVar("events of the session that is m
 
 
 class Share:
-    """What all sessions of one tenant keep."""
+    """Bytes that all sessions of one tenant have stored."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
         self.used_bytes = 0
 
 
@@ -50,28 +51,29 @@ class _Kept:
     number: int
     stream: str
     message: JSONRPCMessage | None
-    """None for the beginning of a stream, and for one of ours, whose answer its call has."""
+    """Message; None for the beginning of a stream, and for a direct call, which holds its own
+    answer."""
     call: DirectCall | None
     size: int
 
 
 class Events(EventStore):
-    """See the module."""
+    """Event store of one session; see the module."""
 
     def __init__(self, share: Share) -> None:
-        """`share` is the tenant's."""
+        """`share` is the tenant's count."""
         self._share = share
         self._kept: deque[_Kept] = deque()
         self._used_bytes = 0
         self._last = 0
 
     async def store_event(self, stream_id: str, message: JSONRPCMessage | None) -> str:
-        """Keep one of the SDK's; return its id."""
+        """Store a message of the SDK; return its id."""
         size = 0 if message is None else len(message.model_dump_json())
         return self._keep(stream_id, message, None, size)
 
     def begin(self, call: DirectCall) -> str:
-        """Keep that a stream of ours has begun, which will carry the answer of `call`."""
+        """Store the beginning of a direct call's stream, which will carry the call's answer."""
         begun = self._keep(f"direct {self._last}", None, call, 0)
         call.when_answered(partial(self._answered, call))
         return begun
@@ -87,7 +89,7 @@ class Events(EventStore):
         return str(self._last)
 
     def _answered(self, call: DirectCall, answer: bytes) -> None:
-        """Count the answer of a call of ours, which it holds from now on."""
+        """Count the size of a direct call's answer, which the call now holds."""
         for at, each in enumerate(self._kept):
             if each.call is call:
                 self._kept[at] = replace(each, size=each.size + len(answer))
@@ -108,13 +110,13 @@ class Events(EventStore):
         self._share.used_bytes += size
 
     def call_after(self, event_id: str) -> DirectCall | None:
-        """Return the call whose answer follows that event, if it is one of ours."""
+        """Return the call whose answer follows that event, if it is a direct call's."""
         return next((each.call for each in self._kept if str(each.number) == event_id), None)
 
     async def replay_events_after(
         self, last_event_id: str, send_callback: EventCallback
     ) -> str | None:
-        """Send what followed on the same stream; return the stream unless it has ended."""
+        """Send the later events of the same stream; return the stream unless it has ended."""
         seen = next((each for each in self._kept if str(each.number) == last_event_id), None)
         if seen is None:
             return None
@@ -127,27 +129,27 @@ class Events(EventStore):
         return seen.stream
 
     def close(self) -> None:
-        """Keep nothing any more; idempotent."""
+        """Drop all events; idempotent."""
         self._kept.clear()
         self._count(-self._used_bytes)
 
 
 class Manager(StreamableHTTPSessionManager):
-    """The SDK's, with a store of its own for each session."""
+    """The SDK's session manager, with a separate store for each session."""
 
     @property
     def event_store(self) -> EventStore | None:
-        """Return that of the session that is being made."""
+        """Store of the session that is being created."""
         return _making.get()
 
     @event_store.setter
     def event_store(self, _store: EventStore | None) -> None:
-        """Take none that all sessions would share."""
+        """Ignore the SDK's shared store."""
 
 
 @contextmanager
 def making(events: Events) -> Iterator[None]:
-    """Have a session that the manager makes in this block keep its events there."""
+    """Give `events` to a session that the manager creates in this block."""
     token = _making.set(events)
     try:
         yield

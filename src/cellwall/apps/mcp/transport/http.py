@@ -1,9 +1,10 @@
-"""The protocol at `/mcp` of a server: streamable HTTP, one session for each client.
+"""MCP over HTTP: `/mcp` of a server, streamable HTTP, one session for each client.
 
-The server's guards have met a request before it comes here: Host, Origin, key. What a tool does
-goes as requests of the caller's through the server itself (`inner`), so keys, tenants, quotas,
-limits and audit are those of every other request. The invariants: a session is its key's alone,
-for anybody else it does not exist; and when its client is gone, its sandboxes are within seconds.
+The server's guards have checked a request before it comes here: Host, Origin, key. A tool's work
+goes through the server itself as requests of the caller (`inner`), so keys, tenants, quotas, limits
+and audit are those of every other request. The invariants: a session belongs to its key alone and
+does not exist for any other caller; and after its client has gone, its sandboxes are destroyed
+within seconds.
 """
 
 from __future__ import annotations
@@ -41,15 +42,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("cellwall.mcp")
 MOST_SESSIONS = 256
-"""Of one tenant; each is a few objects, its sandboxes are counted elsewhere."""
+"""Maximum number of sessions of one tenant; each is a few objects, its sandboxes are counted
+elsewhere."""
 _TIMEOUT_S = 60.0
 
 
 class Door:
-    """See the module. Lives on the server's event loop."""
+    """Interface of the protocol; see the module. Lives on the server's event loop."""
 
     def __init__(self, state: State, app: Guard) -> None:
-        """Nothing is served before `open`; tools ask `app`, which is the whole server."""
+        """Serve nothing before `open`; tools send their requests to `app`, the whole server."""
         self._app = app
         self._catalog = Catalog(state.engine.state_dir)
         self._tasks = Tasks()
@@ -59,7 +61,7 @@ class Door:
         self._shares: dict[str, Share] = {}
         self._manager = Manager(
             server,
-            session_idle_timeout=None,  # `visits` ends sessions, and knows of it
+            session_idle_timeout=None,  # `visits` ends sessions and must know of each end
             max_sessions=None,
             retry_interval=RETRY_MS,
             max_request_body_size=MESSAGE_BYTES,
@@ -161,7 +163,7 @@ class Door:
         return visit.client.session
 
     async def _end(self, visit: Visit) -> None:
-        """Have the SDK forget a session, as if its client had said so."""
+        """Have the SDK end a session as if its client had requested that."""
         visit.client.events.close()
         scope: Message = {
             "type": "http",
@@ -186,7 +188,7 @@ def _session_id(message: Message) -> str | None:
 
 
 async def _refuse_version(call: Call, version: str) -> None:
-    """Say which versions there are: those with sessions, because sandboxes belong to one."""
+    """Answer with the supported versions: those with sessions, because sandboxes belong to one."""
     body = await call.body(MESSAGE_BYTES)
     try:
         asked = json.loads(body)

@@ -1,9 +1,10 @@
-"""HTTP without a wire: requests of this process to its own server, for the caller of a tool.
+"""Inner requests: HTTP without a connection, from this process to its own server, for a tool's
+caller.
 
-So that what a tool does goes the way of every other request: the same scope, ownership, quotas,
-limits and audit, seen to by the same table of routes. Whole answers go straight to the server's
-routes; streams are an `httpx` transport over ASGI, with backpressure. The invariant: a caller that
-goes away is a client that went away, and the application is told.
+A tool's work thus takes the path of every other request: the same scope, ownership, quotas, limits
+and audit, through the same table of routes. Whole answers go straight to the server's routes;
+streams are an `httpx` transport over ASGI, with backpressure. The invariant: a caller that leaves
+counts as a client that disconnected, and the application is told.
 """
 
 from __future__ import annotations
@@ -29,29 +30,29 @@ if TYPE_CHECKING:
     Receive = Callable[[], Awaitable[Message]]
     Send = Callable[[Message], Awaitable[None]]
     Application = Callable[[Mapping[str, str], Message, Receive, Send], Awaitable[None]]
-    """Serves a request with these headers for one caller."""
+    """Function that serves a request with these headers for one caller."""
     Peer = tuple[str, int] | None
 
 _MOST_PIECES = 8
-"""Pieces of a body that wait for their reader; then the application waits."""
+"""Maximum number of body pieces that wait for their reader; then the application waits."""
 
 
 class InnerTransport(Transport):
-    """What the client library asks, asked of this process's own server."""
+    """Transport of the client library to this process's own server."""
 
     is_near = True
 
     def __init__(
         self, address: Address, timeout_s: float, app: Application, running: Tasks, peer: Peer
     ) -> None:
-        """`peer` is the address that stands in the log; `running` has what the server does."""
+        """`peer` is the address for the log; `running` supervises the server's work."""
         super().__init__(address, timeout_s, InnerWire(app, running, peer))
         self._app = app
         self._running = running
         self._peer = peer
 
     async def json(self, ask: Ask) -> Json:
-        """Return the object that answers. Raises what the error envelope says."""
+        """Return the object that answers. Raises the error of the error envelope."""
         if callable(ask.content):
             return await super().json(ask)
         data, headers = _sent(ask)
@@ -102,7 +103,7 @@ def _scope(method: str, path: str, query: bytes, exchange: object) -> Message:
 
 
 class _Whole:
-    """One request whose answer is wanted in one piece."""
+    """One request whose answer is read in one piece."""
 
     def __init__(self, data: bytes) -> None:
         self._data: bytes | None = data
@@ -120,7 +121,7 @@ class _Whole:
             self._fail("the application did not answer")
 
     def headers(self) -> dict[str, str]:
-        """Return those of the answer."""
+        """Return the headers of the answer."""
         return {name.decode("latin-1"): value.decode("latin-1") for name, value in self._raw}
 
     async def _receive(self) -> Message:
@@ -144,26 +145,26 @@ class _Whole:
             self.answered.exception()  # the caller may have left
 
     def leave(self) -> None:
-        """The caller is gone."""
+        """Tell the application that the caller has left."""
         self._has_left.set()
 
     def abort(self) -> None:
-        """Cut it: the application cannot send what it announced, or the key is void."""
+        """Cut the answer: the application cannot send what it announced, or the key is void."""
         self._fail("the answer was cut")
         self.leave()
 
 
 class InnerWire(httpx.AsyncBaseTransport):
-    """Gives requests to an application on this event loop."""
+    """An httpx transport that passes requests to an application on this event loop."""
 
     def __init__(self, app: Application, tasks: Tasks, client: Peer) -> None:
-        """`client` is the address that stands in the log; `tasks` runs the application."""
+        """`client` is the address for the log; `tasks` runs the application."""
         self._app = app
         self._tasks = tasks
         self._client = client
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the answer as soon as its headers are there."""
+        """Return the response as soon as its headers are there."""
         exchange = _Exchange(request)
         exchange.task = self._tasks.spawn(exchange.run(self._app, self._client))
         try:
@@ -201,7 +202,7 @@ class _Exchange(httpx.AsyncByteStream):
         headers = {name.lower(): value for name, value in self._request.headers.items()}
         try:
             await app(headers, scope, self._receive, self._send)
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the answer
+        except Exception as error:  # noqa: BLE001 - the reader of the answer gets it
             self._fail(httpx.ReadError(f"the application failed: {type(error).__name__}"))
         finally:
             self._fail(httpx.RemoteProtocolError("the application did not answer"))
@@ -239,24 +240,24 @@ class _Exchange(httpx.AsyncByteStream):
     # -- the reader's side -----------------------------------------------------------------
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield the body; `httpx.RemoteProtocolError` if it is not whole."""
+        """Yield the body; `httpx.RemoteProtocolError` if it is incomplete."""
         while (piece := await self._answer.get()) is not None:
             yield piece
         if not self._is_whole:
             raise httpx.RemoteProtocolError("the answer ended before it was whole")
 
     async def aclose(self) -> None:
-        """Take no more."""
+        """Stop reading."""
         self.leave()
 
     def leave(self) -> None:
-        """The reader is gone: whoever waits to send may go on, and is told."""
+        """Stop reading: a waiting sender goes on and is told that the reader has left."""
         self._has_left.set()
         while not self._answer.empty():
             self._answer.get_nowait()
 
     def abort(self) -> None:
-        """Cut it: the application cannot send what it announced."""
+        """Cut the answer: the application cannot send what it announced."""
         self._is_whole = False
         self.leave()
         self._answer.put_nowait(None)

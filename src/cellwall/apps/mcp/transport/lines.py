@@ -1,7 +1,7 @@
-"""Messages on two pipes, one a line, on the event loop itself; what the SDK asks of its files.
+"""Lines: messages on two pipes, one a line, on the event loop; with the SDK's file interface.
 
-Not what they say (`direct`, the SDK), and not whose the pipes are (`stdio`). The invariant: a line
-that goes out goes out whole, whoever writes.
+It neither interprets them (`direct`, the SDK) nor owns the pipes (`stdio`). The invariant: an
+outgoing line is written whole, whichever task writes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ STEP_BYTES = 256 * 1024
 
 
 class Lines:
-    """Messages as they come; those that `take` does not take go to the SDK."""
+    """Incoming messages; those that `take` declines go to the SDK."""
 
     def __init__(self, reader: asyncio.StreamReader, take: Take) -> None:
-        """`take` returns whether a message was its own."""
+        """`take` returns whether it has handled a message."""
         self._reader = reader
         self._take = take
 
@@ -51,21 +51,21 @@ class Lines:
 
 
 class Sink:
-    """Where messages go."""
+    """Writer of outgoing messages."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
-        """The writer is its owner's to close."""
+        """Use `writer`, which its owner closes."""
         self._writer = writer
 
     async def write(self, text: str) -> None:
-        """Send what the SDK says."""
+        """Send text of the SDK."""
         self._writer.write(text.encode())
 
     async def flush(self) -> None:
-        """Wait until the client takes it."""
-        with contextlib.suppress(ConnectionError):  # the client is gone; stdin ends, too
+        """Wait until the client has read enough."""
+        with contextlib.suppress(ConnectionError):  # the client has disconnected; stdin ends, too
             await self._writer.drain()
 
     def send(self, message: bytes) -> None:
-        """Send one message of ours; a client that does not read has it wait in memory."""
+        """Send one direct message; it waits in memory while the client does not read."""
         self._writer.write(message + b"\n")

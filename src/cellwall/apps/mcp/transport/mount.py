@@ -1,7 +1,7 @@
-"""`/mcp` of a server until somebody asks for it: the routes, and the way to the door behind them.
+"""Mount: the routes of `/mcp`, which load the protocol with the first request.
 
-The SDK takes a second to import, which no server should pay that nobody asks. The invariant: what
-the guards of the server check is checked before any of it is loaded.
+Importing the SDK takes a second, which a server without such requests does not pay. The invariant:
+the server's guards check a request before any of it is loaded.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _NEEDED = ("mcp", "httpx")
 
 
 class Mount:
-    """See the module. Made before the application that it is a part of."""
+    """Routes of `/mcp`; see the module. Made before the application that contains them."""
 
     def __init__(self, state: State) -> None:
-        """`app` is set before the first request."""
+        """The caller sets `app` before the first request."""
         self._state = state
         self._door: Door | None = None
         self._opening = asyncio.Lock()
         self.app: Guard | None = None
-        """The whole server, of which tools ask what they do."""
+        """The whole server, to which tools send their requests."""
         self.endpoints = tuple(
             Endpoint(method, PATH, self.handle, "The Model Context Protocol", {})
             for method in ("POST", "GET", "DELETE")

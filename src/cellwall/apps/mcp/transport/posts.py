@@ -1,9 +1,9 @@
-"""Plain tool calls over HTTP: read, done and answered as one JSON object, or as a stream.
+"""Posts: plain tool calls over HTTP, answered as one JSON object or as a stream.
 
-Called by `http` for requests of a session that exists. The answer is JSON unless the program takes
-long: then it becomes a stream of events, whose comments keep proxies from hanging up. The
-invariant: what this does not take reaches the SDK whole, with its body, which we have read: the SDK
-would read as many at once as there are connections.
+Called by `http` for requests of an existing session. The answer is JSON unless the program takes
+long: then it becomes a stream of events, whose comments keep proxies from closing the connection.
+The invariant: a request not handled here reaches the SDK whole, with the body that was read here:
+the SDK itself would read as many bodies at once as there are connections.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 MESSAGE_BYTES = 16 * 1024 * 1024
 _EVENTS = "text/event-stream"
 _PATIENCE_S = 5.0
-"""A program that takes longer is answered as a stream."""
+"""Seconds after which a program is answered as a stream."""
 _COMMENT_S = 15.0
-"""Between two signs of life of a stream."""
+"""Seconds between two comments of a stream."""
 
 
 async def served_directly(call: Call, visit: Visit, connection: Connection) -> Receive | None:
-    """Serve a plain call, or give one up; else return what the SDK is to read the request from."""
+    """Serve or cancel a plain call; otherwise return the request's source for the SDK."""
     try:
         resumed = _resumed(call, visit)
         if resumed is not None:
@@ -52,14 +52,16 @@ async def served_directly(call: Call, visit: Visit, connection: Connection) -> R
 
 
 async def read_before(call: Call) -> Receive:
-    """Return what the SDK is to read the request from; its body is here, and counted."""
+    """Return the request's source for the SDK, with its body already read and counted."""
     if call.scope["method"] != "POST":
         return call.receive
     return _from(await call.body(MESSAGE_BYTES), call.receive)
 
 
 def _may_be_plain(call: Call) -> bool:
-    """Whether the SDK would read it, too: a client takes both kinds of answer, and sends JSON."""
+    """Report whether the SDK would accept the request's headers: both answer types, and JSON
+    sent.
+    """
     accepted = call.headers.get("accept", "")
     return (
         call.scope["method"] == "POST"
@@ -87,7 +89,7 @@ def _from(data: bytes, receive: Receive) -> Receive:
 
 
 def _resumed(call: Call, visit: Visit) -> DirectCall | None:
-    """Return the call of whose stream this is the rest; None for one of the SDK's."""
+    """Return the call whose stream the request resumes; None for a stream of the SDK."""
     seen = call.headers.get("last-event-id")
     if seen is None or call.scope["method"] != "GET":
         return None
@@ -104,7 +106,7 @@ async def _answer(call: Call, visit: Visit, asked: DirectCall) -> None:
 
 
 async def _stream(call: Call, visit: Visit, asked: DirectCall) -> None:
-    """Answer by a stream, which goes on by a GET with its event's id if its connection breaks."""
+    """Answer by a stream; after a broken connection, a GET with the event's id resumes it."""
     begun = visit.client.events.begin(asked)
     await call.start(200, _EVENTS, {"cache-control": "no-cache, no-transform", **_headers(visit)})
     if call.headers.get("mcp-protocol-version", "") >= PRIMED_FROM:

@@ -1,8 +1,9 @@
-"""The process of `cellwall mcp`: one client on stdin and stdout, over an engine in this process.
+"""MCP over stdio: the process of `cellwall mcp`, one client on stdin and stdout, an engine inside.
 
-Not what is said (`dialogue`), which is loaded while the first sandbox starts. The invariants: the
-real stdout carries nothing but the protocol, what else is written goes to stderr; and when stdin
-ends or a signal comes, every sandbox is destroyed before the process is, however many signals come.
+The messages are handled by `dialogue`, which is loaded while the first sandbox starts. The
+invariants: the real stdout carries only the protocol, all other output goes to stderr; and when
+stdin ends or a signal comes, every sandbox is destroyed before the process ends, however many
+signals come.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def run(engine_of: Callable[[], Engine], budget_chars: int) -> None:
-    """Serve on an event loop of its own; SIGTERM and SIGINT end it as the end of stdin does."""
+    """Serve on an event loop of its own; SIGTERM and SIGINT end it like the end of stdin."""
 
     async def main() -> None:
         await _serve(engine_of(), budget_chars)
@@ -40,7 +41,7 @@ async def _serve(engine: Engine, budget_chars: int) -> None:
     session = Session(Embedded(engine), catalog, budget_chars)
     tasks = Tasks()
     talk = asyncio.ensure_future(_talk(session, catalog))
-    # Only the talk ends by a signal: its client sends one when the end takes too long, too.
+    # A signal ends only the talk: a client also sends one when the end takes too long.
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, talk.cancel)
     tasks.spawn(_warm(engine, catalog))
@@ -59,7 +60,7 @@ async def _talk(session: Session, catalog: Catalog) -> None:
 
 
 def _loaded() -> Any:  # noqa: ANN401 - a module
-    """Import the SDK; the collector would look through its classes over and over meanwhile."""
+    """Import the SDK with the garbage collector off, which would scan its classes repeatedly."""
     gc.disable()
     try:
         return import_module("cellwall.apps.mcp.transport.dialogue")
@@ -69,16 +70,16 @@ def _loaded() -> Any:  # noqa: ANN401 - a module
 
 
 async def _warm(engine: Engine, catalog: Catalog) -> None:
-    """Have a sandbox ready before the first call; what fails here, the call will say."""
+    """Start a sandbox before the first call; the call reports an error that occurs here."""
     with contextlib.suppress(CellwallError):
         await engine.run("0", template=catalog.available().best_template)
 
 
 @contextlib.contextmanager
 def _own_streams() -> Iterator[tuple[int, int]]:
-    """Give stdin and stdout as descriptors of our own; 0 is empty then, and 1 is stderr.
+    """Yield stdin and stdout as new descriptors; 0 becomes empty, and 1 becomes stderr.
 
-    Whatever prints, here or in a child, cannot break the protocol.
+    Output by other code, here or in a child, cannot break the protocol.
     """
     source, sink = os.dup(0), os.dup(1)
     empty = os.open(os.devnull, os.O_RDONLY)

@@ -1,8 +1,8 @@
-"""When a client over HTTP is gone: its sessions, their connections, and the time between two.
+"""Visits: the sessions of clients over HTTP, their connections, and the timers of their ends.
 
-Not the protocol (`http`). A client says goodbye, or its last connection breaks and no other comes
-for a moment, or it is silent for long. The invariant: a session that ends here has its sandboxes
-destroyed, however it ends.
+The protocol is in `http`. A client ends its session, or its last connection breaks and no other
+comes within a moment, or it sends nothing for long. The invariant: a session that ends here has its
+sandboxes destroyed, however it ends.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ if TYPE_CHECKING:
     from cellwall.server.core.request import Message, Receive, Send
 
     Who = tuple[str, str]
-    """Tenant and key."""
+    """Pair of tenant and key."""
 
 _log = logging.getLogger("cellwall.mcp")
 GRACE_S = 1.0
-"""From the loss of a client's last connection to the end of its session, if none comes back."""
+"""Seconds from the loss of a client's last connection to the end of its session, unless it
+reconnects."""
 IDLE_S = Limits().idle_s
-"""From a client's last request to the end of its session, where no connection of it stands; longer
-if a sandbox of it may be unused for longer. Who holds no stream open cannot be seen to be gone."""
+"""Seconds from a client's last request to the end of its session, while it has no connection open;
+longer if one of its sandboxes may be unused for longer. The loss of a client without an open stream
+cannot be detected."""
 
 
 class Connection:
-    """One request of a session, on its way."""
+    """One request of a session under way."""
 
     def __init__(self) -> None:
-        """Neither end has hung up."""
         self.is_lost = False
         self._is_answered = False
 
     def receiving(self, receive: Receive) -> Receive:
-        """Notice that the client hangs up."""
+        """Return a wrapper of `receive` that records the client's disconnect."""
 
         async def receive_noticed() -> Message:
             message = await receive()
@@ -55,7 +56,7 @@ class Connection:
         return receive_noticed
 
     def sending(self, send: Send) -> Send:
-        """Notice that the answer is whole."""
+        """Return a wrapper of `send` that records the end of the answer."""
 
         async def send_noticed(message: Message) -> None:
             if message["type"] == "http.response.body" and not message.get("more_body", False):
@@ -67,19 +68,19 @@ class Connection:
 
 @dataclass(slots=True)
 class VisitingClient:
-    """What one client has here."""
+    """Objects of one client."""
 
     session: Session
     calls: Calls
-    """Of its tool calls those that the SDK does not see."""
+    """Tool calls that bypass the SDK."""
     events: Events
-    """What its streams have said."""
+    """Stored events of its streams."""
     principal: Principal
-    """As whom its latest request came; in that name its tools ask the server."""
+    """Principal of its latest request; its tools send their requests in that name."""
 
 
 class Visit:
-    """One client's session, and what stands of its connections."""
+    """One client's session, with its open connections."""
 
     def __init__(
         self,
@@ -88,7 +89,6 @@ class Visit:
         client: VisitingClient,
         on_over: Callable[[Visit], None],
     ) -> None:
-        """Made by `Visits`."""
         self.session_id = session_id
         self.who = who
         self.client = client
@@ -124,23 +124,23 @@ class Visit:
         self._timer = loop.call_later(seconds, self._on_over, self)
 
     def stop_clock(self) -> None:
-        """It is not over for now."""
+        """Stop the timer of the end."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
 
 class Visits:
-    """All of them, by session id."""
+    """All visits, by session id."""
 
     def __init__(self, forget: Callable[[Visit], Awaitable[None]]) -> None:
-        """`forget` has the protocol's own session ended."""
+        """`forget` ends the protocol's own session."""
         self._forget = forget
         self._all: dict[str, Visit] = {}
         self._tasks = Tasks()
 
     def add(self, session_id: str, who: Who, client: VisitingClient) -> Visit:
-        """Begin one."""
+        """Begin a visit."""
         visit = Visit(session_id, who, client, self._over)
         self._all[session_id] = visit
         return visit
@@ -150,12 +150,12 @@ class Visits:
         return self._all.get(session_id)
 
     def find(self, session_id: str, who: Who) -> Visit | None:
-        """Return the visit of that id if it is theirs."""
+        """Return the visit of that id if it belongs to `who`."""
         visit = self._all.get(session_id)
         return visit if visit is not None and visit.who == who else None
 
     def count(self, tenant: str) -> int:
-        """Return how many a tenant has."""
+        """Return the number of a tenant's visits."""
         return sum(visit.who[0] == tenant for visit in self._all.values())
 
     def _over(self, visit: Visit) -> None:
@@ -163,7 +163,7 @@ class Visits:
         self._tasks.spawn(self.end(visit))
 
     async def end(self, visit: Visit) -> None:
-        """End one; idempotent."""
+        """End a visit; idempotent."""
         visit.stop_clock()
         if self._all.pop(visit.session_id, None) is None:
             return
@@ -173,7 +173,7 @@ class Visits:
             await visit.client.session.close()
 
     async def aclose(self) -> None:
-        """End all."""
+        """End all visits."""
         for visit in list(self._all.values()):
             self._tasks.spawn(self.end(visit))
         await self._tasks.wait_empty()
