@@ -1,8 +1,8 @@
-"""The SDK over HTTP: the nouns of the library, with few dependencies.
+"""Client SDK: the library's objects over HTTP, with few dependencies.
 
-Imported by users and `apps`; must never pull in the engine, a runtime or the jail. `connect` gives
-`Sandbox` and `run`, `aconnect` gives `AsyncSandbox` and `arun`; both mean what they mean in the
-embedded library, done by a server.
+Imported by users and `apps`; must never import the engine, a runtime or the jail. `connect` gives
+`Sandbox` and `run`, `aconnect` gives `AsyncSandbox` and `arun`; both mean the same as in the
+embedded library, carried out by a server.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["aconnect", "connect"]
 def connect(
     url: str | None = None, api_key: str | None = None, *, timeout_s: float = 60.0
 ) -> Client:
-    """Return a client of the server at `url`, whose key was checked.
+    """Return a client of the server at `url`, after a check of the key.
 
-    Without arguments CELLWALL_URL (`http://127.0.0.1:8080`) and CELLWALL_API_KEY count.
-    `unix:/path` is a server on a unix socket. `timeout_s` is for calls that answer at once; what
-    runs has limits of its own. Raises UsageError, AccessDenied, ServerUnreachable.
+    Without arguments CELLWALL_URL (`http://127.0.0.1:8080`) and CELLWALL_API_KEY apply.
+    `unix:/path` is a server on a unix socket. `timeout_s` is for calls that the server answers at
+    once; programs have limits of their own. Raises UsageError, AccessDenied, ServerUnreachable.
     """
     from cellwall.client.blocking import connected
 

@@ -1,7 +1,7 @@
-"""The client for asyncio programs: `arun`, `AsyncSandbox`, and what there is on the server.
+"""Asynchronous client: `arun`, `AsyncSandbox` and the server's other objects, for asyncio programs.
 
-Made by `aconnect`; lives on the event loop it was made on. Not a second library: what it gives
-has the names, arguments and results of the embedded one.
+Made by `aconnect`; lives on the event loop it was made on. It is not a second library: its objects
+have the names, arguments and results of the embedded one.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class AsyncClient:
     def __init__(
         self, address: Address, timeout_s: float, transport: Transport | None = None
     ) -> None:
-        """Nothing is connected yet; `aconnect` also checks the key.
+        """Connect to nothing yet; `aconnect` also checks the key.
 
-        `transport` is another way to the server than connections of our own.
+        `transport` replaces the client's own connections to the server.
         """
         self._transport = transport or Transport(address, timeout_s)
         self.AsyncSandbox = Sandboxes(self)
@@ -48,7 +48,7 @@ class AsyncClient:
 
     @property
     def url(self) -> str:
-        """Where the server is."""
+        """Address of the server."""
         return self._transport.address.shown
 
     # -- one-shot --------------------------------------------------------------------------
@@ -78,9 +78,9 @@ class AsyncClient:
         on_event: OnEvent | None = None,
         tools: Tools | None = None,
     ) -> Execution:
-        """Run `code` once in a fresh sandbox and return what it did.
+        """Run `code` once in a fresh sandbox and return the execution.
 
-        `tools`: functions of ours that it may call as `tools.name(…)`; they run here.
+        `tools`: functions of this process that it may call as `tools.name(…)`.
         """
         box = box_of(tools)
         body = _program(
@@ -109,10 +109,10 @@ class AsyncClient:
         return execution_of(await attempt.perform(on_event))
 
     async def submit(self, code: str, **options: Any) -> AsyncSubmitted:  # noqa: ANN401 - of arun
-        """Let `code` run in the background and return as soon as that is on the server's disk.
+        """Let `code` run in the background; return once the request is on the server's disk.
 
-        Options as in `arun`, except `on_event` and `tools`. It runs once, also if the server is
-        killed before its turn; if that happens in the middle, its result is the error
+        Options as in `arun`, except `on_event` and `tools`. It runs once, even if the server is
+        killed before its turn; if that happens during the run, its result is the error
         `Interrupted`.
         """
         body = {**_program(code, **options), "background": True}
@@ -142,8 +142,8 @@ class AsyncClient:
     ) -> AsyncSandbox:
         """Create a sandbox; it lives until it is closed or its time is up.
 
-        `tools`: functions of ours that its code may call as `tools.name(…)`; they run here, and
-        only what this object runs may call them.
+        `tools`: functions of this process that its code may call as `tools.name(…)`; only
+        executions started by this object may call them.
         """
         box = box_of(tools)
         body = {
@@ -159,14 +159,14 @@ class AsyncClient:
         return AsyncSandbox(self._transport, await self._transport.json(ask), box)
 
     async def attach(self, sandbox_id: str) -> AsyncSandbox:
-        """Return a sandbox that exists; entering it closes it at the end, as with one's own."""
+        """Return an existing sandbox; leaving its `with` block closes it like a created one."""
         path = f"/sandboxes/{segment(sandbox_id, 'sandbox', remedy='list sandboxes')}"
         return AsyncSandbox(self._transport, await self._transport.json(Ask("GET", path)))
 
     async def sandboxes(
         self, *, state: str | None = None, metadata: Mapping[str, str] | None = None
     ) -> builtins.list[AsyncSandbox]:
-        """Return the caller's sandboxes, newest first; those that ended a while ago included."""
+        """Return the caller's sandboxes, newest first; including those that ended recently."""
         filters = {f"metadata.{key}": value for key, value in (metadata or {}).items()}
         found: builtins.list[AsyncSandbox] = []
         after: str | None = None
@@ -185,11 +185,11 @@ class AsyncClient:
     # -- life ------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """Let go of the connections; sandboxes live on. Idempotent."""
+        """Close the connections; sandboxes live on. Idempotent."""
         await self._transport.aclose()
 
     async def __aenter__(self) -> AsyncClient:
-        """Use it as a context manager that closes it."""
+        """Enter a context manager that closes the client."""
         return self
 
     async def __aexit__(
@@ -198,19 +198,18 @@ class AsyncClient:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the client."""
         await self.aclose()
 
 
 class Sandboxes:
-    """Stands where the embedded library has the class `AsyncSandbox`."""
+    """Object in the place of the embedded library's class `AsyncSandbox`."""
 
     def __init__(self, client: AsyncClient) -> None:
-        """Belongs to one client."""
         self._client = client
 
     def create(self, template: str = "python", **options: Any) -> Opening:  # noqa: ANN401 - of create_sandbox
-        """Make one: `async with client.AsyncSandbox.create() as sandbox`."""
+        """Create a sandbox: `async with client.AsyncSandbox.create() as sandbox`."""
         return Opening(lambda: self._client.create_sandbox(template, **options))
 
 
@@ -236,9 +235,9 @@ def _program(  # noqa: PLR0913 - each is a choice of the caller's
     compile_options: Sequence[str] = (),
     compile_limits: Limits | Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the body that asks for one program."""
+    """Return the request body for one program."""
     wanted = asking.limits(limits)
-    if timeout is not None:  # it is short for `wall_s`, and wins
+    if timeout is not None:  # `timeout` is short for `wall_s`, and takes precedence
         wanted = {**(wanted or {}), "wall_s": timeout}
     return {
         **asking.source(code),
@@ -265,7 +264,7 @@ def _place(
     demand_hard: bool,
     start: str,
 ) -> dict[str, Any]:
-    """`where` is the runtime, the level and the trust that were named."""
+    """Return the fields of the place; `where` is the requested runtime, level and trust."""
     runtime, isolation, trust = where
     return asking.given(
         template=template,

@@ -1,7 +1,7 @@
-"""The client for ordinary programs: `run`, `Sandbox`, and what there is on the server.
+"""Blocking client: `run`, `Sandbox` and the server's other objects, for synchronous programs.
 
-Made by `connect`. Each call is handed to an `AsyncClient` on a background thread; callbacks run
-in the caller's thread, those of background commands on that one.
+Made by `connect`. Each call is passed to an `AsyncClient` on a background thread; callbacks run in
+the caller's thread, those of background commands on the background thread.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ class RemoteSandbox(SyncSandbox):
     """One live sandbox on a server."""
 
     def __init__(self, thread: Thread, remote: AsyncSandbox) -> None:
-        """Made by `Client`."""
         super().__init__(thread, remote)
         self._remote = remote
 
@@ -46,22 +45,22 @@ class RemoteSandbox(SyncSandbox):
 
     @property
     def facts(self) -> Json:
-        """The server's object of it, as last seen."""
+        """The server's object of it, as last received."""
         return self._remote.facts
 
     @property
     def name(self) -> str | None:
-        """What its owner called it."""
+        """Name given by its owner."""
         return self._remote.name
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What its owner noted of it."""
+        """Metadata given by its owner."""
         return self._remote.metadata
 
     @property
     def clipped(self) -> Mapping[str, float]:
-        """What was asked for above the operator's ceilings."""
+        """Requested limits that were above the operator's ceilings."""
         return self._remote.clipped
 
     def change(
@@ -71,7 +70,7 @@ class RemoteSandbox(SyncSandbox):
         name: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        """Change its remaining life, its name or (all of) its metadata."""
+        """Change its remaining lifetime, its name or (all of) its metadata."""
         self._thread.call(
             lambda _client, _put: self._remote.change(life_s=life_s, name=name, metadata=metadata)
         )
@@ -81,7 +80,7 @@ class RemoteSandbox(SyncSandbox):
         return self._thread.call(lambda _client, _put: self._remote.metrics())
 
     def logs(self, after: int = 0, limit: int = 100) -> builtins.list[Json]:
-        """Return what happened to it after record number `after`, oldest first."""
+        """Return its log records after number `after`, oldest first."""
         return self._thread.call(lambda _client, _put: self._remote.logs(after, limit))
 
 
@@ -89,12 +88,11 @@ class Client:
     """One server, for one caller."""
 
     def __init__(self, thread: Thread) -> None:
-        """Made by `connect`."""
         self._thread = thread
 
     @property
     def url(self) -> str:
-        """Where the server is."""
+        """Address of the server."""
         return self._thread.subject.url
 
     def run(
@@ -112,10 +110,10 @@ class Client:
         return self._thread.call(work, on_event)
 
     def submit(self, code: str, **options: Any) -> Submitted:  # noqa: ANN401 - of AsyncClient.arun
-        """Let `code` run in the background and return as soon as that is on the server's disk.
+        """Let `code` run in the background; return once the request is on the server's disk.
 
-        Options as in `cellwall.run`, except `on_event` and `tools`. It runs once, also if the
-        server is killed before its turn; if that happens in the middle, its result is the error
+        Options as in `cellwall.run`, except `on_event` and `tools`. It runs once, even if the
+        server is killed before its turn; if that happens during the run, its result is the error
         `Interrupted`.
         """
         made = self._thread.call(lambda client, _put: client.submit(code, **options))
@@ -138,14 +136,14 @@ class Client:
         return RemoteSandbox(self._thread, made)
 
     def attach(self, sandbox_id: str) -> RemoteSandbox:
-        """Return a sandbox that exists; entering it closes it at the end, as with one's own."""
+        """Return an existing sandbox; leaving its `with` block closes it like a created one."""
         found = self._thread.call(lambda client, _put: client.attach(sandbox_id))
         return RemoteSandbox(self._thread, found)
 
     def sandboxes(
         self, *, state: str | None = None, metadata: Mapping[str, str] | None = None
     ) -> builtins.list[RemoteSandbox]:
-        """Return the caller's sandboxes, newest first; those that ended a while ago included."""
+        """Return the caller's sandboxes, newest first; including those that ended recently."""
         found = self._thread.call(
             lambda client, _put: client.sandboxes(state=state, metadata=metadata)
         )
@@ -156,14 +154,14 @@ class Client:
         return self._thread.call(lambda client, _put: client.statistics())
 
     def close(self) -> None:
-        """Let go of the connections; sandboxes live on, calls of other threads end as `Conflict`.
+        """Close the connections; sandboxes live on, calls of other threads end as `Conflict`.
 
         Idempotent.
         """
         self._thread.close()
 
     def __enter__(self) -> Client:
-        """Use it as a context manager that closes it."""
+        """Enter a context manager that closes the client."""
         return self
 
     def __exit__(
@@ -172,7 +170,7 @@ class Client:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the client."""
         self.close()
 
 

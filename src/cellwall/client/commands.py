@@ -1,7 +1,7 @@
 """Commands in a sandbox on a server: in the foreground, in the background, found again.
 
-The engine's `commands` say what each call does. A command belongs to the sandbox, not to this
-process: whoever knows its id finds it, its output and its end, for ten minutes after that.
+The engine's `commands` describes each call. A command belongs to the sandbox, not to this process:
+every client that knows its id finds it, its output and its end, for ten minutes after the end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from cellwall.model.execution import CommandResult, Event
 
 _WAIT_S = 50
-"""Asked of the server at once; shorter than what proxies between take for a dead connection."""
+"""Seconds of one waiting request; shorter than the time after which proxies drop an idle
+connection."""
 _STEP_BYTES = 16 * 1024 * 1024
 
 
@@ -41,13 +42,13 @@ class Command:
         self._live = live
         self.id: str = facts["id"]
         self.pid: int | None = facts["pid"]
-        """Its pid inside, as the inside says."""
+        """Process id inside the sandbox, as reported by the guest."""
         self.argv = tuple(facts["argv"])
         self._result: asyncio.Future[CommandResult] = asyncio.get_running_loop().create_future()
         self._is_supervised = False
 
     def supervise(self, deliver: OnEvent | None = None) -> None:
-        """From now on know when it ends, and hand its events over as they come."""
+        """Watch for the command's end from now on, and deliver its events as they arrive."""
         if not self._is_supervised:
             self._is_supervised = True
             self._live.transport.tasks.spawn(self._supervise(deliver))
@@ -61,7 +62,7 @@ class Command:
         except asyncio.CancelledError:
             self._result.cancel()
             raise
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits
+        except Exception as error:  # noqa: BLE001 - the waiting caller gets it
             self._settle(error)
         else:
             self._settle(result)
@@ -71,7 +72,8 @@ class Command:
             return
         if isinstance(end, Exception):
             self._result.set_exception(end)
-            self._result.exception()  # `wait` raises it; nobody has to
+            # `wait` raises it; mark it as retrieved if `wait` is never called
+            self._result.exception()
         else:
             self._result.set_result(end)
 
@@ -89,11 +91,11 @@ class Command:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended yet, as far as the server has told us."""
+        """Whether the command is still running, by the server's last report."""
         return not self._result.done()
 
     async def events(self, after: int = 0) -> AsyncIterator[Event]:
-        """Yield its events after number `after`, live until its end; a `gap` says what is gone."""
+        """Yield its events after number `after`, live until its end; a `gap` names lost ones."""
         place = self._live.path(self._path())
         events = follow(self._live.transport, lambda n: events_of(place, n), after=after)
         async with contextlib.aclosing(events):
@@ -101,7 +103,7 @@ class Command:
                 yield event
 
     async def wait(self) -> CommandResult:
-        """Return how it ended."""
+        """Wait for the command to end and return its result."""
         self.supervise()
         return await asyncio.shield(self._result)
 
@@ -116,16 +118,16 @@ class Command:
             await self._feed(raw[start : start + _STEP_BYTES])
 
     async def close_stdin(self) -> None:
-        """End its standard input."""
+        """Close its standard input."""
         await self._feed(b"", close=True)
 
     async def _feed(self, data: bytes, *, close: bool | None = None) -> None:
         ask = Ask("POST", self._path("/stdin"), {"close": close}, content=data)
-        with contextlib.suppress(Conflict):  # it has ended
+        with contextlib.suppress(Conflict):  # the command has ended
             await self._live.json(ask)
 
     async def kill(self, signal: int = signals.SIGKILL) -> None:
-        """Signal its whole process tree."""
+        """Send a signal to its whole process tree."""
         await self._live.json(Ask("POST", self._path("/signal"), body={"signal": int(signal)}))
 
 
@@ -133,7 +135,6 @@ class Commands:
     """The commands of one sandbox."""
 
     def __init__(self, live: Live) -> None:
-        """Belongs to one `AsyncSandbox`."""
         self._live = live
         self._known: dict[str, Command] = {}
 
@@ -150,9 +151,9 @@ class Commands:
         on_stderr: OnText | None = None,
         on_event: OnEvent | None = None,
     ) -> CommandResult:
-        """Run a command (a string goes to a shell) and return how it ended.
+        """Run a command (a string goes to a shell) and return its result.
 
-        With `merge_stderr` what it writes to either comes in `stdout`, in the order of writing.
+        With `merge_stderr`, `stdout` holds the output of both streams in the order of writing.
         """
         body = {**_body(command, cwd, env, timeout), **asking.stdin(stdin), **_merged(merge_stderr)}
         attempt = Attempt(
@@ -208,8 +209,8 @@ class Commands:
     ) -> Command | Terminal:
         """Start a command in the background; with `pty`, (rows, columns), on a terminal.
 
-        With `merge_stderr` what it writes to either is stdout's, in the order of writing, as on a
-        terminal it always is.
+        With `merge_stderr`, `stdout` holds the output of both streams in the order of writing; on a
+        terminal it always does.
         """
         deliver = by_stream(on_stdout, on_stderr, on_event)
         started: Command | Terminal
@@ -232,14 +233,14 @@ class Commands:
         return started
 
     async def list(self) -> builtins.list[Command]:
-        """Return the background commands that run, those of other clients included."""
+        """Return the running background commands, including those of other clients."""
         answer = await self._live.json(Ask("GET", "/commands"))
         running = [each for each in answer["commands"] if each["status"] == "running"]
         self._known = {key: each for key, each in self._known.items() if each.is_running}
         return [self._found(facts) for facts in running]
 
     async def get(self, command_id: str) -> Command:
-        """Return the command of that id, also one that ended a while ago or that others started."""
+        """Return the command of that id, also one that ended recently or that others started."""
         checked = segment(command_id, "command", remedy="list commands")
         return self._found(await self._live.json(Ask("GET", f"/commands/{checked}")))
 
@@ -251,7 +252,7 @@ class Commands:
         return known
 
     async def kill(self, command_id: str, signal: int = signals.SIGKILL) -> None:
-        """Signal a background command's process tree."""
+        """Send a signal to a background command's process tree."""
         await (await self.get(command_id)).kill(signal)
 
     async def send_stdin(self, command_id: str, data: str | bytes) -> None:
@@ -260,7 +261,7 @@ class Commands:
 
 
 def _merged(merge_stderr: bool) -> dict[str, Any]:
-    """Say it only where it is wanted: an older server does not know the field."""
+    """Include the field only if it is set: an older server does not know it."""
     return {"merge_stderr": True} if merge_stderr else {}
 
 

@@ -1,7 +1,7 @@
-"""Files of a sandbox on a server; the engine's `files` say what each call does.
+"""Files of a sandbox on a server; the engine's `files` describes each call.
 
-Every path is resolved inside, by the sandbox's own kernel. What comes back was made by hostile
-code and goes into a file of ours only under a name the caller gave.
+Every path is resolved inside, by the sandbox's own kernel. Received content was made by hostile
+code and is written to a local file only under a name that the caller gave.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from cellwall.surface.shared.callbacks import OnProgress
 
 READ_CAP_BYTES = 256 * 1024 * 1024
-"""Most bytes of one `read`; they end up in our memory. Use `download` for more."""
+"""Maximum bytes of one `read`, which holds them in this process's memory. Use `download` for
+more."""
 _TAR = "application/x-tar"
 
 
@@ -31,7 +32,6 @@ class Files:
     """File operations of one sandbox. Relative paths start at the working directory."""
 
     def __init__(self, live: Live) -> None:
-        """Belongs to one `AsyncSandbox`."""
         self._live = live
 
     @overload
@@ -62,14 +62,14 @@ class Files:
             yield piece
 
     async def write(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
-        """Write a whole file, parents included; it appears at once. Return its size."""
+        """Write a whole file and create its parents; it appears in one step. Return its size."""
         data = local_files.check_content(content)
         params = {"path": check_path(path), "mode": _octal(mode)}
         answer = await self._live.json(Ask("PUT", "/files", params, content=data, is_held=True))
         return int(answer["size"])
 
     async def append(self, path: str, content: str | bytes) -> None:
-        """Append to a file, making it if need be."""
+        """Append to a file, creating it if necessary."""
         data = local_files.check_content(content)
         params = {"path": check_path(path), "append": True}
         await self._live.json(
@@ -82,7 +82,7 @@ class Files:
         return FileEntry.parse(await self._live.json(ask))
 
     async def exists(self, path: str) -> bool:
-        """Report whether there is something of that name."""
+        """Report whether a file, directory or link of that name exists."""
         try:
             await self.stat(path)
         except FileError as error:
@@ -98,7 +98,7 @@ class Files:
         return (await self.listing(path, depth=depth, limit=limit)).entries
 
     async def listing(self, path: str = ".", *, depth: int = 1, limit: int = 1000) -> Listing:
-        """Do what `list` does, and say whether there were more entries."""
+        """List like `list` and also report whether there were more entries."""
         params = {"path": check_path(path), "depth": depth, "limit": limit}
         answer = await self._live.json(Ask("GET", "/files/list", params))
         entries = [FileEntry.parse(entry) for entry in answer["entries"]]
@@ -120,9 +120,9 @@ class Files:
         await self._live.json(Ask("DELETE", "/files", params, is_repeatable=False))
 
     def watch(self, path: str = ".", *, recursive: bool = True) -> Watch:
-        """Return the changes in a directory as they come: `async for change in …`.
+        """Return an iterator over the changes in a directory: `async for change in …`.
 
-        `async with` it to have it watch before the block begins.
+        Use it in `async with` to start watching before the block begins.
         """
         from cellwall.client.watches import Watch
 
@@ -138,7 +138,7 @@ class Files:
         mode: int | None = None,
         on_progress: OnProgress | None = None,
     ) -> int:
-        """Copy a file of the caller's into the sandbox; return its size."""
+        """Copy a local file into the sandbox; return its size."""
         path = Path(local)
         size = await local_files.check_file(path, "upload")
 
@@ -160,7 +160,7 @@ class Files:
     async def upload_dir(
         self, local: str | Path, remote: str = ".", *, on_progress: OnProgress | None = None
     ) -> int:
-        """Copy a directory of the caller's into the sandbox; return the number of bytes sent."""
+        """Copy a local directory into the sandbox; return the number of bytes sent."""
         root, progress = Path(local), local_files.Progress(on_progress)
         await local_files.check_directory(root, "upload_dir")
         ask = Ask(
@@ -183,9 +183,9 @@ class Files:
         most_bytes: int = 1 << 30,
         on_progress: OnProgress | None = None,
     ) -> int:
-        """Copy a directory out of the sandbox into `local`, which is made; return its file count.
+        """Copy a directory out of the sandbox into `local`, creating it; return its file count.
 
-        Only regular files and directories arrive; links and special files are left out.
+        Only regular files and directories are copied; links and special files are left out.
         """
         progress = local_files.Progress(on_progress)
         async with contextlib.aclosing(self.stream_dir(remote)) as pieces:
@@ -194,7 +194,8 @@ class Files:
     async def stream_dir(self, remote: str) -> AsyncGenerator[bytes, None]:
         """Yield a directory as a tar stream. Hostile bytes: do not extract them carelessly.
 
-        Left early it has to be closed (`contextlib.aclosing`): until then nothing else is heard.
+        A consumer that stops early must close the generator (`contextlib.aclosing`), which closes
+        the connection.
         """
         ask = Ask("GET", "/files/archive", {"path": check_path(remote)})
         async with contextlib.aclosing(self._live.pieces(ask)) as pieces:
@@ -203,7 +204,7 @@ class Files:
 
 
 def check_path(path: str) -> str:
-    """Return `path` for a file operation; where it leads is for the sandbox's kernel."""
+    """Return `path` for a file operation; the sandbox's kernel decides where it leads."""
     if not isinstance(path, str) or not path or "\0" in path:
         raise UsageError(f"path: {path!r} is not a file name", remedy="give a path without NUL")
     try:

@@ -1,7 +1,7 @@
-"""A sandbox on the server as the parts of our sandbox object see it.
+"""Live: one sandbox on the server, shared by the parts of the client's sandbox object.
 
-Its address, what is known of it, and every request about it. The invariant: once the server said
-that it has ended, it stays so here.
+It holds the sandbox's path and known state, and sends every request about it. The invariant: once
+the server has reported the end, the sandbox stays ended here.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Live:
         """`facts` is the server's object of it."""
         self.transport = transport
         self.is_alive = True
-        """Whether it had not ended when the server last said something of it."""
+        """Whether the sandbox had not ended at the server's last report."""
         self.take(facts)
 
     def take(self, facts: Json) -> None:
-        """Learn what the server says of it now."""
+        """Update the state from the server's object."""
         self.id: str = facts["id"]
         self.facts = facts
         self.isolation = isolation_of(facts["isolation"])
@@ -40,15 +40,15 @@ class Live:
         self.is_alive = self.is_alive and facts["status"] == "running"
 
     def path(self, below: str = "") -> str:
-        """Return the path of something of it."""
+        """Return the path of an object of the sandbox."""
         return f"/sandboxes/{self.id}{below}"
 
     def ended(self) -> None:
-        """Note that it has ended."""
+        """Record that the sandbox has ended."""
         self.is_alive = False
 
     async def json(self, ask: Ask) -> Json:
-        """Ask about it; the path is below its own."""
+        """Send a request about the sandbox; the path is relative to the sandbox's own."""
         try:
             return await self.transport.json(self._here(ask))
         except SandboxUnavailable:
@@ -56,7 +56,7 @@ class Live:
             raise
 
     async def pieces(self, ask: Ask) -> AsyncGenerator[bytes, None]:
-        """Yield the bytes of an answer; closed early, it closes the connection."""
+        """Yield the bytes of an answer; closing the generator closes the connection."""
         try:
             async with contextlib.aclosing(self.transport.pieces(self._here(ask))) as pieces:
                 async for data in pieces:

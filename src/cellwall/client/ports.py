@@ -1,7 +1,7 @@
-"""Ports of a sandbox on a server: connections from here to TCP servers inside.
+"""Ports of a sandbox on a server: connections from the client to TCP servers inside.
 
-The engine's `ports` say what each call does. Bytes travel as `relay` says. The invariant: an
-unread connection costs one window here and stops its server inside.
+The engine's `ports` describes each call; `relay` defines how bytes travel. The invariant: an unread
+connection buffers one window here and stops its server inside.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MOST_CONNECTIONS = 128
 _CONNECT_S = 10.0
 _START_S = 20.0
-"""For the program inside to start, beside the connect itself."""
+"""Seconds for the relay program inside to start, in addition to the connect itself."""
 _LINGER_S = 5.0
 _STEP_BYTES = 64 * 1024
 _SIZE = (24, 80)
@@ -41,7 +41,6 @@ class Connection:
     """One connection: bytes out by `read` or `async for`, bytes in by `write`."""
 
     def __init__(self, port: int, terminal: Terminal) -> None:
-        """Made by `Ports.connect`."""
         self.port = port
         self._terminal = terminal
         self._frames = relay.Frames()
@@ -53,7 +52,7 @@ class Connection:
         self._reading = asyncio.Lock()
 
     async def wait_opened(self, timeout_s: float) -> None:
-        """Return when the server inside has accepted. Raises PortError."""
+        """Wait until the server inside has accepted. Raises PortError."""
         try:
             async with asyncio.timeout(timeout_s + _START_S):
                 kind = (await self._next())[0]
@@ -78,7 +77,7 @@ class Connection:
         return self._ready.pop(0)
 
     async def read(self, most_bytes: int = 262_144) -> bytes:
-        """Return what has come, at least one byte; `b""` after the server's last.
+        """Return the bytes received, at least one; `b""` at the end of the server's output.
 
         Raises PortError (`reset`).
         """
@@ -99,7 +98,7 @@ class Connection:
             return found
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield what comes until the server has said its last."""
+        """Yield received bytes until the end of the server's output."""
         return self._pieces()
 
     async def _pieces(self) -> AsyncIterator[bytes]:
@@ -107,7 +106,7 @@ class Connection:
             yield data
 
     async def write(self, data: bytes) -> None:
-        """Send `data`; waits while the server takes none. Raises PortError."""
+        """Send `data`; wait while the server reads none. Raises PortError."""
         self._check_open()
         for start in range(0, len(data), relay.DATA_BYTES):
             if not self._terminal.is_running:
@@ -116,12 +115,12 @@ class Connection:
             await self._terminal.write(relay.frame(b"D", step))
 
     async def write_eof(self) -> None:
-        """Say that no more will be written; reading goes on."""
+        """Close the sending direction; reading continues."""
         self._check_open()
         await self._terminal.write(relay.frame(b"E"))
 
     async def aclose(self) -> None:
-        """Close it: what was written still arrives, what was not read is lost. Idempotent."""
+        """Close: bytes already written still arrive, unread bytes are lost. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -136,7 +135,7 @@ class Connection:
         await self._terminal.close()
 
     def abort(self) -> None:
-        """Break it off; the server sees a reset. Idempotent."""
+        """Abort the connection; the server sees a reset. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self._terminal.in_background(self._break_off())
@@ -158,11 +157,11 @@ class Connection:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of it is left inside."""
+        """Whether nothing of the connection is left inside."""
         return not self._terminal.is_running
 
     async def __aenter__(self) -> Connection:
-        """Use it as a context manager that closes it."""
+        """Enter a context manager that closes the connection."""
         return self
 
     async def __aexit__(
@@ -171,7 +170,7 @@ class Connection:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it; after an error, at once."""
+        """Close the connection; after an error, abort it."""
         if error is None:
             await self.aclose()
         else:
@@ -182,7 +181,6 @@ class Ports:
     """The ports of one sandbox."""
 
     def __init__(self, live: Live) -> None:
-        """Belongs to one `AsyncSandbox`."""
         self._live = live
         self._connections: list[Connection] = []
         self._forwards: weakref.WeakSet[Forward] = weakref.WeakSet()
@@ -193,7 +191,7 @@ class Ports:
         *,
         timeout: float = _CONNECT_S,  # noqa: ASYNC109 - of the connect, as for sockets
     ) -> Connection:
-        """Connect to a TCP server that listens on loopback inside.
+        """Connect to a TCP server that listens on the sandbox's loopback.
 
         `timeout` in seconds. Raises PortError (`refused`, `timeout`), CapacityError.
         """
@@ -222,7 +220,9 @@ class Ports:
         return connection
 
     async def list(self) -> builtins.list[ListeningPort]:
-        """Return the TCP ports that are listened on inside, as the inside says."""
+        """Return the TCP ports with a listening server inside, as the sandbox's /proc reports
+        them.
+        """
         from cellwall.client.files import Files
         from cellwall.model.errors import FileError
 
@@ -233,9 +233,10 @@ class Ports:
         return found
 
     def forward(self, port: int, local_port: int = 0) -> Forward:
-        """Return a port of this machine's loopback that leads to `port` inside; enter it.
+        """Return a forwarder from a port of this host's loopback to `port` inside; enter it.
 
-        Every process of this machine can connect to it. 0: the kernel picks a free one.
+        Every process of this host can connect to the local port. With `local_port` 0 the kernel
+        picks a free one.
         """
         from cellwall.surface.shared.forwards import Forward
 
@@ -251,7 +252,7 @@ class Ports:
 
 
 def listening(table: str) -> builtins.list[ListeningPort]:
-    """Return who listens, from the text of a `/proc/net/tcp`; hostile lines are left out."""
+    """Return the listening sockets in the text of a `/proc/net/tcp`; hostile lines are left out."""
     found = []
     for line in table.splitlines()[1:]:
         fields = line.split()
@@ -271,7 +272,7 @@ def _listener(local: str) -> ListeningPort:
 
 
 def check_port(port: int, *, lowest: int) -> int:
-    """Return `port` if it is the number of one."""
+    """Return `port` if it is a valid port number."""
     if type(port) is not int or not lowest <= port <= 65_535:
         raise UsageError(f"port: {port!r} is not a port", remedy=f"give {lowest} to 65535")
     return port

@@ -1,9 +1,9 @@
-"""Raw bytes to a port inside, over what the server offers: a terminal and a program of ours.
+"""Relay: raw bytes to a port inside, over a terminal of the server's and a program inside.
 
-HTTP to a port passes HTTP and WebSockets only. So a small program is started inside, on a terminal
-in raw mode, which connects and passes frames: one letter, four bytes of length, data. Not a way
-around anything: it is code inside like any other. What it says is hostile; the invariant is that
-only known frames of bounded length are taken.
+The server's HTTP access to a port passes HTTP and WebSockets only. So a small program is started
+inside, on a terminal in raw mode, which connects and passes frames: one letter, four bytes of
+length, data. It bypasses nothing: the program is confined like all code inside. Its output is
+hostile; the invariant is that only known frames of bounded length are accepted.
 
     from inside   C connected · R refused · T timed out · D data · E end · X reset
     to inside     D data · E end · X break off
@@ -89,10 +89,9 @@ def frame(kind: bytes, data: bytes = b"") -> bytes:
 
 
 class Frames:
-    """Takes the inside's bytes apart into frames."""
+    """Parser of the relay program's output."""
 
     def __init__(self) -> None:
-        """Nothing has come."""
         self._held = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[bytes, bytes]]:

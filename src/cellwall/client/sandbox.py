@@ -1,7 +1,7 @@
-"""A sandbox on a server, with the names of the library's own.
+"""Sandbox on a server, with the names of the embedded library's sandbox.
 
-Made by `AsyncClient`; the synchronous twin in `blocking` forwards to it. It lives on the server:
-that this object or its connection is lost does not end it, its idle and whole life do.
+Made by `AsyncClient`; the synchronous twin in `blocking` forwards to it. The sandbox lives on the
+server: the loss of this object or its connection does not end it, its idle time and lifetime do.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class AsyncSandbox:
     """One live sandbox."""
 
     def __init__(self, transport: Transport, facts: Json, tools: Offer | None = None) -> None:
-        """Made by `AsyncClient`; callers use `client.AsyncSandbox.create`."""
+        """Called by `AsyncClient`; callers use `client.AsyncSandbox.create`."""
         self._tools = tools
         self._live = Live(transport, facts)
         self.contexts = Contexts(self._live)
@@ -52,63 +52,63 @@ class AsyncSandbox:
 
     @property
     def id(self) -> str:
-        """Its id."""
+        """Id of the sandbox."""
         return self._live.id
 
     @property
     def status(self) -> Literal["running", "stopped"]:
-        """What the server last said; `refresh` asks it."""
+        """The server's last report; `refresh` asks again."""
         return "running" if self._live.is_alive else "stopped"
 
     @property
     def isolation(self) -> Isolation:
-        """Which isolation really runs."""
+        """Isolation that is in force."""
         return self._live.isolation
 
     @property
     def trust(self) -> str | None:
-        """The word of trust it was asked for with, if one was given."""
+        """Trust word of the request, if one was given."""
         return self._live.trust
 
     @property
     def limits(self) -> Limits:
-        """The limits that apply."""
+        """Limits that apply."""
         return self._live.limits
 
     @property
     def facts(self) -> Json:
-        """The server's object of it, as last seen."""
+        """The server's object of it, as last received."""
         return self._live.facts
 
     @property
     def clipped(self) -> Mapping[str, float]:
-        """What was asked for above the operator's ceilings."""
+        """Requested limits that were above the operator's ceilings."""
         return dict(self._live.facts["clipped"])
 
     @property
     def template(self) -> str:
-        """The name of its template."""
+        """Name of its template."""
         return str(self._live.facts["template"])
 
     @property
     def name(self) -> str | None:
-        """What its owner called it."""
+        """Name given by its owner."""
         name: str | None = self._live.facts["name"]
         return name
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What its owner noted of it."""
+        """Metadata given by its owner."""
         return dict(self._live.facts["metadata"])
 
     @property
     def created_at(self) -> float:
-        """When it was made, in seconds since the epoch."""
+        """Time of its creation, in seconds since the epoch."""
         return self._live.created_at
 
     @property
     def ends_at(self) -> float:
-        """When its whole life ends, in seconds since the epoch."""
+        """End of its lifetime, in seconds since the epoch."""
         return self._live.ends_at
 
     @cached_property
@@ -119,10 +119,10 @@ class AsyncSandbox:
         return Ports(self._live)
 
     async def refresh(self) -> None:
-        """Learn how it is."""
+        """Update the state from the server."""
         try:
             self._live.take(await self._live.json(Ask("GET", "")))
-        except NotFound:  # it ended so long ago that the server forgot it
+        except NotFound:  # it ended so long ago that the server has forgotten it
             self._live.ended()
 
     async def metrics(self) -> Json:
@@ -130,7 +130,7 @@ class AsyncSandbox:
         return await self._live.json(Ask("GET", "/metrics"))
 
     async def logs(self, after: int = 0, limit: int = 100) -> list[Json]:
-        """Return what happened to it after record number `after`, oldest first."""
+        """Return its log records after number `after`, oldest first."""
         answer = await self._live.json(Ask("GET", "/logs", {"after": after, "limit": limit}))
         records: list[Json] = answer["records"]
         return records
@@ -152,7 +152,7 @@ class AsyncSandbox:
     ) -> Execution:
         """Run a cell in a context, or a program of a language that keeps no state beside it.
 
-        `tools` are those of this run instead of the sandbox's own, none of them if it is empty.
+        `tools` replace the sandbox's own for this run; none is available if it is empty.
         """
         attempt = self._attempt(code, language, context, stdin, timeout, tools)
         deliver = by_stream(on_stdout, on_stderr, on_event)
@@ -175,8 +175,8 @@ class AsyncSandbox:
     ) -> AsyncGenerator[Event, None]:
         """Yield the events of `run(code, …)` as they come; the last one is `end`.
 
-        A slow reader pauses the sandbox; one that takes nothing for a minute loses its connection,
-        and finds a `gap` where events are no longer kept.
+        A slow reader pauses the sandbox; a reader that takes nothing for a minute loses its
+        connection, and gets a `gap` in place of events that are no longer kept.
         """
         attempt = self._attempt(code, language, context, stdin, timeout)
         async with contextlib.aclosing(attempt.events()) as events:
@@ -186,11 +186,14 @@ class AsyncSandbox:
                 yield event
 
     async def _after(self, verdict: Verdict) -> None:
-        """Learn what an end means for the sandbox: what needs too much memory mostly ends alone."""
+        """Update the sandbox's state after an end: a program at its memory limit mostly ends
+        alone.
+        """
         if verdict is Verdict.SANDBOX_ERROR:
             self._live.ended()
         elif verdict is Verdict.MEMORY:
-            with contextlib.suppress(CellwallError):  # the answer counts; the next call will tell
+            # the answer counts; the next call reports the error
+            with contextlib.suppress(CellwallError):
                 await self.refresh()
 
     def _attempt(
@@ -203,7 +206,7 @@ class AsyncSandbox:
         tools: Tools | None = None,
     ) -> Attempt:
         box = self._tools if tools is None else box_of(tools)
-        # Those of a run have to be callable in its language, the sandbox's own may not be.
+        # A run's own tools must be callable in its language, the sandbox's need not be.
         manifest = None if box is None else box.manifest
         body = {
             **asking.source(code),
@@ -214,13 +217,13 @@ class AsyncSandbox:
         return Attempt(self._live.transport, self._live.path("/execute"), body, tools=box)
 
     async def interrupt(self, context: str = "main") -> None:
-        """Raise KeyboardInterrupt in what the context runs now."""
+        """Raise KeyboardInterrupt in the code that the context runs now."""
         await self.contexts.interrupt(context)
 
     async def for_model(
         self, result: Execution | CommandResult, budget_chars: int = DEFAULT_BUDGET_CHARS
     ) -> str:
-        """Say to a language model what ran in here; what is left out stays in a file inside."""
+        """Describe a result to a language model; the omitted output stays in a file inside."""
         from cellwall.surface.shared.kept_output import for_model
 
         return await for_model(self, result, budget_chars)
@@ -228,7 +231,7 @@ class AsyncSandbox:
     # -- life ------------------------------------------------------------------------------
 
     async def extend(self, life_s: float) -> None:
-        """Let it live `life_s` seconds from now."""
+        """Let the sandbox live `life_s` seconds from now."""
         self.limits.with_changes({"life_s": life_s})  # checks the number
         await self.change(life_s=life_s)
 
@@ -239,19 +242,19 @@ class AsyncSandbox:
         name: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        """Change its remaining life, its name or (all of) its metadata."""
+        """Change its remaining lifetime, its name or (all of) its metadata."""
         body = asking.given(life_s=life_s, name=name, metadata=metadata)
         ask = Ask("PATCH", "", body=body, is_repeatable=True)
         self._live.take(await self._live.json(ask))
 
     async def close(self) -> None:
-        """Destroy it; what runs in it ends as cancelled. Idempotent."""
-        with contextlib.suppress(NotFound):  # it ended so long ago that the server forgot it
+        """Destroy the sandbox; running executions end as cancelled. Idempotent."""
+        with contextlib.suppress(NotFound):  # it ended so long ago that the server has forgotten it
             await self._live.json(Ask("DELETE", ""))
         self._live.ended()
 
     async def __aenter__(self) -> AsyncSandbox:
-        """Use it as a context manager that closes it."""
+        """Enter a context manager that closes the sandbox."""
         return self
 
     async def __aexit__(
@@ -260,15 +263,14 @@ class AsyncSandbox:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the sandbox."""
         await self.close()
 
 
 class Opening:
-    """What `AsyncSandbox.create` returns: await it, or enter it."""
+    """Result of `AsyncSandbox.create`: await it, or enter it."""
 
     def __init__(self, make: Callable[[], Awaitable[AsyncSandbox]]) -> None:
-        """Nothing happens until it is awaited or entered."""
         self._make = make
         self._sandbox: AsyncSandbox | None = None
 
@@ -287,6 +289,6 @@ class Opening:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the sandbox."""
         if self._sandbox is not None:
             await self._sandbox.close()

@@ -1,8 +1,8 @@
-"""An execution in the background, from our end: known by its id, asked about when one likes.
+"""Submitted execution: an execution in the background, known to the client by its id.
 
-Not the calls that wait (`attempts`). Made by `submit`, or by `execution` from an id, also in
-another process and after the server was started again. The invariant: nothing here starts anything,
-so everything may be asked again, and leaving early cancels nothing.
+Made by `submit`, or by `execution` from an id, also in another process and after a restart of the
+server. Calls that wait for their execution are in `attempts`. The invariant: nothing here starts
+anything, so every call may be repeated, and leaving early cancels nothing.
 """
 
 from __future__ import annotations
@@ -23,27 +23,26 @@ if TYPE_CHECKING:
     from cellwall.surface.sync.loop_thread import LoopThread, Put
 
 _WAIT_S = 50
-"""Of one request that waits for the end; the server holds none for longer than 60 s."""
+"""Seconds of one request that waits for the end; the server holds none for longer than 60 s."""
 
 
 class AsyncSubmitted:
-    """One execution that nobody's connection belongs to."""
+    """One execution that does not depend on a connection."""
 
     def __init__(self, transport: Transport, execution_id: str) -> None:
-        """`submit` and `execution` make it."""
         self._transport = transport
         checked = segment(execution_id, "execution", remedy="give the id that `submit` returned")
         self._place = f"/executions/{checked}"
         self.id = execution_id
 
     async def status(self) -> str:
-        """Return `queued`, `running`, or how it ended: `success`, `error`, `timeout`."""
+        """Return `queued`, `running`, or the end: `success`, `error`, `timeout`."""
         return str((await self._transport.json(Ask("GET", self._place)))["status"])
 
     async def result(self, timeout: float | None = None) -> Execution:  # noqa: ASYNC109 - as in concurrent.futures
-        """Return what it did, once it has ended; `TimeoutError` after `timeout` seconds.
+        """Return the execution once it has ended; `TimeoutError` after `timeout` seconds.
 
-        Raises what of the server failed: `Interrupted` if its end cut the execution short.
+        Raises an error of the server: `Interrupted` if the server's end cut the execution short.
         """
         async with asyncio.timeout(timeout):
             while True:
@@ -66,22 +65,21 @@ class AsyncSubmitted:
 
 
 class Submitted:
-    """The same for ordinary programs."""
+    """The same for synchronous programs."""
 
     def __init__(self, thread: LoopThread[AsyncClient], remote: AsyncSubmitted) -> None:
-        """`submit` and `execution` make it."""
         self._thread = thread
         self._remote = remote
         self.id = remote.id
 
     def status(self) -> str:
-        """Return `queued`, `running`, or how it ended: `success`, `error`, `timeout`."""
+        """Return `queued`, `running`, or the end: `success`, `error`, `timeout`."""
         return self._thread.call(lambda _client, _put: self._remote.status())
 
     def result(self, timeout: float | None = None) -> Execution:
-        """Return what it did, once it has ended; `TimeoutError` after `timeout` seconds.
+        """Return the execution once it has ended; `TimeoutError` after `timeout` seconds.
 
-        Raises what of the server failed: `Interrupted` if its end cut the execution short.
+        Raises an error of the server: `Interrupted` if the server's end cut the execution short.
         """
         return self._thread.call(lambda _client, _put: self._remote.result(timeout))
 

@@ -1,7 +1,7 @@
 """Terminals in a sandbox on a server: bytes over a WebSocket.
 
-The engine's `terminals` say what each call does. The invariant: an unread terminal stops its
-program, it never fills our memory; that the connection is lost hangs up.
+The engine's `terminals` describes each call. The invariant: an unread terminal stops its program
+and never fills this process's memory; losing the connection hangs up.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cellwall.client.live import Live
 
 WINDOW_BYTES = 256 * 1024
-"""Most bytes that wait here for their reader."""
+"""Maximum bytes that wait here for their reader."""
 _STEP_BYTES = 64 * 1024
 _MOST_CELLS = 1000
 
@@ -39,7 +39,6 @@ class Terminal(Command):
     """A command on a terminal: bytes out by `read` or `async for`, bytes in by `write`."""
 
     def __init__(self, live: Live, facts: Json, socket: ClientConnection) -> None:
-        """Made by `Commands`."""
         super().__init__(live, facts)
         self._socket = socket
         self._buffer = bytearray()
@@ -60,7 +59,7 @@ class Terminal(Command):
         except asyncio.CancelledError:
             self._result.cancel()
             raise
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits
+        except Exception as error:  # noqa: BLE001 - the waiting caller gets it
             self._settle(error)
         finally:
             self._has_ended = True
@@ -70,7 +69,7 @@ class Terminal(Command):
             await self._socket.close()
 
     async def _take_all(self) -> Outcome | None:
-        """Take what the server says until its last word; None if the connection was lost."""
+        """Receive messages until the server's last; None if the connection was lost."""
         from websockets.exceptions import ConnectionClosed
 
         with contextlib.suppress(ConnectionClosed):
@@ -96,7 +95,7 @@ class Terminal(Command):
         return replace(outcome, verdict=Verdict.WALL_TIME, notes=(*outcome.notes, note))
 
     def limit(self, timeout_s: float) -> None:
-        """Kill it after that time; a lost connection hangs up earlier."""
+        """Kill the command after that time; a lost connection hangs up earlier."""
 
         def strike() -> None:
             self._limit_s = timeout_s
@@ -105,13 +104,13 @@ class Terminal(Command):
         self._limit = asyncio.get_running_loop().call_later(timeout_s, strike)
 
     async def _strike(self) -> None:
-        with contextlib.suppress(CellwallError):  # it has ended, and so it should
+        with contextlib.suppress(CellwallError):  # the command has ended already
             await self.kill()
 
     # -- for the owner ---------------------------------------------------------------------
 
     async def read(self, most_bytes: int = WINDOW_BYTES) -> bytes:
-        """Return what it printed since, at least one byte; `b""` after its end."""
+        """Return the output since the last read, at least one byte; `b""` after the end."""
         while not self._buffer and not self._has_ended:
             self._news.clear()
             await self._news.wait()
@@ -121,7 +120,7 @@ class Terminal(Command):
         return data
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield what it prints until it ends."""
+        """Yield the output until the command ends."""
         return self._pieces()
 
     async def _pieces(self) -> AsyncIterator[bytes]:
@@ -129,7 +128,7 @@ class Terminal(Command):
             yield data
 
     async def write(self, data: str | bytes) -> None:
-        """Type `data`; waits while the program takes no input. Ignored after its end."""
+        """Type `data`; wait while the program reads no input. Ignored after the command's end."""
         raw = utf8(data, "stdin", escapes=True) if isinstance(data, str) else data
         for start in range(0, len(raw), _STEP_BYTES):
             await self._say(raw[start : start + _STEP_BYTES])
@@ -139,11 +138,11 @@ class Terminal(Command):
         await self.write(data)
 
     async def resize(self, rows: int, cols: int) -> None:
-        """Give it another size; the program learns it by SIGWINCH."""
+        """Change the terminal's size; the kernel tells the program by SIGWINCH."""
         await self._say(json.dumps({"type": "resize", **check_size((rows, cols))}))
 
     async def close(self) -> None:
-        """Hang up: kill its processes and forget what was not read."""
+        """Hang up: kill the terminal's processes and discard unread output."""
         if self.is_running:
             with contextlib.suppress(CellwallError):
                 await self.kill()
@@ -153,7 +152,7 @@ class Terminal(Command):
         self._room.set()
 
     def in_background(self, work: Coroutine[object, object, None]) -> None:
-        """Let something about it go on without its caller."""
+        """Run `work` on the terminal without a waiting caller."""
         self._live.transport.tasks.spawn(work)
 
     async def _say(self, message: str | bytes) -> None:
@@ -188,9 +187,9 @@ async def opened(
 
 
 def shell_line(command: str | Sequence[str], env: Mapping[str, str]) -> str:
-    """Return the line for the shell inside that does what `command` means.
+    """Return the shell line inside that does what `command` means.
 
-    Terminals over HTTP take a line and no environment, so both are written out.
+    Terminals over HTTP take a line and no environment, so both are written into the line.
     """
     asking.command(command)
     exports = "".join(f"export {shlex.quote(f'{name}={value}')}; " for name, value in env.items())
@@ -200,7 +199,7 @@ def shell_line(command: str | Sequence[str], env: Mapping[str, str]) -> str:
 
 
 def check_size(pty: tuple[int, int]) -> dict[str, int]:
-    """Return a terminal's size as the server wants it."""
+    """Return a terminal's size in the server's format. Raises UsageError."""
     fits = isinstance(pty, (tuple, list)) and len(pty) == 2
     if not fits or not all(type(count) is int and 1 <= count <= _MOST_CELLS for count in pty):
         raise UsageError(

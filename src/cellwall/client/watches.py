@@ -1,8 +1,8 @@
-"""Watching a directory of a sandbox on a server; the engine's `watches` say what a change is.
+"""Watches: change notifications of a sandbox's directory on a server; see the engine's `watches`.
 
-The invariant: once `start` has returned, nothing that happens is missed or the loss is said. A
-lost connection ends it with an error: what happened meanwhile nobody knows. Who reads slowly
-stops the server's reading, and in the end the kernel's inside, which says `overflow`.
+The invariant: once `start` has returned, every change is reported, or its loss is. A lost
+connection ends the watch with an error: changes in the meantime are unknown. A slow reader stops
+the server's reading, and finally that of the kernel inside, which reports `overflow`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from cellwall.model.files import Change
 
 _MOST_HELD = 1000
-"""Changes that wait here for their reader."""
+"""Maximum number of changes that wait here for their reader."""
 
 
 class Watch:
-    """Changes as they come: `async with files.watch("src") as watch`, then `async for`."""
+    """Iterator over changes: `async with files.watch("src") as watch`, then `async for`."""
 
     def __init__(self, live: Live, path: str, *, recursive: bool) -> None:
-        """Made by `Files.watch`; nothing is asked yet."""
+        """Send no request yet; `start` does."""
         self.path = path
         self._live = live
         self._recursive = recursive
@@ -75,7 +75,7 @@ class Watch:
     # -- for the owner ---------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Return once everything that happens from now on is seen; idempotent.
+        """Start watching: every change after the return is reported. Idempotent.
 
         Raises FileError, CapacityError, SandboxUnavailable.
         """
@@ -92,7 +92,7 @@ class Watch:
         self._raise_error()
 
     def __aiter__(self) -> Watch:
-        """Yield changes."""
+        """Return the watch itself, an iterator over changes."""
         return self
 
     async def __anext__(self) -> Change:
@@ -113,7 +113,7 @@ class Watch:
             raise error
 
     async def aclose(self) -> None:
-        """Watch no more; whoever waits for a change learns it. Idempotent."""
+        """Stop watching and end the iteration of a waiting caller. Idempotent."""
         self._is_over = True
         self._changes.clear()
         self._news.set()
@@ -123,7 +123,7 @@ class Watch:
         self._error = None
 
     async def __aenter__(self) -> Watch:
-        """Begin to watch."""
+        """Start watching."""
         await self.start()
         return self
 

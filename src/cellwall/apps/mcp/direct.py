@@ -32,9 +32,7 @@ _PARAMS = frozenset({"name", "arguments", "_meta"})
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """Protocol version and metadata of a client, known once the SDK has accepted a tool call of
-    it.
-    """
+    """Protocol version and metadata of a client, known once the SDK accepted a call of it."""
 
     version: str
     meta: Mapping[str, Any]

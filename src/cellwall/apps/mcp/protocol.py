@@ -1,5 +1,5 @@
-"""Protocol: the tools behind the official SDK, one protocol server for the sessions of all
-requests.
+"""Protocol: the tools behind the official SDK; one protocol server for the requests of all
+sessions.
 
 It is no transport (`stdio`, `http`) and does not implement tools (`tools`). The invariant: a tool's
 failure is an answer that the model can read; a protocol error is only for requests that cannot be
@@ -54,9 +54,7 @@ INSTRUCTIONS = (
 
 
 def make_server(catalog: Catalog, session_of: SessionOf) -> Server[Any]:
-    """Return a protocol server; `session_of` finds a request's session or raises
-    `CellwallError`.
-    """
+    """Return a protocol server; `session_of` finds a request's session or raises an error."""
 
     async def list_tools(_: Context, __: PaginatedRequestParams | None) -> ListToolsResult:
         return ListToolsResult(tools=catalog.tools())

@@ -1,7 +1,7 @@
-"""Where the server is and who calls: from arguments and the environment.
+"""Server address and key, from arguments and the environment.
 
-The only place of the SDK that reads the environment. The invariant: a key is never part of a
-URL, of a message or of a `repr`.
+The only module of the SDK that reads the environment. The invariant: a key is never part of a URL,
+of a message or of a `repr`.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ class Address:
     url: str
     """`http://…` or `https://…`, without a slash at its end."""
     unix: str | None = None
-    """Path of the unix socket, if it listens there."""
+    """Path of the unix socket, if the server listens on one."""
     key: str = field(default="", repr=False)
 
     @property
     def socket_url(self) -> str:
-        """The same for WebSockets."""
+        """Address for WebSockets."""
         scheme, _, rest = self.url.partition("://")
         return f"{_SOCKET_SCHEME[scheme]}://{rest}"
 
     @property
     def shown(self) -> str:
-        """For messages."""
+        """Address for messages."""
         return self.url if self.unix is None else f"unix:{self.unix}"
 
 
 def address_of(url: str | None, api_key: str | None, environ: Mapping[str, str]) -> Address:
-    """Return the server that is meant; `UsageError` for an address or a key that cannot be."""
+    """Return the address of the server; `UsageError` for an invalid address or key."""
     wanted = url or environ.get("CELLWALL_URL") or DEFAULT_URL
     key = api_key or environ.get("CELLWALL_API_KEY", "")
     if not key:

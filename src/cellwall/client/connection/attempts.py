@@ -1,8 +1,8 @@
-"""One execution or command under way on the server, from our end.
+"""Attempt: one execution or command under way on the server, seen from the client.
 
-Asked for once, under an idempotency key; answered as one object, or followed event by event. The
-invariants: a lost connection neither runs anything twice nor loses an event silently, and a
-caller that goes away early ends what it started.
+It is requested once, under an idempotency key, and answered as one object or followed event by
+event. The invariants: a lost connection neither runs anything twice nor loses an event silently,
+and a caller that leaves early ends its execution.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from cellwall.surface.tools.tools import Offer
 
 _CANCEL_S = 2.0
-"""Waited for the server's word that it was cancelled; the rest is done in the background."""
+"""Seconds to wait for the server's confirmation of a cancellation; the rest is done in the
+background."""
 
 
 class Attempt:
-    """See the module."""
+    """One attempt; see the module."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class Attempt:
         things: str = "/executions",
         tools: Offer | None = None,
     ) -> None:
-        """`path` is where it is asked for, `things` where it is found by the id in `header`.
+        """`path` is where it is requested, `things` where it is found by the id in `header`.
 
         Calls to `tools` are answered while its events are followed.
         """
@@ -60,7 +61,7 @@ class Attempt:
         self._serving: asyncio.Task[None] | None = None
 
     async def perform(self, on_event: OnEvent | None) -> Json:
-        """Return the object at its end; events go to `on_event` as they come."""
+        """Return the object at the end; pass events to `on_event` as they arrive."""
         if on_event is None and self._tools is None:
             return await self._answer()
         async with contextlib.aclosing(self.events()) as events:
@@ -77,7 +78,7 @@ class Attempt:
             raise
 
     async def object(self) -> Json:
-        """Return it as the server knows it now."""
+        """Return the server's current object of it."""
         return await self._transport.json(Ask("GET", self._place()))
 
     def _place(self) -> str:
@@ -86,7 +87,7 @@ class Attempt:
     async def events(self) -> AsyncGenerator[Event, None]:
         """Yield its events, the last one is `end`; leaving early cancels it.
 
-        A `gap` says which ones a lost connection has cost. Raises what of the server failed.
+        A `gap` names the events that a lost connection has cost. Raises an error of the server.
         """
         is_over = False
         try:
@@ -118,23 +119,23 @@ class Attempt:
             self._serving = self._transport.tasks.spawn(calls.serve())
 
     async def cancel(self) -> None:
-        """End it; returns within seconds, also when the server does not answer."""
+        """End it; returns within seconds, even if the server does not answer."""
         if self._transport.is_near:
-            return  # it saw us leave
+            return  # the server notices the disconnect by itself
         task = self._transport.tasks.spawn(self._cancel())
         await asyncio.wait({task}, timeout=_CANCEL_S)
 
     async def _cancel(self) -> None:
         with contextlib.suppress(CellwallError, httpx.TransportError):
             if self.id is None:
-                # The same call again: its headers name what the first one started.
+                # The same call again: its headers name the execution that the first one started.
                 async with self._transport.stream(_with(self._ask, accept=NDJSON)) as response:
                     self._on_headers(response)
             await self._transport.request(Ask("DELETE", self._place()))
 
 
 def events_of(place: str, after: int) -> Ask:
-    """Return the request for the events of something after number `after`."""
+    """Return the request for events after number `after` of the object at `place`."""
     return Ask("GET", f"{place}/events", {"after": after}, accept=NDJSON, is_held=True)
 
 
@@ -144,7 +145,7 @@ async def follow(
     on_headers: Callable[[httpx.Response], None] = lambda _: None,
     after: int = 0,
 ) -> AsyncGenerator[Event, None]:
-    """Yield events after number `after` to the `end`, over as many connections as it takes."""
+    """Yield events after number `after` to the `end`, reconnecting as often as necessary."""
     budget = transport.budget()
     while True:
         try:

@@ -1,7 +1,7 @@
-"""How often, and after how long, a broken connection is made again.
+"""Retries: how often, and after what delay, a broken connection is made again.
 
-Not what may be repeated (`transport` decides that). The invariant: tries without progress are
-bounded, so a server that is gone for good is an error within seconds.
+`transport` decides what may be repeated. The invariant: tries without progress are bounded, so a
+server that is permanently gone becomes an error within seconds.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import random
 from cellwall.model.errors import ServerUnreachable
 
 DELAYS_S = (0.05, 0.2, 0.8, 2.0)
-"""Before the second, third… try; each is shortened at random, so that clients do not march."""
+"""Seconds before the second, third… try; each is shortened at random, so that clients do not retry
+in step."""
 _LASTING_S = 5.0
-"""A connection on which a server held a call this long: something on the way dropped it."""
+"""Seconds for which a server held a call, above which a lost connection counts as dropped on the
+way."""
 _WITHIN_S = 10.0
-"""No try begins later than this after the first failure: those that time out are few."""
+"""Seconds after the first failure within which a new try may begin: few tries that time out fit
+in."""
 
 
 class Budget:
@@ -28,18 +31,18 @@ class Budget:
         self._left = list(DELAYS_S)
         self._began_s = asyncio.get_running_loop().time()
         self._failed_s: float | None = None
-        """When it failed first since the last progress."""
+        """Time of the first failure since the last progress."""
 
     def progress(self) -> None:
-        """Something arrived: the next failure is a first one again."""
+        """Record that data arrived: the next failure counts as the first again."""
         self._left = list(DELAYS_S)
         self._failed_s = None
 
     async def wait(self, error: Exception, *, was_held: bool = False) -> None:
-        """Wait until it is time to try again; `ServerUnreachable` when that was tried enough.
+        """Wait until the next try; `ServerUnreachable` when no tries are left.
 
-        `was_held`: a server had the call when its connection broke, so that it lasted is progress.
-        Not where we gave up waiting: time passes at a dead server, too.
+        `was_held`: a server had the call when its connection broke, so a long wait counts as
+        progress. It does not after a timeout of the client: time also passes at a dead server.
         """
         loop = asyncio.get_running_loop()
         now_s = loop.time()
@@ -54,7 +57,7 @@ class Budget:
 
 
 def unreachable(shown: str, error: Exception) -> ServerUnreachable:
-    """Return what a caller is told when the server cannot be reached."""
+    """Return the caller's error for a server that cannot be reached."""
     why = str(error) or type(error).__name__
     return ServerUnreachable(
         f"connect to {shown}: {why}",

@@ -1,4 +1,4 @@
-"""The lines of a streamed answer. Used by whatever follows one."""
+"""Streaming: the lines of a streamed answer, for the code that follows one."""
 
 from __future__ import annotations
 

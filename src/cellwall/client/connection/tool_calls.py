@@ -1,8 +1,8 @@
-"""Answers the calls of one execution on a server to tools of ours.
+"""Tool calls: answer the calls of an execution on a server to functions of this process.
 
-Beside `attempts`, which starts it when the execution is known and ends it. What a call means is
-`surface.tools.calls`; this carries it. The invariant: when `serve` has returned or was cancelled,
-no function of the caller's is awaited for this execution; a lost connection runs no call twice.
+`attempts` starts it when the execution's id is known and ends it. `surface.tools.calls` interprets
+a call; this module carries it. The invariant: when `serve` has returned or was cancelled, no
+function of the caller is awaited for this execution; a lost connection runs no call twice.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from cellwall.surface.tools.tools import Offer
 
 _GRACE_S = 1.0
-"""For cancelled functions to clean up."""
+"""Seconds for cancelled functions to clean up."""
 _log = logging.getLogger("cellwall")
 
 
 class ToolCalls:
-    """See the module. Lives on one event loop."""
+    """The tool calls of one execution; see the module. Lives on one event loop."""
 
     def __init__(self, transport: Transport, offer: Offer, place: str) -> None:
         """`place` is the path of the execution."""
@@ -41,14 +41,16 @@ class ToolCalls:
         self._tasks = Tasks()
         self._under_way: dict[int, asyncio.Task[None]] = {}
         self._begun: set[int] = set()
-        """Also those whose answer never arrived: what waits is shown again on each connection."""
+        """Numbers of the calls begun, also those whose answer never arrived: the server repeats
+        waiting calls on each connection."""
 
     async def serve(self) -> None:
-        """Answer until the execution is over, over as many connections as it takes."""
+        """Answer calls until the execution is over, reconnecting as often as necessary."""
         try:
             await self._follow()
         except CellwallError as error:
-            if not isinstance(error, (Conflict, NotFound)):  # it was over before we came
+            # the execution was over before the connection
+            if not isinstance(error, (Conflict, NotFound)):
                 _log.warning("calls to tools are not answered any more: %s", error)
         finally:
             await self._end()
@@ -87,7 +89,7 @@ class ToolCalls:
         try:
             await self._send(call.number, answer)
         except (Conflict, NotFound):
-            return  # nobody waits for it any more
+            return  # the call's program no longer waits for it
         except CellwallError as error:
             _log.warning("tool %s: its answer was not taken: %s", call.tool, error)
             with contextlib.suppress(CellwallError):

@@ -1,8 +1,8 @@
-"""One server's HTTP: pooled connections, retries, errors as exceptions, WebSockets.
+"""Transport: one server's HTTP, with pooled connections, retries, errors as exceptions, WebSockets.
 
-Not what is asked (the parts of the SDK). Lives on one event loop. The invariant: a request is
-sent again only where a second one cannot do anything twice: it is idempotent, it carries a key
-the server knows it by, or no connection was made.
+The other parts of the SDK define the requests. Lives on one event loop. The invariant: a request is
+sent again only where a second one cannot do anything twice: it is idempotent, it carries a key by
+which the server knows it, or no connection was made.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LIMITS = httpx.Limits(max_connections=512, max_keepalive_connections=64, keepal
 _IDEMPOTENT = frozenset({"GET", "PUT", "DELETE"})
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _CUT = (httpx.ReadError, httpx.RemoteProtocolError)
-# Answers are awaited for as long as a program runs; that the server is gone shows by these.
+# An answer is awaited for as long as a program runs; these options detect a server that is gone.
 _ALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -52,40 +52,40 @@ class Ask:
     method: str
     path: str
     params: Mapping[str, Any] = field(default_factory=dict)
-    """None as a value: left out."""
+    """Query parameters; a value of None is left out."""
     body: Mapping[str, Any] | None = None
-    """Sent as JSON."""
+    """Object that is sent as JSON."""
     content: bytes | Callable[[], AsyncIterator[bytes]] | None = None
-    """Sent as it is; a callable is called again for another try."""
+    """Bytes that are sent unchanged; a callable is called again for another try."""
     media: str = "application/octet-stream"
-    """Of `content`."""
+    """Media type of `content`."""
     size: int | None = None
-    """Bytes of `content`, if it comes in pieces and they are known."""
+    """Number of bytes of `content`, if it comes in pieces and the number is known."""
     accept: str | None = None
     key: str | None = None
-    """Makes a POST repeatable."""
+    """Idempotency key, which makes a POST repeatable."""
     is_held: bool = False
-    """Its answer may take as long as a program runs."""
+    """Whether the answer may take as long as a program runs."""
     is_repeatable: bool | None = None
 
     @property
     def may_repeat(self) -> bool:
-        """Whether a second one does no harm."""
+        """Whether a second request does no harm."""
         if self.is_repeatable is not None:
             return self.is_repeatable
         return self.key is not None or self.method in _IDEMPOTENT
 
 
 class Transport:
-    """See the module."""
+    """One server's HTTP; see the module."""
 
     is_near = False
-    """Whether the server notices at once that we leave, so that nothing is asked for twice."""
+    """Whether the server notices a disconnect at once, so that no request has to be repeated."""
 
     def __init__(
         self, address: Address, timeout_s: float, inner: httpx.AsyncBaseTransport | None = None
     ) -> None:
-        """Connect to nothing yet. `inner` carries requests instead of connections of our own."""
+        """Connect to nothing yet. `inner` replaces the client's own connections."""
         self.address = address
         self.tasks = Tasks()
         self._timeout = httpx.Timeout(timeout_s, connect=_CONNECT_S, pool=None)
@@ -94,10 +94,10 @@ class Transport:
         self._http = httpx.AsyncClient(
             base_url=address.url,
             headers={"X-API-Key": address.key, "User-Agent": "cellwall"},
-            # A transport of our own also means: no proxy from the environment sees the key.
+            # An explicit transport also means: no proxy from the environment sees the key.
             transport=inner
             or httpx.AsyncHTTPTransport(
-                # Reading the machine's certificates takes 100 ms; plain HTTP needs none.
+                # Loading the machine's certificates takes 100 ms; plain HTTP needs none.
                 verify=address.url.startswith("https:"),
                 limits=_LIMITS,
                 uds=address.unix,
@@ -112,7 +112,7 @@ class Transport:
     # -- requests --------------------------------------------------------------------------
 
     async def json(self, ask: Ask) -> Json:
-        """Return the object that answers. Raises what the error envelope says."""
+        """Return the object of the answer. Raises the error of the error envelope."""
         response = await self.request(ask)
         try:
             value = response.json()
@@ -135,7 +135,9 @@ class Transport:
 
     @contextlib.asynccontextmanager
     async def stream(self, ask: Ask, budget: Budget | None = None) -> AsyncIterator[httpx.Response]:
-        """Give an answer whose body is still to come; `httpx.TransportError` if that breaks."""
+        """Yield an answer before its body is read; `httpx.TransportError` if the body breaks
+        off.
+        """
         budget = budget or self.budget()
         response: httpx.Response | None = None
         while response is None:
@@ -151,7 +153,7 @@ class Transport:
             await response.aclose()
 
     async def pieces(self, ask: Ask) -> AsyncGenerator[bytes, None]:
-        """Yield the body of an answer as it comes. Raises ServerUnreachable if it breaks off."""
+        """Yield the body of an answer as it arrives. Raises ServerUnreachable if it breaks off."""
         try:
             async with self.stream(ask) as response:
                 async for data in response.aiter_raw():
@@ -161,7 +163,7 @@ class Transport:
 
     async def _again(self, ask: Ask, budget: Budget, error: httpx.TransportError) -> None:
         if ask.may_repeat or isinstance(error, _NOT_SENT):
-            # How long an upload was sent says nothing of a server.
+            # The duration of an upload is no sign that the server is alive.
             is_waiting = ask.is_held and ask.content is None
             await budget.wait(error, was_held=is_waiting and isinstance(error, _CUT))
         else:
@@ -196,7 +198,7 @@ class Transport:
     # -- WebSockets ------------------------------------------------------------------------
 
     async def socket(self, path: str, params: Mapping[str, Any]) -> ClientConnection:
-        """Open a WebSocket. Raises what the error envelope says, or ServerUnreachable."""
+        """Open a WebSocket. Raises the error of the error envelope, or ServerUnreachable."""
         from websockets.asyncio.client import connect, unix_connect
         from websockets.exceptions import InvalidHandshake, InvalidStatus
 
@@ -204,7 +206,7 @@ class Transport:
             "additional_headers": {"X-API-Key": self.address.key},
             "compression": None,
             "max_size": None,
-            # The server pings; what we do not read for long is its owner's wish.
+            # The server pings; an owner may leave data unread for long.
             "ping_interval": None,
             "open_timeout": _CONNECT_S,
             "proxy": None,
@@ -239,11 +241,11 @@ class Transport:
         )
 
     def unreachable(self, error: Exception) -> ServerUnreachable:
-        """Return what a caller is told when a connection broke."""
+        """Return the caller's error for a connection that broke."""
         return unreachable(self.address.shown, error)
 
     async def aclose(self) -> None:
-        """Let go of everything; what runs on the server goes on there."""
+        """Close all connections; executions on the server continue."""
         await self.tasks.cancel()
         await self._http.aclose()
 
@@ -259,9 +261,9 @@ def present(params: Mapping[str, Any]) -> dict[str, str]:
 
 
 def segment(given: object, kind: str, *, remedy: str) -> str:
-    """Return an id of the caller's as a segment of a path; `NotFound` if nothing has such a one.
+    """Return a caller's id as a segment of a path; `NotFound` if no id has this form.
 
-    Not quoted instead: `..` stays what it is, and leads to what is above.
+    It is not quoted instead: `..` is unchanged by quoting, and leads to the parent.
     """
     text = str(given)
     if text.isalnum() and text.isascii():
@@ -270,7 +272,7 @@ def segment(given: object, kind: str, *, remedy: str) -> str:
 
 
 def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> CellwallError:
-    """Return what an answer above 399 says."""
+    """Return the error of an answer above 399."""
     import json
 
     try:

@@ -1,3 +1,1 @@
-"""Runtime `process`: a child process without isolation, for trusted code; `boot` runs in the
-child.
-"""
+"""Runtime `process`: a child process without isolation, for trusted code; the child runs `boot`."""

@@ -38,9 +38,7 @@ def remove_tree(path: str) -> None:
 
 
 def _empty(directory: int, root: int, serial: int) -> list[str]:
-    """Unlink entries other than directories; move directories to `root`; return their names
-    there.
-    """
+    """Unlink entries but directories; move directories to `root`; return their names there."""
     moved: list[str] = []
     for name in os.listdir(directory):
         mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode

@@ -1,5 +1,4 @@
-"""Inner requests: HTTP without a connection, from this process to its own server, for a tool's
-caller.
+"""Inner requests: HTTP without a connection, from this process to its own server.
 
 A tool's work thus takes the path of every other request: the same scope, ownership, quotas, limits
 and audit, through the same table of routes. Whole answers go straight to the server's routes;

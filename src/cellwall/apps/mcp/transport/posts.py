@@ -59,9 +59,7 @@ async def read_before(call: Call) -> Receive:
 
 
 def _may_be_plain(call: Call) -> bool:
-    """Report whether the SDK would accept the request's headers: both answer types, and JSON
-    sent.
-    """
+    """Report whether the SDK would accept the request's headers: both answer types, and JSON."""
     accepted = call.headers.get("accept", "")
     return (
         call.scope["method"] == "POST"
