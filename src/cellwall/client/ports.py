@@ -220,9 +220,7 @@ class Ports:
         return connection
 
     async def list(self) -> builtins.list[ListeningPort]:
-        """Return the TCP ports with a listening server inside, as the sandbox's /proc reports
-        them.
-        """
+        """Return the TCP ports with a listening server inside, as its /proc reports them."""
         from cellwall.client.files import Files
         from cellwall.model.errors import FileError
 

@@ -186,9 +186,7 @@ class AsyncSandbox:
                 yield event
 
     async def _after(self, verdict: Verdict) -> None:
-        """Update the sandbox's state after an end: a program at its memory limit mostly ends
-        alone.
-        """
+        """Update the sandbox's state after an end; one at its memory limit mostly ends alone."""
         if verdict is Verdict.SANDBOX_ERROR:
             self._live.ended()
         elif verdict is Verdict.MEMORY:

@@ -1,5 +1,5 @@
-"""Nouns that cross at least two package borders.
+"""Model: the types that cross at least two package borders.
 
-Everybody may import this package; it imports nothing but the standard library. A type used by
-one package only lives in that package.
+Every package may import this one; it imports only the standard library. A type used by one package
+only lives in that package.
 """

@@ -1,7 +1,8 @@
-"""What to try next after each verdict, and what its limit is called. Sentences, no logic of ends.
+"""Advice: what to try next after each verdict, and the limits it is about; sentences only.
 
-Written for a reader that will write the next program: what helps, in the order of trying. The
-invariant: every verdict but `ok` has an entry, and an entry names things a caller can really do.
+Written for a reader that will write the next program: the useful steps, in the order of trying. The
+invariant: every verdict but `ok` has an entry, and an entry names things that a caller can really
+do.
 """
 
 from __future__ import annotations
@@ -123,6 +124,6 @@ def next_step(verdict: Verdict, error: ExecutionError | None, limits: Limits | N
     if verdict is Verdict.EXCEPTION and error is not None:
         return _NEXT_FOR.get(error.name.rpartition(".")[2], _NEXT[verdict])
     if verdict is Verdict.MEMORY and limits is not None:
-        # A number to ask for, so that nobody tries 513 next.
+        # Suggest a number, so that a model does not try 513 next.
         return f"{_NEXT[verdict]} (Twice as much is {2 * limits.memory_mb}.)"
     return _NEXT[verdict]

@@ -1,4 +1,4 @@
-"""What callers are told of a context: its name, which is text, and what it speaks."""
+"""Context names: what callers get for a context, text that also has the context's language."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ _MOST_CHARACTERS = 64
 
 
 class ContextName(str):
-    """A context's name that knows the context's language."""
+    """Name of a context, with the context's language."""
 
     __slots__ = ("language",)
 
     language: str
-    """The language's own name, as in `registry`."""
+    """Name of the language, as in `registry`."""
 
     def __new__(cls, name: str, language: str = "python") -> ContextName:
-        """`name` as text, with the `language` beside it."""
+        """Return `name` as text, with `language` as an attribute."""
         made = super().__new__(cls, name)
         made.language = language
         return made
 
 
 def check_name(name: object) -> str:
-    """Return `name` if a context may be called so. Raises UsageError.
+    """Return `name` if it is a valid context name. Raises UsageError.
 
-    It is one segment of a path of the HTTP API. `.` and `..` are none, however they are quoted:
-    clients and proxies take them out, and what is asked for then is the sandbox itself.
+    A name is one segment of a path of the HTTP API. `.` and `..` are not allowed, however they are
+    quoted: clients and proxies remove them, and the request would address the sandbox itself.
     """
     if not isinstance(name, str) or not 1 <= len(name) <= _MOST_CHARACTERS:
         raise UsageError(

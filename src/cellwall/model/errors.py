@@ -1,22 +1,22 @@
-"""What can go wrong on our side of the wall.
+"""Errors: failures of cellwall and mistakes of its callers.
 
-How a program ended is never an exception; it is an `Outcome`. These are our failures and our
-callers' mistakes. Every message names the step, the object and the remedy.
+The end of a program is never an exception; it is an `Outcome`. Every message names the step, the
+object and the remedy.
 
     CellwallError
     ├── UsageError            the caller asked for something that cannot be (HTTP 400)
     ├── NotFound              no such sandbox, context, file, template, language (404)
     ├── Conflict              the object is in a state that forbids this (409)
     ├── CapacityError         full; try again after `retry_after_s` (503)
-    │   └── QuotaExceeded     your own share is full; the quota is named (429)
+    │   └── QuotaExceeded     the tenant's own share is full; the quota is named (429)
     ├── SandboxUnavailable    the sandbox has ended; the message says why (410)
-    ├── Interrupted           it had begun, and a server's end cut it short; not run again (503)
-    ├── FileError             a file operation inside the sandbox was refused by its kernel; an
-    │                         `OSError` as well, and of its kind: FileNotFoundError and so on
+    ├── Interrupted           the server ended during the execution, which is not run again (503)
+    ├── FileError             a file operation inside the sandbox was refused by its kernel; also
+    │                         an `OSError`, of its kind: FileNotFoundError and so on
     ├── PortError             a connection to a port inside was refused, reset or not answered
-    ├── HostUnsupported       this machine cannot give what was asked for (start-up, 503)
-    ├── SandboxBroken         our fault: please file a bug; the sandbox was destroyed (500)
-    ├── AccessDenied          the server does not know the key, or it may not do that (401, 403)
+    ├── HostUnsupported       this machine lacks what the request needs (start-up, 503)
+    ├── SandboxBroken         a defect: please file a bug; the sandbox was destroyed (500)
+    ├── AccessDenied          the server does not know the key, or it lacks the right (401, 403)
     └── ServerUnreachable     no server answers at that address, or no longer
 """
 
@@ -32,27 +32,27 @@ def _with_remedy(message: str, remedy: str | None) -> str:
 
 
 class CellwallError(Exception):
-    """Base of every error cellwall raises on purpose."""
+    """Base of every error that cellwall raises on purpose."""
 
     code = "error"
     request_id: str | None = None
-    """What to quote to the operator, if it came from a server."""
+    """Id to quote to the operator, if the error came from a server."""
 
     def __init__(self, message: str, *, remedy: str | None = None) -> None:
-        """Keep the remedy apart from the message so that doors can show both."""
+        """Keep the remedy apart from the message so that an interface can show both."""
         super().__init__(_with_remedy(message, remedy))
         self.message = message
         self.remedy = remedy
 
 
 class UsageError(CellwallError):
-    """The request can never work as it is."""
+    """The request can never succeed unchanged."""
 
     code = "usage"
 
 
 class NotFound(CellwallError):
-    """The named object does not exist, or is not yours."""
+    """The named object does not exist, or belongs to another owner."""
 
     code = "not_found"
 
@@ -64,21 +64,22 @@ class Conflict(CellwallError):
 
 
 class CapacityError(CellwallError):
-    """No room now."""
+    """There is no room now."""
 
     code = "capacity"
 
     position: int | None = None
-    """The place in the queue it would have had, 1 for the next; None where there is no queue."""
+    """Place in the queue that the request would have had, 1 for the next; None where there is no
+    queue."""
 
     def __init__(self, message: str, *, retry_after_s: float, remedy: str | None = None) -> None:
-        """`retry_after_s` is the caller's advice, in seconds."""
+        """`retry_after_s` is the advised wait in seconds."""
         super().__init__(message, remedy=remedy)
         self.retry_after_s = retry_after_s
 
 
 class QuotaExceeded(CapacityError):
-    """The caller's tenant has as much as its tier allows."""
+    """The caller's tenant uses as much as its tier allows."""
 
     code = "quota"
 
@@ -97,7 +98,7 @@ class SandboxUnavailable(CellwallError):
 
 
 class Interrupted(CellwallError):
-    """It had begun when its server ended; how far it came is not known. Never run again."""
+    """The server ended during the execution; its progress is unknown. It is never run again."""
 
     code = "interrupted"
 
@@ -106,15 +107,16 @@ class FileError(CellwallError, OSError):
     """A file operation inside a sandbox failed; `reason` is the guest's code for it.
 
     Reasons: `not_found exists permission is_directory not_directory invalid too_large no_space`.
-    What is made is of the built-in class for its reason, too, so that `except FileNotFoundError`
-    (`FileExistsError`, `PermissionError`, `IsADirectoryError`, `NotADirectoryError`, else
-    `OSError`) sees it as it sees a file of this machine; `errno` has the kernel's number.
+    The created object is also of the built-in class for its reason, so that `except
+    FileNotFoundError` (`FileExistsError`, `PermissionError`, `IsADirectoryError`,
+    `NotADirectoryError`, else `OSError`) catches it like an error about a file of this machine;
+    `errno` has the kernel's number.
     """
 
     code = "file"
 
     def __new__(cls, message: str, *, reason: str, remedy: str | None = None) -> FileError:
-        """Take the class for the reason."""
+        """Choose the class for the reason."""
         kind = _FILE_KINDS.get(reason, cls) if cls is FileError else cls
         return super().__new__(kind, _with_remedy(message, remedy))
 
@@ -126,32 +128,34 @@ class FileError(CellwallError, OSError):
         self.strerror = os.strerror(self.errno)
 
     def __str__(self) -> str:
-        """Return message and remedy, as every error of ours; `OSError` begins with a number."""
+        """Return message and remedy, as every cellwall error does; `OSError` begins with a
+        number.
+        """
         return str(self.args[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Be pickled and copied by what the constructor wants by name."""
+        """Pickle and copy by the constructor's named arguments."""
         return _file_error, (self.message, self.reason, self.remedy), self.__dict__
 
 
 class FileMissing(FileError, FileNotFoundError):
-    """There is nothing of that name."""
+    """There is no file of that name."""
 
 
 class FileExists(FileError, FileExistsError):
-    """There is something of that name."""
+    """A file of that name exists."""
 
 
 class FileForbidden(FileError, PermissionError):
-    """The sandbox's user may not."""
+    """The sandbox's user lacks the permission."""
 
 
 class FileIsDirectory(FileError, IsADirectoryError):
-    """It is a directory."""
+    """The path is a directory."""
 
 
 class FileIsNoDirectory(FileError, NotADirectoryError):
-    """It is none."""
+    """The path is not a directory."""
 
 
 _FILE_KINDS: dict[str, type[FileError]] = {
@@ -180,8 +184,8 @@ def _file_error(message: str, reason: str, remedy: str | None) -> FileError:
 class PortError(CellwallError):
     """A connection to a port inside a sandbox failed.
 
-    Reasons: `refused` (nobody listens), `reset` (the server broke it off), `timeout` (it did not
-    accept in time), `closed` (by us, before).
+    Reasons: `refused` (no server listens), `reset` (the server broke it off), `timeout` (the server
+    did not accept in time), `closed` (by this side, before).
     """
 
     code = "port"
@@ -193,7 +197,7 @@ class PortError(CellwallError):
 
 
 class HostUnsupported(CellwallError):
-    """The host lacks `feature`; `errno` is the kernel's answer where it gave one."""
+    """The host lacks `feature`; `errno` is the kernel's error number if there was one."""
 
     code = "host_unsupported"
 
@@ -207,13 +211,13 @@ class HostUnsupported(CellwallError):
 
 
 class SandboxBroken(CellwallError):
-    """We failed to build, confine or speak to a sandbox; it has been destroyed."""
+    """Building, confining or talking to a sandbox failed; it has been destroyed."""
 
     code = "sandbox_broken"
 
 
 class AccessDenied(CellwallError):
-    """A server refused the caller: no key, an unknown one, or one that may not do that."""
+    """A server refused the caller: no key, an unknown one, or one without that right."""
 
     code = "access"
 

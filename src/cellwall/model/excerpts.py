@@ -1,7 +1,7 @@
-"""Text cut to a budget, as a reader with little room wants it: both ends, and how much is missing.
+"""Excerpts: text cut to a budget, keeping both ends, with a note of how much is missing.
 
-Pure, and linear in the text, which hostile code wrote. Not about what the text means (that is
-`for_model`). The invariant: what comes back is never longer than its budget.
+Pure, and linear in the text, which hostile code wrote. `for_model` knows the text's meaning. The
+invariant: a result is never longer than its budget.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _LINE_SLACK = 120
-"""Characters that may be given up so that a cut falls between two lines."""
+"""Number of characters that may be given up so that a cut falls between two lines."""
 
 
 def plain(text: str) -> str:
@@ -28,7 +28,7 @@ def plain(text: str) -> str:
 def cut_middle(text: str, budget_chars: int, kept_in: str | None = None) -> str:
     """Return `text` in at most `budget_chars`, without its middle if it is longer.
 
-    `kept_in` names the file that holds the whole, for the note on what is missing.
+    `kept_in` names the file that holds the whole text, for the note on what is missing.
     """
     if len(text) <= budget_chars:
         return text
@@ -49,19 +49,19 @@ def _note(characters: int, lines: int, where: str) -> str:
 
 
 def _line_end(text: str, at: int) -> int:
-    """Return where the last line ends that ends shortly before `at`."""
+    """Return the end of the last line that ends shortly before `at`."""
     found = text.rfind("\n", max(0, at - _LINE_SLACK), at)
     return at if found <= 0 else found
 
 
 def _line_start(text: str, at: int) -> int:
-    """Return where the first line begins that begins shortly after `at`."""
+    """Return the start of the first line that begins shortly after `at`."""
     found = text.find("\n", at, at + _LINE_SLACK)
     return at if found < 0 or found + 1 == len(text) else found + 1
 
 
 def shares(sizes: Mapping[str, int], budget: int) -> dict[str, int]:
-    """Divide `budget` fairly: who needs less than an even share leaves the rest to the others."""
+    """Divide `budget` fairly: what a part needs less than an even share goes to the others."""
     given: dict[str, int] = {}
     left = max(0, budget)
     for number, name in enumerate(sorted(sizes, key=lambda name: sizes[name])):

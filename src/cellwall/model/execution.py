@@ -1,7 +1,7 @@
-"""One execution as its caller sees it: events while it runs, an `Execution` at the end.
+"""Execution: one execution as its caller sees it, with its events and its result.
 
-Built by the engine; the same shapes come back from the library, the command line and, over the
-wire, the server.
+Built by the engine; the library, the command line and, over the wire, the server return the same
+shapes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cellwall.model.limits import Limits
 from cellwall.model.outcome import Outcome, Verdict
 
 DEFAULT_BUDGET_CHARS = 20_000
-"""What `for_model` may say: about 5,000 tokens, a small part of a conversation."""
+"""Maximum characters of a `for_model` text: about 5,000 tokens, a small part of a conversation."""
 
 EventKind = Literal[
     "stdout", "stderr", "display", "result", "error", "value", "tool_call", "gap", "end"
@@ -23,14 +23,14 @@ EventKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened. `seq` counts from 1 within its execution.
+    """One event of an execution. `seq` counts from 1 within its execution.
 
-    `text` for stdout and stderr, `data` (a MIME bundle, text by type) for display and result,
-    `error` for error, `value` for value (the function result), `outcome` for end. `tool_call` tells
-    of a call to a tool of the caller's that is over: `data` has `call` (a number), `tool`,
-    `decision`, `error`, `arguments_bytes`, `arguments_sha256`, `result_bytes`, `duration_ms`. A
-    `gap` comes only over a connection that was lost for long: events up to this `seq` are no
-    longer kept, and `value` says which (`after`, `next`, `lost`).
+    `text` is set for stdout and stderr, `data` (a MIME bundle, text by type) for display and
+    result, `error` for error, `value` for value (the function result), `outcome` for end.
+    `tool_call` reports a finished call to a tool of the caller: `data` has `call` (a number),
+    `tool`, `decision`, `error`, `arguments_bytes`, `arguments_sha256`, `result_bytes`,
+    `duration_ms`. A `gap` comes only after a connection was lost for long: events up to this `seq`
+    are no longer kept, and `value` names them (`after`, `next`, `lost`).
     """
 
     seq: int
@@ -50,22 +50,22 @@ class ExecutionError:
     value: str
     traceback: str
     line: int | None = None
-    """Line of the program's own file, from 1, where its language tells it."""
+    """Line of the program's own file, from 1, if its language reports it."""
 
     @property
     def size_chars(self) -> int:
-        """Length of all its words."""
+        """Total length of the texts."""
         return len(self.name) + len(self.value) + len(self.traceback)
 
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """What the compiler did before the program ran; a stage with its own limits and outcome."""
+    """The compile before the program ran; a stage with its own limits and outcome."""
 
     version: str
-    """The compiler's own word, its first line."""
+    """First line of the compiler's version report."""
     is_cached: bool
-    """Whether an earlier compile of the same source was taken; there is no outcome then."""
+    """Whether the product of an earlier compile was used; there is no outcome then."""
     stdout: str
     stderr: str
     outcome: Outcome | None
@@ -74,7 +74,7 @@ class Compilation:
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a command ended."""
+    """Result of a command."""
 
     stdout: str
     stderr: str
@@ -82,17 +82,17 @@ class CommandResult:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit status, or None when a signal or a limit ended it."""
+        """Exit status, or None when a signal or a limit ended it."""
         return self.outcome.exit_code
 
     @property
     def status(self) -> int:
-        """Its end as one number, as shells have it; see `Outcome.status`."""
+        """The end as one number, as shells report it; see `Outcome.status`."""
         return self.outcome.status
 
     @property
     def ok(self) -> bool:
-        """Report whether the verdict is `ok`."""
+        """Whether the verdict is `ok`."""
         return self.outcome.verdict is Verdict.OK
 
     def for_model(
@@ -100,7 +100,7 @@ class CommandResult:
         budget_chars: int = DEFAULT_BUDGET_CHARS,
         kept_in: Mapping[str, str] | None = None,
     ) -> str:
-        """Say it to a language model, see `Execution.for_model`."""
+        """Describe the result to a language model, see `Execution.for_model`."""
         from cellwall.model.for_model import command_for_model
 
         return command_for_model(self, None, budget_chars, kept_in)
@@ -108,7 +108,7 @@ class CommandResult:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What one piece of code did."""
+    """Result of one piece of code."""
 
     id: str
     language: str
@@ -116,7 +116,7 @@ class Execution:
     stderr: str
     outcome: Outcome
     limits: Limits
-    """The limits that applied."""
+    """Limits that applied."""
     result: Any = None
     """JSON value of the variable `result` or of `main(**arguments)`."""
     results: tuple[Mapping[str, Any], ...] = ()
@@ -127,15 +127,15 @@ class Execution:
     started_at: float = 0.0
     """Seconds since the epoch, for people; durations use the monotonic clock."""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """Files that were asked for with `collect` and `artifacts`."""
+    """Files requested with `collect` and `artifacts`."""
     compilation: Compilation | None = None
-    """The compile stage, of languages that have one."""
+    """Compile stage, of languages that have one."""
     trust: str | None = None
-    """The word of trust its sandbox was asked for with, if one was given."""
+    """Trust word with which its sandbox was requested, if one was given."""
 
     @property
     def ok(self) -> bool:
-        """Report whether the verdict is `ok`."""
+        """Whether the verdict is `ok`."""
         return self.outcome.verdict is Verdict.OK
 
     @property
@@ -150,18 +150,18 @@ class Execution:
 
     @property
     def status(self) -> int:
-        """Its end as one number, as shells have it; see `Outcome.status`."""
+        """The end as one number, as shells report it; see `Outcome.status`."""
         return self.outcome.status
 
     @property
     def kept_bytes(self) -> int:
-        """Size of everything that came back, roughly: what keeping it costs."""
+        """Approximate size in bytes of everything returned: the cost of keeping it."""
         shown = sum(len(str(value)) for bundle in self.results for value in bundle.values())
         return len(self.stdout) + len(self.stderr) + shown + sum(map(len, self.files.values()))
 
     @property
     def text(self) -> str | None:
-        """The plain text of the last result, as a notebook shows it."""
+        """Plain text of the last result, as a notebook shows it."""
         for bundle in reversed(self.results):
             if "text/plain" in bundle:
                 return str(bundle["text/plain"])
@@ -177,12 +177,13 @@ class Execution:
         budget_chars: int = DEFAULT_BUDGET_CHARS,
         kept_in: Mapping[str, str] | None = None,
     ) -> str:
-        """Say it to a language model in at most `budget_chars` characters.
+        """Describe it to a language model in at most `budget_chars` characters.
 
-        What was printed and shown, images described, tables as Markdown; then, unless it ended
-        well, what happened, which limit it met and what to try next. What does not fit is cut from
-        the middle, with a note of how much; `kept_in` names the files inside that hold the whole
-        of `stdout`, `stderr` or `shown`. `UsageError` for a budget below 2,000.
+        The text has the output and the displays, with images described and tables as Markdown;
+        then, unless it ended well, what happened, which limit was reached and what to try next.
+        Parts that do not fit are cut from the middle, with a note of how much; `kept_in` names the
+        files inside that hold the whole of `stdout`, `stderr` or `shown`. `UsageError` for a budget
+        below 2,000.
         """
         from cellwall.model.for_model import execution_for_model
 

@@ -1,7 +1,7 @@
-"""Files, changes and ports as the inside describes them.
+"""Files, changes and ports of a sandbox, as the guest reports them.
 
-Values only; `parse` checks what came over a border. All text here was chosen by hostile code: it
-is for showing, never for trusting.
+Values only; `parse` checks what came over a border. All text here was chosen by hostile code: it is
+for display, never to be trusted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CHANGE_KINDS: dict[str, ChangeKind] = {
 }
 
 _MOST = 1 << 63
-"""No kernel counts as far; `float` has an end, too."""
+"""Bound on the guest's numbers: no kernel counts that far, and `float` has a bound, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class FileEntry:
     path: str
     type: str
     size: int
-    """Bytes."""
+    """Size in bytes."""
     mode: int
     mtime: float
-    """Seconds since the epoch."""
+    """Time of the last change, in seconds since the epoch."""
     target: str | None = None
-    """Where a link points to."""
+    """Target of a link."""
 
     @classmethod
     def parse(cls, value: object) -> FileEntry:
@@ -62,32 +62,32 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a directory holds."""
+    """Content of a directory."""
 
     entries: list[FileEntry]
     is_truncated: bool
-    """There were more entries than asked for, or than fit one answer."""
+    """Whether there were more entries than requested, or than fit one answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """One change in a watched directory.
 
-    `overflow`: changes at or below `path` went unreported; list it again. `removed` of `.` is the
+    `overflow`: changes at or below `path` were not reported; list it again. `removed` of `.` is the
     end of the watched directory, and of the watch.
     """
 
     kind: ChangeKind
     path: str
-    """Relative to the watched directory; `.` is itself."""
+    """Path relative to the watched directory; `.` is the directory itself."""
     target: str | None = None
-    """Where a `moved` one is now, relative as well."""
+    """New path after `moved`, relative as well."""
     is_directory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ListeningPort:
-    """One TCP port that is listened on."""
+    """One TCP port with a listening server."""
 
     port: int
     address: str

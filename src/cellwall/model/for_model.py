@@ -1,9 +1,9 @@
-"""What a language model is told about an execution, a command or an error: the one wording.
+"""Texts for models: the one wording of an execution, a command or an error for a language model.
 
-Behind `Execution.for_model`, the MCP server and the integrations. An answer holds, in this order:
-stdout, stderr, what was shown (tables as Markdown, images described), the value, the traceback,
-files, and for any other end than a good one what happened, which limit it met and what to try
-next. Text of the program is copied and cut, never interpreted; what the verdict says comes from
+Used by `Execution.for_model`, the MCP server and the integrations. An answer holds, in this order:
+stdout, stderr, the displays (tables as Markdown, images described), the value, the traceback,
+files, and for any other end than a good one what happened, which limit was reached and what to try
+next. Text of the program is copied and cut, never interpreted; the text on the verdict comes from
 the outcome alone, and stands last, where a program cannot write after it.
 """
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from cellwall.model.outcome import Outcome
 
 LEAST_BUDGET_CHARS = 2_000
-"""Below this there is no room for what happened, both ends of the output and a traceback."""
+"""Minimum budget in characters: below it there is no room for what happened, both ends of the
+output and a traceback."""
 _MOST_NOTE_CHARS = 500
 _MOST_CAPTION_CHARS = 200
 _MOST_FILES_NAMED = 20
@@ -44,9 +45,9 @@ def execution_for_model(
     budget_chars: int = DEFAULT_BUDGET_CHARS,
     kept_in: Mapping[str, str] | None = None,
 ) -> str:
-    """Return what a model needs to know of `execution` in at most `budget_chars` characters.
+    """Return the text on `execution` for a model in at most `budget_chars` characters.
 
-    `kept_in` names the file inside that holds all of `stdout`, `stderr` or `shown`, where one does
+    `kept_in` names the file inside that holds all of `stdout`, `stderr` or `shown`, if there is one
     (`surface.shared.kept_output`). `UsageError` for a budget below `LEAST_BUDGET_CHARS`.
     """
     end = _end(execution.outcome, execution.limits, execution.error)
@@ -59,17 +60,17 @@ def command_for_model(
     budget_chars: int = DEFAULT_BUDGET_CHARS,
     kept_in: Mapping[str, str] | None = None,
 ) -> str:
-    """Return what a model needs to know of a command that has ended."""
+    """Return the text on an ended command for a model."""
     sections = {"stdout": plain(result.stdout), "stderr": plain(result.stderr)}
     end = _end(result.outcome, limits, None)
     return _fitted(sections, end, check_budget(budget_chars), kept_in or {})
 
 
 def error_for_model(error: BaseException) -> str:
-    """Return what a model can do about a call that was not carried out.
+    """Return the text for a model on a call that was not carried out.
 
-    The text of an exception that we did not raise on purpose is not repeated: it may hold paths or
-    other people's data.
+    The text of an exception that cellwall did not raise on purpose is not repeated: it may hold
+    paths or other users' data.
     """
     if not isinstance(error, CellwallError):
         return (
@@ -91,7 +92,7 @@ def _sentence(text: str) -> str:
 
 
 def check_budget(budget_chars: int) -> int:
-    """Return `budget_chars`; `UsageError` if it is no number or too small."""
+    """Return `budget_chars`; `UsageError` if it is not a number or too small."""
     if isinstance(budget_chars, bool) or not isinstance(budget_chars, int):
         raise UsageError("budget_chars: not a whole number", remedy="give a number of characters")
     if budget_chars < LEAST_BUDGET_CHARS:
@@ -144,7 +145,7 @@ def _named(execution: Execution) -> str:
 
 
 def _without_traceback(execution: Execution) -> str:
-    """Return stderr; a program's uncaught exception prints its traceback there, too."""
+    """Return stderr without the traceback of an uncaught exception, which is printed there, too."""
     text = plain(execution.stderr).strip("\n")
     trace = _traceback(execution.error)
     return text.removesuffix(trace).rstrip("\n") if trace else text
@@ -163,7 +164,7 @@ def _files(files: Mapping[str, bytes]) -> str:
 
 
 def shown_for_model(results: Iterable[Mapping[str, Any]]) -> str:
-    """Return what was shown as text: tables as Markdown; images, charts described and numbered."""
+    """Return displays as text: tables as Markdown; images and charts described and numbered."""
     said: list[str] = []
     images = charts = 0
     for bundle in results:
@@ -210,7 +211,7 @@ def _caption(bundle: Mapping[str, Any]) -> str:
 
 
 def _pixels(data: str) -> str | None:
-    """Return width and height out of a PNG's first chunk."""
+    """Return width and height from a PNG's first chunk."""
     try:
         head = base64.b64decode(data[:32])
     except (binascii.Error, ValueError):
@@ -291,7 +292,7 @@ _TITLES = {
 
 
 def _room_for(sections: Mapping[str, str], end: str) -> int:
-    """Return the characters of an answer that are not the sections' own text."""
+    """Return the number of characters of an answer that are not the sections' own text."""
     titles = sum(len(_TITLES.get(name, "")) for name, text in sections.items() if text)
     return titles + 2 * (len(sections) + 1) + len(end)
 

@@ -1,6 +1,6 @@
 """Ids: 130 random bits in lower-case letters and digits.
 
-No `-` or `_`: ids stand in host names. An id alone is never enough to reach anything.
+No `-` or `_`: ids are used in host names. An id alone never gives access to anything.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz234567" * 8
-"""One for each value of a byte; 32 divides 256, so each is as likely as every other."""
+"""One letter for each value of a byte; 32 divides 256, so all letters are equally likely."""
 _LENGTH = 26
 
 

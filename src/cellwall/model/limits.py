@@ -1,7 +1,7 @@
 """Limits of a sandbox and of one execution in it.
 
-Not the enforcement (that is each runtime's) and not the operator's bounds (settings). Every
-number carries its unit in its name; there is no "unlimited".
+Each runtime enforces them; the operator's bounds are settings. Every number carries its unit in its
+name; there is no "unlimited".
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any, Literal
 from cellwall.model.errors import UsageError
 
 Hardness = Literal["hard", "soft"]
-"""`hard`: the kernel refuses or kills. `soft`: a watchdog of ours sums and kills."""
+"""`hard`: the kernel refuses or kills. `soft`: a watchdog of the engine sums up the use and
+kills."""
 
 _DAY_S = 86_400.0
 _BOUNDS: dict[str, tuple[float, float]] = {
@@ -33,28 +34,28 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a sandbox may use. The defaults are those of DESIGN.md §8."""
+    """Limits of what a sandbox may use. The defaults are those of DESIGN.md §8."""
 
     wall_s: float = 30.0
     """Seconds from the start of an execution or command to its end, on the monotonic clock."""
     cpu_s: float = 30.0
-    """CPU seconds of one execution or command, with all that it starts."""
+    """CPU seconds of one execution or command, with all its processes."""
     cpus: float = 1.0
-    """Share of CPUs, 1.0 = one core; what the inside sees is this, rounded up."""
+    """Share of CPUs, 1.0 = one core; the sandbox sees this number, rounded up."""
     memory_mb: int = 512
     """MiB of memory of the whole tree: anonymous, shared, tmpfs and page tables. Swap is off."""
     processes: int = 100
-    """Processes and threads of the whole tree, ours excepted."""
+    """Number of processes and threads of the whole tree, without cellwall's own."""
     disk_mb: int = 256
     """MiB of the work area: home, /tmp and /dev/shm together."""
     inodes: int = 16_384
-    """Files and directories in the work area."""
+    """Number of files and directories in the work area."""
     file_mb: int = 64
     """MiB of the largest single file."""
     output_kb: int = 1024
     """KiB kept of each of stdout and stderr; the rest is drained and counted."""
     open_files: int = 256
-    """Descriptors per process."""
+    """Number of descriptors per process."""
     idle_s: float = 600.0
     """Seconds without activity after which a sandbox is destroyed."""
     life_s: float = 3600.0
@@ -86,8 +87,8 @@ class Limits:
         """Return limits for a sandbox that an agent works in, with `changes`.
 
         An hour for each execution or command, and of CPU time for it: agents build, install and
-        test, and have time limits of their own. A day for the sandbox: its model's turns take as
-        long as they take. All else is as usual.
+        test, and have time limits of their own. A day for the sandbox, because a turn of the
+        agent's model has no fixed length. All other limits have their defaults.
         """
         return cls(wall_s=3600, cpu_s=3600, idle_s=_DAY_S, life_s=_DAY_S).with_changes(changes)
 

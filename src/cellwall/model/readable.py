@@ -1,7 +1,7 @@
-"""The form of a MIME bundle that a model reads best.
+"""Readable bundles: the form of a MIME bundle that a model reads best.
 
-Used by `for_model`; pictures and how long all of it may get are that one's business. The bundle was
-written by hostile code: HTML is bounded, and cut at its tags by an expression that cannot go back.
+Used by `for_model`, which handles pictures and the total length. The bundle was written by hostile
+code: HTML is bounded, and split at its tags by an expression without backtracking.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CHARTS = {
     "application/vnd.bokehjs": "Bokeh",
 }
 _OPAQUE = re.compile(r"<[\w.]+ (?:object|at 0x[0-9a-f]+|object at 0x[0-9a-f]+)>")
-"""A repr that names a class and an address, as `object.__repr__` makes it."""
+"""A repr that gives only a class and an address, as `object.__repr__` makes it."""
 _TAG = re.compile(r"(<[^<>]*>)")
 _NAME = re.compile(r"<(/?)([a-z0-9]+)", re.IGNORECASE)
 _UNSEEN = frozenset(("script", "style", "head", "template", "noscript"))
@@ -33,7 +33,7 @@ _BLOCKS = re.compile(
 
 
 def chart_of(bundle: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the type of the chart that a library is to draw from the bundle, and its name."""
+    """Return the type of the chart that a library would draw from the bundle, and the library."""
     for mime in bundle:
         for prefix, name in _CHARTS.items():
             if mime.startswith(prefix):
@@ -42,9 +42,9 @@ def chart_of(bundle: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def text_of(bundle: Mapping[str, Any]) -> str | None:
-    """Return the bundle as text, None if there is none in it.
+    """Return the bundle as text, None if it has none.
 
-    Plain text comes behind Markdown, and is passed over where it only names the object's class.
+    Markdown is preferred to plain text, which is skipped if it only names the object's class.
     """
     table = as_markdown(str(bundle.get("text/html", "")))
     if table is not None:
@@ -61,7 +61,7 @@ def text_of(bundle: Mapping[str, Any]) -> str | None:
 
 
 def is_opaque(said: object) -> bool:
-    """Report whether a plain text says nothing but what class its object is of."""
+    """Report whether a plain text says only what class its object has."""
     return _OPAQUE.fullmatch(str(said).strip()) is not None
 
 
@@ -72,7 +72,7 @@ def _is_json(mime: str) -> bool:
 
 
 def html_text(html: str) -> str:
-    """Return what a reader of a page would see of it as text, one line for each block."""
+    """Return the visible text of a page, one line for each block."""
     parts: list[str] = []
     unseen = ""
     for number, piece in enumerate(_TAG.split(html[:_MOST_HTML_CHARS])):

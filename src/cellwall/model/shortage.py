@@ -1,8 +1,8 @@
-"""What the kernel means when it has no more of something: our error for it, with the remedy.
+"""Shortage: the kernel's error numbers for an exhausted resource, as an error with the remedy.
 
-Called wherever a start touches the host, in the jail and in the engine. Not a guess about the
-cause of any other error: what is not in the table is no shortage. A shortage passes, so the caller
-is told when to try again.
+Called wherever a start touches the host, in the jail and in the engine. It does not guess the cause
+of other errors: a number outside the table is no shortage. A shortage passes, so the caller is told
+when to try again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WATCHES = (
     "raise fs.epoll.max_user_watches, and give sandboxes user ids of their own: "
     "`cellwall doctor` says how",
 )
-"""What ENOSPC means where nothing is written: epoll_ctl(2)."""
+"""Meaning of ENOSPC where nothing is written: epoll_ctl(2)."""
 _SHORT_OF_DISK = {
     errno.ENOSPC: ("the disk has no free block or inode", "make room below the state directory"),
     errno.EDQUOT: ("the disk quota is used up", "make room below the state directory"),
@@ -48,9 +48,9 @@ def shortage(
 ) -> CapacityError | None:
     """Return the error for a failed `step` if `number` is an errno of a shortage.
 
-    `said` are the kernel's or our own words for it. `on_disk`: the step writes to a disk; elsewhere
-    ENOSPC may be a setting of the kernel's (user.max_user_namespaces), and no waiting helps.
-    `is_watching`: it has a loop watch a descriptor.
+    `said` is the kernel's or cellwall's own text. `on_disk`: the step writes to a disk; elsewhere
+    ENOSPC may come from a kernel setting (user.max_user_namespaces), and waiting does not help.
+    `is_watching`: the step registers a descriptor with an event loop.
     """
     table = {**_SHORT_OF, **_SHORT_OF_DISK} if on_disk else _SHORT_OF
     if is_watching:

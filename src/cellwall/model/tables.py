@@ -1,8 +1,8 @@
-"""The HTML table that a data frame shows itself as, as Markdown.
+"""Tables: the HTML table of a data frame, converted to Markdown.
 
-Only plain rectangles: anything else is None, and the caller shows the plain text instead. The
-HTML was written by hostile code, so it is bounded and cut at its tags by one expression that
-cannot go back; Python's own parser takes quadratic time on what was made for that.
+Only plain rectangles: anything else is None, and the caller shows the plain text instead. The HTML
+was written by hostile code, so it is bounded and split at its tags by one expression without
+backtracking; Python's own parser takes quadratic time on crafted input.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def as_markdown(html: str) -> str | None:
 
 
 class _Table:
-    """Collects cells by row, and the text of paragraphs."""
+    """Collector of cells by row, and of the text of paragraphs."""
 
     def __init__(self) -> None:
         self._rows: list[list[str]] = []
@@ -39,12 +39,12 @@ class _Table:
         self._text: list[str] | None = None
 
     def text(self, piece: str) -> None:
-        """Take what stands between two tags; outside of cells and paragraphs it is layout."""
+        """Handle the text between two tags; outside of cells and paragraphs it is layout."""
         if self._text is not None:
             self._text.append(piece)
 
     def tag(self, tag: str) -> bool:
-        """Take a tag; False if the table is no plain rectangle."""
+        """Handle a tag; False if the table is not a plain rectangle."""
         found = _NAME.match(tag)
         name = found[1].lower() if found else ""
         is_end = tag.startswith("</")

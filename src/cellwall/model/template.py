@@ -1,7 +1,7 @@
-"""Templates: what is installed and preloaded, and where a built one lies.
+"""Templates: what is installed and preloaded, and the place of a built one.
 
-Values only: reading definitions, building and finding belong to `engine.templates.store`; runtimes
-get a `BuiltTemplate`. Whatever changes what a program inside sees is a field that `identity`
+Values only: `engine.templates.store` reads definitions, builds and finds templates; runtimes get a
+`BuiltTemplate`. Everything that changes what a program inside sees is a field that `identity`
 covers; a field left out of it would let two different templates share one digest and one
 fork-server.
 """
@@ -25,18 +25,18 @@ _CLAUSE = re.compile(r"(>=|<=|==|!=|>|<)(\d+(?:\.\d+){0,2})")
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """One definition, as written by us or by the user."""
+    """One definition, built in or written by the user."""
 
     name: str
     description: str = ""
     packages: tuple[str, ...] = ()
     """Requirements, each pinned (`numpy==2.4.6`); installed from wheels only."""
     constraints: tuple[str, ...] = ()
-    """Pins of what the packages pull in, so that a template built later is the same."""
+    """Pins of the packages' dependencies, so that a template built later is the same."""
     preload: tuple[str, ...] = ()
     """Modules imported once by the fork-server; every sandbox starts with them in memory."""
     python: str = ">=3.8"
-    """Which base interpreters will do: clauses such as `>=3.11,<3.15`."""
+    """Required version of the base interpreter: clauses such as `>=3.11,<3.15`."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment of every process inside."""
     languages: tuple[str, ...] = ("python",)
@@ -55,7 +55,7 @@ class Template:
             f"{where}: python",
             "write it like `>=3.11,<3.15`",
         )
-        # SECURITY: these become argv and lines of a file of uv's; no options, no further lines.
+        # SECURITY: these become argv and lines of a file for uv; no options, no further lines.
         pins = (*self.packages, *self.constraints)
         _check(_REQUIREMENT, pins, f"{where}: packages", "write them like `numpy==2.4.6`")
 
@@ -64,7 +64,7 @@ class Template:
         return all(_holds(clause, version) for clause in self.python.split(","))
 
     def identity(self) -> dict[str, Any]:
-        """Return everything that makes this template different from another, as plain JSON."""
+        """Return everything that distinguishes this template from another, as plain JSON."""
         return {
             "packages": sorted(self.packages),
             "constraints": sorted(self.constraints),
@@ -82,19 +82,20 @@ class BuiltTemplate:
     digest: str
     """32 lower-case hexadecimal digits; also the directory's name."""
     path: str
-    """The environment: `bin/`, `lib/`, `pyvenv.cfg`; relocatable, so it may be mounted anywhere."""
+    """Path of the environment: `bin/`, `lib/`, `pyvenv.cfg`; relocatable, so it may be mounted
+    anywhere."""
     python: str
-    """Its interpreter, `<path>/bin/python`, a link to the base interpreter.
+    """Path of its interpreter, `<path>/bin/python`, a link to the base interpreter.
 
-    SECURITY: never started on the host: packages lie beside it, and it runs code of theirs (`.pth`
-    files) before the first line that it is given. Inside it is another path.
+    SECURITY: never started on the host: packages lie beside it, and it runs their code (`.pth`
+    files) before the first line that it is given. Inside, the path is different.
     """
     base_python: str
-    """The base interpreter: real path on the host, outside of every template."""
+    """Path of the base interpreter: real path on the host, outside of every template."""
     base_mounts: tuple[str, ...]
     """Trees outside `/usr` that the interpreter needs mounted read-only at the same place."""
     size_bytes: int
-    """Sum of the files' sizes."""
+    """Sum of the files' sizes in bytes."""
 
 
 def _check(pattern: re.Pattern[str], values: Iterable[object], where: str, remedy: str) -> None:

@@ -1,6 +1,6 @@
-"""Text of the caller's as bytes. A str may hold halves of surrogate pairs, which no bytes are.
+"""Unicode: a caller's text as bytes. A str may hold half surrogate pairs, which cannot be encoded.
 
-Not files' names inside, whose rules are `engine.programs.requests` and `client.files`.
+The rules for file names inside are in `engine.programs.requests` and `client.files`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from cellwall.model.errors import UsageError
 
 
 def utf8(text: str, what: str, *, escapes: bool = False) -> bytes:
-    """Return `text` as UTF-8; `UsageError` that names `what` if it is no Unicode.
+    """Return `text` as UTF-8; `UsageError` that names `what` if it is not valid Unicode.
 
-    `escapes`: what stands for single bytes becomes them, as where Python made text of a name or
-    an argument that was none.
+    `escapes`: surrogate escapes become the single bytes they stand for, as in a name or an argument
+    that Python decoded from invalid UTF-8.
     """
     try:
         return text.encode("utf-8", "surrogateescape" if escapes else "strict")

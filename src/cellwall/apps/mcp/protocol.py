@@ -1,5 +1,4 @@
-"""Protocol: the tools behind the official SDK; one protocol server for the requests of all
-sessions.
+"""Protocol: the tools behind the official SDK, in one protocol server for all requests.
 
 It is no transport (`stdio`, `http`) and does not implement tools (`tools`). The invariant: a tool's
 failure is an answer that the model can read; a protocol error is only for requests that cannot be

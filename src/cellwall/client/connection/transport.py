@@ -135,9 +135,7 @@ class Transport:
 
     @contextlib.asynccontextmanager
     async def stream(self, ask: Ask, budget: Budget | None = None) -> AsyncIterator[httpx.Response]:
-        """Yield an answer before its body is read; `httpx.TransportError` if the body breaks
-        off.
-        """
+        """Yield an answer before its body; `httpx.TransportError` if the body breaks off."""
         budget = budget or self.budget()
         response: httpx.Response | None = None
         while response is None:
