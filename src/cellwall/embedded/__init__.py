@@ -1,9 +1,9 @@
-"""The embedded engine: `run` and `Sandbox` for ordinary programs, `arun` for asyncio ones.
+"""Embedded engine: `run` and `Sandbox` for synchronous programs, `arun` for asyncio ones.
 
-Not a second engine: each call is handed to one engine on one background thread, started on first
-use and closed at exit (`arun` and `AsyncSandbox` use an engine on the caller's own event loop,
-closed with that loop). Callbacks run in the caller's thread. The invariant: a forked child never
-touches what belongs to its parent; it closes the inherited descriptors and starts afresh.
+It is not a second engine: each call is passed to one engine on one background thread, started on
+first use and closed at exit (`arun` and `AsyncSandbox` use an engine on the caller's own event
+loop, closed with that loop). Callbacks run in the caller's thread. The invariant: a forked child
+never touches its parent's objects; it closes the inherited descriptors and starts its own engine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Runner(LoopThread[Engine]):
     """One event loop with one engine on one thread."""
 
     def __init__(self, make_engine: Callable[[], Engine] = Engine) -> None:
-        """Start the thread; the engine is made there on first use."""
+        """Start the thread; the engine is created there on first use."""
         super().__init__(make_engine)
 
     def abandon(self) -> None:
@@ -39,13 +39,13 @@ class Runner(LoopThread[Engine]):
 
 
 class _Default:
-    """The process's runner, made on first use."""
+    """The process's runner, created on first use."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.runner: Runner | None = None
         self.abandoned: list[Runner | None] = []
-        """Kept, so that no finaliser of the parent's objects runs in the child."""
+        """Runners of the parent, kept so that no finaliser of its objects runs in the child."""
 
     def get(self) -> Runner:
         runner = self.runner
@@ -80,11 +80,11 @@ os.register_at_fork(after_in_child=_default.after_fork)
 
 
 def run(code: str, *, on_event: OnEvent | None = None, **options: Any) -> Execution:  # noqa: ANN401 - fields of Request
-    """Run `code` once in a fresh sandbox and return what it did.
+    """Run `code` once in a fresh sandbox and return the execution.
 
-    Options: `language`, `stdin`, `arguments`, `files`, `timeout`, `limits`, `template`,
-    `runtime`, `isolation`, `trust`, `start`, `env`, `args`, `collect`, `artifacts`,
-    `compile_options`, `compile_limits`, `tools`; see `engine.programs.requests.Request`.
+    Options: `language`, `stdin`, `arguments`, `files`, `timeout`, `limits`, `template`, `runtime`,
+    `isolation`, `trust`, `start`, `env`, `args`, `collect`, `artifacts`, `compile_options`,
+    `compile_limits`, `tools`; see `engine.programs.requests.Request`.
     """
 
     def work(engine: Engine, put: Put) -> Coroutine[Any, Any, Execution]:
@@ -112,7 +112,7 @@ class Sandbox(SyncSandbox):
         runner: Runner | None = None,
         **options: Any,  # noqa: ANN401 - of Engine.create_sandbox
     ) -> None:
-        """Create it; options are those of `Engine.create_sandbox`.
+        """Create the sandbox; options are those of `Engine.create_sandbox`.
 
         `runner` is for tests and embedders with an engine of their own.
         """
@@ -123,5 +123,5 @@ class Sandbox(SyncSandbox):
 
     @property
     def posture(self) -> Mapping[str, Any]:
-        """The facts of its confinement, as read back from the OS."""
+        """Facts of its confinement, as read back from the OS."""
         return self._made.posture

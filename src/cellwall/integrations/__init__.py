@@ -1,7 +1,7 @@
-"""cellwall from inside the frameworks that agents, evaluations and tests are written with.
+"""Integrations: cellwall in the frameworks for agents, evaluations and tests.
 
-One thin module for each, imported by the program that wants it and by nothing else; each says
-which extra brings its framework. What they share: `calls` reads what a model asked for, `answers`
-is what it is told, `code_tool` keeps one sandbox for a conversation. They use what every user of
-the library has, so a sandbox may be embedded or a server's.
+One thin module for each framework, imported only by the program that uses it; each names the extra
+that installs its framework. Shared modules: `calls` parses a model's request, `answers` makes the
+reply, `code_tool` keeps one sandbox for a conversation. They use the public library, so a sandbox
+may be embedded or a server's.
 """

@@ -1,4 +1,4 @@
-"""What a model is told after a call: text, images, and whether something went wrong."""
+"""Answers: the reply to a model's call; text, images, and whether it is an error."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _NEW = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to one call, before it takes the form of a framework."""
+    """The answer to one call, before its conversion to a framework's form."""
 
     text: str
     images: tuple[str, ...] = ()
     """Base64 PNGs."""
     is_error: bool = False
     execution: Execution | None = None
-    """None where nothing was run."""
+    """The execution; None where nothing was run."""
 
     @classmethod
     def of(
         cls, execution: Execution, sandbox: SyncSandbox, budget_chars: int, is_new: bool
     ) -> Answer:
-        """Return what `execution` says in about `budget_chars` characters.
+        """Return the text on `execution` in about `budget_chars` characters.
 
-        `is_new` is whether its sandbox has taken the place of one that died.
+        `is_new` tells whether its sandbox has replaced one that died.
         """
         text = sandbox.for_model(execution, budget_chars)
         text = f"{_NEW}\n{text}" if is_new else text
@@ -42,5 +42,5 @@ class Answer:
 
     @classmethod
     def refusal(cls, error: CellwallError) -> Answer:
-        """Return what a model is told about a call that was not carried out."""
+        """Return the reply on a call that was not carried out."""
         return cls(error_for_model(error), is_error=True)

@@ -1,7 +1,7 @@
 """The code tool for Anthropic's Messages API.
 
-No SDK is needed: messages are read as the SDK's objects or as the plain JSON, and what goes back
-is plain JSON.
+No SDK is needed: messages are read as the SDK's objects or as plain JSON, and replies are plain
+JSON.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Json = dict[str, Any]
 
 
 class CodeTool(code_tool.CodeTool):
-    """See `code_tool.CodeTool` for how it is made; `messages += tool.answer(message)`."""
+    """Code tool with the arguments of `code_tool.CodeTool`; `messages += tool.answer(message)`."""
 
     @property
     def schema(self) -> Json:
-        """An entry for `tools` of a message."""
+        """Entry for `tools` of a message."""
         return {
             "name": self.name,
             "description": self.description,
@@ -32,7 +32,7 @@ class CodeTool(code_tool.CodeTool):
     def answer(self, message: Any) -> list[Json]:  # noqa: ANN401 - the SDK's object or its JSON
         """Run all calls in `message`; return the user message to append, or nothing if none.
 
-        Next to tools of one's own, look at each block's name and use `handle`.
+        Beside other tools, check each block's name and use `handle`.
         """
         return _message([self.handle(block) for block in _calls(message)])
 

@@ -32,7 +32,7 @@ _ALIASES |= {"sh": "bash", "shell": "bash", "js": "javascript", "node": "javascr
 
 
 class CellwallCodeExecutorConfig(BaseModel):
-    """The executor as AutoGen writes it into a file."""
+    """Configuration of the executor in AutoGen's files."""
 
     template: str = "python"
     timeout: float | None = None
@@ -42,7 +42,7 @@ class CellwallCodeExecutorConfig(BaseModel):
 
 @dataclass
 class CellwallCodeResult(CodeResult):
-    """What the blocks did, with what AutoGen's own result has no room for."""
+    """Result of the blocks, with the fields that AutoGen's own result lacks."""
 
     images: tuple[str, ...] = ()
     """Base64 PNGs, in order."""
@@ -50,7 +50,7 @@ class CellwallCodeResult(CodeResult):
 
 
 class CellwallCodeExecutor(CodeExecutor, Component[CellwallCodeExecutorConfig]):
-    """Runs code blocks in one sandbox, which `stop` destroys. Python blocks share their state."""
+    """Executor of code blocks in one sandbox, which `stop` destroys. Python blocks share state."""
 
     component_config_schema = CellwallCodeExecutorConfig
     component_provider_override: ClassVar[str | None] = (
@@ -68,7 +68,7 @@ class CellwallCodeExecutor(CodeExecutor, Component[CellwallCodeExecutorConfig]):
         budget_chars: int = DEFAULT_BUDGET_CHARS,
         **options: Any,  # noqa: ANN401 - of `Sandbox`
     ) -> None:
-        """Nothing is started yet; the arguments are those of `code_tool.CodeTool`."""
+        """Start nothing yet; the arguments are those of `code_tool.CodeTool`."""
         self.timeout = timeout
         self.budget_chars = budget_chars
         self._is_plain = sandbox is None and client is None and not files
@@ -78,15 +78,17 @@ class CellwallCodeExecutor(CodeExecutor, Component[CellwallCodeExecutorConfig]):
 
     @property
     def sandbox(self) -> SyncSandbox:
-        """The sandbox that the next block runs in, made if need be: for its files, above all."""
+        """The sandbox that the next block runs in, created if necessary: for its files, above
+        all.
+        """
         return self._keeper.take()[0]
 
     async def execute_code_blocks(
         self, code_blocks: Sequence[CodeBlock], cancellation_token: CancellationToken
     ) -> CellwallCodeResult:
-        """Run the blocks in their order, up to the first that does not end well.
+        """Run the blocks in order, up to the first that does not end well.
 
-        Exit code 124 is a time limit. `ValueError` for a language there is not.
+        Exit code 124 is a time limit. `ValueError` for an unknown language.
         """
         running = asyncio.ensure_future(self._run_all(code_blocks))
         cancellation_token.link_future(running)
@@ -119,7 +121,7 @@ class CellwallCodeExecutor(CodeExecutor, Component[CellwallCodeExecutorConfig]):
         return answer
 
     async def start(self) -> None:
-        """Make the sandbox; without it the first block does."""
+        """Create the sandbox; otherwise the first block does."""
         await asyncio.to_thread(self._keeper.take)
 
     async def stop(self) -> None:
@@ -128,7 +130,7 @@ class CellwallCodeExecutor(CodeExecutor, Component[CellwallCodeExecutorConfig]):
         await asyncio.to_thread(old.close)
 
     async def restart(self) -> None:
-        """Give the blocks to come a sandbox without the state of those before."""
+        """Give later blocks a new sandbox, without the state of the earlier ones."""
         await self.stop()
         await self.start()
 

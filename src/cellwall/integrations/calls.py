@@ -1,7 +1,7 @@
-"""What a model asks for when it calls the code tool: its schema, and the reading of one call.
+"""Calls: the code tool's schema, and the parsing of a model's calls.
 
-Not the running of it (`code_tool`). Models get arguments wrong; every refusal is a sentence that
-says what was wrong and what a right call looks like.
+`code_tool` runs them. Models get arguments wrong; every refusal is a sentence that says what was
+wrong and what a right call looks like.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from cellwall import NotFound, UsageError
 
 
 class BadCall(UsageError):
-    """A model's arguments make no sense: for the model to read, not for the program to raise."""
+    """A model's arguments are invalid: for the model to read, not for the program to raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Code that a model wants to have run."""
+    """Code that a model requests to run."""
 
     code: str
     language: str
@@ -36,14 +36,14 @@ class Definition:
 
     @classmethod
     def of(cls, name: str, languages: Sequence[str], description: str | None) -> Definition:
-        """Return a definition; without a `description` it has ours."""
+        """Return a definition; without `description` it has the default one."""
         if isinstance(languages, str) or not languages:
             raise ValueError("languages: give one or more names, like ('python', 'bash')")
         return cls(name, tuple(languages), description or _described(tuple(languages)))
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The JSON schema of the arguments: an object whose members are all required."""
+        """JSON schema of the arguments: an object whose members are all required."""
         members: dict[str, Any] = {
             "code": {
                 "type": "string",
@@ -64,7 +64,7 @@ class Definition:
         }
 
     def read(self, arguments: object) -> Call:
-        """Return the call that `arguments`, an object or its JSON text, stand for; or `BadCall`."""
+        """Return the call in `arguments`, an object or its JSON text; or raise `BadCall`."""
         found = self._object(arguments)
         known = self.parameters["properties"]
         for name in found:
@@ -102,7 +102,7 @@ class Definition:
         return BadCall(f"{self.name}: {what}", remedy=hint)
 
     def no_such_tool(self, name: object) -> NotFound:
-        """Return what is wrong with a call of a tool of another name."""
+        """Return the error for a call of a tool of another name."""
         return NotFound(f"there is no tool {name!r}", remedy=f"call {self.name} to run code")
 
 
@@ -118,7 +118,7 @@ def _described(languages: tuple[str, ...]) -> str:
 
 
 def _is_source(code: str) -> bool:
-    """Whether `code` is text that a file can hold."""
+    """Report whether `code` is text that a file can hold."""
     try:
         return b"\0" not in code.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Things that are closed at the end of a `with`, from ordinary and from asynchronous programs."""
+"""Closing: objects that close at the end of a `with`, in synchronous and asynchronous programs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 class Closing:
-    """Base of what holds a sandbox; subclasses say what `close` does."""
+    """Base of objects that hold a sandbox; subclasses implement `close`."""
 
     def close(self) -> None:
-        """Destroy its sandbox, if that is its own; idempotent."""
+        """Destroy its sandbox, if it created it; idempotent."""
         raise NotImplementedError
 
     async def aclose(self) -> None:
@@ -21,7 +21,7 @@ class Closing:
         await asyncio.to_thread(self.close)
 
     def __enter__(self) -> Self:
-        """Use it as a context manager that closes it."""
+        """Enter a context manager that closes the object."""
         return self
 
     def __exit__(
@@ -30,11 +30,11 @@ class Closing:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the object."""
         self.close()
 
     async def __aenter__(self) -> Self:
-        """Use it as an asynchronous context manager that closes it."""
+        """Enter an asynchronous context manager that closes the object."""
         return self
 
     async def __aexit__(
@@ -43,5 +43,5 @@ class Closing:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the object."""
         await self.aclose()

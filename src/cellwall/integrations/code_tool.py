@@ -1,8 +1,8 @@
-"""The code tool: a model's calls, run one after the other in one sandbox of their own.
+"""Code tool: a model's calls, run one after the other in one sandbox of their own.
 
 The base of the tools for OpenAI, Anthropic, LangChain and LlamaIndex, and usable by itself with
-anything else. What a model does wrong is text for the model; what the machine or the program
-around it does wrong is raised.
+anything else. A mistake of the model becomes text for the model; a failure of the machine or the
+surrounding program is raised.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NEXT = "call again: the next call gets a new sandbox, without the variables and
 class CodeTool(Closing):
     """A tool that runs code: `with CodeTool("data", timeout=20) as tool: tool.call(arguments)`.
 
-    The sandbox is made on the first call and lives until `close`. When it dies before that (a
+    The sandbox is created on the first call and lives until `close`. If it dies before that (a
     limit, its idle time), the next call gets a new one, and the model is told.
     """
 
@@ -45,13 +45,13 @@ class CodeTool(Closing):
         budget_chars: int = DEFAULT_BUDGET_CHARS,
         **options: Any,  # noqa: ANN401 - of `Sandbox`
     ) -> None:
-        """Nothing is started yet.
+        """Start nothing yet.
 
         With `client` the sandbox is a server's; with `sandbox` it is the caller's own, who also
         closes it. `timeout` is for each call, in seconds. Of `languages`, those that keep state do
         so as Python does; the others run as programs beside it. `files` are written into each new
-        sandbox. `budget_chars` is about how long an answer's text may be. `options` are those of
-        `Sandbox`: `limits`, `isolation` …
+        sandbox. `budget_chars` is the approximate length of an answer's text. `options` are those
+        of `Sandbox`: `limits`, `isolation` …
         """
         self.definition = Definition.of(name, languages, description)
         self.timeout = timeout
@@ -60,26 +60,28 @@ class CodeTool(Closing):
 
     @property
     def name(self) -> str:
-        """The tool's name, as the model calls it."""
+        """Name of the tool for the model."""
         return self.definition.name
 
     @property
     def description(self) -> str:
-        """What the model is told that the tool does."""
+        """Description of the tool for the model."""
         return self.definition.description
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The JSON schema of its arguments."""
+        """JSON schema of its arguments."""
         return self.definition.parameters
 
     @property
     def sandbox(self) -> SyncSandbox:
-        """The sandbox that the next call runs in, made if need be: for its files, above all."""
+        """The sandbox that the next call runs in, created if necessary: for its files, above
+        all.
+        """
         return self._keeper.take()[0]
 
     def call(self, arguments: object) -> Answer:
-        """Run what `arguments` (an object, or its JSON text) ask for; return what to tell of it."""
+        """Run the call in `arguments` (an object, or its JSON text); return the answer."""
         try:
             wanted = self.definition.read(arguments)
             sandbox, is_new = self._keeper.take()
@@ -105,11 +107,11 @@ class CodeTool(Closing):
             return self._refusal(error)
 
     def no_such_tool(self, name: object) -> Answer:
-        """Return what a model is told that called a tool of another name."""
+        """Return the answer to a call of a tool of another name."""
         return Answer.refusal(self.definition.no_such_tool(name))
 
     def _refusal(self, error: cellwall.CellwallError) -> Answer:
-        """Return what the model is told of `error`, or raise what a model cannot mend."""
+        """Return the model's answer for `error`, or raise an error that a model cannot correct."""
         if isinstance(error, cellwall.SandboxUnavailable) and self._keeper.is_own:
             return Answer.refusal(cellwall.SandboxUnavailable(error.message, remedy=_NEXT))
         if isinstance(error, BadCall | cellwall.Conflict):
@@ -117,5 +119,5 @@ class CodeTool(Closing):
         raise error
 
     def close(self) -> None:
-        """Destroy its sandbox, if that is its own; idempotent."""
+        """Destroy its sandbox, if it created it; idempotent."""
         self._keeper.close()

@@ -1,9 +1,9 @@
 """A sandbox for Deep Agents: `create_deep_agent(model=…, backend=backend.for_agent())`.
 
-Needs `deepagents`; `pip install 'cellwall[deepagents]'`. Their `BaseSandbox` makes an agent's file
-tools out of three things that are here: a command, files in, files out; each also for callers on
-an event loop, which goes on meanwhile. What the model did wrong is an answer; what the machine or
-the program around it did wrong is raised.
+Needs `deepagents`; `pip install 'cellwall[deepagents]'`. Its `BaseSandbox` builds an agent's file
+tools from three operations implemented here: a command, files in, files out; each also for callers
+on an event loop, without blocking it. A mistake of the model becomes an answer; a failure of the
+machine or the surrounding program is raised.
 """
 
 from __future__ import annotations
@@ -54,12 +54,13 @@ _WORDS: Mapping[str, str] = {
 class CellwallBackend(Closing, BaseSandbox):
     """One sandbox of one agent: `with CellwallBackend("data") as backend: …`.
 
-    It is made on first use and lives until `close`. When it dies before that, one command is
-    answered with that word, and the next ones run in a new sandbox.
+    It is created on first use and lives until `close`. If it dies before that, one command is
+    answered with that message, and the next ones run in a new sandbox.
     """
 
     enable_capture_offload = True
-    """What a command prints stays inside, as a file the agent can read, if it is much."""
+    """Setting of Deep Agents: large output of a command stays inside, as a file the agent can
+    read."""
 
     def __init__(
         self,
@@ -71,10 +72,10 @@ class CellwallBackend(Closing, BaseSandbox):
         files: Files | None = None,
         **options: Any,  # noqa: ANN401 - of `Sandbox`
     ) -> None:
-        """Nothing is started yet.
+        """Start nothing yet.
 
         The arguments are those of `code_tool.CodeTool`; `timeout` is for each command that names
-        none, and `limits` are `Limits.agent()` unless they are given.
+        none, and `limits` default to `Limits.agent()`.
         """
         super().__init__()
         options.setdefault("limits", cellwall.Limits.agent())
@@ -85,22 +86,23 @@ class CellwallBackend(Closing, BaseSandbox):
     def for_agent(
         self, routes: Mapping[str, BackendProtocol] | None = None, artifacts: str = ARTIFACTS
     ) -> CompositeBackend:
-        """Return the backend to give to an agent; what it leaves out of its context is inside.
+        """Return the backend to give to an agent; it stores large results inside the sandbox.
 
-        Deep Agents keeps large results and its history below a root of their own, by default
-        that of the file system; `artifacts` is a folder in the sandbox. `routes` are as of
-        `CompositeBackend`.
+        Deep Agents keeps large results and its history below a root, by default that of the file
+        system; `artifacts` is a folder in the sandbox. `routes` are those of `CompositeBackend`.
         """
         return CompositeBackend(self, routes=dict(routes or {}), artifacts_root=artifacts)
 
     @property
     def id(self) -> str:
-        """Its own id: one word for all sandboxes that it makes."""
+        """Id of the backend: the same for all sandboxes that it creates."""
         return self._id
 
     @property
     def sandbox(self) -> SyncSandbox:
-        """The sandbox that the next command runs in, made if need be: for its ports, above all."""
+        """The sandbox that the next command runs in, created if necessary: for its ports, above
+        all.
+        """
         return self._keeper.take()[0]
 
     # -- commands ----------------------------------------------------------------------------
@@ -126,7 +128,7 @@ class CellwallBackend(Closing, BaseSandbox):
             return self._refusal(error)
 
     def _options(self, timeout: int | None) -> dict[str, Any]:
-        # 0 is their word for none; then the sandbox's own limit is what ends it.
+        # Deep Agents passes 0 for no timeout; then the sandbox's own limit applies.
         return {"timeout": timeout or self.timeout, "merge_stderr": True}
 
     def _died(self, sandbox: SyncSandbox) -> ExecuteResponse:
@@ -134,7 +136,7 @@ class CellwallBackend(Closing, BaseSandbox):
         return ExecuteResponse(output=_ENDED, exit_code=_NOTHING_RAN)
 
     def _refusal(self, error: cellwall.CellwallError) -> ExecuteResponse:
-        """Return what the model is told of `error`, or raise what a model cannot mend."""
+        """Return the model's answer for `error`, or raise an error that a model cannot correct."""
         if isinstance(error, cellwall.SandboxUnavailable) and self._keeper.is_own:
             return ExecuteResponse(output=f"{error.message}. {_ENDED}", exit_code=_NOTHING_RAN)
         if isinstance(error, cellwall.UsageError | cellwall.Conflict):
@@ -144,7 +146,7 @@ class CellwallBackend(Closing, BaseSandbox):
     # -- files -------------------------------------------------------------------------------
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        """Write whole files, with the folders that they are in."""
+        """Write whole files and create their folders."""
         sandbox, answers = self.sandbox, []
         for path, data in files:
             with _noted() as noted:
@@ -182,20 +184,20 @@ class CellwallBackend(Closing, BaseSandbox):
         return answers
 
     def close(self) -> None:
-        """Destroy its sandbox, if that is its own; idempotent."""
+        """Destroy its sandbox, if it created it; idempotent."""
         self._keeper.close()
 
 
 class _Note:
-    """What became of one file."""
+    """Result for one file."""
 
     error: str | None = None
-    """The word that Deep Agents has for it."""
+    """Deep Agents' word for the error."""
 
 
 @contextmanager
 def _noted() -> Iterator[_Note]:
-    """Keep a file's error as a word; the other files go on."""
+    """Record a file's error as a word; the other files are still processed."""
     note = _Note()
     try:
         yield note

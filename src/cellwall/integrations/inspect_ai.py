@@ -37,16 +37,16 @@ _USERS = frozenset({"user", "1000"})
 
 
 class CellwallSandboxConfig(BaseModel, frozen=True, extra="forbid"):
-    """`SandboxEnvironmentSpec("cellwall", CellwallSandboxConfig(…))`; all of it has defaults."""
+    """`SandboxEnvironmentSpec("cellwall", CellwallSandboxConfig(…))`; all fields have defaults."""
 
     template: str = "python"
     limits: dict[str, int | float] = {}
-    """Where they differ from `Limits.agent()`: an hour for a command and a day for a sample."""
+    """Differences from `Limits.agent()`: an hour for a command and a day for a sample."""
     isolation: str = "namespace"
     runtime: str | None = None
     env: dict[str, str] = {}
     url: str | None = None
-    """The server that has the sandboxes; its key is taken from CELLWALL_API_KEY."""
+    """URL of the server that has the sandboxes; its key is taken from CELLWALL_API_KEY."""
 
 
 @sandboxenv(name="cellwall")
@@ -54,7 +54,7 @@ class CellwallSandboxEnvironment(SandboxEnvironment):
     """One sandbox of one sample."""
 
     def __init__(self, sandbox: AnySandbox, client: Any = None) -> None:  # noqa: ANN401 - of `aconnect`
-        """Made by `sample_init`; owns both."""
+        """Own both; called by `sample_init`."""
         super().__init__()
         self.sandbox = sandbox
         self._client = client
@@ -66,7 +66,7 @@ class CellwallSandboxEnvironment(SandboxEnvironment):
         config: SandboxEnvironmentConfigType | None,
         metadata: dict[str, str],
     ) -> dict[str, SandboxEnvironment]:
-        """Make a sample's sandbox."""
+        """Create a sample's sandbox."""
         wanted = _config(config)
         client = None if wanted.url is None else await cellwall.aconnect(wanted.url)
         maker: Any = cellwall.AsyncSandbox if client is None else client.AsyncSandbox
@@ -97,7 +97,7 @@ class CellwallSandboxEnvironment(SandboxEnvironment):
             await environment.as_type(cls).close()
 
     async def close(self) -> None:
-        """Destroy it; idempotent."""
+        """Destroy the sandbox; idempotent."""
         try:
             await self.sandbox.close()
         finally:
@@ -107,7 +107,7 @@ class CellwallSandboxEnvironment(SandboxEnvironment):
 
     @classmethod
     def default_concurrency(cls) -> int | None:
-        """Four samples for each processor: most of them wait for their models."""
+        """Return four samples for each processor: most of them wait for their models."""
         return 4 * (os.cpu_count() or 1)
 
     @classmethod
@@ -141,7 +141,9 @@ class CellwallSandboxEnvironment(SandboxEnvironment):
         return _exec_result(result)
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
-        """Write a whole file, parents included; a read-only one is refused, as Inspect wants it."""
+        """Write a whole file and create its parents; refuse a read-only one, as Inspect
+        requires.
+        """
         files = self.sandbox.files
         with _translated():
             if await files.exists(file) and not (await files.stat(file)).mode & 0o200:
@@ -195,7 +197,7 @@ def _exec_result(result: cellwall.CommandResult) -> ExecResult[str]:
 
 
 def _timed_out(result: cellwall.CommandResult) -> TimeoutError:
-    """Return an error that carries what was printed; Inspect shows it to the model."""
+    """Return an error that carries the output; Inspect shows it to the model."""
     error = TimeoutError("; ".join(result.outcome.notes) or "its time was over")
     said = result.stdout + result.stderr
     if said:
@@ -205,7 +207,7 @@ def _timed_out(result: cellwall.CommandResult) -> TimeoutError:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Turn our errors into those that Inspect's contract names; a file's are of its kinds."""
+    """Translate errors to those of Inspect's contract; a file's are of the right kinds already."""
     try:
         yield
     except cellwall.SandboxUnavailable as error:

@@ -1,7 +1,7 @@
-"""One sandbox for a conversation: made on first use, replaced when it has died, closed once.
+"""Keeper: one sandbox for a conversation, created on first use, replaced if it died, closed once.
 
-Nothing here knows about models or frameworks. The invariant: after `close` no sandbox of a keeper's
-is left, and it never makes another.
+It knows neither models nor frameworks. The invariant: after `close` no sandbox of a keeper is left,
+and it never creates another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Files = Mapping[str, str | bytes]
 
 
 class Keeper:
-    """Keeps one sandbox; safe to use from several threads."""
+    """Keeper of one sandbox; safe to use from several threads."""
 
     def __init__(
         self,
@@ -29,10 +29,11 @@ class Keeper:
         files: Files | None = None,
         **options: Any,  # noqa: ANN401 - of `Sandbox`
     ) -> None:
-        """Nothing is started yet.
+        """Start nothing yet.
 
-        `sandbox` is the caller's own, never closed or replaced here. Otherwise sandboxes are made
-        with `options`, by the server of `client` or embedded, and `files` are written into each.
+        `sandbox` is the caller's own, never closed or replaced here. Otherwise sandboxes are
+        created with `options`, by the server of `client` or embedded, and `files` are written into
+        each.
         """
         self._given = sandbox
         self._make = cellwall.Sandbox if client is None else client.Sandbox
@@ -41,18 +42,19 @@ class Keeper:
         self._lock = threading.Lock()
         self._sandbox: SyncSandbox | None = None
         self._is_replaced = False
-        """A sandbox died, and nobody has said yet that he knows it."""
+        """Whether a sandbox died and no call of `told` has acknowledged that yet."""
         self._is_closed = False
 
     @property
     def is_own(self) -> bool:
-        """Whether the sandbox is made, replaced and closed here."""
+        """Whether the keeper creates, replaces and closes the sandbox."""
         return self._given is None
 
     def take(self) -> tuple[SyncSandbox, bool]:
-        """Return the living sandbox, and whether it has taken the place of a dead one.
+        """Return the living sandbox, and whether it has replaced a dead one.
 
-        The second stays so until `told`, whoever takes it meanwhile: only to look, or in vain.
+        The second value stays true until `told`, however often the sandbox is taken before: a take
+        may be only for a look, or its use may fail.
         """
         with self._lock:
             if self._is_closed:
@@ -66,7 +68,7 @@ class Keeper:
             return self._sandbox, self._is_replaced
 
     def told(self, sandbox: SyncSandbox) -> None:
-        """Note that what had to be known or done of a new sandbox is."""
+        """Record that the caller has reported, or set up, the new sandbox."""
         with self._lock:
             if sandbox is self._sandbox:
                 self._is_replaced = False
@@ -82,14 +84,14 @@ class Keeper:
         return sandbox
 
     def forget(self) -> None:
-        """Close the sandbox, if it is ours; the next `take` makes another."""
+        """Close the sandbox, unless it is the caller's; the next `take` creates another."""
         with self._lock:
             sandbox, self._sandbox = self._sandbox, None
         if sandbox is not None:
             sandbox.close()
 
     def close(self) -> None:
-        """Close the sandbox, if it is ours, for good; idempotent."""
+        """Close the sandbox, unless it is the caller's, for good; idempotent."""
         with self._lock:
             self._is_closed = True
         self.forget()

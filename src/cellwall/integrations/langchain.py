@@ -25,10 +25,10 @@ Content = str | list[dict[str, Any]]
 
 
 class CodeTool(Closing, BaseTool):
-    """Runs code of a model; give it to an agent: `create_agent(model, tools=[tool])`.
+    """Tool that runs a model's code; give it to an agent: `create_agent(model, tools=[tool])`.
 
-    Made with what `code_tool.CodeTool` takes, and `images`: whether charts go into the message as
-    image blocks (for models that can see), or only into its artifact. The artifact of each
+    It takes the arguments of `code_tool.CodeTool`, and `images`: whether charts go into the message
+    as image blocks (for models that can see), or only into its artifact. The artifact of each
     message is the `Execution`, None where nothing was run. Close it when the conversation ends.
     """
 
@@ -43,7 +43,6 @@ class CodeTool(Closing, BaseTool):
         images: bool = True,
         **options: Any,  # noqa: ANN401 - of `code_tool.CodeTool`
     ) -> None:
-        """Nothing is started yet."""
         tool = code_tool.CodeTool(template, **options)
         super().__init__(
             name=tool.name,
@@ -56,7 +55,9 @@ class CodeTool(Closing, BaseTool):
 
     @property
     def sandbox(self) -> SyncSandbox:
-        """The sandbox that the next call runs in, made if need be: for its files, above all."""
+        """The sandbox that the next call runs in, created if necessary: for its files, above
+        all.
+        """
         return self._tool.sandbox
 
     def _run(self, **arguments: Any) -> tuple[Content, Any]:  # noqa: ANN401 - a model chose them
@@ -77,5 +78,5 @@ class CodeTool(Closing, BaseTool):
         return blocks, answer.execution
 
     def close(self) -> None:
-        """Destroy its sandbox, if that is its own; idempotent."""
+        """Destroy its sandbox, if it created it; idempotent."""
         self._tool.close()

@@ -1,4 +1,4 @@
-"""The code tool for LlamaIndex: an `AsyncBaseTool`, which has both variants.
+"""The code tool for LlamaIndex: an `AsyncBaseTool`, synchronous and asynchronous.
 
 Needs `llama-index-core`; `pip install 'cellwall[llamaindex]'`.
 """
@@ -26,14 +26,13 @@ if TYPE_CHECKING:
 
 
 class CodeTool(Closing, AsyncBaseTool):
-    """Runs code of a model; give it to an agent: `FunctionAgent(tools=[tool], llm=llm)`.
+    """Tool that runs a model's code; give it to an agent: `FunctionAgent(tools=[tool], llm=llm)`.
 
-    Made with what `code_tool.CodeTool` takes. Charts are image blocks; `raw_output` is the
+    It takes the arguments of `code_tool.CodeTool`. Charts are image blocks; `raw_output` is the
     `Execution`, None where nothing was run. Close it when the conversation ends.
     """
 
     def __init__(self, template: str = "python", **options: Any) -> None:  # noqa: ANN401 - of `code_tool.CodeTool`
-        """Nothing is started yet."""
         self._tool = code_tool.CodeTool(template, **options)
         self._metadata = ToolMetadata(
             self._tool.description, self._tool.name, _model(self._tool.definition)
@@ -41,12 +40,14 @@ class CodeTool(Closing, AsyncBaseTool):
 
     @property
     def metadata(self) -> ToolMetadata:
-        """The tool as LlamaIndex describes it to models."""
+        """Metadata with which LlamaIndex describes the tool to models."""
         return self._metadata
 
     @property
     def sandbox(self) -> SyncSandbox:
-        """The sandbox that the next call runs in, made if need be: for its files, above all."""
+        """The sandbox that the next call runs in, created if necessary: for its files, above
+        all.
+        """
         return self._tool.sandbox
 
     def call(self, input: Any = None, **arguments: Any) -> ToolOutput:  # noqa: ANN401 - theirs
@@ -74,7 +75,7 @@ class CodeTool(Closing, AsyncBaseTool):
         )
 
     def close(self) -> None:
-        """Destroy its sandbox, if that is its own; idempotent."""
+        """Destroy its sandbox, if it created it; idempotent."""
         self._tool.close()
 
 

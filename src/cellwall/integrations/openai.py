@@ -1,7 +1,7 @@
-"""The code tool for OpenAI's APIs and the many that speak like them.
+"""The code tool for OpenAI's APIs and the many compatible ones.
 
-Both of theirs: Chat Completions and Responses. No SDK is needed: replies are read as the SDK's
-objects or as the plain JSON, and what goes back is plain JSON.
+It supports Chat Completions and Responses. No SDK is needed: replies are read as the SDK's objects
+or as plain JSON, and answers are plain JSON.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _CHARTS = "The images that the last code drew, in order:"
 
 
 class CodeTool(code_tool.CodeTool):
-    """See `code_tool.CodeTool` for how it is made.
+    """Code tool with the arguments of `code_tool.CodeTool`.
 
     `messages += tool.answer(message)` for Chat Completions, `input += tool.answer(response)` for
-    Responses. Next to tools of one's own, look at each call's name and use `handle`.
+    Responses. Beside other tools, check each call's name and use `handle`.
     """
 
     @property
     def schema(self) -> Json:
-        """An entry for `tools` of a chat completion."""
+        """Entry for `tools` of a chat completion."""
         function = {
             "name": self.name,
             "description": self.description,
@@ -39,11 +39,11 @@ class CodeTool(code_tool.CodeTool):
 
     @property
     def response_schema(self) -> Json:
-        """An entry for `tools` of a response."""
+        """Entry for `tools` of a response."""
         return {"type": "function", **self.schema["function"]}
 
     def answer(self, reply: Any) -> list[Json]:  # noqa: ANN401 - the SDK's object or its JSON
-        """Run all calls in `reply`, a chat message or a response; return what to append to it.
+        """Run all calls in `reply`, a chat message or a response; return the items to append.
 
         Empty when there are none. Images come in a message of their own after the tools' messages,
         because a chat's tool message can carry text only; a response's output can carry both.
@@ -90,7 +90,7 @@ def _calls(reply: Any) -> list[Any]:  # noqa: ANN401 - as above
 
 def _asked(call: Any) -> tuple[Any, Any]:  # noqa: ANN401 - as above
     """Return the name and the arguments of a call."""
-    # A custom tool's call has `custom` in its place: a tool that is none of ours.
+    # A custom tool's call has `custom` in its place: it is not a call of this tool.
     asked = call if _is_response(call) else _get(call, "function") or _get(call, "custom")
     return _get(asked, "name"), _get(asked, "arguments")
 

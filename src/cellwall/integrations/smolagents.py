@@ -1,9 +1,9 @@
-"""An executor for smolagents' `CodeAgent`: what it writes runs in a sandbox, not in this process.
+"""An executor for smolagents' `CodeAgent`: its code runs in a sandbox, not in this process.
 
-Needs `smolagents`; `pip install 'cellwall[smolagents]'`. The agent's tools run here, as host tools
-(`cellwall.Tool`): what they need of network and keys is here. Those that take or give what JSON
-cannot carry travel into the sandbox as source, as with smolagents' own remote executors. What comes
-back is read as JSON and text, never unpickled, and never made an object of a class that the inside
+Needs `smolagents`; `pip install 'cellwall[smolagents]'`. The agent's tools run in this process, as
+host tools (`cellwall.Tool`), with its network and keys. Tools whose arguments or results JSON
+cannot carry travel into the sandbox as source, as with smolagents' own remote executors. Results
+are read as JSON and text, never unpickled, and never made an object of a class that the sandbox
 names.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cellwall.surface.sync.sandbox import SyncSandbox
 
 _CARRIED = frozenset({"string", "boolean", "integer", "number", "array", "object", "any", "null"})
-"""Types of smolagents' that JSON has."""
+"""Types of smolagents that JSON has."""
 _TOOL_S = 300.0
 _ANSWER = "application/vnd.cellwall.final-answer+json"
 _FINAL_ANSWER = f"""
@@ -55,7 +55,8 @@ def final_answer(answer):
     display(made)
     raise made
 """
-"""Displays come back whole, up to a mebibyte; the text of an exception is cut much earlier."""
+"""Source of `final_answer`. It uses a display, which comes back whole up to a mebibyte; the text of
+an exception is cut much earlier."""
 
 
 class CodeFailed(RuntimeError):
@@ -65,8 +66,8 @@ class CodeFailed(RuntimeError):
 class CellwallExecutor(Closing, PythonExecutor):  # type: ignore[misc] # smolagents has no types
     """`CodeAgent(tools=[], model=model, executor=CellwallExecutor())`; `agent.cleanup()` closes it.
 
-    One sandbox for as long as the agent lives; when it dies before that (a limit, its idle time),
-    the agent is told, and the next code runs in a new one that has the agent's tools again.
+    One sandbox for as long as the agent lives; if it dies before that (a limit, its idle time), the
+    agent is told, and the next code runs in a new one that has the agent's tools again.
     """
 
     def __init__(  # noqa: PLR0913 - each is a choice of the caller's
@@ -81,28 +82,31 @@ class CellwallExecutor(Closing, PythonExecutor):  # type: ignore[misc] # smolage
         tools_inside: bool = False,
         **options: Any,  # noqa: ANN401 - of `Sandbox`
     ) -> None:
-        """Nothing is started yet; the arguments are those of `code_tool.CodeTool`.
+        """Start nothing yet; the arguments are those of `code_tool.CodeTool`.
 
-        `tools_inside`: the agent's tools travel into the sandbox and run there, all of them.
+        `tools_inside`: all tools of the agent travel into the sandbox and run there.
         """
         self._tools_inside = tools_inside
         self._offered: dict[str, Any] = {}
         self.timeout = timeout
         self.budget_chars = budget_chars
         self.execution: cellwall.Execution | None = None
-        """What the agent's last code did; its `images` are the charts."""
+        """Execution of the agent's last code; its `images` are the charts."""
         self._keeper = Keeper(sandbox, client=client, files=files, template=template, **options)
         self._setup = {"tools": _FINAL_ANSWER, "variables": ""}
         self._is_bare = False
-        """The interpreter that the tools were set up in has ended, and the sandbox has not."""
+        """Whether the interpreter in which the tools were set up has ended while its sandbox
+        lives."""
 
     @property
     def sandbox(self) -> SyncSandbox:
-        """The sandbox that the next code runs in, made if need be: for its files, above all."""
+        """The sandbox that the next code runs in, created if necessary: for its files, above
+        all.
+        """
         return self._keeper.take()[0]
 
     def send_tools(self, tools: Mapping[str, Tool]) -> None:
-        """Make the agent's tools known inside. `UsageError` for other agents."""
+        """Make the agent's tools available inside. `UsageError` for managed agents."""
         wanted = {name: tool for name, tool in tools.items() if name != "final_answer"}
         for name, tool in wanted.items():
             if not isinstance(tool, Tool):
@@ -151,7 +155,7 @@ class CellwallExecutor(Closing, PythonExecutor):  # type: ignore[misc] # smolage
                 raise CodeFailed(f"setting up: {execution.for_model(self.budget_chars)}")
 
     def __call__(self, code_action: str) -> CodeOutput:
-        """Run what the agent wrote. Raises `CodeFailed`, which the agent shows its model."""
+        """Run the agent's code. Raises `CodeFailed`, which the agent shows its model."""
         sandbox, is_new = self._keeper.take()
         if is_new or self._is_bare:
             self._prepare_all(sandbox, self._setup.values())
@@ -165,16 +169,16 @@ class CellwallExecutor(Closing, PythonExecutor):  # type: ignore[misc] # smolage
         return CodeOutput(execution.text, logs, False)
 
     def close(self) -> None:
-        """Destroy its sandbox, if that is its own; idempotent."""
+        """Destroy its sandbox, if it created it; idempotent."""
         self._keeper.close()
 
     def cleanup(self) -> None:
-        """Close it; `CodeAgent.cleanup` calls this."""
+        """Close the executor; `CodeAgent.cleanup` calls this."""
         self.close()
 
 
 def _is_carried(tool: Tool) -> bool:
-    """Whether its arguments and what it gives are JSON."""
+    """Report whether the tool's arguments and result are JSON."""
     kinds = [tool.output_type, *(each["type"] for each in tool.inputs.values())]
     return all(_CARRIED.issuperset([kind] if isinstance(kind, str) else kind) for kind in kinds)
 

@@ -128,9 +128,7 @@ class FileError(CellwallError, OSError):
         self.strerror = os.strerror(self.errno)
 
     def __str__(self) -> str:
-        """Return message and remedy, as every cellwall error does; `OSError` begins with a
-        number.
-        """
+        """Return message and remedy, like every cellwall error; `OSError` begins with a number."""
         return str(self.args[0])
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,6 +1,7 @@
-"""How a piece of code ended, and under which confinement it ran.
+"""Outcome: how a piece of code ended, and under which confinement it ran.
 
-Data, never an exception. Built by `runtimes` and `engine` from kernel evidence; rendered by doors.
+Data, never an exception. Built by `runtimes` and `engine` from kernel evidence; rendered by the
+interfaces.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ INTERRUPTED = 130
 
 
 class Verdict(StrEnum):
-    """How it ended (DESIGN.md §2)."""
+    """Verdict on how a piece of code ended (DESIGN.md §2)."""
 
     OK = "ok"
     EXCEPTION = "exception"
@@ -55,7 +56,7 @@ class IsolationLevel(IntEnum):
 
     @property
     def label(self) -> str:
-        """The lower-case word used on every surface."""
+        """Lower-case word used on every surface."""
         return self.name.lower()
 
     @classmethod
@@ -72,21 +73,21 @@ class IsolationLevel(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """Which isolation really ran, read back from the OS."""
+    """Isolation that was in force, read back from the OS."""
 
     runtime: str
     level: IsolationLevel
     posture_digest: str
     """SHA-256 over the posture as the kernel reported it, or "" where a runtime has none."""
     hardness: dict[str, str] = field(default_factory=dict)
-    """Per limit: `hard` or `soft`."""
+    """`hard` or `soft`, by limit."""
     ids: str = "shared"
-    """`own`: no other sandbox has its user id on the host. `shared`: others have it as well, and
-    what the kernel counts for a user (descriptors on their way, epoll watches, pages of pipes) is
-    one count for all of them."""
+    """`own`: no other sandbox has the same user id on the host. `shared`: others have it as well,
+    and the kernel's per-user counts (descriptors in flight, epoll watches, pages of pipes) cover
+    all of them together."""
 
     def as_json(self) -> dict[str, Any]:
-        """Plain JSON for answers."""
+        """Return plain JSON for answers."""
         return {
             "runtime": self.runtime,
             "level": self.level.label,
@@ -98,13 +99,13 @@ class Isolation:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What was used, from the kernel's counters where there are any."""
+    """Resources used, from the kernel's counters where there are any."""
 
     wall_s: float = 0.0
     cpu_s: float = 0.0
     memory_peak_bytes: int = 0
     processes_peak: int | None = None
-    """None where the kernel does not count it."""
+    """Highest number of processes; None where the kernel does not count it."""
     stdout_bytes: int = 0
     stderr_bytes: int = 0
 
@@ -123,7 +124,7 @@ class Truncated:
 
 
 LOST = "not brought back: "
-"""Begins a note on a file that was asked for, and was there, and is not among the answer's."""
+"""Beginning of a note on a requested file that existed and is not in the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +138,18 @@ class Outcome:
     usage: Usage = field(default_factory=Usage)
     truncated: Truncated = field(default_factory=Truncated)
     notes: tuple[str, ...] = ()
-    """Sentences for a person: which limit, who killed it, what to try."""
+    """Sentences for a person: which limit, what killed it, what to try."""
 
     @property
     def is_its_own(self) -> bool:
-        """Whether the program chose its end, rather than a limit, its caller or our failure."""
+        """Whether the program chose its end, rather than a limit, its caller or a failure of
+        cellwall.
+        """
         return self.verdict in _OWN_END
 
     @property
     def status(self) -> int:
-        """The end as one number from 0 to 255, as shells have it.
+        """The end as one number from 0 to 255, as shells report it.
 
         A program that ended by itself keeps its own status, whatever number it chose; these stand
         for ends that were not its own:
@@ -170,7 +173,7 @@ class Outcome:
         return 0 if self.verdict is Verdict.OK else 1
 
     def as_json(self) -> dict[str, Any]:
-        """Plain JSON for answers and events."""
+        """Return plain JSON for answers and events."""
         return {
             "verdict": self.verdict.value,
             "exit_code": self.exit_code,

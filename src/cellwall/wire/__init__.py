@@ -1,4 +1,4 @@
-"""Shapes at the edges: the answer of an execution, its event lines, the error envelope.
+"""Wire: the shapes at the edges; an execution's answer, its event lines, the error envelope.
 
-For the doors (CLI, server, client) only; engine, runtimes, jail and guest must not import it.
+For the interfaces (CLI, server, client) only; engine, runtimes, jail and guest must not import it.
 """

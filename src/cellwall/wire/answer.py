@@ -1,9 +1,9 @@
-"""An execution, its events and our errors as plain JSON objects.
+"""Answer: an execution, its events and errors as plain JSON objects.
 
-Pure: values in, dictionaries out. Not a transport and not a schema for requests; called by the
-doors (command line, server, MCP), so that all of them say the same thing in the same words.
-Invariant: a key that is published here keeps its name, its type and its place; what a sandbox
-produced is copied, never interpreted.
+Pure: values in, dictionaries out. Called by the interfaces (command line, server, MCP), so that all
+of them give the same answer in the same words. It is neither a transport nor a schema for requests.
+Invariant: a published key keeps its name, its type and its place; output of a sandbox is copied,
+never interpreted.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _strict = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def status_of(verdict: Verdict) -> str:
-    """Return the coarse status older clients look at: `success`, `timeout` or `error`."""
+    """Return the coarse status that older clients read: `success`, `timeout` or `error`."""
     if verdict is Verdict.OK:
         return "success"
     return "timeout" if verdict in _TIMEOUTS else "error"
 
 
 def answer(execution: Execution) -> dict[str, Any]:
-    """Return the answer of `POST /execute`, which is also what `cellwall run --json` prints."""
+    """Return the answer of `POST /execute`, which is also the output of `cellwall run --json`."""
     outcome = execution.outcome
     ended = outcome.as_json()
     return {
@@ -109,7 +109,7 @@ def _exception(error: ExecutionError | None) -> dict[str, Any] | None:
 def _artifact(name: str, data: bytes) -> dict[str, Any]:
     return {
         "name": name,
-        # From the name alone: the content was made by code nobody reviewed.
+        # From the name alone: the content was made by unreviewed code.
         "mime_type": mimetypes.guess_type(name)[0] or "application/octet-stream",
         "size": len(data),
         "sha256": hashlib.sha256(data).hexdigest(),
@@ -120,7 +120,7 @@ def _artifact(name: str, data: bytes) -> dict[str, Any]:
 def event_line(event: Event) -> dict[str, Any]:
     """Return one event as the object of one NDJSON line.
 
-    The key a simple client looks for stands beside `seq` and `type`: `text`, `image`, `error`.
+    The key that a simple client reads stands beside `seq` and `type`: `text`, `image`, `error`.
     """
     kind, body = _EVENTS[event.kind](event)
     return {"seq": event.seq, "type": kind, **body}
@@ -179,10 +179,10 @@ _EVENTS: Mapping[str, Callable[[Event], tuple[str, dict[str, Any]]]] = {
 
 
 def error_envelope(error: BaseException, request_id: str) -> dict[str, Any]:
-    """Return `{"error": {code, message, remedy, request_id}}` for one of our failures.
+    """Return `{"error": {code, message, remedy, request_id}}` for a failure.
 
-    The text of an exception we did not raise on purpose stays on our side of the wire: it may
-    hold paths, keys or other people's data.
+    The text of an exception that cellwall did not raise on purpose is not sent: it may hold paths,
+    keys or other users' data.
     """
     if isinstance(error, CellwallError):
         code, message, remedy = error.code, error.message, error.remedy
@@ -207,7 +207,7 @@ def one_line(value: Mapping[str, Any]) -> str:
 def finite(value: dict[str, Any]) -> dict[str, Any]:
     """Return `value` with null for every number that JSON does not have."""
     try:
-        _strict(value)  # the encoder looks ten times as fast as we do
+        _strict(value)  # the encoder checks ten times as fast as `_finite`
     except ValueError:
         return {key: _finite(item) for key, item in value.items()}
     return value

@@ -1,7 +1,7 @@
-"""From the library's arguments to the bodies of requests.
+"""Asking: the bodies of requests, made from the library's arguments.
 
-The mirror of what the server's schemas take. Checks only what JSON cannot carry; everything else
-is for the server to check, which knows its operator's bounds. Called by the SDK.
+The mirror of the server's schemas; called by the SDK. It checks only what JSON cannot carry; the
+server checks everything else, because it knows its operator's bounds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def source(code: str) -> Body:
         raise UsageError(
             f"code: {type(code).__name__} is not text", remedy="give the program as a string"
         )
-    if not code.strip():  # the library runs it; the server has to be told that it is meant
+    if not code.strip():  # the library runs an empty program; tell the server that it is meant
         return {"code": code, "empty_ok": True}
     return {"code": code}
 
@@ -67,7 +67,7 @@ def limits(value: Limits | Mapping[str, Any] | None) -> Body | None:
     if isinstance(value, Limits):
         return asdict(value)
     if isinstance(value, Mapping):
-        Limits().with_changes(dict(value))  # the same refusal as everywhere for what cannot be
+        Limits().with_changes(dict(value))  # the same refusal as everywhere for invalid limits
         return dict(value)
     raise UsageError(
         f"limits: {type(value).__name__} is not a Limits object",
@@ -76,7 +76,7 @@ def limits(value: Limits | Mapping[str, Any] | None) -> Body | None:
 
 
 def files(value: Mapping[str, str | bytes] | None) -> Body | None:
-    """Return files to put in, by name."""
+    """Return input files by name."""
     return None if value is None else {path: _file(path, data) for path, data in value.items()}
 
 
@@ -99,12 +99,12 @@ def words(value: Sequence[str], what: str) -> list[str]:
     if isinstance(value, (str, bytes)) or not all(isinstance(word, str) for word in value):
         raise UsageError(f"{what}: not a list of strings without NUL", remedy="give ['a', 'b']")
     for word in value:
-        utf8(word, what)  # what stands for bytes cannot travel as JSON
+        utf8(word, what)  # bytes in surrogate escapes cannot travel as JSON
     return list(value)
 
 
 def env(value: Mapping[str, str] | None) -> dict[str, str] | None:
-    """Return environment variables; what is no text the server refuses."""
+    """Return environment variables; the server refuses values that are not text."""
     for name, each in (value or {}).items():
         if isinstance(name, str):
             utf8(name, f"env: the name {name!r}")
@@ -114,9 +114,9 @@ def env(value: Mapping[str, str] | None) -> dict[str, str] | None:
 
 
 def tools(manifest: Mapping[str, Any] | None, *, is_optional: bool = False) -> Body:
-    """Return what the inside is to be told of tools as fields of a body; absent for None.
+    """Return the description of tools for the sandbox as fields of a body; absent for None.
 
-    `is_optional`: where a language cannot call them, code runs without.
+    `is_optional`: in a language that cannot call them, code runs without.
     """
     if manifest is None:
         return {}

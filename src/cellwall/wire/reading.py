@@ -1,8 +1,8 @@
-"""Back from JSON: answers, events, commands, files and errors become the library's values.
+"""Reading: turn JSON answers, events, commands, files and errors into the library's values.
 
-The inverse of `answer`, for whoever receives. Not a schema of hostile data: what is read comes
-from a server that its user chose; a shape that is not ours is a `ValueError`, and keys that are
-not known yet are left alone, so that an older client can read a newer server.
+The inverse of `answer`, for the receiver. It is not a check of hostile data: the JSON comes from a
+server that its user chose; an unexpected shape is a `ValueError`, and unknown keys are ignored, so
+that an older client can read a newer server.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from cellwall.model.outcome import (
 Json = Mapping[str, Any]
 _LIMITS = frozenset(field.name for field in fields(Limits))
 _NOWHERE: Json = {"runtime": "", "level": "process", "posture": "", "limits": {}}
-"""Of an execution that was cancelled before anything ran."""
+"""Isolation of an execution that was cancelled before anything ran."""
 
 
 def execution_of(value: Json) -> Execution:
-    """Return the execution an answer of `/execute` or `/executions/{id}` describes.
+    """Return the execution that an answer of `/execute` or `/executions/{id}` describes.
 
-    Raises what of the server failed, if that is how it ended.
+    Raises the server's failure if it ended with one.
     """
     if value.get("failure") is not None:
         raise error_of(value["failure"])
@@ -106,7 +106,7 @@ def outcome_of(value: Json) -> Outcome:
 
 
 def isolation_of(value: Json) -> Isolation:
-    """Return which isolation ran."""
+    """Return the isolation that was in force."""
     level = IsolationLevel[str(value["level"]).upper()]
     limits, ids = dict(value["limits"]), str(value.get("ids", "shared"))
     return Isolation(value["runtime"], level, value["posture"], limits, ids)
@@ -118,7 +118,7 @@ def limits_of(value: Json) -> Limits:
 
 
 def command_result_of(value: Json) -> CommandResult:
-    """Return how a command ended, from its object; `ValueError` while it runs."""
+    """Return a command's result from its object; `ValueError` while it runs."""
     if value.get("outcome") is None:
         raise ValueError("command: it has no outcome yet")
     return CommandResult(
@@ -137,7 +137,7 @@ def change_of(value: Json) -> Change:
 
 
 def seconds_of(text: str | None) -> float:
-    """Return seconds since the epoch of a time of ours; 0 for none."""
+    """Return the seconds since the epoch of a timestamp; 0 for None."""
     return 0.0 if text is None else datetime.fromisoformat(text).timestamp()
 
 
@@ -223,7 +223,7 @@ _PORT = frozenset({"port", "port_unreachable", "port_protocol"})
 
 
 def error_of(error: Json, status: int = 500, retry_after_s: float = 1.0) -> CellwallError:
-    """Return the exception an error object stands for, its message and remedy as they were."""
+    """Return the exception for an error object, with its message and remedy."""
     made = _made(error, status, retry_after_s)
     made.request_id = error.get("request_id") or None
     return made
@@ -255,5 +255,5 @@ def _made(error: Json, status: int, retry_after_s: float) -> CellwallError:
         return HostUnsupported("server", message, remedy=remedy or "ask the operator")
     if code in _PLAIN:
         return _PLAIN[code](message, remedy=remedy)
-    # What only HTTP knows: a wrong request of ours, or a failure of the server.
+    # Codes of HTTP alone: a wrong request of the client, or a failure of the server.
     return (UsageError if status < 500 else CellwallError)(message, remedy=remedy)
