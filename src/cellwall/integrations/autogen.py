@@ -78,9 +78,7 @@ class CellwallCodeExecutor(CodeExecutor, Component[CellwallCodeExecutorConfig]):
 
     @property
     def sandbox(self) -> SyncSandbox:
-        """The sandbox that the next block runs in, created if necessary: for its files, above
-        all.
-        """
+        """The sandbox that the next block runs in, created if necessary; mainly for its files."""
         return self._keeper.take()[0]
 
     async def execute_code_blocks(

@@ -75,9 +75,7 @@ class CodeTool(Closing):
 
     @property
     def sandbox(self) -> SyncSandbox:
-        """The sandbox that the next call runs in, created if necessary: for its files, above
-        all.
-        """
+        """The sandbox that the next call runs in, created if necessary; mainly for its files."""
         return self._keeper.take()[0]
 
     def call(self, arguments: object) -> Answer:

@@ -100,9 +100,7 @@ class CellwallBackend(Closing, BaseSandbox):
 
     @property
     def sandbox(self) -> SyncSandbox:
-        """The sandbox that the next command runs in, created if necessary: for its ports, above
-        all.
-        """
+        """The sandbox that the next command runs in, created if necessary; mainly for its ports."""
         return self._keeper.take()[0]
 
     # -- commands ----------------------------------------------------------------------------

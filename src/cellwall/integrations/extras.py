@@ -4,9 +4,7 @@ from __future__ import annotations
 
 
 def missing(extra: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
-    """Return the error to raise in place of `error`; it names the extra that installs the
-    package.
-    """
+    """Return the error to raise in place of `error`, with the extra that installs the package."""
     return ModuleNotFoundError(
         f"cellwall.integrations: the package {error.name!r} is not installed; "
         f"run: pip install 'cellwall[{extra}]'",

@@ -141,9 +141,7 @@ class CellwallSandboxEnvironment(SandboxEnvironment):
         return _exec_result(result)
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
-        """Write a whole file and create its parents; refuse a read-only one, as Inspect
-        requires.
-        """
+        """Write a whole file and create its parents; refuse a read-only one, as Inspect wants."""
         files = self.sandbox.files
         with _translated():
             if await files.exists(file) and not (await files.stat(file)).mode & 0o200:

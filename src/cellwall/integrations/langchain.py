@@ -55,9 +55,7 @@ class CodeTool(Closing, BaseTool):
 
     @property
     def sandbox(self) -> SyncSandbox:
-        """The sandbox that the next call runs in, created if necessary: for its files, above
-        all.
-        """
+        """The sandbox that the next call runs in, created if necessary; mainly for its files."""
         return self._tool.sandbox
 
     def _run(self, **arguments: Any) -> tuple[Content, Any]:  # noqa: ANN401 - a model chose them

@@ -45,9 +45,7 @@ class CodeTool(Closing, AsyncBaseTool):
 
     @property
     def sandbox(self) -> SyncSandbox:
-        """The sandbox that the next call runs in, created if necessary: for its files, above
-        all.
-        """
+        """The sandbox that the next call runs in, created if necessary; mainly for its files."""
         return self._tool.sandbox
 
     def call(self, input: Any = None, **arguments: Any) -> ToolOutput:  # noqa: ANN401 - theirs

@@ -100,9 +100,7 @@ class CellwallExecutor(Closing, PythonExecutor):  # type: ignore[misc] # smolage
 
     @property
     def sandbox(self) -> SyncSandbox:
-        """The sandbox that the next code runs in, created if necessary: for its files, above
-        all.
-        """
+        """The sandbox that the next code runs in, created if necessary; mainly for its files."""
         return self._keeper.take()[0]
 
     def send_tools(self, tools: Mapping[str, Tool]) -> None:

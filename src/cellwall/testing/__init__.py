@@ -1,4 +1,4 @@
-"""The public test kit: the contract every runtime passes, and fixtures for other people's tests.
+"""Test kit, public: the contract that every runtime passes, and fixtures for users' tests.
 
-Imported by tests, ours and theirs; nothing of the product imports it.
+Imported by cellwall's tests and by those of its users; nothing of the product imports it.
 """

@@ -1,7 +1,7 @@
-"""A template with nothing in it: an empty environment of the system's Python.
+"""Bare templates: a template with an empty environment of the system's Python.
 
-For tests of runtimes and of the engine, which must not need a package index. Not a template store
-for users: it knows one name, and what it made belongs to the test's directory.
+For tests of runtimes and of the engine, which must not need a package index. It is not a template
+store for users: it knows one name, and its files belong to the test's directory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PYTHON = "/usr/bin/python3"
 
 
 class BareTemplates:
-    """What `Engine` needs of a store, with the one template `python`."""
+    """Template store for `Engine` with the one template `python`."""
 
     def __init__(self, path: Path, languages: tuple[str, ...] = ("python",)) -> None:
         """Make the environment at `path`; images have the tools of `languages`."""
@@ -25,7 +25,7 @@ class BareTemplates:
             [_PYTHON, "-m", "venv", "--without-pip", "--symlinks", str(path)],
             check=True,
         )
-        # Others' sandboxes run as a foreign uid: the way to it must be open to all.
+        # Sandboxes run as a foreign uid: every user must be able to enter the path.
         for directory in (path, *path.parents):
             if directory.stat().st_mode & 0o077 == 0:
                 directory.chmod(0o755)
@@ -40,15 +40,15 @@ class BareTemplates:
         )
 
     def definitions(self) -> dict[str, Template]:
-        """Return the one."""
+        """Return the one template."""
         return {"python": self._built.template}
 
     def find(self, name: str) -> BuiltTemplate | None:
-        """Return it, if that is its name."""
+        """Return the template, if `name` is its name."""
         if name != "python":
             raise NotFound(f"template {name!r} is not defined", remedy="defined: python")
         return self._built
 
     def build(self, name: str) -> BuiltTemplate:
-        """Never needed."""
+        """Raise `NotFound`: the template needs no build."""
         raise NotFound(f"template {name!r} cannot be built here", remedy="use python")

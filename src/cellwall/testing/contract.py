@@ -1,9 +1,9 @@
-"""The contract every runtime passes, as a pytest class.
+"""Runtime contract: the tests that every runtime passes, as a pytest class.
 
 Public: an adapter's test module subclasses `RuntimeContract`, sets `runtime_name` and `isolation`
-and, where it needs to, overrides the fixture `make_engine`. Not a test of confinement: attacks
-have their own suite. What an adapter cannot do yet goes into `deviations` by test name with a
-reason, and becomes a strict xfail: a deviation that was mended fails until it leaves the list.
+and, if necessary, overrides the fixture `make_engine`. It does not test confinement: attacks have
+their own suite. A test that an adapter cannot pass yet goes into `deviations` by name with a
+reason, and becomes a strict xfail: once it passes, it fails until it leaves the list.
 """
 
 # ruff: noqa: S101 - a test suite, shipped so that third parties can run it
@@ -44,7 +44,7 @@ class Subject:
         self._choice = {"runtime": runtime, "isolation": isolation}
 
     def run(self, code: str, *, on_event: OnEvent | None = None, **options: Any) -> Execution:  # noqa: ANN401 - of Engine.run
-        """Do a one-shot run."""
+        """Run a one-shot program."""
         return self.runner.call(
             lambda engine, put: engine.run(
                 code, on_event=None if on_event is None else put, **self._choice, **options
@@ -73,7 +73,7 @@ class Subject:
 
 
 class RuntimeContract(LimitsContract, CommandsContract, StreamsContract, ToolsContract):
-    """Subclass it; see the module."""
+    """All contract tests; subclass it, see the module."""
 
     runtime_name: ClassVar[str]
     isolation: ClassVar[str]
@@ -82,7 +82,9 @@ class RuntimeContract(LimitsContract, CommandsContract, StreamsContract, ToolsCo
     @pytest.fixture(scope="class")
     @classmethod
     def make_engine(cls, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Engine]:
-        """Override it where the runtime needs a template or a state directory of its own."""
+        """Return the engine's factory; override it for a template or state directory of your
+        own.
+        """
         templates = BareTemplates(tmp_path_factory.mktemp("template") / "env")
         settings = EngineSettings(allow_process=True)
         return lambda: Engine(tmp_path_factory.mktemp("state"), settings, templates=templates)
@@ -90,7 +92,7 @@ class RuntimeContract(LimitsContract, CommandsContract, StreamsContract, ToolsCo
     @pytest.fixture(scope="class")
     @classmethod
     def subject(cls, make_engine: Callable[[], Engine]) -> Iterator[Subject]:
-        """One engine for all tests of the class."""
+        """Yield one engine for all tests of the class."""
         subject = Subject(make_engine, cls.runtime_name, cls.isolation)
         yield subject
         subject.close()
@@ -98,7 +100,7 @@ class RuntimeContract(LimitsContract, CommandsContract, StreamsContract, ToolsCo
     @pytest.fixture(scope="class")
     @classmethod
     def sandbox(cls, subject: Subject) -> Iterator[Sandbox]:
-        """One live sandbox for the tests that leave it usable."""
+        """Yield one live sandbox for the tests that leave it usable."""
         with subject.sandbox() as sandbox:
             yield sandbox
 
@@ -111,58 +113,58 @@ class RuntimeContract(LimitsContract, CommandsContract, StreamsContract, ToolsCo
     # -- one-shot: what a program sees and what comes back -----------------------------------
 
     def test_run_returns_output_and_ok(self, subject: Subject) -> None:
-        """The simplest program."""
+        """A simple program returns its output and the verdict `ok`."""
         execution = subject.run("print('hello')")
         assert (execution.stdout, execution.verdict) == ("hello\n", Verdict.OK)
         assert execution.exit_code == 0
 
     def test_empty_program_ends_well(self, subject: Subject) -> None:
-        """As `python3` with an empty file."""
+        """An empty program ends well, as `python3` with an empty file does."""
         for code in ("", " \n"):
             execution = subject.run(code)
             assert (execution.verdict, execution.stdout, execution.stderr) == ("ok", "", "")
 
     def test_answer_says_which_isolation_ran(self, subject: Subject) -> None:
-        """Never a guess: the runtime's own word."""
+        """The answer names the runtime that actually ran the program."""
         isolation = subject.run("pass").outcome.isolation
         assert (isolation.runtime, isolation.level.label) == (self.runtime_name, self.isolation)
 
     def test_stdin_reaches_the_program(self, subject: Subject) -> None:
-        """All of it, then its end."""
+        """The program reads all of stdin, then its end."""
         text = "line\n" * 100_000
         execution = subject.run("import sys; print(len(sys.stdin.read()))", stdin=text)
         assert execution.stdout == f"{len(text)}\n"
 
     def test_program_without_stdin_reads_end_of_file(self, subject: Subject) -> None:
-        """It does not hang."""
+        """A program without stdin does not hang on reading it."""
         assert subject.run("import sys; print(repr(sys.stdin.read()))").stdout == "''\n"
 
     def test_arguments_and_result_travel_as_json(self, subject: Subject) -> None:
-        """`main(**arguments)` is called, its value comes back."""
+        """`main(**arguments)` is called, and its value is returned."""
         code = "def main(n, names): return {'n': n * 2, 'names': sorted(names)}"
         execution = subject.run(code, arguments={"n": 21, "names": ["b", "a"]})
         assert execution.result == {"n": 42, "names": ["a", "b"]}
 
     def test_uncaught_exception_is_an_exception(self, subject: Subject) -> None:
-        """With its name, and exit status 1."""
+        """The answer has the exception's name, and exit status 1."""
         execution = subject.run("{}['missing']")
         assert (execution.verdict, execution.exit_code) == (Verdict.EXCEPTION, 1)
         assert execution.error is not None
         assert execution.error.name == "KeyError"
 
     def test_exit_code_is_not_a_limit(self, subject: Subject) -> None:
-        """137 and 124 are numbers like others."""
+        """Exit codes 137 and 124 are numbers like others."""
         for code in (1, 124, 137):
             execution = subject.run(f"import sys; sys.exit({code})")
             assert (execution.verdict, execution.exit_code) == (Verdict.NONZERO_EXIT, code)
 
     def test_death_by_signal_is_signalled(self, subject: Subject) -> None:
-        """With the signal's number."""
+        """The outcome has the signal's number."""
         execution = subject.run("import os; os.kill(os.getpid(), 11)")
         assert (execution.verdict, execution.outcome.signal) == (Verdict.SIGNALLED, 11)
 
     def test_files_go_in_and_come_back(self, subject: Subject) -> None:
-        """Bytes stay bytes; a missing one is noted."""
+        """Bytes are unchanged; a missing file is noted."""
         execution = subject.run(
             "data = open('in/raw.bin', 'rb').read(); open('out.bin', 'wb').write(data[::-1])",
             files={"in/raw.bin": bytes(range(256))},
@@ -172,14 +174,14 @@ class RuntimeContract(LimitsContract, CommandsContract, StreamsContract, ToolsCo
         assert any("missing" in note for note in execution.outcome.notes)
 
     def test_bash_program_runs(self, subject: Subject) -> None:
-        """With arguments, stdin and its own exit status."""
+        """A bash program gets arguments and stdin and has its own exit status."""
         execution = subject.run(
             'read line; echo "$1 $line"; exit 3', language="bash", args=["a b"], stdin="in\n"
         )
         assert (execution.stdout, execution.exit_code) == ("a b in\n", 3)
 
     def test_events_are_numbered_and_end(self, subject: Subject) -> None:
-        """From 1, without a gap; `end` is the last and carries the outcome."""
+        """Events count from 1, without a gap; `end` is the last and carries the outcome."""
         events: list[Event] = []
         subject.run("print('a'); 1/0", on_event=events.append)
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
@@ -188,14 +190,14 @@ class RuntimeContract(LimitsContract, CommandsContract, StreamsContract, ToolsCo
         assert events[-1].outcome is not None
 
     def test_runs_share_nothing(self, subject: Subject) -> None:
-        """A file of one is not there for the next."""
+        """A file of one run does not exist in the next."""
         subject.run("open('left.txt', 'w').write('x')")
         assert subject.run("import os; print(os.listdir())").stdout == "['main.py']\n"
 
     def test_environment_is_built_from_nothing(
         self, subject: Subject, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """No variable of ours arrives; those asked for do."""
+        """No variable of the host is passed on; requested ones are."""
         monkeypatch.setenv("CELLWALL_TEST_SECRET", "leak")
         code = "import os; print(os.environ.get('CELLWALL_TEST_SECRET'), os.environ.get('MINE'))"
         assert subject.run(code, env={"MINE": "yes"}).stdout == "None yes\n"
@@ -203,7 +205,7 @@ class RuntimeContract(LimitsContract, CommandsContract, StreamsContract, ToolsCo
     # -- limits ------------------------------------------------------------------------------
 
     def test_wall_limit_ends_it_and_keeps_output(self, subject: Subject) -> None:
-        """What was printed before counts."""
+        """Output printed before the limit is returned."""
         began = time.monotonic()
         execution = subject.run(
             "print('before', flush=True)\nimport time; time.sleep(60)", timeout=0.5
@@ -212,22 +214,23 @@ class RuntimeContract(LimitsContract, CommandsContract, StreamsContract, ToolsCo
         assert time.monotonic() - began < 5
 
     def test_cpu_limit_counts_the_whole_tree(self, subject: Subject) -> None:
-        """A child's time is its parent's."""
+        """CPU time of a child counts for its parent's program."""
         code = "import os\nos.fork()\nwhile True: pass"
         execution = subject.run(code, limits={"cpu_s": 0.4, "wall_s": 20})
         assert execution.verdict is Verdict.CPU_TIME
         assert execution.outcome.usage.cpu_s < 3
 
     def test_memory_limit_is_told_from_a_crash(self, subject: Subject) -> None:
-        """By evidence, not by exit status."""
+        """The kernel's evidence decides, not the exit status."""
         code = "blocks = []\nwhile True: blocks.append(bytearray(b'x') * (4 << 20))"
         execution = subject.run(code, limits={"memory_mb": 64})
         assert execution.verdict is Verdict.MEMORY
 
     def test_memory_of_a_child_is_the_verdict_of_its_parent(self, subject: Subject) -> None:
-        """Where the kernel kills the child alone, the parent goes on and ends well.
+        """If the kernel kills only the child, the parent goes on and ends well.
 
-        The child stays where its own rlimit stops it first: a watchdog looks only now and then.
+        If the child's own rlimit stops it first, the child waits: a watchdog looks only at
+        intervals.
         """
         code = """
 import os, signal
@@ -243,7 +246,10 @@ print('fine')"""
         assert execution.verdict is Verdict.MEMORY
 
     def test_too_many_processes_are_contained(self, subject: Subject) -> None:
-        """Refused or killed; named either way. It stays: a watchdog may look only now and then."""
+        """The forks are refused or the program is killed; the verdict is `processes` either way.
+
+        The processes wait: a watchdog may look only at intervals.
+        """
         code = """
 import os, time
 for i in range(300):
@@ -254,7 +260,7 @@ time.sleep(30)"""
         assert execution.verdict is Verdict.PROCESSES
 
     def test_output_is_cut_and_counted(self, subject: Subject) -> None:
-        """The rest is drained, the program goes on to its end."""
+        """The rest of the output is drained, and the program goes on to its end."""
         execution = subject.run(
             "import sys; sys.stdout.write('x' * 3_000_000); sys.stderr.write('end')",
             limits={"output_kb": 64},
@@ -265,7 +271,7 @@ time.sleep(30)"""
         assert execution.stderr == "end"
 
     def test_limit_leaves_no_process(self, subject: Subject) -> None:
-        """Grandchildren in sessions of their own included."""
+        """No process is left, grandchildren in sessions of their own included."""
         marker = f"cellwall-contract-{os.getpid()}-{time.monotonic_ns()}"
         code = f"""
 import os, subprocess, time
@@ -284,7 +290,7 @@ time.sleep(300)"""
         _wait_until(lambda: not _processes_named(marker))
 
     def test_cancelled_call_leaves_no_process(self, subject: Subject) -> None:
-        """An exception in the caller's callback kills what ran."""
+        """An exception in the caller's callback kills the program."""
         marker = f"cellwall-contract-{os.getpid()}-{time.monotonic_ns()}"
         seen: list[int] = []
 
@@ -301,18 +307,18 @@ time.sleep(300)"""
     # -- sessions ----------------------------------------------------------------------------
 
     def test_context_keeps_state(self, sandbox: Sandbox) -> None:
-        """As a notebook does; the last expression is shown."""
+        """A context keeps variables as a notebook does, and shows the last expression."""
         sandbox.run("x = 20")
         assert sandbox.run("x + 1").text == "21"
 
     def test_empty_cell_ends_well_and_keeps_state(self, sandbox: Sandbox) -> None:
-        """As an empty cell of a notebook."""
+        """An empty cell ends well, as in a notebook."""
         sandbox.run("x = 41")
         assert [sandbox.run(code).verdict for code in ("", "  ")] == ["ok", "ok"]
         assert sandbox.run("x + 1").text == "42"
 
     def test_contexts_do_not_share_names(self, sandbox: Sandbox) -> None:
-        """But files."""
+        """Contexts share files, but no variables."""
         sandbox.contexts.create("other")
         sandbox.run("y = 1; open('shared.txt', 'w').write('s')")
         execution = sandbox.run("print(open('shared.txt').read()); y", context="other")
@@ -323,20 +329,20 @@ time.sleep(300)"""
         assert sandbox.contexts.list() == ["python"]
 
     def test_many_executions_of_a_context_queue(self, sandbox: Sandbox) -> None:
-        """A hundred at once all run, one at a time."""
+        """A hundred concurrent executions all run, one at a time."""
         sandbox.run("counter = 0")
         with ThreadPoolExecutor(20) as threads:
             results = list(threads.map(sandbox.run, ["counter += 1; counter"] * 100))
         assert sorted(int(r.text or 0) for r in results) == list(range(1, 101))
 
     def test_exception_leaves_the_context_alive(self, sandbox: Sandbox) -> None:
-        """State too."""
+        """The context keeps its state after an exception."""
         sandbox.run("kept = 5")
         assert sandbox.run("1/0").verdict is Verdict.EXCEPTION
         assert sandbox.run("kept").text == "5"
 
     def test_interrupt_stops_a_cell_and_keeps_state(self, sandbox: Sandbox) -> None:
-        """As Ctrl-C does."""
+        """An interrupt acts like Ctrl-C."""
         sandbox.run("kept = 6")
         started = threading.Event()
 
@@ -355,7 +361,7 @@ time.sleep(300)"""
         assert sandbox.run("kept").text == "6"
 
     def test_wall_limit_of_a_cell_keeps_state_if_it_stops(self, sandbox: Sandbox) -> None:
-        """It is interrupted first; the notes say what became of the state."""
+        """The cell is interrupted first; the notes report the fate of the state."""
         sandbox.run("kept = 7")
         execution = sandbox.run("import time; time.sleep(60)", timeout=0.3)
         assert execution.verdict is Verdict.WALL_TIME
@@ -363,7 +369,7 @@ time.sleep(300)"""
         assert sandbox.run("kept").text == "7"
 
     def test_dead_context_is_replaced_and_says_so(self, sandbox: Sandbox) -> None:
-        """Its state is gone; never silently."""
+        """The loss of the state is reported, never silent."""
         sandbox.run("lost = 1")
         execution = sandbox.run("import os; os._exit(3)")
         assert (execution.verdict, execution.exit_code) == (Verdict.NONZERO_EXIT, 3)
@@ -376,14 +382,14 @@ time.sleep(300)"""
         assert sandbox.run("print(input() * 2)", stdin="ab\n").stdout == "abab\n"
 
     def test_other_language_runs_beside_the_context(self, sandbox: Sandbox) -> None:
-        """And sees its files."""
+        """A program of another language sees the context's files."""
         sandbox.files.write("data.txt", "from python")
         assert sandbox.run("cat data.txt", language="bash").stdout == "from python"
 
     # -- files -------------------------------------------------------------------------------
 
     def test_files_round_trip(self, sandbox: Sandbox) -> None:
-        """Bytes, sizes, names, moves, removal."""
+        """Bytes, sizes, names, moves and removal are right."""
         content = os.urandom(3_000_000)
         sandbox.files.write("deep/er/blob.bin", content)
         assert sandbox.files.read_bytes("deep/er/blob.bin") == content
@@ -395,7 +401,7 @@ time.sleep(300)"""
         assert not sandbox.files.exists("deep")
 
     def test_missing_file_says_so(self, sandbox: Sandbox) -> None:
-        """By reason, not by text; also to code that knows files of this machine only."""
+        """The error has a reason, and the built-in class for code that knows local files only."""
         with pytest.raises(FileError) as caught:
             sandbox.files.read("missing.txt")
         assert caught.value.reason == "not_found"
@@ -404,7 +410,7 @@ time.sleep(300)"""
         assert missing.value.errno == errno.ENOENT
 
     def test_directories_go_in_and_come_out(self, sandbox: Sandbox, tmp_path: Path) -> None:
-        """Contents are the same; links go in as they are, and stay behind on the way out."""
+        """Contents are the same; links are uploaded unchanged, and left out of a download."""
         local = tmp_path / "in"
         (local / "sub").mkdir(parents=True)
         (local / "sub" / "a.txt").write_text("a" * 100_000)
@@ -425,7 +431,7 @@ time.sleep(300)"""
     # -- life --------------------------------------------------------------------------------
 
     def test_closed_sandbox_refuses_with_the_reason(self, subject: Subject) -> None:
-        """And closing twice is fine."""
+        """A closed sandbox names the reason, and closing twice is fine."""
         sandbox = subject.sandbox()
         sandbox.close()
         sandbox.close()
@@ -433,12 +439,12 @@ time.sleep(300)"""
             sandbox.run("1")
 
     def test_idle_sandbox_is_reaped(self, subject: Subject) -> None:
-        """After its idle time, without a call."""
+        """The sandbox ends after its idle time, without a call."""
         with subject.sandbox(limits={"idle_s": 1}) as sandbox:
             _wait_until(lambda: sandbox.status == "stopped")
 
     def test_closing_ends_a_running_execution_as_cancelled(self, subject: Subject) -> None:
-        """Its caller gets an answer."""
+        """The caller of the execution gets an answer."""
         sandbox = subject.sandbox()
         started = threading.Event()
         with ThreadPoolExecutor(1) as threads:
@@ -454,8 +460,8 @@ time.sleep(300)"""
     def test_closed_engine_leaves_nothing(
         self, subject: Subject, make_engine: Callable[[], Engine]
     ) -> None:
-        """No process and no descriptor of ours."""
-        subject.settle()  # the class's engine must not come and go while we count
+        """No process and no descriptor of the engine is left."""
+        subject.settle()  # the class's engine must not start or end sandboxes during the count
         before = len(os.listdir("/proc/self/fd"))
         ours = Subject(make_engine, self.runtime_name, self.isolation)
         ours.run("print(1)")
@@ -478,7 +484,7 @@ def _wait_until(holds: Callable[[], bool], within_s: float = 10.0) -> None:
 
 
 def _looked_for(marker: str) -> list[int]:
-    """The processes of that name, once there are any; they begin a moment after they are heard."""
+    """Return the processes of that name, waiting for them: they start just after their output."""
     deadline = time.monotonic() + 2.0
     while not (found := _processes_named(marker)) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The part of the contract about commands: their ends, their output, scripts of any length.
+"""Contract for commands: their ends, their output, scripts of any length.
 
 `contract.RuntimeContract` includes it; subclass that. Every test leaves the class's one sandbox
 usable for the others.
@@ -15,7 +15,7 @@ from cellwall.model.errors import NotFound
 from cellwall.model.outcome import Verdict
 
 _LONG = 200_000
-"""Characters; a kernel takes an argument of 131,071 bytes."""
+"""Number of characters; the kernel limits an argument to 131,071 bytes."""
 _IN_TURNS = """
 for n in 1 2 3 4 5 6 7 8 9; do echo out $n; echo err $n >&2; done
 python3 -c 'import os
@@ -29,20 +29,20 @@ for n in range(3, 64):
 
 
 class CommandsContract:
-    """See the module."""
+    """Contract tests for commands; see the module."""
 
     def test_command_returns_how_it_ended(self, sandbox: Sandbox) -> None:
-        """A string goes to a shell."""
+        """A command returns its result; a string goes to a shell."""
         result = sandbox.commands.run("echo out; echo err >&2; exit 4")
         assert (result.stdout, result.stderr, result.exit_code) == ("out\n", "err\n", 4)
 
     def test_unknown_command_is_not_found(self, sandbox: Sandbox) -> None:
-        """An error of the caller's, not an exit status."""
+        """An unknown command is an error of the caller, not an exit status."""
         with pytest.raises(NotFound):
             sandbox.commands.run(["no-such-program"])
 
     def test_background_command_takes_stdin_and_signals(self, sandbox: Sandbox) -> None:
-        """It is listed while it runs."""
+        """A background command is listed while it runs."""
         command = sandbox.commands.start(["/bin/bash", "-c", "read x; echo got $x; sleep 60"])
         assert [c.id for c in sandbox.commands.list()] == [command.id]
         command.send_stdin("it\n")
@@ -52,19 +52,21 @@ class CommandsContract:
         assert sandbox.commands.list() == []
 
     def test_command_at_its_limit_leaves_the_sandbox(self, sandbox: Sandbox) -> None:
-        """Only the command dies."""
+        """Only the command ends."""
         result = sandbox.commands.run("sleep 60", timeout=0.3)
         assert result.outcome.verdict is Verdict.WALL_TIME
         assert sandbox.run("1").verdict is Verdict.OK
 
     def test_end_has_a_status_as_shells_have_it(self, sandbox: Sandbox) -> None:
-        """Its own, a signal's, that of `timeout`."""
+        """The status is the command's own, a signal's, or that of `timeout`."""
         assert sandbox.commands.run("exit 77").status == 77
         assert sandbox.commands.run("kill -SEGV $$").status == 128 + 11
         assert sandbox.commands.run("sleep 60", timeout=0.3).status == 124
 
     def test_merged_output_keeps_the_order_of_writing(self, sandbox: Sandbox) -> None:
-        """One pipe inside; apart, the same comes in two streams."""
+        """Merged streams keep the order of writing; otherwise the same output comes in two
+        streams.
+        """
         merged = sandbox.commands.run(_IN_TURNS, merge_stderr=True)
         words = [f"{word} {n}" for n in range(1, 10) for word in ("out", "err")]
         assert merged.stdout.splitlines() == [*words, *map(str, range(200))]
@@ -74,7 +76,7 @@ class CommandsContract:
         assert sorted(merged.stdout) == sorted(apart.stdout + apart.stderr)
 
     def test_script_longer_than_an_argument_is_a_script(self, sandbox: Sandbox) -> None:
-        """With its own `$0`, standard input, status and nothing open that others have not."""
+        """A long script has the same `$0`, stdin, status and open descriptors as a short one."""
         text = "x" * _LONG
         short = "cat > f.txt <<'END'\n%s\nEND\nwc -c < f.txt; cat; echo $0 $#; " + _OPEN
         long = sandbox.commands.run(f"{short % text}exit 6", stdin="given ")
@@ -84,7 +86,7 @@ class CommandsContract:
         assert (long.exit_code, long.stderr) == (6, "")
 
     def test_script_that_ends_before_its_end_was_read(self, sandbox: Sandbox) -> None:
-        """What no shell reads any more goes nowhere."""
+        """The unread rest of a script is discarded."""
         result = sandbox.commands.run("exit 5\n" + "# \n" * _LONG)
         assert result.exit_code == 5
         terminal = sandbox.commands.start(f"echo {'y' * _LONG} | wc -c", pty=(24, 80))

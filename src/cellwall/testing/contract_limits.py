@@ -1,8 +1,8 @@
-"""Limits in a session: what breaks one ends, and everything else in the sandbox stays.
+"""Contract for limits in a session: only the execution that breaks one ends.
 
-Part of `contract.RuntimeContract`, whose fixtures these tests use. Each breaks a limit in a sandbox
-that has a file, a second context with a variable and a server in the background, and looks at all
-three afterwards. Not what happens to a program that has a sandbox of its own (`contract`).
+Part of `contract.RuntimeContract`, whose fixtures these tests use. Each test breaks a limit in a
+sandbox that has a file, a second context with a variable and a server in the background, and checks
+all three afterwards. Programs in a sandbox of their own are tested in `contract`.
 """
 
 # ruff: noqa: S101 - a test suite, shipped so that third parties can run it
@@ -82,10 +82,10 @@ _LIMITS = {"memory_mb": 256, "processes": 40, "wall_s": 30.0, "cpu_s": 30.0}
 
 
 class LimitsContract:
-    """See the module."""
+    """Contract tests for limits; see the module."""
 
     def test_cell_that_ignores_its_wall_limit_ends_alone(self, subject: Subject) -> None:
-        """Asked once, then killed."""
+        """The cell is interrupted once, then killed."""
         with _inhabited(subject) as sandbox:
             ended = sandbox.run(_DEAF + "while True: pass", timeout=0.3)
             assert ended.verdict is Verdict.WALL_TIME
@@ -93,27 +93,27 @@ class LimitsContract:
             _check_replaced(sandbox)
 
     def test_cell_that_ignores_its_cpu_limit_ends_alone(self, subject: Subject) -> None:
-        """With the child that burns beside it."""
+        """The cell's child, which uses CPU time beside it, ends too."""
         with _inhabited(subject, cpu_s=0.4) as sandbox:
             ended = sandbox.run(_DEAF + "import os\nos.fork()\nwhile True: pass")
             assert ended.verdict is Verdict.CPU_TIME
             _check_replaced(sandbox)
 
     def test_cell_that_needs_too_much_memory_ends_alone(self, subject: Subject) -> None:
-        """Its context is what the kernel, or a watchdog, has killed."""
+        """The kernel or a watchdog has killed the cell's context."""
         with _inhabited(subject) as sandbox:
             ended = sandbox.run(_HOG)
             assert ended.verdict is Verdict.MEMORY
             _check_replaced(sandbox)
 
     def test_cell_with_too_many_processes_ends_alone(self, subject: Subject) -> None:
-        """With all of them, so that there is room again."""
+        """All processes of the cell end, so that there is room again."""
         with _inhabited(subject, memory_mb=2048) as sandbox:
             assert sandbox.run(_CROWD).verdict is Verdict.PROCESSES
             _check_replaced(sandbox)
 
     def test_command_above_each_limit_ends_alone(self, subject: Subject) -> None:
-        """The context's variable stays, too."""
+        """The context's variable is kept, too."""
         with _inhabited(subject, memory_mb=1024) as sandbox:
             for code, verdict in (
                 (_DEAF + "while True: pass", Verdict.WALL_TIME),
@@ -126,7 +126,7 @@ class LimitsContract:
             assert sandbox.run("mine").text == "'mine'"
 
     def test_command_above_its_cpu_limit_ends_alone(self, subject: Subject) -> None:
-        """One that never has a child, and one that makes it after it was looked at first."""
+        """One command never has a child, another makes one after the first look at it."""
         with _inhabited(subject, cpu_s=0.6) as sandbox:
             for code in (_BURN_ALONE, _BURN_IN_A_LATE_CHILD):
                 ended = sandbox.commands.run(["python3", "-c", code], timeout=20)
@@ -134,7 +134,9 @@ class LimitsContract:
             assert sandbox.run("mine").text == "'mine'"
 
     def test_burner_beside_uses_up_no_cells_cpu_time(self, subject: Subject) -> None:
-        """It used more than twice of what a cell may; a cell's children count beside it, too."""
+        """A command that used twice a cell's limit costs the cell nothing; the cell's children
+        count.
+        """
         with _inhabited(subject, cpu_s=1.0, wall_s=60.0) as sandbox:
             burner = sandbox.commands.start(["python3", "-c", _BURNER])
             waited = sandbox.run(_WAIT_FOR_BURNER)
@@ -147,7 +149,7 @@ class LimitsContract:
             _check_replaced(sandbox)
 
     def test_two_at_once_have_their_cpu_time_each(self, subject: Subject) -> None:
-        """Together they use more than one may, and neither does."""
+        """Two executions use more than the limit together, but neither exceeds it."""
         with _inhabited(subject, cpu_s=1.0, wall_s=60.0) as sandbox, ThreadPoolExecutor() as pool:
             command = _BURN.format(begun=0, s=0.7)
             beside = pool.submit(sandbox.commands.run, ["python3", "-c", command])
@@ -158,7 +160,7 @@ class LimitsContract:
             assert beside.result().outcome.verdict is Verdict.OK
 
     def test_descendants_that_escaped_end_with_their_cell(self, subject: Subject) -> None:
-        """A grandchild in a session of its own, whose parent is gone."""
+        """A grandchild in a session of its own, whose parent has ended, ends with the cell."""
         with _inhabited(subject) as sandbox:
             code = _ESCAPE + _DEAF + "print(open('escaped').read())\nwhile True: pass"
             ended = sandbox.run(code, timeout=2)
@@ -171,7 +173,7 @@ class LimitsContract:
 
 @contextmanager
 def _inhabited(subject: Subject, **limits: float) -> Iterator[Sandbox]:
-    """A sandbox with a file, two contexts and a server, all of which are there at the end."""
+    """Yield a sandbox with a file, two contexts and a server, and check all of them at the end."""
     with subject.sandbox(limits={**_LIMITS, **limits}) as sandbox:
         sandbox.files.write("data.txt", "data")
         sandbox.contexts.create("other")
@@ -187,7 +189,7 @@ def _inhabited(subject: Subject, **limits: float) -> Iterator[Sandbox]:
 
 
 def _check_replaced(sandbox: Sandbox) -> None:
-    """The next cell of that context finds no variable, and says why."""
+    """Check that the context's next cell finds no variable, and that a note says why."""
     after = sandbox.run("'mine' in globals()")
     assert after.text == "False"
     assert any("new one" in note for note in after.outcome.notes)

@@ -1,4 +1,4 @@
-"""The part of the contract about what flows: terminals, ports, watches.
+"""Contract for streams: terminals, ports, watches.
 
 `contract.RuntimeContract` includes it; subclass that. Every test leaves the class's one sandbox
 usable for the others.
@@ -65,12 +65,12 @@ with socket.create_server(("127.0.0.1", 0)) as server: print(server.getsockname(
 
 
 class StreamsContract:
-    """See the module."""
+    """Contract tests for streams; see the module."""
 
     # -- terminals ---------------------------------------------------------------------------
 
     def test_terminal_is_a_terminal(self, sandbox: Sandbox) -> None:
-        """With a size that can change, keys that interrupt and jobs that stop and go on."""
+        """A terminal has a size that can change, keys that interrupt, and job control."""
         sandbox.files.write("job.py", _JOB)
         with _terminal(sandbox, ["/bin/bash", "--norc"], (33, 101)) as terminal:
             assert [c.id for c in sandbox.commands.list()] == [terminal.id]
@@ -89,7 +89,7 @@ class StreamsContract:
             assert terminal.wait().exit_code == 7
 
     def test_terminal_passes_bytes_and_cuts_nothing(self, sandbox: Sandbox) -> None:
-        """More than any limit on output, each byte as it was."""
+        """More bytes than any output limit pass unchanged."""
         script = "stty raw -echo; echo go; head -c 65536 | tee copy; cat big big big"
         sandbox.files.write("big", bytes(range(256)) * 8192)
         with _terminal(sandbox, ["/bin/bash", "-c", script], (24, 80)) as terminal:
@@ -100,7 +100,7 @@ class StreamsContract:
             assert (result.exit_code, result.outcome.truncated.stdout) == (0, 0)
 
     def test_unread_terminal_stops_its_program_only(self, sandbox: Sandbox) -> None:
-        """The sandbox answers meanwhile; what was stopped can be ended."""
+        """The sandbox still answers, and the stopped program can be ended."""
         terminal = sandbox.commands.start("cat /dev/zero", pty=(24, 80))
         assert sandbox.run("1").verdict is Verdict.OK
         assert terminal.is_running
@@ -110,7 +110,7 @@ class StreamsContract:
     # -- ports -------------------------------------------------------------------------------
 
     def test_server_inside_is_reached_by_ordinary_clients(self, sandbox: Sandbox) -> None:
-        """Through a forwarded port; fifty of them at once."""
+        """Fifty clients at once use a forwarded port."""
         content = bytes(range(256)) * 4096
         sandbox.files.write("page.bin", content)
         with _served(sandbox, _WEB) as port, sandbox.ports.forward(port) as forward:
@@ -120,7 +120,7 @@ class StreamsContract:
         assert all(answer == content for answer in answers)
 
     def test_connection_carries_bytes_both_ways(self, sandbox: Sandbox) -> None:
-        """More than any window, and each direction ends by itself."""
+        """More bytes than any window pass, and each direction ends by itself."""
         content = bytes(range(256)) * 8192
         with (
             _served(sandbox, _ECHO) as port,
@@ -133,7 +133,7 @@ class StreamsContract:
             assert answer.result() == content + b"end"
 
     def test_port_of_nobody_is_refused(self, sandbox: Sandbox) -> None:
-        """An error with a reason; the forwarded port breaks its clients off."""
+        """The error has a reason; the forwarded port disconnects its clients."""
         port = int(sandbox.commands.run(["python3", "-c", _NOBODY]).stdout)
         with pytest.raises(PortError) as caught:
             sandbox.ports.connect(port)
@@ -142,7 +142,7 @@ class StreamsContract:
             _fetch(f"http://127.0.0.1:{forward.port}/")
 
     def test_server_that_is_killed_resets_its_connections(self, sandbox: Sandbox) -> None:
-        """What is read afterwards ends or fails; it does not hang."""
+        """A later read ends or fails; it does not hang."""
         with _served(sandbox, _ECHO) as port:
             line = sandbox.ports.connect(port)
             line.sendall(b"x")
@@ -154,7 +154,7 @@ class StreamsContract:
         line.close()
 
     def test_listening_ports_are_listed(self, sandbox: Sandbox) -> None:
-        """As the inside says."""
+        """The list is the guest's report."""
         with _served(sandbox, _ECHO) as port:
             assert port in [found.port for found in sandbox.ports.list()]
         assert port not in [found.port for found in sandbox.ports.list()]
@@ -162,7 +162,7 @@ class StreamsContract:
     # -- watches -----------------------------------------------------------------------------
 
     def test_watch_tells_what_changes_below(self, sandbox: Sandbox) -> None:
-        """In order, relative, from the moment it is there."""
+        """Changes are reported in order, with relative paths, from the start of the watch on."""
         sandbox.files.write("watched/old", "x")
         with sandbox.files.watch("watched") as watch:
             sandbox.files.write("watched/deep/new", "x")
@@ -171,7 +171,7 @@ class StreamsContract:
             sandbox.files.write("watched/moved/later", "x")
             sandbox.files.remove("watched", recursive=True)
             changes = [(c.kind, c.path, c.target) for c in watch]
-        # Written while its directory is looked at for the first time, it may be told twice.
+        # A file written during the first look at its directory may be reported twice.
         changes = [each for each in changes if each != ("modified", "deep/new", None)]
         assert changes[:5] == [
             ("created", "deep", None),
@@ -183,7 +183,7 @@ class StreamsContract:
         assert changes[-1] == ("removed", ".", None)
 
     def test_closed_watch_wakes_who_waits(self, sandbox: Sandbox) -> None:
-        """And what cannot be watched is an error by reason."""
+        """A waiting reader gets the end; an unwatchable path is an error with a reason."""
         watch = sandbox.files.watch()
         with ThreadPoolExecutor(1) as threads:
             waiting = threads.submit(next, watch, None)
@@ -196,7 +196,7 @@ class StreamsContract:
 
 @contextmanager
 def _served(sandbox: Sandbox, code: str) -> Iterator[int]:
-    """Run a server inside; the port it says it listens on."""
+    """Run a server inside; yield the port that it prints."""
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
     server = sandbox.commands.start(["python3", "-c", code], on_stdout=said.put)
     try:
@@ -207,7 +207,7 @@ def _served(sandbox: Sandbox, code: str) -> Iterator[int]:
 
 
 def _send_on(line: SyncConnection) -> None:
-    """Send until it fails: the end of the other side may be told before the reset after it."""
+    """Send until it fails: the end of the other side may arrive before the reset after it."""
     for _ in range(64):
         line.sendall(bytes(1 << 20))
 
@@ -219,7 +219,7 @@ def _fetch(url: str) -> bytes:
 
 @contextmanager
 def _terminal(sandbox: Sandbox, argv: list[str], pty: tuple[int, int]) -> Iterator[SyncTerminal]:
-    """A terminal that is gone afterwards, whatever became of the test: others list commands."""
+    """Yield a terminal and end it after the test, even a failed one: other tests list commands."""
     terminal = sandbox.commands.start(argv, pty=pty)
     try:
         yield terminal
@@ -230,7 +230,7 @@ def _terminal(sandbox: Sandbox, argv: list[str], pty: tuple[int, int]) -> Iterat
 
 @contextmanager
 def _patience(terminal: SyncTerminal) -> Iterator[None]:
-    """Hang up a terminal that says nothing for too long, so that its reader comes back."""
+    """Hang up a terminal without output for too long, so that its reader returns."""
     timer = threading.Timer(_PATIENCE_S, terminal.close)
     timer.start()
     try:
@@ -252,6 +252,6 @@ def _read_until(terminal: SyncTerminal, expected: bytes) -> bytes:
 
 
 def _read_to_end(terminal: SyncTerminal) -> bytes:
-    """Read until its program has ended."""
+    """Read until the program has ended."""
     with _patience(terminal):
         return b"".join(terminal)

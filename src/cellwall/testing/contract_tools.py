@@ -1,4 +1,4 @@
-"""The part of the contract about host tools: calls from inside to functions of the caller's.
+"""Contract for host tools: calls from inside to functions of the caller.
 
 `contract.RuntimeContract` includes it; subclass that. Needs `cellwall[tools]`.
 """
@@ -64,36 +64,36 @@ class _Hanging:
 
 
 class ToolsContract:
-    """See the module."""
+    """Contract tests for host tools; see the module."""
 
     def test_tool_with_a_name_of_a_framework_is_called(self, subject: Subject) -> None:
-        """Names with a leading _ are names, unless modules have them by themselves."""
+        """Names with a leading _ are allowed, unless every module has them."""
         calls = "tools.__made__(number=2), __made__(number=3), _own(number=4)"
         code = f"from tools import *\nprint({calls})"
         done = subject.run(code, tools={"__made__": double, "_own": double})
         assert done.stdout == "4.0 6.0 8.0\n", done
 
     def test_cell_calls_tools_of_its_sandbox(self, subject: Subject) -> None:
-        """By keyword, by position, with defaults; plain and async functions."""
+        """Calls work by keyword, by position, with defaults; for plain and async functions."""
         with subject.sandbox(tools={"search": search, "double": double}) as sandbox:
             code = "tools.search('a'), tools.search(query='b', limit=1), tools.double(1.5)"
             execution = sandbox.run(code)
         assert execution.text == "(['a 0', 'a 1'], ['b 0'], 3.0)"
 
     def test_program_calls_tools(self, subject: Subject) -> None:
-        """A one-shot, whose result is the tool's."""
+        """A one-shot program returns the tool's result."""
         execution = subject.run("result = tools.search(query='x', limit=1)", tools=[search])
         assert (execution.verdict, execution.result) == (Verdict.OK, ["x 0"])
 
     def test_run_has_tools_of_its_own(self, sandbox: Sandbox) -> None:
-        """Those of one run are gone in the next."""
+        """The tools of one run do not exist in the next."""
         assert sandbox.run("tools.double(number=2)", tools=[double]).text == "4.0"
         execution = sandbox.run("tools")
         assert execution.error is not None
         assert execution.error.name == "NameError"
 
     def test_tool_shows_its_signature_and_docstring(self, subject: Subject) -> None:
-        """`help` inside says what the host's function says."""
+        """`help` inside shows the host function's signature and docstring."""
         execution = subject.run("help(tools.search)", tools=[search])
         assert "search(query: str, limit: int = 2) -> list[str]" in execution.stdout
         assert "Find documents." in execution.stdout
@@ -115,7 +115,7 @@ class ToolsContract:
     def test_call_without_result_is_a_tool_error(
         self, subject: Subject, call: str, kind: str, message: str
     ) -> None:
-        """Typed, and with nothing of the host in it."""
+        """The error has a kind, and contains nothing of the host."""
         functions: dict[str, Any] = {
             "search": search,
             "broken": broken,
@@ -134,7 +134,7 @@ class ToolsContract:
         assert "/home" not in execution.stdout
 
     def test_explicit_schema_is_kept(self, subject: Subject) -> None:
-        """With what type hints cannot say."""
+        """A schema can say what type hints cannot."""
         schema = {
             "properties": {"city": {"type": "string", "pattern": "^[A-Z]"}, "a-b": {"type": "null"}}
         }
@@ -151,7 +151,7 @@ class ToolsContract:
 
     @pytest.mark.parametrize("decision", [True, False, "yes", None])
     def test_call_waits_for_approval(self, subject: Subject, decision: object) -> None:
-        """Only True is one; the function is not called otherwise."""
+        """Only True approves; otherwise the function is not called."""
         asked, called = [], []
 
         def approve(call: Any) -> Any:  # noqa: ANN401 - what a careless caller writes
@@ -175,7 +175,7 @@ class ToolsContract:
     def test_function_sees_the_context_of_its_caller(
         self, subject: Subject, is_async: bool
     ) -> None:
-        """Its context variables, which is where traces and sessions are kept."""
+        """The function sees the caller's context variables, which hold traces and sessions."""
 
         def name() -> str:
             return _who.get()
@@ -191,7 +191,7 @@ class ToolsContract:
             _who.reset(token)
 
     def test_approval_that_blocks_stops_nothing_else(self, subject: Subject) -> None:
-        """A person is asked; meanwhile the limits of the execution are kept."""
+        """While a person is asked, the limits of the execution still apply."""
         release = threading.Event()
 
         def approve(_call: object) -> bool:
@@ -204,7 +204,7 @@ class ToolsContract:
         release.set()
 
     def test_calls_are_events(self, subject: Subject) -> None:
-        """Each one, with its size, its end and how long it took; never its arguments."""
+        """Each call is an event with its size, end and duration; never with its arguments."""
         events: list[Event] = []
         code = "tools.search('x')\ntry: tools.search(1)\nexcept ToolError: pass"
         subject.run(code, tools=[search], on_event=events.append)
@@ -218,7 +218,7 @@ class ToolsContract:
         assert calls[0]["duration_ms"] > 0
 
     def test_threads_call_beside_each_other(self, subject: Subject) -> None:
-        """More of them than may call at once: the others wait."""
+        """More threads than concurrent calls allowed may call: the others wait."""
         together = threading.Barrier(4, timeout=_PATIENCE_S)
 
         def meet(number: int) -> int:
@@ -234,7 +234,7 @@ class ToolsContract:
         assert (execution.verdict, execution.result) == (Verdict.OK, sum(range(32)))
 
     def test_callers_threads_run_beside_each_other(self, subject: Subject) -> None:
-        """Each with its own function of the same name."""
+        """Each thread calls its own function of the same name."""
         found: dict[int, Any] = {}
 
         def work(number: int) -> None:
@@ -249,7 +249,7 @@ class ToolsContract:
         assert found == {number: number for number in range(4)}
 
     def test_import_finds_tools_and_a_name_of_its_own_wins(self, subject: Subject) -> None:
-        """In the program and in what it imports."""
+        """The import works in the program and in modules that it imports."""
         files = {"helper.py": "def twice(n): return tools.double(n) * 2"}
         code = (
             "import helper, tools as t\n"
@@ -259,7 +259,7 @@ class ToolsContract:
         assert subject.run(code, tools=[double], files=files).result == [4.0, 2.0, "mine"]
 
     def test_slow_tool_is_given_up(self, subject: Subject) -> None:
-        """Its own limit; the program goes on."""
+        """The tool's own limit ends the call; the program goes on."""
         hanging = _Hanging()
         tool = Tool(hanging, timeout_s=0.2)
         code = "try: tools.hang()\nexcept ToolError as e: result = e.kind"
@@ -267,7 +267,7 @@ class ToolsContract:
         assert hanging.cancelled.wait(_PATIENCE_S)
 
     def test_wall_clock_ends_a_call(self, subject: Subject) -> None:
-        """Of the execution; the function is cancelled, the session lives."""
+        """The execution's limit cancels the function; the session lives."""
         hanging, events = _Hanging(), list[Any]()
         with subject.sandbox(tools={"hang": hanging}) as sandbox:
             execution = sandbox.run("tools.hang()", timeout=0.5, on_event=events.append)
@@ -279,7 +279,7 @@ class ToolsContract:
         assert events[-1].kind == "end"
 
     def test_interrupt_ends_a_call(self, subject: Subject) -> None:
-        """As it would any other line."""
+        """An interrupt ends a call like any other line."""
         hanging = _Hanging()
         with subject.sandbox(tools={"hang": hanging, "double": double}) as sandbox:
 
@@ -296,7 +296,7 @@ class ToolsContract:
             assert sandbox.run("tools.double(2)").text == "4.0"
 
     def test_end_of_the_sandbox_cancels_the_function(self, subject: Subject) -> None:
-        """Killed in the middle of a call."""
+        """The sandbox is killed in the middle of a call."""
         hanging = _Hanging()
         code = (
             "import os, threading, time\n"
@@ -312,7 +312,7 @@ class ToolsContract:
         assert hanging.cancelled.wait(_PATIENCE_S)
 
     def test_calls_of_an_execution_are_counted(self, subject: Subject) -> None:
-        """The next cell has as many again."""
+        """The next cell may make as many calls again."""
         code = (
             "for n in range(9):\n"
             "    try: tools.double(n)\n"
@@ -323,7 +323,7 @@ class ToolsContract:
             assert sandbox.run(code).stdout == "5 limit\n"
 
     def test_child_process_cannot_call(self, subject: Subject) -> None:
-        """It is told so; the program itself can."""
+        """The child gets an error; the program itself can call."""
         code = (
             "import os\n"
             "if os.fork() == 0:\n"

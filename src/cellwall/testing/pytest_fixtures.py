@@ -1,7 +1,7 @@
-"""Fixtures for other people's tests: `run` and `sandbox`, there as soon as cellwall is installed.
+"""Pytest fixtures for users' tests: `run` and `sandbox`, available where cellwall is installed.
 
 pytest loads this module in every session, so nothing of the engine is imported before a test asks
-for it. `cellwall_options` is there to be overridden.
+for it. `cellwall_options` is meant to be overridden.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def cellwall_options() -> dict[str, Any]:
-    """Options for `run` and `sandbox`, like `template` and `limits`; override it at will."""
+    """Return options for `run` and `sandbox`, such as `template` and `limits`; may be
+    overridden.
+    """
     return {}
 
 
 @pytest.fixture
 def run(cellwall_options: dict[str, Any]) -> Callable[..., Execution]:
-    """`run(code, …)`: a program in a fresh sandbox of its own, as `cellwall.run` does it."""
+    """Return `run(code, …)`: a program in a fresh sandbox of its own, like `cellwall.run`."""
     import cellwall
 
     return partial(cellwall.run, **cellwall_options)
@@ -33,7 +35,7 @@ def run(cellwall_options: dict[str, Any]) -> Callable[..., Execution]:
 
 @pytest.fixture
 def sandbox(cellwall_options: dict[str, Any]) -> Iterator[Sandbox]:
-    """A sandbox of the test's own, destroyed at its end."""
+    """Yield a sandbox of the test's own, destroyed at its end."""
     import cellwall
 
     with cellwall.Sandbox(**cellwall_options) as made:

@@ -145,7 +145,7 @@ def seconds_of(text: str | None) -> float:
 
 
 def event_of(value: Json) -> Event:
-    """Return the event of one line; `end` without an outcome is for `failure_of`."""
+    """Return the event of one line; an `end` without an outcome gets one with its verdict."""
     return _EVENTS[value["type"]](value)
 
 
