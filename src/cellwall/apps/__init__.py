@@ -1,4 +1,4 @@
-"""Surfaces for people: the command line, the demo and the bench.
+"""Apps: surfaces for people; the command line, the demo and the bench.
 
-The top of the house: may import everything below, nothing imports it.
+The top of the import order: it may import everything below, nothing imports it.
 """

@@ -1,7 +1,7 @@
-"""An engine for one command: opened, used and closed by this process.
+"""Engines for one command: opened, used and closed by this process.
 
-Not the composition root of a server. Called by the commands, the demo and the bench. Invariant:
-whoever opens an engine here closes it, also when the command fails, so that no sandbox and no
+Called by the commands, the demo and the bench. It does not compose a server. Invariant: a caller
+that opens an engine here closes it, even when the command fails, so that no sandbox and no
 fork-server outlives the command.
 """
 
@@ -45,6 +45,6 @@ async def open_engine(pool: int = 0) -> AsyncIterator[Engine]:
 
 
 async def wait_parked(engine: Engine) -> None:
-    """Return when the pool is full again and what was used is gone."""
+    """Return when the pool is full again and all used sandboxes are destroyed."""
     await engine.pool.wait_buried()
     await engine.pool.wait_full()

@@ -1,8 +1,8 @@
-"""The key of a server that nobody has given one: made at its first start, kept by its digest.
+"""First key: the key of a server without configured keys, made at its first start, kept as digest.
 
-Not the keys of the configuration (`settings_loader`) and not those made on purpose (`cli.keys`).
-Called by `serve`. The invariant: the key in clear exists in the line that is printed once and
-nowhere else.
+Called by `serve`. Keys of the configuration are read by `settings_loader`, further keys are made by
+`cli.keys`. The invariant: the key in clear exists in the line that is printed once and nowhere
+else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TENANT = "default"
 async def first_key(store: Store | None, ring: KeyRing, *, afresh: bool) -> str | None:
     """Return the key if it was made now, None if there is one already.
 
-    `afresh`: revoke the one there is. Without a store a key lives as long as the server.
+    `afresh`: revoke the existing one. Without a store a key lives as long as the server.
     """
     if store is None:
         key = new_key()
@@ -49,14 +49,14 @@ async def first_key(store: Store | None, ring: KeyRing, *, afresh: bool) -> str 
 
 
 async def has_own_keys(store: Store | None) -> bool:
-    """Report whether somebody has made a key on purpose that is still accepted."""
+    """Report whether a deliberately made key is still accepted."""
     if store is None:
         return False
     return any(row.name != NAME for row in accepted(await store.keys(), time.time()))
 
 
 async def adopt_file(store: Store, directory: Path) -> None:
-    """Move the key of an older server, which kept it in a file, into the store."""
+    """Move the key file of an older server into the store."""
     path = directory / "server" / "key.json"
     if not path.exists():
         return
@@ -68,6 +68,7 @@ async def adopt_file(store: Store, directory: Path) -> None:
         raise UsageError(
             f"key: {path} cannot be read: {error}", remedy="remove it and start with --new-key"
         ) from None
-    with contextlib.suppress(StoreConflict):  # we were killed before we could remove the file
+    # an earlier start was killed before it could remove the file
+    with contextlib.suppress(StoreConflict):
         await store.write(PutKey(row))
     path.unlink()

@@ -1,7 +1,7 @@
-"""Connects what the operator wants to see of a server with the parts that know it.
+"""Instruments: connect traces and metrics of a server with the parts that provide them.
 
-Called by `apps.serve`. Not the instruments themselves (`server.observability.metrics`,
-`server.observability.tracing`, `server.audit.writer`).
+Called by `apps.serve`. The instruments themselves are in `server.observability.metrics`,
+`server.observability.tracing` and `server.audit.writer`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def connect(state: State, log: Log | None) -> None:
-    """Let traces go where the settings say, and metrics read what others count."""
+    """Send traces to the endpoint of the settings, and let metrics read the parts' counters."""
     settings, watch = state.settings, state.watch
     if settings.otel_endpoint is not None:
         watch.tracing = _tracing(settings.otel_endpoint)

@@ -1,7 +1,7 @@
-"""The metrics' own socket, on an address of its own, beside the server's.
+"""Metrics listener: a separate socket for the metrics, on an address of its own.
 
-Not the page (`server.http.metrics_page`). Called by `apps.serve`. The invariant: it is there only
-while the server is, and off this machine only with a token.
+Called by `apps.serve`; the page is `server.http.metrics_page`. The invariant: it exists only while
+the server does, and is reachable from other machines only with a token.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 @contextlib.asynccontextmanager
 async def listening(state: State) -> AsyncIterator[None]:
-    """Answer scrapes while the block runs, if the settings want it."""
+    """Answer scrapes while the block runs, if the settings enable it."""
     settings, metrics = state.settings, state.watch.metrics
     if settings.metrics_port is None or metrics is None:
         yield

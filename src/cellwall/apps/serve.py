@@ -1,8 +1,9 @@
-"""The server process: the only place that wires settings, keys, engine, application and socket.
+"""Serve: the server process, which alone wires settings, keys, engine, application and socket.
 
-Not the application (`server.app`) and not the flags (`cli.serve`). The invariant: whatever ends
-it, the engine is closed, so no sandbox outlives the server; nothing listens before the checks of
-`check_exposure`, and nothing is served before every id of an earlier server has its true state.
+It contains neither the application (`server.app`) nor the flags (`cli.serve`). The invariant:
+however it ends, the engine is closed, so no sandbox outlives the server; it listens only after the
+checks of `check_exposure`, and it serves only after every id of an earlier server has its true
+state.
 """
 
 from __future__ import annotations
@@ -53,18 +54,19 @@ if TYPE_CHECKING:
 _MESSAGE_BYTES = 1024 * 1024
 _BACKLOG = 2048
 _UNSENT_BYTES = 128 * 1024
-"""What the kernel holds for a client beyond what is on its way; by default up to 4 MiB for each one
-that does not read, and all of it is output that counts as taken."""
+"""Maximum bytes that the kernel holds for a client beyond those in flight; by default up to 4 MiB
+for each client that does not read, and all of it is output that counts as delivered."""
 _COLLECT_AFTER = 20_000
-"""Objects made and not freed since the last look; the older two ages stay at 10 looks each."""
+"""Number of objects made and not freed since the last collection; the older two generations stay at
+10 collections each."""
 _SWITCH_S = 0.002
-"""The store's threads do little but wait for the disk; a busy loop would make them wait longer for
-the interpreter (5 ms by default) between two steps of a write. With 0.5 ms they interrupt it so
-often that 32 clients get 1 to 2 % less done."""
+"""Switch interval in seconds. The store's threads mostly wait for the disk; a busy loop would make
+them wait longer for the interpreter (5 ms by default) between two steps of a write. With 0.5 ms
+they interrupt the loop so often that 32 clients get 1 to 2 % less done."""
 
 
 def check_exposure(settings: ServerSettings, *, has_own_keys: bool) -> None:
-    """Refuse to be reachable from elsewhere without keys of the operator's, or in plain text."""
+    """Refuse to be reachable from other machines without the operator's keys, or in plain text."""
     if settings.is_local:
         return
     if not has_own_keys:
@@ -80,7 +82,7 @@ def check_exposure(settings: ServerSettings, *, has_own_keys: bool) -> None:
 
 
 def check_tls(settings: ServerSettings) -> None:
-    """Refuse a certificate or key that cannot be used, before anything is opened."""
+    """Refuse an unusable certificate or key, before anything is opened."""
     if settings.tls_cert is None:
         return
     try:
@@ -99,18 +101,18 @@ _KEEP_ALIVE = {
     socket.TCP_KEEPCNT: 3,
     socket.TCP_USER_TIMEOUT: 25_000,
 }
-"""A peer that is gone without a word is noticed by the kernel within 25 s. tcp(7)."""
+"""Socket options with which the kernel detects a vanished peer within 25 s. tcp(7)."""
 
 
 def bound(settings: ServerSettings) -> socket.socket:
-    """Return the socket, bound; a unix socket is its owner's alone."""
+    """Return the bound socket; a unix socket is accessible to its owner only."""
     if settings.unix is not None:
         return _bound_unix(settings.unix)
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEP_ALIVE.items():  # connections have them from their listener
+    for option, value in _KEEP_ALIVE.items():  # connections inherit them from their listener
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)  # inherited
     try:
@@ -126,7 +128,7 @@ def bound(settings: ServerSettings) -> socket.socket:
 
 def _bound_unix(path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # `bind` says so
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # `bind` reports it
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise UsageError(f"serve: {path} is not a socket", remedy="name another path")
         if _is_answered(path):
@@ -137,7 +139,8 @@ def _bound_unix(path: str) -> socket.socket:
         sock.bind(path)
     except OSError as error:
         raise UsageError(
-            f"serve: bind {path}: {error.strerror or error}",  # the library's own has no strerror
+            # the library's own errors have no strerror
+            f"serve: bind {path}: {error.strerror or error}",
             remedy="name a short path that you may write",
         ) from None
     finally:
@@ -155,7 +158,7 @@ def _is_answered(path: str) -> bool:
 
 
 def address_of(settings: ServerSettings, sock: socket.socket) -> str:
-    """Return what a client needs to know: an address, or the path of the socket."""
+    """Return the address for a client: a URL, or the path of the socket."""
     if settings.unix is not None:
         return f"unix:{settings.unix}"
     host, port = sock.getsockname()[:2]
@@ -164,7 +167,7 @@ def address_of(settings: ServerSettings, sock: socket.socket) -> str:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with a word when it listens and an end for what would keep it."""
+    """uvicorn with a callback when it listens, and an orderly end of running work."""
 
     def __init__(
         self,
@@ -184,19 +187,19 @@ class _Server(uvicorn.Server):
             self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # It listens until then: whoever comes is told that it stops, and may look.
+        # It listens until then: a new client is told that the server stops, and may still read.
         began = time.monotonic()
         stop_s = self._state.settings.stop_s
         await self._state.drain(stop_s, lambda: self.force_exit)
         await self._closing()
-        # Streams end when their executions do; otherwise they would hold the server until `stop_s`.
+        # Streams end with their executions; otherwise they would hold the server until `stop_s`.
         await self._state.aclose()
         left_s = max(1, int(stop_s - (time.monotonic() - began)))
         self.config.timeout_graceful_shutdown = left_s
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # As uvicorn, but the signal is not raised again afterwards: a wish to stop is no failure.
+        # Like uvicorn, but without raising the signal again: a requested stop is no failure.
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True
@@ -264,13 +267,13 @@ async def opened(
 
 
 async def _sweep(state: State) -> None:
-    """Remove what killed servers left; by label of their owner, so it disturbs nobody."""
+    """Remove leftovers of killed servers; the owner label protects running ones."""
     report = await state.engine.sweep()
     state.watch.swept(report)
 
 
 async def _warm(state: State) -> None:
-    """Start fork-servers and park sandboxes of the templates that are built."""
+    """Start fork-servers and park sandboxes of the built templates."""
     store = TemplateStore(state.engine.state_dir)
     for name in state.settings.warm:
         if await asyncio.to_thread(store.find, name) is not None:
@@ -280,20 +283,20 @@ async def _warm(state: State) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the starter wants to be told."""
+    """Callbacks and options of the caller that starts the server."""
 
     on_ready: Callable[[str], None]
-    """The address, once it listens."""
+    """Callback that gets the address, once the server listens."""
     on_key: Callable[[str | None], None] = lambda _key: None
-    """The first key if it was made now; None if it was made before."""
+    """Callback that gets the first key if it was made now; None if it was made before."""
     is_key_new: bool = False
-    """Make the first key afresh; the old one is void."""
+    """Whether to make the first key afresh; the old one becomes void."""
     log: Log | None = None
-    """Where the server logs to; None: to nobody."""
+    """Log of the server; None: no log."""
 
 
 async def serve(loaded: Loaded, keys: KeyRing, said: Said, directory: Path | None = None) -> None:
-    """Listen until a signal says otherwise."""
+    """Serve until a signal ends the server."""
     _raise_descriptor_limit()
     settings = loaded.server
     check_metrics_exposure(settings)
@@ -306,7 +309,7 @@ async def serve(loaded: Loaded, keys: KeyRing, said: Said, directory: Path | Non
             await _unlock(state, folder, said)
             with _listening(settings) as sock:
                 state.tasks.spawn(_sweep(state))
-                # Before the turns of what waited: it waits for the pool to be full.
+                # Before the turns of waiting items: `_warm` waits for the pool to be full.
                 await _warm(state)
                 await state.open()
                 mount = Mount(state)
@@ -323,7 +326,7 @@ async def serve(loaded: Loaded, keys: KeyRing, said: Said, directory: Path | Non
 
 
 async def _unlock(state: State, directory: Path, said: Said) -> None:
-    """Make sure that there is a key, and that it suits where the server listens."""
+    """Make sure that there is a key, and that it fits the server's address."""
     is_configured = bool(state.keys.fixed)
     has_own = is_configured or await has_own_keys(state.store)
     check_exposure(state.settings, has_own_keys=has_own)
@@ -336,7 +339,7 @@ async def _unlock(state: State, directory: Path, said: Said) -> None:
 
 @contextlib.contextmanager
 def _listening(settings: ServerSettings) -> Iterator[socket.socket]:
-    """Give the socket, bound; close it at the end, and remove its file if it has one."""
+    """Yield the bound socket; close it at the end, and remove its file if it has one."""
     sock = bound(settings)
     try:
         yield sock
@@ -357,10 +360,10 @@ def run(loaded: Loaded, keys: KeyRing, said: Said) -> None:
 
 
 def _spare_the_collector() -> None:
-    """Let the garbage collector pass over what is there for good, and come less often.
+    """Exclude long-lived objects from garbage collection, and collect less often.
 
-    Young objects were looked through once in six requests, 0.15 ms of each; a look at the old
-    ones, modules and tables among them, held everybody up for 0.18 s on a busy machine.
+    Young objects were scanned once in six requests, 0.15 ms of each; a scan of the old ones,
+    modules and tables among them, delayed all requests by 0.18 s on a busy machine.
     """
     gc.collect()
     gc.freeze()

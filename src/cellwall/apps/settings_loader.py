@@ -1,13 +1,13 @@
-"""Reads the server's settings: a TOML file, then `CELLWALL_*`, then flags; the later one wins.
+"""Settings loader: a TOML file, then `CELLWALL_*`, then flags; the later one takes precedence.
 
-The only place that reads them. Not what they mean (`server.core.settings`,
-`engine.policy.settings`). The invariant: an unknown name is an error, never silently ignored, and
+The only place that reads the server's settings; their meaning is in `server.core.settings` and
+`engine.policy.settings`. The invariant: an unknown name is an error, never silently ignored, and
 no key is ever echoed.
 
     [server]  fields of ServerSettings      [most]  ceilings of limits
     [engine]  fields of EngineSettings      [limits]  limits of a request that names none
     [[keys]]  sha256, tenant, scope, expires_at
-    [tiers.NAME]  quotas of the tenants of that tier; `default` is everybody else's
+    [tiers.NAME]  quotas of the tenants of that tier; `default` is that of all other tenants
     [tenants]     TENANT = "TIER"
     [trust.WORD]  level and network of `untrusted`, `semi` or `trusted`
 """
@@ -36,18 +36,18 @@ _NOT_SERVER = frozenset({"most", "tiers", "tenants"})
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Everything `apps.serve` needs to know."""
+    """All settings for `apps.serve`."""
 
     server: ServerSettings
     engine: EngineSettings
     keys: tuple[KeyRecord, ...]
-    """Keys the operator brought: from the file and from `CELLWALL_API_KEY`."""
+    """Keys of the operator: from the file and from `CELLWALL_API_KEY`."""
 
 
 def load(
     path: Path | None, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None
 ) -> Loaded:
-    """Read everything; `UsageError` names the setting that cannot be."""
+    """Read all settings; `UsageError` names an invalid one."""
     source = os.environ if environ is None else environ
     document = _document(path)
     server = ServerSettings()
@@ -154,7 +154,7 @@ def _trust(document: Mapping[str, Any], known: Mapping[str, Trust]) -> dict[str,
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of the server's settings that `CELLWALL_<FIELD>` names."""
+    """Return the fields of the server's settings that `CELLWALL_<FIELD>` variables set."""
     found: dict[str, Any] = {}
     for each in fields(ServerSettings):
         text = environ.get(f"CELLWALL_{each.name.upper()}")

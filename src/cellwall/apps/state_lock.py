@@ -1,8 +1,8 @@
-"""One server per state directory: a lock that the kernel gives back however its holder ends.
+"""State lock: one server per state directory, by a lock that the kernel releases at its end.
 
-Not a pid file: the words in it are for people, the lock is `flock`. Called by `serve`. The
-invariant: two servers never have the same store open, and a file left by a dead one, whatever pid
-stands in it, stops nobody.
+Called by `serve`. It is not a pid file: its text is for people, the lock is `flock`. The invariant:
+two servers never have the same store open, and a file left by a dead server, whatever pid it
+contains, blocks no other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @contextlib.contextmanager
 def locked(state_dir: Path) -> Iterator[None]:
-    """Hold `state_dir` for this process; `Conflict` says which server has it."""
+    """Hold `state_dir` for this process; `Conflict` names the server that holds it."""
     path = state_dir / "server" / "lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -45,7 +45,7 @@ def locked(state_dir: Path) -> Iterator[None]:
         os.pwrite(fd, json.dumps(words).encode(), 0)
         yield
     finally:
-        os.close(fd)  # and with it the lock; the file stays, removing it would race
+        os.close(fd)  # this also releases the lock; the file stays, because removing it would race
 
 
 def _boot_id() -> str:

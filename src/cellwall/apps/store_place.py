@@ -1,4 +1,4 @@
-"""Where a server's store is, for the server and for the commands that read it beside the server.
+"""Store place: the server's store, for the server and for commands that read it beside the server.
 
 Light on purpose: `cellwall keys` needs neither an engine nor an HTTP server.
 """
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 async def open_store(url: str, *, sole: bool = False) -> Store:
-    """Open the store at `url`, as the server (`sole`) or beside one; raises as `Store.open`."""
+    """Open the store at `url`, as the server (`sole`) or beside one; raises like `Store.open`."""
     from cellwall.server.audit.chain import sealed_again
     from cellwall.store.store import Store  # brings SQL, which takes a second
 
@@ -22,7 +22,7 @@ async def open_store(url: str, *, sole: bool = False) -> Store:
 
 
 def store_url(settings: ServerSettings, directory: Path) -> str | None:
-    """Return where the store is; None for none."""
+    """Return the URL of the store; None if there is none."""
     if settings.store == "none":
         return None
     if settings.store == "sqlite":
@@ -31,7 +31,7 @@ def store_url(settings: ServerSettings, directory: Path) -> str | None:
 
 
 def store_disk(url: str | None) -> Path | None:
-    """Return the directory of a store that is a file; None for one that is elsewhere, or none."""
+    """Return the directory of a store in a file; None for a remote store, or none."""
     if url is None or not url.startswith("sqlite:///"):
         return None
     return Path(url.removeprefix("sqlite:///")).absolute().parent

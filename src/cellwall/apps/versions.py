@@ -1,7 +1,8 @@
-"""Which versions of what we rely on are installed, and which of them are too old.
+"""Versions: the installed versions of cellwall and its dependencies, and which are too old.
 
-Not a resolver: installers hold to the bounds, but packages are changed afterwards, and an old
-HTTP parser is a way in. Called by `doctor`. The bounds are those of our own package's metadata.
+Called by `doctor`. It is not a resolver: installers keep the bounds, but packages are changed
+afterwards, and an old HTTP parser is an attack vector. The bounds are those of cellwall's own
+package metadata.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _BOUND = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*])?\s*>=\s*([0-9.]+)")
 
 
 def findings() -> list[Finding]:
-    """Return one for ourselves and one for each package that is older than we ask for."""
+    """Return one finding for cellwall and one for each package older than its bound."""
     try:
         own, needed = metadata.version("cellwall"), metadata.requires("cellwall") or []
     except metadata.PackageNotFoundError:
@@ -32,7 +33,7 @@ def _old(needed: Iterable[str]) -> Iterator[Finding]:
         bound = _BOUND.match(requirement)
         installed = None if bound is None else _installed(bound[1])
         if bound is None or installed is None:
-            continue  # an extra that is not there is asked for when it is used
+            continue  # a missing extra is reported when it is used
         if _numbers(installed) < _numbers(bound[2]):
             yield Finding(
                 bound[1],
@@ -50,6 +51,6 @@ def _installed(name: str) -> str | None:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """`1.10.0rc1` as (1, 10, 0): enough to tell older from newer."""
+    """Return `1.10.0rc1` as (1, 10, 0): enough to tell older from newer."""
     found = re.match(r"[0-9.]+", version)
     return () if found is None else tuple(int(word) for word in found[0].split(".") if word)
