@@ -82,9 +82,7 @@ class RuntimeContract(LimitsContract, CommandsContract, StreamsContract, ToolsCo
     @pytest.fixture(scope="class")
     @classmethod
     def make_engine(cls, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Engine]:
-        """Return the engine's factory; override it for a template or state directory of your
-        own.
-        """
+        """Return the engine's factory; override it for another template or state directory."""
         templates = BareTemplates(tmp_path_factory.mktemp("template") / "env")
         settings = EngineSettings(allow_process=True)
         return lambda: Engine(tmp_path_factory.mktemp("state"), settings, templates=templates)

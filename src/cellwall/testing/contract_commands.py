@@ -64,9 +64,7 @@ class CommandsContract:
         assert sandbox.commands.run("sleep 60", timeout=0.3).status == 124
 
     def test_merged_output_keeps_the_order_of_writing(self, sandbox: Sandbox) -> None:
-        """Merged streams keep the order of writing; otherwise the same output comes in two
-        streams.
-        """
+        """Merged streams keep the order of writing; otherwise the output is in two streams."""
         merged = sandbox.commands.run(_IN_TURNS, merge_stderr=True)
         words = [f"{word} {n}" for n in range(1, 10) for word in ("out", "err")]
         assert merged.stdout.splitlines() == [*words, *map(str, range(200))]

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def cellwall_options() -> dict[str, Any]:
-    """Return options for `run` and `sandbox`, such as `template` and `limits`; may be
-    overridden.
-    """
+    """Return options for `run` and `sandbox`, like `template` and `limits`; overridable."""
     return {}
 
 

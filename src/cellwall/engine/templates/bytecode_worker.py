@@ -34,16 +34,16 @@ READY = b"ready\n"
 _NOBODY = 65534
 _MEMORY_BYTES = 4 << 30
 _CPU_S = 900
-"""For all sources of one worker; the largest templates take a tenth."""
+"""CPU seconds for all sources of one worker; the largest templates take a tenth."""
 _ENCODINGS = (
     *("ascii", "latin-1", "iso8859-2", "iso8859-15", "cp1251", "cp1252", "utf-8-sig"),
     *("koi8-r", "gbk", "gb2312", "big5", "euc-jp", "shift_jis", "euc-kr"),
 )
-"""What sources declare; looked up before nothing can be opened any more."""
+"""Encodings that sources declare; looked up before the process loses the right to open files."""
 
 
 def main() -> None:
-    """Compile what comes in, in its order, to the end of it."""
+    """Compile the sources of standard input, in their order, until its end."""
     for name in _ENCODINGS:
         codecs.lookup(name)
     warnings.simplefilter("ignore")
@@ -64,7 +64,10 @@ def main() -> None:
 
 
 def _starve() -> None:
-    """SECURITY: a source that makes the parser do its bidding finds nothing to do it with."""
+    """Give up all rights.
+
+    SECURITY: a source that takes over the parser gains nothing.
+    """
     if os.geteuid() == 0:
         _become_nobody()
     for which, most in (
@@ -82,8 +85,8 @@ def _starve() -> None:
 def _become_nobody() -> None:
     """Take the id of the account `nobody`. Raises OSError.
 
-    A namespace of an ordinary user's that has one id has no such account: its root is that user,
-    outside of it as well, and stays so.
+    A user namespace with a single id, made by an ordinary user, has no such account: its root is
+    that user, outside of it as well, and stays so.
     """
     uids, gids = _extents("uid"), _extents("gid")
     if len(uids) == 1 and uids[0][1] != 0 and uids[0][2] == 1:
@@ -106,7 +109,7 @@ def _extents(kind: str) -> List[Tuple[int, ...]]:
 
 
 def _last(extents: List[Tuple[int, ...]]) -> int:
-    """The id of the account `nobody`, or the last id of a namespace that has fewer."""
+    """Return the id of the account `nobody`, or the last id of a namespace that has fewer."""
     return min(_NOBODY, max(first + count - 1 for first, _, count in extents))
 
 

@@ -30,13 +30,13 @@ from cellwall.model.errors import CellwallError, HostUnsupported, NotFound
 from cellwall.model.template import BuiltTemplate, Template
 
 _BUILDER_VERSION = 2
-"""Raise it when `build` starts to produce something else from the same definition."""
+"""Version of the build; raise it when `build` produces something else from the same definition."""
 
 _MANIFEST = "manifest.json"
 
 
 def state_dir() -> Path:
-    """Return where cellwall keeps what outlives it; nothing is created."""
+    """Return the directory of cellwall's persistent state; nothing is created."""
     chosen = os.environ.get("CELLWALL_STATE_DIR")
     if chosen:
         return Path(chosen).absolute()
@@ -50,7 +50,7 @@ class TemplateStore:
     """The templates of one state directory. Holds no state of its own; any number may exist."""
 
     def __init__(self, state_dir: Path) -> None:
-        """Touch nothing; the directory is made by the first build."""
+        """Touch nothing; the first build creates the directory."""
         self._directory = state_dir.absolute() / "templates"
 
     def definitions(self) -> dict[str, Template]:
@@ -63,7 +63,9 @@ class TemplateStore:
         return self._load(template, _digest(template, base_interpreter(template)))
 
     def build(self, name: str, progress: Progress | None = None) -> BuiltTemplate:
-        """Build what is missing and return it; a second builder waits for the first."""
+        """Build the template unless it is built, and return it; a second builder waits for the
+        first.
+        """
         report = progress or (lambda _line: None)
         template = self._definition(name)
         base = base_interpreter(template)
@@ -87,7 +89,7 @@ class TemplateStore:
         return built
 
     def list(self) -> list[BuiltTemplate]:
-        """Return every built template, those of outdated definitions too, by name."""
+        """Return every built template by name, including those of outdated definitions."""
         found = []
         for path in sorted(self._directory.glob("*/" + _MANIFEST)):
             if "." not in path.parent.name and (manifest := _read(path)) is not None:
@@ -112,11 +114,11 @@ class TemplateStore:
                     trial.unlink(missing_ok=True)
 
     def has_started(self, built: BuiltTemplate, runtime: str) -> bool:
-        """Report whether a sandbox of it has once been tried on `runtime`, with success."""
+        """Report whether a trial sandbox of the template has started on `runtime` before."""
         return self._trial(built, runtime).exists()
 
     def note_start(self, built: BuiltTemplate, runtime: str) -> None:
-        """Remember that; where nothing can be written it will be tried again."""
+        """Record a successful trial; without write permission the trial is repeated next time."""
         with suppress(OSError):
             self._trial(built, runtime).touch()
 
@@ -144,7 +146,7 @@ class TemplateStore:
             for directory in (self._directory.parent, self._directory):
                 if not directory.exists():
                     directory.mkdir(parents=True, exist_ok=True)
-                    # Sandboxes look in under a foreign uid, whatever our umask is.
+                    # Sandboxes read it under a foreign uid, whatever this process's umask is.
                     directory.chmod(0o755)
         except OSError as error:
             raise self._unwritable(error) from error
@@ -159,7 +161,7 @@ class TemplateStore:
 
     @contextmanager
     def _lock(self, digest: str, report: Progress) -> Iterator[None]:
-        """Hold the digest's lock; the kernel releases it if we are killed."""
+        """Hold the digest's lock; the kernel releases it if this process is killed."""
         try:
             lock_fd = os.open(
                 self._directory / f"{digest}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
@@ -180,7 +182,7 @@ class TemplateStore:
         self, template: Template, base: BaseInterpreter, digest: str, report: Progress
     ) -> None:
         for rubbish in self._directory.glob(f"{digest}.tmp-*"):
-            _delete(rubbish)  # ours alone: we hold the lock
+            _delete(rubbish)  # no other builder uses it: this process holds the lock
         root = self._temporary(digest)
         try:
             packages = template_build.fill(root, template, base, report)
@@ -271,7 +273,7 @@ def _built(template: Template, path: Path, manifest: dict[str, Any]) -> BuiltTem
 
 
 def _delete(root: Path) -> None:
-    """Remove a tree that may have been sealed; absent is fine."""
+    """Remove a tree that may be sealed; an absent one is fine."""
     if not root.exists():
         return
     for directory, _, _ in os.walk(root):
