@@ -54,7 +54,7 @@ def _tracing(endpoint: str) -> Tracing:
 
 
 def facts_of(loaded: Loaded) -> dict[str, object]:
-    """Return what the audit says of a start; settings as a digest, so that a change is seen."""
+    """Return the facts of a start for the audit; settings as a digest, which shows a change."""
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

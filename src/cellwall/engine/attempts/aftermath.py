@@ -81,7 +81,8 @@ class Aftermath:
             mine = min(unclaimed, 1) if others else unclaimed
         else:
             mine = now - self._before.oom_kills - (live.claimed_kills - self._claimed_before)
-            # A softly held sandbox ends the execution with all its processes, and this one went on.
+            # Where memory is held softly, a kill ends an execution with all its processes; this one
+            # went on, so it was not hit.
             if mine <= 0 or live.isolation.hardness.get("memory_mb") == "soft":
                 return 0
             unknown = live.unknown_kills - self._unknown_before
@@ -115,7 +116,9 @@ class Aftermath:
     # -- processes -------------------------------------------------------------------------
 
     async def thin(self) -> None:
-        """End every family with half of all processes: until then, no other process can start."""
+        """End the largest family if it has half of all processes: until then, no process can
+        start.
+        """
         with self._ending():
             least = max(1, self._limits.processes // 2)
             header = await _answer(self._live.channel.request("thin", least=least))

@@ -5,7 +5,7 @@ order of the rules is the meaning of this file. It goes from causes that only th
 engine can produce to ends that the program may have faked:
 
 1. the guest broke the protocol        → `sandbox_error`: nothing else it reported counts
-2. the kernel's OOM killer struck      → `memory`, even if our timer fired afterwards: a program
+2. the kernel's OOM killer struck      → `memory`, even if a timer fired afterwards: a program
                                          whose worker was killed often just hangs
 3. the engine stopped it               → `cancelled`, `wall_time`, `cpu_time`
 4. it did not end well and the kernel  → `processes`, `disk`

@@ -73,8 +73,8 @@ async def begin(
 ) -> Attempt:
     """Write the stage's files and hand the program over. Raises `NotBegun`, `GuestRefused`.
 
-    `before_code` is awaited before the first of them. If the guest can hold a program, it prepares
-    everything meanwhile.
+    `before_code` is awaited before the first file is written. If the guest can hold a program, it
+    is sent before that and prepared meanwhile.
     """
     try:
         if before_code is not None and _may_be_held(live, stage):

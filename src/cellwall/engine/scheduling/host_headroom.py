@@ -1,6 +1,6 @@
 """Headroom: whether the host has resources left for one more sandbox, asked before accepting one.
 
-This is not a reservation (`admission`) but what the kernel reports as free: a second wall behind
+This is not a reservation (`admission`) but what the kernel reports as free: a second bound behind
 the promises, so that neither the host nor the server itself runs out. The invariants: a check is
 cheap (a reading is valid for a quarter of a second, or until as many sandboxes were accepted as
 could use up the spare part); faster starts cause more frequent readings; and without an answer of
@@ -81,8 +81,6 @@ class Room:
 
 
 def is_out_of_processes(files: Files) -> bool:
-    """Report whether the host, or one of our cgroups, has too few processes left to start a
-    sandbox.
-    """
+    """Report whether the host, or a cgroup of this process, has too few processes left."""
     left, most = processes_left(files)
     return left < min(_LEAST_PROCESSES, most * _LEAST_SHARE)

@@ -33,8 +33,8 @@ _SHRINK_AFTER_S = 10.0
 _REFILL_PAUSE_S = 0.02
 """Seconds between a claim and the refill; shortened when the claimed sandbox is released."""
 _ANSWER_PAUSE_S = 0.003
-"""Seconds between a release and the cleanup: the answer is sent first, and a stored answer must be
-on disk before it is sent."""
+"""Seconds between a release and its cleanup and refill: the answer is sent first, and a stored
+answer must be on disk before it is sent."""
 _MOST_DESTRUCTIONS = 64
 """Maximum number of pending destructions; above it claims wait, so that cleaning keeps up."""
 
@@ -63,7 +63,7 @@ class StartGate:
             await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                self.leave()  # `leave` gave the place to this task in the same moment
+                self.leave()  # `leave` gave this task the place in the same moment
             raise
 
     def leave(self) -> None:

@@ -51,7 +51,7 @@ def shared_memory_mb(limits: Limits) -> int:
 
 
 def held_for_own_kernel(limits: Limits, purpose: Purpose) -> Limits:
-    """Return the limits of the host's cgroups for gVisor, under which the inside gets `limits`.
+    """Return the limits of the host's cgroups for gVisor, under which a program gets `limits`.
 
     Its kernel needs memory, and threads of its own for each thread inside: about five on ptrace.
     """

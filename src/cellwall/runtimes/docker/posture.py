@@ -32,7 +32,7 @@ _LIMIT_LABELS = {
     "rtprio": "Max realtime priority",
 }
 _WRITABLE = frozenset({"/home", "/dev", "/dev/shm", "/dev/pts", "/dev/mqueue", "/proc"})
-"""Writable mount points: /dev and /proc by root only; the guest's Landlock rules allow /home and
+"""Writable mount points: /dev and /proc by root only; the guest's Landlock rules leave /home and
 /dev/shm."""
 
 

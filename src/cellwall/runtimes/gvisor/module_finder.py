@@ -3,8 +3,7 @@
 `snapshot` puts the modules' code in place of the constants below and writes the whole to one file,
 which the interpreter runs; imported as a module, which only the snapshot does, this one holds no
 code. Standard library only, Python 3.8 and later, and nothing that would have to be imported from a
-file. The invariant: a module has the path, the source and the resources it would have had from its
-file.
+file. A module has the path, the source and the resources it would have had from its file.
 """
 
 import marshal

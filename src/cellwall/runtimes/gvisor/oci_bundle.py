@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cellwall.model.limits import Limits
 
 OWN_PROCESSES = 1
-"""Number of processes of our own that count for the user inside: init."""
+"""Number of cellwall's own processes that run as the sandbox's user: init."""
 PLACEHOLDER = "/tmp/.cellwall"  # noqa: S108 - a path inside
 """Directory that keeps gVisor from mounting a tmpfs of its own on /tmp; the boot inside removes
 it."""

@@ -34,7 +34,7 @@ _FIXED = ("cpus", "memory_mb", "disk_mb", "inodes", "processes", "file_mb", "ope
 
 
 def held(limits: Limits, purpose: Purpose = "program") -> Limits:
-    """Return the limits of the host's cgroups under which the inside may use all of `limits`.
+    """Return the limits of the host's cgroups under which a program may use all of `limits`.
 
     gVisor needs threads of its own for each thread inside: on ptrace one for each pair of an inner
     process and a kernel thread that ever ran it. The sandbox's kernel refuses at the limit itself;

@@ -23,8 +23,8 @@ class Cpus:
     def take(self, count: int, near: int = -1) -> frozenset[int]:
         """Return the `count` least used CPUs; empty if that would be all of them.
 
-        The CPU `near`, the caller's, still counts as least used with one sandbox more than the
-        others: a process there need not move, and finds its caches.
+        The CPU `near` still counts as least used with one sandbox more than the others: a process
+        that runs there need not move, and finds its caches.
         """
         allowed = sorted(os.sched_getaffinity(0))
         if count >= len(allowed):
