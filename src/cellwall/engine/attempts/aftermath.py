@@ -116,9 +116,7 @@ class Aftermath:
     # -- processes -------------------------------------------------------------------------
 
     async def thin(self) -> None:
-        """End the largest family if it has half of all processes: until then, no process can
-        start.
-        """
+        """End the largest family if it has half of all processes: until then, none can start."""
         with self._ending():
             least = max(1, self._limits.processes // 2)
             header = await _answer(self._live.channel.request("thin", least=least))

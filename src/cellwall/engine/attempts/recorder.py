@@ -104,7 +104,7 @@ class Recorder:
         self.interrupt_sent = False
         self.context: str | None = None
         self.is_ended = False
-        # Apart from the flag: cancelling a task that waits must not look like an end.
+        # Separate from `is_ended`: cancelling a task that waits must not look like an end.
         self.waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.started: asyncio.Future[None] | None = None
         """Future that is done when the work has started, or has ended at once."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cellwall.languages.entries.language import Language
 
 MAIN = "main"
-"""Name for the default context of the requested language, even for languages other than Python."""
+"""Name for the default context of the requested language, or of Python if none is requested."""
 DEFAULT = "python"
 """Name of the context that exists from the start. Every default context has its language's name."""
 
@@ -137,7 +137,9 @@ class Contexts:
             context.state = "ended"
 
     async def ensure(self, name: str) -> bool:
-        """Start a new interpreter if the context's has ended; report whether that was needed."""
+        """Start the context's interpreter unless it runs; report whether an earlier one had
+        ended.
+        """
         context = self._find(name)
         async with context.starting:
             self._check_still(name, context)

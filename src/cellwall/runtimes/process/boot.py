@@ -2,8 +2,8 @@
 
 Runs in the template's interpreter out of a guest bundle, stdlib only, Python 3.8 and later; the
 host imports only `descendants` from here. It confines nothing. It sets resource limits, becomes the
-subreaper of all later processes and holds the read end of a leash, a pipe: when the host closes it,
-in whatever way the host ends, the guardian kills every descendant until none is left. The
+subreaper of all later processes and holds the read end of a leash, a pipe: when the host closes its
+end, in whatever way the host ends, the guardian kills every descendant until none is left. The
 invariant: the guardian ends last, so its end means that the sandbox is gone.
 """
 

@@ -48,7 +48,7 @@ _TIMEOUT_S = 60.0
 
 
 class Door:
-    """Interface of the protocol; see the module. Lives on the server's event loop."""
+    """The protocol's HTTP interface; see the module. Lives on the server's event loop."""
 
     def __init__(self, state: State, app: Guard) -> None:
         """Serve nothing before `open`; tools send their requests to `app`, the whole server."""
