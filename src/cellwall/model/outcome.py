@@ -142,8 +142,8 @@ class Outcome:
 
     @property
     def is_its_own(self) -> bool:
-        """Whether the program chose its end, rather than a limit, its caller or a failure of
-        cellwall.
+        """Whether the program chose its end, rather than a limit, its caller or cellwall's
+        failure.
         """
         return self.verdict in _OWN_END
 

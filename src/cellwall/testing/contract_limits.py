@@ -134,9 +134,7 @@ class LimitsContract:
             assert sandbox.run("mine").text == "'mine'"
 
     def test_burner_beside_uses_up_no_cells_cpu_time(self, subject: Subject) -> None:
-        """A command that used twice a cell's limit costs the cell nothing; the cell's children
-        count.
-        """
+        """A command that used twice a cell's CPU limit does not count for the cell; children do."""
         with _inhabited(subject, cpu_s=1.0, wall_s=60.0) as sandbox:
             burner = sandbox.commands.start(["python3", "-c", _BURNER])
             waited = sandbox.run(_WAIT_FOR_BURNER)

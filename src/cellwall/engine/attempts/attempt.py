@@ -161,8 +161,9 @@ class Attempt:
         self.recorder.on_refused = _nothing
 
     def hand_out(self, on_start: OnStart | None) -> None:
-        """Give the caller its handle; an exception of the callback ends the work and `wait` raises
-        it.
+        """Give the caller its handle.
+
+        An exception of the callback ends the work, and `wait` raises it.
         """
         try:
             if on_start is not None:
@@ -207,9 +208,7 @@ class Attempt:
             self._grace = loop.call_later(ENDING_S, self._give_up)
 
     def _insist(self) -> None:
-        """Kill the processes of a program that did not stop when asked: its own, or the whole
-        sandbox.
-        """
+        """Kill a program that did not stop when asked: its processes, or the whole sandbox."""
         self.live.channel.poll()
         if self.recorder.is_ended:
             return

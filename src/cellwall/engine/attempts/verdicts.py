@@ -112,9 +112,7 @@ def _stopped(e: Evidence) -> Finding | None:
 
 
 def _besides(e: Evidence) -> str:
-    """Name a possible reason of the delay: a shell, for one, retries a refused fork again and
-    again.
-    """
+    """Name a possible reason of the delay: a shell, for one, repeats a refused fork."""
     if not e.processes_refused:
         return ""
     return f"; it had also reached the limit of {e.limits.processes} processes and threads"

@@ -137,9 +137,7 @@ class Contexts:
             context.state = "ended"
 
     async def ensure(self, name: str) -> bool:
-        """Start the context's interpreter unless it runs; report whether an earlier one had
-        ended.
-        """
+        """Start the context's interpreter unless it runs; report whether one had ended before."""
         context = self._find(name)
         async with context.starting:
             self._check_still(name, context)
@@ -233,8 +231,9 @@ class Contexts:
         context.state, context.birth = "alive", object()
 
     async def _left(self, name: str) -> None:
-        """Ask the guest to close the context `name` and wait for that; the guest closes it even if
-        this call is cancelled.
+        """Ask the guest to close the context `name` and wait for that.
+
+        The guest closes it even if this call is cancelled.
         """
         self._live.check_alive()
         self._live.touch()

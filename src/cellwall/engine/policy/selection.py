@@ -109,9 +109,7 @@ class Runtimes:
         return self._taken_out
 
     def get(self, name: str) -> Runtime:
-        """Return the runtime called `name`, probed or not; `UsageError` if the operator disallows
-        it.
-        """
+        """Return the runtime called `name`, probed or not; `UsageError` if it is not allowed."""
         if name == "process" and not self._settings.allow_process:
             raise UsageError(
                 "runtime 'process' isolates nothing and is switched off",

@@ -43,9 +43,7 @@ bytes, or is in a text."""
 async def files(
     live: Live, paths: Sequence[str], folder: str | None, room: int
 ) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    """Return the named files and all of `folder`, at most `room` bytes, and notes on what is
-    missing.
-    """
+    """Return the named files and all of `folder`, at most `room` bytes, and notes on the rest."""
     found: dict[str, bytes] = {}
     notes: list[str] = []
     for path in paths:

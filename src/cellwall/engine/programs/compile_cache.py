@@ -84,9 +84,7 @@ class CompileCache:
         return product
 
     def keep(self, tenant: str, key: str, product: Product) -> None:
-        """Keep the product if it fits and the disk takes it; a cache that cannot write is only
-        slow.
-        """
+        """Keep the product if it fits; a cache that cannot write to the disk is only slow."""
         data = _packed(product)
         if len(data) > self._most_bytes // 4:
             return
@@ -108,8 +106,8 @@ class CompileCache:
             self.trim()
 
     def trim(self) -> int:
-        """Remove entries that are too old, then the oldest of the tenant with most until the rest
-        fits.
+        """Remove entries that are too old; then, until the rest fits, the largest tenant's
+        oldest.
         """
         self._unlooked = 0
         oldest = time.time() - self._most_age_s

@@ -57,9 +57,7 @@ def processes(files: Files) -> int:
 
 
 def processes_left(files: Files) -> tuple[int, int]:
-    """Return how many more processes and threads the kernel allows, and the bound they count
-    against.
-    """
+    """Return how many more processes and threads the kernel allows, and the bound for them."""
     bounds = [
         int(text)
         for name in ("pid_max", "threads-max")

@@ -139,8 +139,8 @@ class FairQueue:
         overcommit: Overcommit | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`places` is the number of concurrent one-shots, `most_queued` of those that wait behind
-        them; `clock` returns seconds.
+        """`places` bounds the running one-shots, `most_queued` the waiting; `clock` is in
+        seconds.
         """
         self.machine = machine
         self.tenants = tenants
@@ -353,8 +353,8 @@ class FairQueue:
         return self._turns_until(line, before)
 
     def _turns_until(self, line: _Line, before: int) -> int:
-        """Return the maximum number of turns until an item's own, with `before` items of its tenant
-        ahead.
+        """Return the maximum number of turns until that of an item behind `before` of its
+        tenant.
         """
         others = (each for each in self._waiting.values() if each is not line)
         return 1 + before + sum(min(each.live, before + 1) for each in others)

@@ -198,7 +198,7 @@ class Tenants:
         tenants: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tenants` maps tenants to tiers; all others have the tier `default`. `clock` returns
+        """`tenants` maps tenants to tiers; others have the tier `default`. `clock` is in
         seconds.
         """
         self._tiers = {DEFAULT_TIER: Quotas(), **(tiers or {})}

@@ -69,9 +69,7 @@ def base_interpreter(template: Template) -> BaseInterpreter:
 
 
 def _candidates() -> list[str]:
-    """Return the candidates, the distribution's first: they need only /usr, which every jail
-    mounts.
-    """
+    """Return the candidates, the distribution's first: these need only /usr, as in every jail."""
     numbered = sorted(
         (p for p in Path("/usr/bin").glob("python3.*") if p.name[8:].isdigit()),
         key=lambda p: -int(p.name[8:]),

@@ -63,7 +63,7 @@ class TemplateStore:
         return self._load(template, _digest(template, base_interpreter(template)))
 
     def build(self, name: str, progress: Progress | None = None) -> BuiltTemplate:
-        """Build the template unless it is built, and return it; a second builder waits for the
+        """Build the template unless it is built; return it. A second builder waits for the
         first.
         """
         report = progress or (lambda _line: None)

@@ -181,9 +181,7 @@ class GuestChannel:
             self._on_end.append(callback)
 
     async def wait_ready(self, timeout_s: float) -> Mapping[str, Any]:
-        """Return the guest's `ready` header; `ChannelLost` if the channel ends or the guest takes
-        longer.
-        """
+        """Return the guest's `ready` header; `ChannelLost` if the channel ends or time runs out."""
         try:
             # Not `wait_for`: on 3.11 it loses a cancellation that comes together with the result.
             async with asyncio.timeout(timeout_s):

@@ -14,9 +14,7 @@ _BLOCK_BYTES = 64 * 1024
 
 
 class Backlog:
-    """A queue of bytes. Small parts are joined: an object for each would cost many times their
-    size.
-    """
+    """A queue of bytes. Small parts are joined: one object for each would cost far more memory."""
 
     def __init__(self) -> None:
         self._parts: deque[memoryview] = deque()

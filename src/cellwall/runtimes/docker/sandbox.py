@@ -129,9 +129,7 @@ class DockerSandbox:
         return self._made.pid
 
     def fits(self, spec: SandboxSpec) -> bool:
-        """Report whether all fixed properties are equal; the process limit and CPU share can
-        change.
-        """
+        """Report whether all but the changeable limits, processes and CPU share, are equal."""
         ours, theirs = self._spec.limits, spec.limits
         built_in = ["memory_mb", "disk_mb", "inodes", "file_mb", "open_files"]
         if self._made.own_kernel_bytes:
@@ -198,9 +196,7 @@ class DockerSandbox:
         self.kill()
 
     def _programs_part(self, peak: int) -> int:
-        """Return the program's part of a peak: above the limit, the gVisor kernel used its
-        allowance.
-        """
+        """Return the program's part of a peak: above the limit, gVisor used its own allowance."""
         own = self._made.own_kernel_bytes
         return min(peak - own, self._limits.memory_bytes) if own else peak
 

@@ -144,9 +144,7 @@ class Platforms:
         return reason
 
     def _read(self) -> dict[str, tuple[str, float]]:
-        """Return each platform's reason for not working, empty if it works, and the time of the
-        test.
-        """
+        """Return why each platform does not work, empty if it does, and the time of the test."""
         try:
             known = json.loads(self._file.read_text(encoding="utf-8"))
             return {str(key): (str(reason), float(at)) for key, (reason, at) in known.items()}

@@ -22,9 +22,7 @@ _LENGTH_BYTES = 4
 
 
 def main() -> None:
-    """Run the boot: descriptor 0 is the channel; the host reads descriptor 2 until the guest
-    serves.
-    """
+    """Run the boot: descriptor 0 is the channel; descriptor 2 is for errors until it serves."""
     channel = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
     config = _read_config(channel)
     os.rmdir(config["placeholder"])

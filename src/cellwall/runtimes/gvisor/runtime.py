@@ -402,16 +402,12 @@ def _digest(chosen: Chosen, order: dict[str, Any]) -> str:
 
 
 def _at_start(limits: Limits) -> Limits:
-    """Return the limits while gVisor and the interpreter start: every CPU, so that parking is
-    quick.
-    """
+    """Return the limits during the start: with every CPU, so that parking is quick."""
     return replace(held(limits), cpus=float(os.cpu_count() or 1))
 
 
 def _guest_config(spec: SandboxSpec) -> dict[str, Any]:
-    """Return the configuration for the boot inside; the caller's environment is sent here, not in a
-    file.
-    """
+    """Return the configuration for the boot; the caller's environment is sent, not in a file."""
     environment = {**inside_environment(spec.template, spec.limits.cpus), **spec.env}
     return {
         "warm": spec.start == "fork",
