@@ -142,9 +142,7 @@ class Outcome:
 
     @property
     def is_its_own(self) -> bool:
-        """Whether the program chose its end, rather than a limit, its caller or cellwall's
-        failure.
-        """
+        """Whether the program chose its end, instead of a limit, its caller or a failure here."""
         return self.verdict in _OWN_END
 
     @property

@@ -51,7 +51,7 @@ class Share:
         """Seconds that the execution had used at the latest look."""
 
     def of(self, total_s: float) -> float:
-        """Return the execution's part of the sandbox's `total_s` CPU seconds, by the latest
+        """Return the execution's part of the sandbox's `total_s` CPU seconds, by the last
         answer.
         """
         if self._is_unanswered:

@@ -106,9 +106,7 @@ class CompileCache:
             self.trim()
 
     def trim(self) -> int:
-        """Remove entries that are too old; then, until the rest fits, the largest tenant's
-        oldest.
-        """
+        """Remove entries that are too old; then the largest tenant's oldest until the rest fits."""
         self._unlooked = 0
         oldest = time.time() - self._most_age_s
         removed = 0

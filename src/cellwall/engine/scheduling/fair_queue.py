@@ -139,9 +139,7 @@ class FairQueue:
         overcommit: Overcommit | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`places` bounds the running one-shots, `most_queued` the waiting; `clock` is in
-        seconds.
-        """
+        """`places` bounds the running one-shots, `most_queued` the waiting; `clock` has seconds."""
         self.machine = machine
         self.tenants = tenants
         self.clock = clock
@@ -353,9 +351,7 @@ class FairQueue:
         return self._turns_until(line, before)
 
     def _turns_until(self, line: _Line, before: int) -> int:
-        """Return the maximum number of turns until that of an item behind `before` of its
-        tenant.
-        """
+        """Return the maximum number of turns until an item with `before` of its tenant ahead."""
         others = (each for each in self._waiting.values() if each is not line)
         return 1 + before + sum(min(each.live, before + 1) for each in others)
 

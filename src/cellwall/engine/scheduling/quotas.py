@@ -198,9 +198,7 @@ class Tenants:
         tenants: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tenants` maps tenants to tiers; others have the tier `default`. `clock` is in
-        seconds.
-        """
+        """`tenants` maps tenants to tiers; others have the tier `default`. `clock` has seconds."""
         self._tiers = {DEFAULT_TIER: Quotas(), **(tiers or {})}
         self._tenants = dict(tenants or {})
         self._clock = clock

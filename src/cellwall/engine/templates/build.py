@@ -101,7 +101,7 @@ def _environment(environ: Mapping[str, str], spare_cache: Path) -> dict[str, str
         for name, value in environ.items()
         if name in _KEPT_VARIABLES or name.startswith(_KEPT_PREFIXES)
     }
-    # that compiles by an interpreter; uv reads the variable like the argument
+    # like the argument, it would have uv compile with an interpreter
     kept.pop("UV_COMPILE_BYTECODE", None)
     kept |= uv_variables(environ)
     kept |= {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_MODIFY_PATH": "1"}

@@ -63,9 +63,7 @@ class TemplateStore:
         return self._load(template, _digest(template, base_interpreter(template)))
 
     def build(self, name: str, progress: Progress | None = None) -> BuiltTemplate:
-        """Build the template unless it is built; return it. A second builder waits for the
-        first.
-        """
+        """Build the template unless it exists; return it. A second builder waits for the first."""
         report = progress or (lambda _line: None)
         template = self._definition(name)
         base = base_interpreter(template)
