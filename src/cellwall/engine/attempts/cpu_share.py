@@ -51,9 +51,7 @@ class Share:
         """Seconds that the execution had used at the latest look."""
 
     def of(self, total_s: float) -> float:
-        """Return the execution's part of the sandbox's `total_s` CPU seconds, by the last
-        answer.
-        """
+        """Return the execution's part of the sandbox's `total_s` CPU seconds by the last answer."""
         if self._is_unanswered:
             self.known_s = total_s
         elif self._base is not None and self._latest is not None:
