@@ -50,7 +50,7 @@ def build_image(state_dir: Path, template: BuiltTemplate, bundle: Path, inside: 
     """Write (once) the image of `bundle` for `template`; return its files. Blocks.
 
     `inside` is the bundle's path in a sandbox. HostUnsupported if the interpreter fails or the
-    state directory is full.
+    state directory cannot be written.
     """
     name = state_dir / "guest" / _name(template, bundle)
     image = Image(name.with_suffix(".start"), name.with_suffix(".rest"))

@@ -57,7 +57,7 @@ def make_root(
     """Return the root of a template below `folder`, built if it does not exist. Blocks.
 
     `image` is the code its interpreter starts from, see `guest_image`. HostUnsupported if the state
-    directory is full.
+    directory cannot be written.
     """
     wanted = list(_wanted(plan.root_plan(facts, template)))
     if image is not None:

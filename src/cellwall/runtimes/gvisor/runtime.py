@@ -407,7 +407,7 @@ def _at_start(limits: Limits) -> Limits:
 
 
 def _guest_config(spec: SandboxSpec) -> dict[str, Any]:
-    """Return the configuration for the boot; the caller's environment is sent, not in a file."""
+    """Return the configuration for the boot, with the caller's environment, kept in no file."""
     environment = {**inside_environment(spec.template, spec.limits.cpus), **spec.env}
     return {
         "warm": spec.start == "fork",
