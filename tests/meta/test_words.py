@@ -7,7 +7,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "cellwall"
 PRONOUNS = re.compile(r"\b(nobody|somebody|whoever|anybody)\b", re.IGNORECASE)
-MOST = 40
+MOST = 26
 """A process, a caller, an engine: each has a name. Lower it when there are fewer."""
 
 
