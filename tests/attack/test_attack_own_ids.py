@@ -135,14 +135,16 @@ def test_ids_that_cannot_be_mapped_are_not_used(user: RangedUser) -> None:
         process.do(process.prepare_no_new_privs())
 
     with user:
-        done = user.run_ranged("from cellwall.jail import uids; print(uids.find())", before=forbid)
+        done = user.run_ranged(
+            "from cellwall.linux import uid_ranges as uids; print(uids.find())", before=forbid
+        )
     assert "outer=None" in done.stdout
     assert "cannot be mapped" in done.stdout
 
 
 def test_two_engines_of_a_user_have_different_ids(user: RangedUser) -> None:
     source = (
-        "from cellwall.jail import uids\n"
+        "from cellwall.linux import uid_ranges as uids\n"
         "ids = uids.find()\n"
         "held = [ids.hold(), ids.hold()]\n"
         "print(*(each.base for each in held), *(each.count for each in held))\n"

@@ -198,7 +198,8 @@ def test_sandboxes_of_a_killed_engine_end_without_it(
 
 
 def _dead_label() -> str:
-    words = [sys.executable, "-c", "from cellwall.jail import owner; print(owner.new_label())"]
+    program = "from cellwall.linux import owner_label; print(owner_label.new_label())"
+    words = [sys.executable, "-c", program]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 

@@ -61,7 +61,7 @@ def show(text):
 def change():
     show("|/usr/bin/handler %p")
 
-facts._CORE_PATTERN = pattern.name
+host_facts._CORE_PATTERN = pattern.name
 show("core")
 """
 _NO_NAMESPACES = """
