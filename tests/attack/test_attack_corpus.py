@@ -220,8 +220,6 @@ DEVIATIONS: Mapping[str, Mapping[str, str]] = {
         "test_control_group_names_say_nothing": "there are none: the file is empty",
         "test_pty_flood_leaves_the_host_its_own": _PTYS,
         "test_socket_families_that_join_sandboxes_are_denied": "netlink of the inside's own kernel",
-        "test_memory_hoarded_over_many_cells_ends_their_context[Q05]": "memory costs the whole "
-        "sandbox: the kernel kills gVisor, not a process in it",
         "test_verdict_is_how_it_ended[memory]": _WHOLE,
     },
 }

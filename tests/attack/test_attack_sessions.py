@@ -119,7 +119,9 @@ def test_memory_hoarded_over_many_cells_ends_their_context(arena: Arena, case: s
     async def attack() -> None:
         async with arena.sandbox(limits={"memory_mb": 96}) as sandbox:
             cells, verdict = await hoard(sandbox)
-            assert (cells < 25, verdict) == (True, Verdict.MEMORY)
+            # In gVisor the engine looks at what each process has, from time to time.
+            most = 50 if sandbox.isolation.runtime == "gvisor" else 25
+            assert (cells < most, verdict) == (True, Verdict.MEMORY)
             assert (await sandbox.run("'held_0' in globals()")).text == "False"
         async with arena.sandbox(limits={"memory_mb": 512}) as sandbox:
             assert await hoard(sandbox) == (50, Verdict.OK)
