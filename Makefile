@@ -54,10 +54,10 @@ vm:
 # Half an hour, CI takes five minutes of it; half a minute before that goes to a server that leaks
 # on purpose and has to be found out.
 soak: dev templates
-	PYTHONPATH=tests/server:tests/attack $(BIN)/python tests/soak
+	PYTHONPATH=tests $(BIN)/python -m soak
 
 bench: dev templates
-	PYTHONPATH=tests/unit $(BIN)/python bench/with_docker.py $(BIN)/cellwall bench --write bench/RESULTS.md
+	PYTHONPATH=tests $(BIN)/python bench/with_docker.py $(BIN)/cellwall bench --write bench/RESULTS.md
 
 environment:
 	@$(BOOTSTRAP)
@@ -71,12 +71,12 @@ templates: | $(if $(filter test deployment,$(MAKECMDGOALS)),dev,environment)
 
 # 10,000 queued programs and servers that are killed, twenty times; takes an hour or so.
 ledger: dev templates
-	cd tests/server && ../../$(BIN)/python rehearsal.py --count 10000 --rounds 20
+	PYTHONPATH=tests $(BIN)/python -m kit.server.rehearsal --count 10000 --rounds 20
 
 # Each guard of tests/mutants left out once, in a copy of this clone: its tests have to fail. Twenty
 # minutes, as root; MUTANTS=--quick takes what needs no sandbox, a few minutes, as CI does.
 mutants: dev templates
-	$(BIN)/python tests/mutants/leave_out.py $(MUTANTS)
+	PYTHONPATH=tests $(BIN)/python -m mutants.leave_out $(MUTANTS)
 
 clean:
 	rm -rf .venv .tools .bootstrap.lock .pytest_cache .ruff_cache .mypy_cache .hypothesis dist build

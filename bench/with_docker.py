@@ -1,6 +1,6 @@
 """Run a command beside a Docker daemon: the one there is, or one that lives as long as it.
 
-    PYTHONPATH=tests/unit python bench/with_docker.py COMMAND…
+    PYTHONPATH=tests python bench/with_docker.py COMMAND…
 
 Not the bench: its rows say themselves when there is no daemon to measure. Called by `make bench`.
 The invariant: a daemon started here is the tests' (`docker_daemon`), without a network, in one
@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 
-import docker_daemon
+from kit import docker_daemon
 
 
 def answers(address: str) -> bool:

@@ -15,7 +15,7 @@ _TESTS = Path(__file__).resolve().parents[1] / "tests"
 
 def _see_tests() -> None:
     """As pytest does, so that test modules can be imported by their bare names."""
-    for folder in (_TESTS, *(_TESTS / name for name in ("unit", "contract", "attack"))):
+    for folder in (_TESTS, *(_TESTS / name for name in ("contract", "attack"))):
         if str(folder) not in sys.path:
             sys.path.append(str(folder))
 
@@ -58,7 +58,7 @@ def corpus() -> str:
 def jail_only() -> str:
     """Return the tests of the jail that have no row in the corpus, by the reason."""
     _see_tests()
-    import jail_only as only
+    from kit.attack import jail_only as only
 
     by_reason: dict[str, list[str]] = {}
     for name, why in {**only.MODULES, **only.TESTS}.items():

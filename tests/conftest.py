@@ -20,12 +20,11 @@ from cellwall.linux.cgroups import hierarchies
 from cellwall.runtimes.jail.runtime import JailRuntime
 
 if TYPE_CHECKING:
-    from arena import Arena
-    from docker_daemon import Daemon
-    from postgres_server import Postgres
-    from servers import Server
-
     from cellwall.testing.bare import BareTemplates
+    from kit.arena import Arena
+    from kit.docker_daemon import Daemon
+    from kit.postgres_server import Postgres
+    from kit.servers import Server
 
 Require = Callable[[str, bool, str], None]
 
@@ -90,7 +89,7 @@ def arena() -> Iterator[Arena]:
 
     Here and not in a conftest of their own: two modules of that name would hide each other.
     """
-    from arena import Arena
+    from kit.arena import Arena
 
     made = Arena()
     yield made
@@ -100,9 +99,8 @@ def arena() -> Iterator[Arena]:
 @pytest.fixture(scope="session")
 def gvisor_arena() -> Iterator[Arena]:
     """The same on gVisor."""
-    from arena import Arena
-
     from cellwall.model.errors import HostUnsupported
+    from kit.arena import Arena
 
     try:
         made = Arena(runtime="gvisor", isolation="kernel")
@@ -116,7 +114,7 @@ def gvisor_arena() -> Iterator[Arena]:
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """A real server with the keys of two tenants."""
-    from servers import running
+    from kit.servers import running
 
     with running() as made:
         yield made
@@ -125,7 +123,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     """A PostgreSQL server of our own."""
-    from postgres_server import programs, running
+    from kit.postgres_server import programs, running
 
     found = programs()
     require_capability("postgresql", found is not None, "run: apt-get install postgresql")
@@ -137,7 +135,7 @@ def postgres() -> Iterator[Postgres]:
 @pytest.fixture(scope="session")
 def docker_daemon() -> Iterator[Daemon]:
     """A container engine of our own; DOCKER_HOST names it until the session ends."""
-    from docker_daemon import missing, running
+    from kit.docker_daemon import missing, running
 
     require_capability("a container engine", not missing(), missing())
     with running() as made:

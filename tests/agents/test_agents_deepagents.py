@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from counting_run import left_open
 from deepagents import create_deep_agent
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
-from servers import ALICE, Server
 
 import cellwall
 from cellwall.integrations.deepagents import CellwallBackend
+from kit.agents.counting_run import left_open
+from kit.servers import ALICE, Server
 
 pytestmark = pytest.mark.timeout(240)  # frameworks take seconds of CPU to import
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from xml.etree import ElementTree as XML
 
 import pytest
-from other_environment import python_of
-from servers import ALICE, Server
+
+from kit.agents.other_environment import python_of
+from kit.servers import ALICE, Server
 
 SUITE = Path(__file__).parent / "suites" / "deepagents_suite.py"
 pytestmark = pytest.mark.timeout(580)  # two hundred packages are installed at first

@@ -11,13 +11,11 @@ from typing import Any, TypeVar
 import pytest
 from autogen_core import CancellationToken
 from autogen_core.code_executor import CodeBlock, CodeExecutor
-from counting_run import left_open
 from inspect_ai.util import OutputLimitExceededError
 from inspect_ai.util._sandbox.limits import override_max_exec_output_size
 from langchain_core.messages import ToolMessage
 from llama_index.core.llms import ImageBlock
 from llama_index.core.tools.calling import acall_tool, call_tool
-from servers import ALICE, Server
 from smolagents import Tool
 
 import cellwall
@@ -25,6 +23,8 @@ from cellwall.integrations import langchain, llamaindex
 from cellwall.integrations.autogen import CellwallCodeExecutor
 from cellwall.integrations.inspect_ai import CellwallSandboxConfig, CellwallSandboxEnvironment
 from cellwall.integrations.smolagents import CellwallExecutor, CodeFailed
+from kit.agents.counting_run import left_open
+from kit.servers import ALICE, Server
 
 DRAW = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()"
 T = TypeVar("T")

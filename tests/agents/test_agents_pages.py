@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from stand_in import (
+
+from kit.agents.stand_in import (
     LAST,
     Json,
     chat_script,
@@ -23,8 +24,8 @@ from stand_in import (
     response_script,
     standing_in,
 )
+from kit.places import ROOT, TESTS
 
-ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "agents").glob("*.md"))
 pytestmark = pytest.mark.timeout(300)  # frameworks take seconds of CPU to import
 
@@ -51,7 +52,7 @@ def ran(source: str, folder: Path, *, model_url: str = "", way: str = "") -> Ran
     path.write_text(source)
     keys = {"OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none"}
     urls = {"OPENAI_BASE_URL": f"{model_url}/v1", "ANTHROPIC_BASE_URL": model_url}
-    driver = Path(__file__).with_name("counting_run.py")
+    driver = TESTS / "kit" / "agents" / "counting_run.py"
     done = subprocess.run(
         [sys.executable, driver, path.name, *([way] if way else [])],
         cwd=folder,

@@ -17,9 +17,9 @@ from openai.types.chat import (
 from openai.types.responses import FunctionToolParam, Response
 from openai.types.responses.response_input_param import FunctionCallOutput
 from pydantic import TypeAdapter
-from stand_in import chat_script, message_script, response_script
 
 from cellwall.integrations import anthropic, openai
+from kit.agents.stand_in import chat_script, message_script, response_script
 
 DRAW = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()"
 Json = dict[str, Any]

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from counting_run import left_open
-from servers import ALICE, Server, running
 
 import cellwall
 from cellwall.integrations.code_tool import CodeTool
+from kit.agents.counting_run import left_open
+from kit.servers import ALICE, Server, running
 
 NEW = "ran in a new one"
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from arena import Arena
-from mutations import Drop, dropping
 
 from cellwall import Engine, EngineSettings
 from cellwall.jail.inspect import posture
+from kit.arena import Arena
+from kit.attack.mutations import Drop, dropping
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 

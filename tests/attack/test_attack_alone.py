@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arena import LIMITS, Arena, Traces, fresh_peak_kib, peak_kib
-from mutations import Drop, dropping
 
 from cellwall import Engine, EngineSettings, Execution, HostUnsupported, SandboxBroken, Verdict
 from cellwall.engine.attempts.claimed_sandbox import Live
@@ -28,6 +26,8 @@ from cellwall.jail.processes import clone_request
 from cellwall.runtimes.jail.runtime import JailRuntime
 from cellwall.runtimes.jail.sandbox import JailSandbox
 from cellwall.runtimes.jail.single_program.channel import AloneChannel
+from kit.arena import LIMITS, Arena, Traces, fresh_peak_kib, peak_kib
+from kit.attack.mutations import Drop, dropping
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 

@@ -8,11 +8,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import controls
 import pytest
-from arena import Arena, compiled
 
 from cellwall.linux import seccomp
+from kit import controls
+from kit.arena import Arena, compiled
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 GOLDEN = Path(__file__).parent / "golden" / f"answering_calls.{os.uname().machine}.txt"

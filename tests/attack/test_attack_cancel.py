@@ -12,11 +12,11 @@ import threading
 from typing import Any
 
 import pytest
-from arena import Arena, control_groups, is_left, is_occupied
 
 from cellwall import Engine, EngineSettings, Event, Execution
 from cellwall.runtimes.jail.cgroup_keeper import GroupKeeper
 from conftest import Require
+from kit.arena import Arena, control_groups, is_left, is_occupied
 
 pytestmark = pytest.mark.attack
 

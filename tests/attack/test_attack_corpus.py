@@ -17,7 +17,6 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-import jail_only
 import pytest
 import test_attack_calls
 import test_attack_disk
@@ -33,11 +32,12 @@ import test_attack_residue
 import test_attack_sessions
 import test_attack_verdicts
 import test_attack_views
-from arena import Arena
-from docker_daemon import Daemon
 
 from cellwall import Engine, EngineSettings
 from cellwall.testing.bare import BareTemplates
+from kit.arena import Arena
+from kit.attack import jail_only
+from kit.docker_daemon import Daemon
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 LEVELS = {"docker": "namespace", "docker+runsc": "kernel", "gvisor": "kernel"}

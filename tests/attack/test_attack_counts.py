@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from mutations import Drop, dropping
 
 from cellwall import Engine, EngineSettings
 from cellwall.jail.plan.plan import OWN_COUNTS
 from conftest import Require
+from kit.attack.mutations import Drop, dropping
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 

@@ -10,9 +10,9 @@ import pty
 from pathlib import Path
 
 import pytest
-from arena import LIMITS, Arena
 
 from cellwall import Verdict
+from kit.arena import LIMITS, Arena
 
 pytestmark = pytest.mark.attack
 

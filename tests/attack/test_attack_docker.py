@@ -13,12 +13,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import controls
 import pytest
 import test_attack_calls
 import test_attack_privilege
-from arena import Arena
-from docker_daemon import Daemon
 
 from cellwall import Engine, EngineSettings, Verdict
 from cellwall.jail.inspect.posture import PostureMismatch
@@ -26,6 +23,9 @@ from cellwall.model.limits import Limits
 from cellwall.runtimes.docker import ids, posture
 from cellwall.runtimes.docker.images import KEY_LABEL
 from cellwall.testing.bare import BareTemplates
+from kit import controls
+from kit.arena import Arena
+from kit.docker_daemon import Daemon
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 _PROBES = {

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arena import Arena
 
 from cellwall import CellwallError, UsageError
 from conftest import require_command
+from kit.arena import Arena
 
 pytestmark = pytest.mark.attack
 

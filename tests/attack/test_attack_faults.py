@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arena import LIMITS, Arena, Traces, control_groups, descendants
 
 from cellwall import (
     CellwallError,
@@ -36,6 +35,7 @@ from cellwall.linux.cgroups.hierarchies import Layout
 from cellwall.linux.cgroups.sandbox_groups import Groups
 from cellwall.runtimes.jail import fork_servers
 from cellwall.runtimes.shared import guest_bundle
+from kit.arena import LIMITS, Arena, Traces, control_groups, descendants
 
 pytestmark = pytest.mark.attack
 

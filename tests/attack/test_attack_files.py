@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arena import Arena, fresh_peak_kib, peak_kib, unconfined
 
 from cellwall import AsyncSandbox, FileError, UsageError
 from cellwall.runtimes.channel.replies import GuestRefused
+from kit.arena import Arena, fresh_peak_kib, peak_kib, unconfined
 
 pytestmark = pytest.mark.attack
 

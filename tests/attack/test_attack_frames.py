@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from arena import Arena, fresh_peak_kib, peak_kib
 
 from cellwall import Execution, Verdict
+from kit.arena import Arena, fresh_peak_kib, peak_kib
 
 pytestmark = pytest.mark.attack
 

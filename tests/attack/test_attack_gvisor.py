@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import controls
 import pytest
-from arena import Arena, descendants
 
 from cellwall import AsyncSandbox, Execution, Verdict
 from cellwall.engine.templates.store import state_dir
+from kit import controls
+from kit.arena import Arena, descendants
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 

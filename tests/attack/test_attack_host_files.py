@@ -12,14 +12,15 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import controls
 import pytest
-from arena import Arena, compiled
 
 from cellwall.engine.templates.store import state_dir
 from cellwall.jail.inspect import host_facts
 from cellwall.jail.plan import plan
 from conftest import require_command
+from kit import controls
+from kit.arena import Arena, compiled
+from kit.places import ROOT
 
 pytestmark = pytest.mark.attack
 DENIED = "ENOENT EACCES EPERM EROFS"
@@ -67,9 +68,9 @@ def tried(arena: Arena, bait: Bait) -> controls.Both:
     common = {
         "canary": str(bait.canary),
         "state": f"{state}:{state}/templates:{state}/guest",
-        "installation": ":".join((sys.prefix, str(Path(__file__).resolve().parents[2]))),
+        "installation": ":".join((sys.prefix, str(ROOT))),
         "linked": "/usr/bin/env",
-        "host": f"{state}:{bait.path}:{Path(__file__).resolve().parents[2]}",
+        "host": f"{state}:{bait.path}:{ROOT}",
     }
     library = f"{plan.TEMPLATE_ROOT}/lib"
     inside = {

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from delegated import are_possible, delegated
-from unprivileged import SHARING_ITS_ID, OrdinaryUser
 
 from conftest import Require
+from kit.attack.delegated import are_possible, delegated
+from kit.unprivileged import SHARING_ITS_ID, OrdinaryUser
 
 pytestmark = [pytest.mark.attack, pytest.mark.rootless]
 

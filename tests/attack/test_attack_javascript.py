@@ -15,9 +15,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import controls
 import pytest
-from arena import Arena
+
+from kit import controls
+from kit.arena import Arena
 
 pytestmark = [pytest.mark.attack, pytest.mark.root, pytest.mark.needs("node")]
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 
-import controls
 import pytest
-from arena import Arena
 
 from cellwall import Verdict
+from kit import controls
+from kit.arena import Arena
 
 pytestmark = pytest.mark.attack
 

@@ -13,9 +13,9 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from arena import Arena
 
 from cellwall import Verdict
+from kit.arena import Arena
 
 pytestmark = pytest.mark.attack
 _FALSE_ALARMS = """

@@ -11,11 +11,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from arena import Arena, compiled, unconfined
 
 from cellwall import Engine, EngineSettings, Execution, Verdict
 from cellwall.linux.cgroups import hierarchies, sandbox_groups
 from conftest import Require
+from kit.arena import Arena, compiled, unconfined
 
 pytestmark = pytest.mark.attack
 

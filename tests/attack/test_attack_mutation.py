@@ -10,12 +10,12 @@ import os
 from pathlib import Path
 
 import pytest
-from arena import Arena, Traces
-from mutations import Drop, dropping
 
 from cellwall import CellwallError, Engine, EngineSettings, Execution
 from cellwall.jail.inspect import posture
 from cellwall.runtimes.jail.sandbox import JailSandbox
+from kit.arena import Arena, Traces
+from kit.attack.mutations import Drop, dropping
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 

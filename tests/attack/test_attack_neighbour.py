@@ -13,10 +13,10 @@ import time
 from collections.abc import Awaitable, Callable
 
 import pytest
-from arena import Arena
 
 from cellwall import AsyncSandbox
 from cellwall.model.outcome import Usage
+from kit.arena import Arena
 
 pytestmark = pytest.mark.attack
 TURNS = 3

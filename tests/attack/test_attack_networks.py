@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arena import Arena
-from mutations import Drop, dropping
 
 from cellwall import Engine, EngineSettings, Execution
+from kit.arena import Arena
+from kit.attack.mutations import Drop, dropping
 
 pytestmark = pytest.mark.attack
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arena import Arena, compiled, fresh_peak_kib, peak_kib, unconfined
 
 from cellwall import CellwallError, UsageError, Verdict
 from cellwall.model.outcome import Truncated
+from kit.arena import Arena, compiled, fresh_peak_kib, peak_kib, unconfined
 
 pytestmark = pytest.mark.attack
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from delegated import are_possible, delegated
-from ranged import COUNT, FIRST, RangedUser, why_not
 
 from conftest import Require
+from kit.attack.delegated import are_possible, delegated
+from kit.attack.ranged import COUNT, FIRST, RangedUser, why_not
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 

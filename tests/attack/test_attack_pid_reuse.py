@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arena import Arena, compiled, descendants
 
 from cellwall import AsyncSandbox, Verdict
 from conftest import Require
+from kit.arena import Arena, compiled, descendants
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 

@@ -8,10 +8,10 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from arena import Arena, fresh_peak_kib, peak_kib
 
 from cellwall import AsyncSandbox, CapacityError, PortError
 from cellwall.engine.parts.ports import MOST_CONNECTIONS
+from kit.arena import Arena, fresh_peak_kib, peak_kib
 
 pytestmark = pytest.mark.attack
 

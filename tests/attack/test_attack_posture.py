@@ -12,11 +12,11 @@ import re
 from pathlib import Path
 
 import pytest
-from arena import Arena, descendants
 
 from cellwall import AsyncSandbox
 from cellwall.model.limits import Limits
 from cellwall.runtimes.jail.sandbox import JailSandbox
+from kit.arena import Arena, descendants
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 MIB = 1024 * 1024

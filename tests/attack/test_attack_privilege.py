@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import controls
 import pytest
-from arena import Arena, descendants
 
 from cellwall import AsyncSandbox
 from cellwall.jail.inspect import posture
+from kit import controls
+from kit.arena import Arena, descendants
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 

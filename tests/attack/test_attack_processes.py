@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arena import Arena, compiled, unconfined
 
 from cellwall import AsyncSandbox, Verdict
+from kit.arena import Arena, compiled, unconfined
 
 pytestmark = pytest.mark.attack
 

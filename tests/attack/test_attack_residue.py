@@ -12,9 +12,9 @@ import secrets
 from typing import Any
 
 import pytest
-from arena import Arena, unconfined
 
 from cellwall import Verdict
+from kit.arena import Arena, unconfined
 
 pytestmark = pytest.mark.attack
 

@@ -10,14 +10,15 @@ import json
 from typing import Any
 
 import pytest
-from arena import Arena
+
+from kit.arena import Arena
 
 pytestmark = [pytest.mark.attack, pytest.mark.root, pytest.mark.cgroups]
 _SMALLEST = {"memory_mb": 16, "cpus": 0.05, "processes": 1}
 
 
 def _worker_pids(arena: Arena) -> set[int]:
-    from arena import descendants
+    from kit.arena import descendants
 
     _, fork_server = arena.do(arena.fork_server())
     return {pid for pid in descendants(fork_server) if pid != fork_server}

@@ -17,13 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mutations import Drop, dropping
 
 from cellwall import Engine, EngineSettings
 from cellwall.engine.templates.store import state_dir
 from cellwall.jail.inspect import overlay_depth, posture
 from cellwall.jail.plan.plan import TEMPLATE_ROOT
 from conftest import Require
+from kit.attack.mutations import Drop, dropping
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 

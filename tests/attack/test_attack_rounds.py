@@ -11,9 +11,9 @@ import gc
 import os
 
 import pytest
-from arena import Arena
 
 from cellwall import AsyncSandbox, Verdict
+from kit.arena import Arena
 
 pytestmark = [pytest.mark.attack, pytest.mark.cgroups]
 

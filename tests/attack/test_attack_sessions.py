@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from arena import Arena
 
 from cellwall import AsyncSandbox, SandboxUnavailable, Verdict
+from kit.arena import Arena
 
 pytestmark = pytest.mark.attack
 

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from arena import Arena
 
 from cellwall import Engine, EngineSettings
 from cellwall.engine.templates.store import TemplateStore, state_dir
@@ -24,6 +23,7 @@ from cellwall.jail.inspect import overlay_depth
 from cellwall.jail.plan.plan import TEMPLATE_ROOT
 from cellwall.linux import seccomp
 from conftest import Require
+from kit.arena import Arena
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 DAY_NS = 86_400 * 10**9

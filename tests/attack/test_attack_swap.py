@@ -12,10 +12,10 @@ import os
 from pathlib import Path
 
 import pytest
-from arena import Arena, control_groups, descendants
 
 from cellwall import AsyncSandbox, Execution, Verdict
 from conftest import Require
+from kit.arena import Arena, control_groups, descendants
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hostile_wheels
 import pytest
 
 from cellwall import Engine, EngineSettings, Execution
@@ -31,6 +30,8 @@ from cellwall.runtimes.gvisor import guest_image
 from cellwall.runtimes.gvisor import runtime as gvisor
 from cellwall.runtimes.shared.guest_bundle import build_bundle
 from conftest import Require
+from kit import hostile_wheels
+from kit.places import TESTS
 
 pytestmark = pytest.mark.attack
 _LEVELS = {
@@ -189,7 +190,7 @@ class Watch:
         place.mkdir()
         subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "none", place], check=True)
         self._place = place
-        program = Path(__file__).with_name("template_watch.py")
+        program = TESTS / "kit" / "attack" / "template_watch.py"
         self._process = subprocess.Popen(
             [sys.executable, "-I", program, place, f"{place}/templates/"],
             stdin=subprocess.PIPE,

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from arena import Arena, fresh_peak_kib, peak_kib
 
 from cellwall import AsyncSandbox, Terminal, Verdict
 from cellwall.runtimes.channel.channel import GuestChannel
+from kit.arena import Arena, fresh_peak_kib, peak_kib
 
 pytestmark = pytest.mark.attack
 

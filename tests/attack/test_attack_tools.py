@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from arena import Arena, fresh_peak_kib, peak_kib
-from hostile_calls import RAW, big, flood, hang
 
 from cellwall import AsyncSandbox, Event, Execution, Tool, ToolBox, Verdict
+from kit.arena import Arena, fresh_peak_kib, peak_kib
+from kit.hostile_calls import RAW, big, flood, hang
 
 pytestmark = pytest.mark.attack
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from arena import Arena, fresh_peak_kib, peak_kib
-from hostile_calls import big, hang
 
 from cellwall import Event, Execution, Tool, ToolBox, Verdict
+from kit.arena import Arena, fresh_peak_kib, peak_kib
+from kit.hostile_calls import big, hang
 
 pytestmark = [pytest.mark.attack, pytest.mark.needs("node")]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arena import Arena, compiled
 
 from cellwall import Execution, Verdict
+from kit.arena import Arena, compiled
 
 pytestmark = pytest.mark.attack
 

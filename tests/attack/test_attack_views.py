@@ -9,11 +9,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import controls
 import pytest
-from arena import Arena
 
 from cellwall.engine.templates.store import state_dir
+from kit import controls
+from kit.arena import Arena
+from kit.places import ROOT
 
 pytestmark = pytest.mark.attack
 GOLDEN = Path(__file__).parent / "golden"
@@ -216,6 +217,5 @@ def test_tracebacks_hold_no_host_path(arena: Arena, name: str) -> None:
         e = execution
         said = repr((e.stdout, e.stderr, e.error, e.result, e.results, e.outcome.notes))
         assert "Error" in said or "Odd" in said or name == "value"
-    package = Path(__file__).resolve().parents[2]
-    for word in (str(package), str(state_dir()), sys.prefix):
+    for word in (str(ROOT), str(state_dir()), sys.prefix):
         assert word not in said

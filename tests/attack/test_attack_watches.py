@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from arena import Arena, fresh_peak_kib, peak_kib
 
 from cellwall import AsyncSandbox, Verdict
+from kit.arena import Arena, fresh_peak_kib, peak_kib
 
 pytestmark = pytest.mark.attack
 

@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 import pytest
-from arena import LIMITS, Arena
-from neighbours import BURN, Beside, missed
 
 from cellwall import AsyncSandbox
 from cellwall.model.execution import Event
+from kit.arena import LIMITS, Arena
+from kit.attack.neighbours import BURN, Beside, missed
 
 pytestmark = [pytest.mark.attack, pytest.mark.cgroups]
 _SAY = """

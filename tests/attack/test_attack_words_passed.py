@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
 import pytest
-from arena import Arena
-from neighbours import BURN, Beside, missed
 
 from cellwall import AsyncSandbox, Tool, ToolBox
+from kit.arena import Arena
+from kit.attack.neighbours import BURN, Beside, missed
 
 pytestmark = [pytest.mark.attack, pytest.mark.cgroups]
 Told = Callable[[], None]

@@ -14,7 +14,8 @@ import sys
 from typing import Any
 
 import pytest
-from unprivileged import SOURCES
+
+from kit.unprivileged import SOURCES
 
 pytestmark = [pytest.mark.root, pytest.mark.attack]
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from unprivileged import SHARING_ITS_ID, OrdinaryUser
+
+from kit.unprivileged import SHARING_ITS_ID, OrdinaryUser
 
 pytestmark = [pytest.mark.attack, pytest.mark.rootless, pytest.mark.timeout(180)]
 

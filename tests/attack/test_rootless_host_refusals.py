@@ -10,7 +10,8 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from unprivileged import Finished, OrdinaryUser
+
+from kit.unprivileged import Finished, OrdinaryUser
 
 pytestmark = [pytest.mark.rootless, pytest.mark.attack]
 

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from unprivileged import OrdinaryUser
+
+from kit.unprivileged import OrdinaryUser
 
 pytestmark = [pytest.mark.rootless, pytest.mark.attack]
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spoken import JAVASCRIPT, SPOKEN, TEXT, Spoken
 
 from cellwall.embedded import Runner, Sandbox
 from cellwall.engine.engine import Engine
@@ -21,6 +20,7 @@ from cellwall.model.errors import Conflict, UsageError
 from cellwall.model.execution import Execution
 from cellwall.model.outcome import Verdict
 from conftest import Require
+from kit.languages.spoken import JAVASCRIPT, SPOKEN, TEXT, Spoken
 
 pytestmark = pytest.mark.timeout(180)
 _LIMITS: dict[str, Any] = {"memory_mb": 3072, "processes": 400, "wall_s": 60, "cpu_s": 120}

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from spoken import BASH, JAVASCRIPT, TEXT, Spoken
 
 from cellwall.embedded import Runner, Sandbox
 from cellwall.engine.engine import Engine
@@ -17,6 +16,7 @@ from cellwall.engine.templates.store import state_dir
 from cellwall.model.errors import HostUnsupported
 from cellwall.model.outcome import Verdict
 from conftest import Require
+from kit.languages.spoken import BASH, JAVASCRIPT, TEXT, Spoken
 
 pytestmark = [
     pytest.mark.timeout(300),

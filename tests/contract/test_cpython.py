@@ -17,8 +17,9 @@ import pytest
 import cellwall
 from cellwall import embedded
 from conftest import Require
+from kit.places import ROOT
 
-PAGE = Path(__file__).parents[2] / "docs" / "cpython-tests.md"
+PAGE = ROOT / "docs" / "cpython-tests.md"
 PYTHON = "/usr/bin/python3"
 pytestmark = pytest.mark.timeout(300)
 

@@ -19,7 +19,7 @@ from cellwall.model.errors import FileError, SandboxUnavailable, UsageError
 from cellwall.model.files import FileEntry
 
 if TYPE_CHECKING:
-    from servers import Server
+    from kit.servers import Server
 
 _TREE = "mkdir d; for i in $(seq 40); do head -c 300000 /dev/zero > d/x$i; done"
 
@@ -73,7 +73,7 @@ def test_a_download_that_fails_lets_the_sandbox_speak_again(
 def test_a_remote_download_that_fails_lets_the_sandbox_speak_again(
     server: Server, tmp_path: Path
 ) -> None:
-    from servers import ALICE
+    from kit.servers import ALICE
 
     with cellwall.connect(server.address, ALICE) as client, client.Sandbox() as sandbox:
         sandbox.commands.run(_TREE)

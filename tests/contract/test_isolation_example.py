@@ -7,16 +7,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from docker_daemon import Daemon
 
 from cellwall.runtimes.docker import ids
 from conftest import Require
+from kit.docker_daemon import Daemon
+from kit.places import ROOT
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
-EXAMPLE = Path(__file__).parents[2] / "examples" / "isolation.py"
+EXAMPLE = ROOT / "examples" / "isolation.py"
 LEVELS = {"jail": "namespace", "docker": "namespace", "docker+runsc": "kernel", "gvisor": "kernel"}
 _IDS = range(ids.FIRST, ids.FIRST + ids.COUNT)
 _UIDS = {"docker": _IDS, "docker+runsc": _IDS}

@@ -33,10 +33,9 @@ from cellwall.model.errors import (
 from conftest import Require
 
 if TYPE_CHECKING:
-    from servers import Server
-
     from cellwall.model.execution import Event
     from cellwall.surface.sync.sandbox import SyncSandbox
+    from kit.servers import Server
 
 _NUMBERS: dict[type[OSError], int] = {
     FileNotFoundError: errno.ENOENT,
@@ -58,7 +57,7 @@ def _no_engine_stays() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def remote(server: Server) -> Iterator[Library]:
-    from servers import ALICE
+    from kit.servers import ALICE
 
     with cellwall.connect(server.address, ALICE) as client:
         yield client
@@ -782,7 +781,7 @@ async def read_on(watch: Any) -> None:
 
 
 def test_asynchronous_half_does_the_same(library: Library, server: Server) -> None:
-    from servers import ALICE
+    from kit.servers import ALICE
 
     async def work(asynchronous: Any) -> None:
         answers = await asyncio.gather(*(asynchronous.arun(f"print({n})") for n in range(5)))
@@ -815,7 +814,7 @@ def test_asynchronous_half_does_the_same(library: Library, server: Server) -> No
 
 
 def test_cancelled_run_ends(library: Library, server: Server) -> None:
-    from servers import ALICE
+    from kit.servers import ALICE
 
     async def work(asynchronous: Any) -> None:
         with pytest.raises(TimeoutError):

@@ -18,23 +18,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cutting_proxy import CuttingProxy, Once
 
 import cellwall
 from cellwall.client.connection.attempts import follow
 from cellwall.client.connection.retry import DELAYS_S
 from cellwall.client.connection.transport import Ask
+from kit.server.cutting_proxy import CuttingProxy, Once
 
 if TYPE_CHECKING:
-    from servers import Server
-
     from cellwall.client.blocking import Client, RemoteSandbox
+    from kit.servers import Server
 
 
 @pytest.fixture(scope="module")
 def direct(server: Server) -> Iterator[Client]:
     """Give a client without a proxy: the witness."""
-    from servers import ALICE
+    from kit.servers import ALICE
 
     with cellwall.connect(server.address, ALICE) as client:
         yield client
@@ -48,7 +47,7 @@ def proxy(server: Server) -> Iterator[CuttingProxy]:
 
 @pytest.fixture
 def client(proxy: CuttingProxy) -> Iterator[Client]:
-    from servers import ALICE
+    from kit.servers import ALICE
 
     with cellwall.connect(proxy.address, ALICE) as made:
         yield made
@@ -123,7 +122,7 @@ def test_events_of_a_one_shot_survive_a_cut(proxy: CuttingProxy, client: Client)
 
 def test_events_that_are_gone_are_a_gap(server: Server) -> None:
     """Positive control beside it: what is kept comes whole."""
-    from servers import ALICE, running
+    from kit.servers import ALICE, running
 
     async def events(address: str, path: str) -> list[Any]:
         async with await cellwall.aconnect(address, ALICE) as client:
@@ -265,7 +264,7 @@ TICKING = (
 
 
 def test_cancelled_call_ends_the_cell(server: Server, direct: Client) -> None:
-    from servers import ALICE
+    from kit.servers import ALICE
 
     async def main(sandbox_id: str) -> None:
         async with await cellwall.aconnect(server.address, ALICE) as client:
@@ -300,7 +299,7 @@ def test_interrupted_command_is_killed(direct: Client) -> None:
 
 
 def test_close_beside_a_run_ends_it_and_its_thread(server: Server, direct: Client) -> None:
-    from servers import ALICE
+    from kit.servers import ALICE
 
     def work() -> None:
         with pytest.raises(cellwall.Conflict, match="closed meanwhile"):
@@ -322,7 +321,7 @@ def test_close_beside_a_run_ends_it_and_its_thread(server: Server, direct: Clien
 
 
 def test_program_that_ends_beside_a_run_exits(server: Server) -> None:
-    from servers import ALICE
+    from kit.servers import ALICE
 
     code = """if True:
         import cellwall, os, sys, threading
@@ -340,7 +339,7 @@ def test_program_that_ends_beside_a_run_exits(server: Server) -> None:
 
 
 def test_closed_client_says_so(server: Server) -> None:
-    from servers import ALICE
+    from kit.servers import ALICE
 
     async def main() -> None:
         client = await cellwall.aconnect(server.address, ALICE)
@@ -352,7 +351,7 @@ def test_closed_client_says_so(server: Server) -> None:
 
 
 def test_two_runs_of_one_context_queue(server: Server, direct: Client) -> None:
-    from servers import ALICE
+    from kit.servers import ALICE
 
     async def main(sandbox_id: str) -> None:
         async with await cellwall.aconnect(server.address, ALICE) as client:
@@ -376,7 +375,7 @@ def test_wrong_key_is_said_at_once(server: Server) -> None:
 
 
 def test_things_of_others_are_not_found(server: Server, shared: RemoteSandbox) -> None:
-    from servers import BOB
+    from kit.servers import BOB
 
     with cellwall.connect(server.address, BOB) as bob:
         with pytest.raises(cellwall.NotFound):
@@ -417,7 +416,7 @@ def test_server_that_is_none_of_ours_is_named(proxy: CuttingProxy) -> None:
 
 
 def test_server_on_a_unix_socket(tmp_path: Path) -> None:
-    from servers import ALICE, configuration, start
+    from kit.servers import ALICE, configuration, start
 
     path = tmp_path / "s"
     made = start(tmp_path, "--unix", str(path), config=configuration())
@@ -431,7 +430,7 @@ def test_server_on_a_unix_socket(tmp_path: Path) -> None:
 
 
 def test_variables_name_server_and_key(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    from servers import ALICE
+    from kit.servers import ALICE
 
     monkeypatch.setenv("CELLWALL_URL", f"{server.address}/")
     monkeypatch.setenv("CELLWALL_API_KEY", ALICE)

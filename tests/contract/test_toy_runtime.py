@@ -11,8 +11,9 @@ from cellwall.engine.engine import Engine
 from cellwall.engine.policy.settings import EngineSettings
 from cellwall.runtimes import registry
 from cellwall.testing.bare import BareTemplates
+from kit.places import ROOT
 
-SNIPPETS = Path(__file__).parents[2] / "docs/snippets/runtimes"
+SNIPPETS = ROOT / "docs/snippets/runtimes"
 
 
 def test_toy_runtime_serves_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

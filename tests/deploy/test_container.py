@@ -17,9 +17,9 @@ from typing import Any
 
 import httpx
 import pytest
-from containers import DEPLOY, IMAGE, Docker, docker, grants, missing, services
 
 from conftest import require_capability
+from kit.deploy.containers import DEPLOY, IMAGE, Docker, docker, grants, missing, services
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(240)]
 

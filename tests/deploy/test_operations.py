@@ -17,13 +17,12 @@ import shutil
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from conftest import require_capability
+from kit.places import ROOT, TESTS
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"<!-- runs: (\w+) -->\n```sh\n(.*?)```", PAGE, re.DOTALL)
 _MARK = "=====block "
@@ -102,7 +101,7 @@ def printed() -> dict[str, str]:
         env={
             **os.environ,
             "PYTHON": sys.executable,
-            "SYSTEMCTL": str(Path(__file__).with_name("stand_in_systemctl.py")),
+            "SYSTEMCTL": str(TESTS / "kit" / "deploy" / "stand_in_systemctl.py"),
         },
         capture_output=True,
         text=True,

@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import walls
-from unprivileged import SOURCES, OrdinaryUser
 
 from cellwall.engine.templates.build import find_uv
 from conftest import require_capability
+from kit.deploy import walls
+from kit.places import ROOT
+from kit.unprivileged import SOURCES, OrdinaryUser
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DEPLOY = ROOT / "deploy"
 UNIT = DEPLOY / "cellwall.service"
 _WORST = 35
 """Tenths of `systemd-analyze security`: what user namespaces and a server's sockets cost."""

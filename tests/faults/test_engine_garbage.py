@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from arena import Arena
 
 from cellwall.engine.attempts.attempt import Attempt
 from cellwall.engine.attempts.deadlines import Deadlines
 from cellwall.engine.attempts.recorder import Recorder
 from cellwall.engine.sandbox import AsyncSandbox
 from cellwall.model.errors import CellwallError, NotFound
+from kit.arena import Arena
 
 pytestmark = pytest.mark.attack
 

@@ -11,8 +11,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from stores import opened
-from test_store_slow import locked, unsealed
 
 from cellwall.engine.attempts.attempt import BeforeCode, OnEvent, OnStart
 from cellwall.engine.scheduling.admission import Cost, Machine, Overcommit
@@ -31,6 +29,7 @@ from cellwall.store.records.errors import StoreBusy
 from cellwall.store.records.rows import ExecutionRow
 from cellwall.store.store import Store
 from cellwall.surface.shared.tasks import Tasks
+from kit.stores import locked, opened, unsealed
 
 WAIT_S = 0.3
 COST = Cost(16, 4, 16, 1.0)

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arena import LIMITS, Arena, control_groups, is_left
 
 from cellwall import Engine, EngineSettings, Limits
 from cellwall.linux import owner_label
@@ -25,6 +24,7 @@ from cellwall.linux.cgroups import hierarchies, leftovers
 from cellwall.linux.cgroups.engine_tree import EngineGroups
 from cellwall.runtimes.jail import cgroup_keeper
 from conftest import Require
+from kit.arena import LIMITS, Arena, control_groups, is_left
 
 pytestmark = [pytest.mark.attack]
 

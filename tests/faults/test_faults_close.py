@@ -6,7 +6,8 @@ The moment is chosen: our end of the control socket closes after so many of thei
 from __future__ import annotations
 
 import pytest
-from entries import embedded
+
+from kit.faults.entries import embedded
 
 _GIVE_UP = """
 from cellwall.runtimes.jail import fork_server as supervisor

@@ -11,9 +11,9 @@ import time
 from typing import Any
 
 import pytest
-from arena import LIMITS, Arena, is_occupied
 
 from cellwall import SandboxUnavailable, Verdict
+from kit.arena import LIMITS, Arena, is_occupied
 
 pytestmark = pytest.mark.attack
 _SOON_S = 10.0

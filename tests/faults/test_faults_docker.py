@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from docker_daemon import BROKEN, Daemon
 
 from cellwall.engine.engine import Engine
 from cellwall.engine.policy.settings import EngineSettings
@@ -29,6 +28,7 @@ from cellwall.runtimes.docker.container import OWNER_LABEL
 from cellwall.runtimes.docker.images import KEY_LABEL, REPOSITORY, Images
 from cellwall.runtimes.docker.runtime import DockerRuntime
 from cellwall.testing.bare import BareTemplates
+from kit.docker_daemon import BROKEN, Daemon
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(90)]
 _SLEEPS = "print('up', flush=True)\nimport time\ntime.sleep(60)"

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arena import Arena, Traces, descendants
 
 from cellwall import Engine, EngineSettings, Execution, Verdict
 from cellwall.jail.inspect import posture
@@ -28,6 +27,7 @@ from cellwall.runtimes.jail import fork_server
 from cellwall.runtimes.jail.child import Spawned
 from cellwall.runtimes.jail.worker import Worker
 from cellwall.testing.bare import BareTemplates
+from kit.arena import Arena, Traces, descendants
 
 pytestmark = pytest.mark.attack
 

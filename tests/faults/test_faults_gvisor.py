@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arena import Arena, control_groups, descendants
-from entries import running
 
 from cellwall import AsyncSandbox, Engine, EngineSettings, Execution, Verdict
 from cellwall.linux.cgroups import hierarchies
@@ -25,6 +23,8 @@ from cellwall.model.errors import CellwallError, HostUnsupported
 from cellwall.runtimes.gvisor import oci_bundle, trace_listener
 from cellwall.runtimes.gvisor import runtime as gvisor
 from cellwall.testing.bare import BareTemplates
+from kit.arena import Arena, control_groups, descendants
+from kit.faults.entries import running
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 _SOON_S = 2.0

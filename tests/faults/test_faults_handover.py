@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arena import Arena
 
 from cellwall.engine import engine
 from cellwall.engine.attempts.attempt import Attempt, BeforeCode, OnEvent, Work
@@ -33,6 +32,7 @@ from cellwall.runtimes.jail.sandbox import JailSandbox
 from cellwall.runtimes.jail.single_program.channel import AloneChannel
 from cellwall.runtimes.shared.cpu_placement import Cpus
 from conftest import Require
+from kit.arena import Arena
 
 pytestmark = pytest.mark.attack
 

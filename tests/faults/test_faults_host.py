@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from entries import embedded
+
+from kit.faults.entries import embedded
 
 _CHANGE = """
 from pathlib import Path

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arena import LIMITS, Arena, fresh_peak_kib, peak_kib
 
 from cellwall import AsyncSandbox, Engine, EngineSettings, Execution, Verdict
 from cellwall.engine.attempts.aftermath import ENDING_S
 from cellwall.runtimes.jail import fork_servers
 from cellwall.runtimes.shared import guest_bundle
+from kit.arena import LIMITS, Arena, fresh_peak_kib, peak_kib
 
 pytestmark = pytest.mark.attack
 _SOON_S = 2.0

@@ -7,7 +7,8 @@ not everywhere; here it is taken away for real. The control is the same program 
 from __future__ import annotations
 
 import pytest
-from entries import embedded
+
+from kit.faults.entries import embedded
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 

@@ -9,8 +9,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import hostile_wheels
 import pytest
+
+from kit import hostile_wheels
 
 pytestmark = pytest.mark.timeout(180)
 _COMMAND = Path(sys.executable).with_name("cellwall")

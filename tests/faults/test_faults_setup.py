@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arena import Traces
 
 from cellwall import Engine, EngineSettings, HostUnsupported
 from cellwall.jail.plan import plan
 from cellwall.jail.processes import clone_request
 from cellwall.runtimes.jail import fork_servers
 from cellwall.runtimes.shared import guest_bundle
+from kit.arena import Traces
 
 pytestmark = pytest.mark.attack
 

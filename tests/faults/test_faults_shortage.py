@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from entries import embedded
 
 from cellwall.linux.cgroups import hierarchies
 from conftest import Require
+from kit.faults.entries import embedded
+from kit.places import TESTS
 
 pytestmark = [pytest.mark.attack]
 
 _FILL = """
 import resource
-from arena import Traces
+from kit.arena import Traces
 
 async def main():
     engine = bare()
@@ -57,12 +58,11 @@ async def main():
 
 asyncio.run(main())
 """
-_PATHS = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parents[1] / "attack")))
 
 
 def _fill(*arguments: str, **options: Any) -> dict[str, Any]:
-    program = "sys.path[:0] = arguments[0].split(os.pathsep)\n" + _FILL
-    return embedded(program, _PATHS, *arguments, **options)
+    program = "sys.path.insert(0, arguments[0])\n" + _FILL
+    return embedded(program, str(TESTS), *arguments, **options)
 
 
 def _check(said: dict[str, Any]) -> None:

@@ -17,11 +17,11 @@ from typing import Any
 
 import httpx
 import pytest
-from clock import Clock
-from entries import running as program
-from servers import ALICE, Server, configuration, lines_of, new_sandbox, start
 
 from conftest import Require
+from kit.faults.clock import Clock
+from kit.faults.entries import running as program
+from kit.servers import ALICE, Server, configuration, lines_of, new_sandbox, start
 
 pytestmark = pytest.mark.attack
 _DAY_S = 86_400

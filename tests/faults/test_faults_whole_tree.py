@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arena import Arena, descendants, is_occupied
 
 from cellwall import Engine, EngineSettings, Execution, Verdict
+from kit.arena import Arena, descendants, is_occupied
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 _DEAD_S = 2.0

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stores import with_store
 
 from cellwall.store.store import Store
 from conftest import Require
+from kit.places import TESTS
+from kit.stores import with_store
 
-WRITER = Path(__file__).with_name("full_disk_writer.py")
+WRITER = TESTS / "kit" / "faults" / "full_disk_writer.py"
 
 
 def story(way: str, folder: Path) -> dict[str, Any]:

@@ -11,9 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from power_loss import Call, Disk, record
-from power_loss_writer import BLOCKS, LOG_PAGES, sealed
-from stores import opened
 
 from cellwall.store.journal import file as journal
 from cellwall.store.records.errors import StoreBroken
@@ -21,6 +18,10 @@ from cellwall.store.records.rows import AuditRow
 from cellwall.store.sqlite import file as sqlite_file
 from cellwall.store.store import Store
 from conftest import Require
+from kit.faults.power_loss import Call, Disk, record
+from kit.faults.power_loss_writer import BLOCKS, LOG_PAGES, sealed
+from kit.places import TESTS
+from kit.stores import opened
 
 _ORDER = ["queued", "running", "ended"]
 Image = dict[str, bytes]
@@ -29,7 +30,7 @@ Image = dict[str, bytes]
 def recorded(folder: Path, synchronous: str, way: str) -> list[Call]:
     state = folder / "state"
     state.mkdir()
-    script = Path(__file__).with_name("power_loss_writer.py")
+    script = TESTS / "kit" / "faults" / "power_loss_writer.py"
     return record([str(script), f"{state}/cellwall.db", synchronous, way], state, folder / "trace")
 
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from stores import ended, execution, opened
 
 from cellwall.store.journal import file as journal
 from cellwall.store.records.changes import Accept, Change, Started
 from cellwall.store.records.errors import StoreBusy
-from cellwall.store.records.rows import AuditRow
 from cellwall.store.store import Store
+from kit.stores import ended, execution, locked, opened, unsealed
 
 WAIT_S = 0.6
 WRITERS = 50
@@ -26,18 +23,6 @@ WRITERS = 50
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/cellwall.db"
-
-
-@contextmanager
-def locked(url: str) -> Iterator[None]:
-    """Hold the database's write lock from a connection that is not the store's."""
-    other = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    finally:
-        other.execute("ROLLBACK")
-        other.close()
 
 
 async def timed(store: Store, number: int) -> tuple[float, BaseException | None]:
@@ -194,10 +179,6 @@ def test_stuck_disk_keeps_the_loop_waiting_once(
             raise AssertionError("the journal is not used again")
 
     asyncio.run(run())
-
-
-def unsealed(_: Sequence[object]) -> Callable[[int, bytes], AuditRow]:
-    raise AssertionError("nothing is audited here")
 
 
 def test_write_that_nobody_waits_for_any_more_is_not_made(url: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +11,9 @@ from cellwall.engine.engine import Engine
 from cellwall.languages import registry
 from cellwall.languages.entries.language import Language
 from cellwall.model.outcome import Verdict
+from kit.places import ROOT
 
-PAGE = Path(__file__).parents[2] / "docs" / "add-a-language.md"
+PAGE = ROOT / "docs" / "add-a-language.md"
 
 
 def entry() -> Language:

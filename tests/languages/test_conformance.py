@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance import BROKEN, CASES, ENDS, Witness, does, options, program, run_outside
 
 from cellwall.embedded import Runner
 from cellwall.engine.engine import Engine
@@ -25,6 +24,16 @@ from cellwall.model.execution import Execution
 from cellwall.model.outcome import Verdict
 from cellwall.testing.bare import BareTemplates
 from conftest import Require
+from kit.languages.conformance import (
+    BROKEN,
+    CASES,
+    ENDS,
+    Witness,
+    does,
+    options,
+    program,
+    run_outside,
+)
 
 pytestmark = [pytest.mark.timeout(180)]
 

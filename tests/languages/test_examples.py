@@ -7,7 +7,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from servers import ALICE, Server
 from typer.testing import CliRunner
 
 from cellwall.apps.cli.main import app
@@ -15,9 +14,11 @@ from cellwall.languages.entries.language import Language
 from cellwall.languages.registry import LANGUAGES, by_extension
 from cellwall.languages.tools import is_installed
 from conftest import Require
+from kit.places import ROOT
+from kit.servers import ALICE, Server
 
 pytestmark = [pytest.mark.timeout(300)]
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 EVERY = pytest.mark.parametrize("language", LANGUAGES.values(), ids=lambda each: each.name)
 
 

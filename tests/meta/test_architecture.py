@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from kit.places import ROOT
+
 Require = Callable[[str, bool, str], None]
 
-ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src/cellwall"
 TOP_PACKAGES = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 from cellwall.linux import seccomp
+from kit.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 PROFILE = ROOT / "deploy" / "seccomp.json"
 
 

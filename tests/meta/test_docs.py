@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from conftest import Require
+from kit.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 SNIPPETS = sorted((ROOT / "docs" / "snippets").glob("*.py"))
 AGENTS = [ROOT / "docs" / "snippets" / "agents" / "tools.py"]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -8,11 +8,11 @@ from __future__ import annotations
 import ast
 import re
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from kit.places import ROOT
+
 PAGE = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
 ROWS = dict(re.findall(r"^\| ((?:FI|API)-\d+) \| [^|]+ \| ([^|]+) \|$", PAGE, re.MULTILINE))
 _RANGES = {

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from kit.places import ROOT
+
 SOURCE = ROOT / "src" / "cellwall"
 
 MOST_MODULES = 15

@@ -8,7 +8,8 @@ from __future__ import annotations
 import ast
 
 import pytest
-from tables import ROOT, Mutant, is_there, load
+
+from mutants.tables import ROOT, Mutant, is_there, load
 
 MUTANTS = load()
 _FINDINGS = {f"F{number}" for number in range(1, 16)} | {"S1", "S2", "P3"}

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from kit.places import ROOT
+
 _FAIL_POINT = re.compile(
     r"CELLWALL_TEST|fail[_ -]?points?\b|inject(ed)?[_ -]?(fault|failure)|\bunittest\b|\bpytest\b",
     re.I,
@@ -81,7 +82,7 @@ def test_release_has_no_fail_points(wheel: Path) -> None:
                 text = file.read(name).decode("utf-8")
                 found += [f"{name}: {each[0]}" for each in _FAIL_POINT.finditer(text)]
     assert found == []
-    control = (ROOT / "tests/server/failing_main.py").read_text(encoding="utf-8")
+    control = (ROOT / "tests/kit/server/failing_main.py").read_text(encoding="utf-8")
     assert _FAIL_POINT.search(control)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-SOURCE = Path(__file__).parents[2] / "src" / "cellwall"
+from kit.places import ROOT
+
+SOURCE = ROOT / "src" / "cellwall"
 PRONOUNS = re.compile(r"\b(nobody|somebody|whoever|anybody)\b", re.IGNORECASE)
 MOST = 26
 """A process, a caller, an engine: each has a name. Lower it when there are fewer."""

@@ -1,6 +1,6 @@
 """`make mutants`: leave out one guard after the other and see that its tests fail.
 
-    python tests/mutants/leave_out.py [--quick] [WORD ...]
+    PYTHONPATH=tests python -m mutants.leave_out [--quick] [WORD ...]
 
 `--quick`: only tests that take no sandbox, as CI does. WORDs choose rows by finding (`F3`), or by a
 part of the guard's words or the file's name. All of it happens in a copy of this clone with an
@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tables import ROOT, Mutant, is_there, load
+from mutants.tables import ROOT, Mutant, is_there, load
 
 _LEFT_OUT = (".venv", ".git", "__pycache__", ".*_cache", ".hypothesis", "dist", "build")
 _MOST_S = 590

@@ -13,9 +13,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from audit_stores import Kept, cellwall
-from crashes import wait_until
-from servers import ADMIN, Server, configuration, new_sandbox, start
 
 from cellwall.server.audit.chain import sealed
 from cellwall.server.audit.writer import Audit, server_entry
@@ -23,6 +20,9 @@ from cellwall.server.core.settings import ServerSettings
 from cellwall.server.observability.observer import Watch
 from cellwall.server.observability.redaction import Redactor
 from cellwall.store.store import Store
+from kit.server.audit_stores import Kept, cellwall
+from kit.server.crashes import wait_until
+from kit.servers import ADMIN, Server, configuration, new_sandbox, start
 
 pytestmark = pytest.mark.timeout(180)  # servers and commands, each of which starts an interpreter
 _NOTICED_S = 2.0

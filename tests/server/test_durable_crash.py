@@ -10,7 +10,8 @@ import os
 from pathlib import Path
 
 import pytest
-from crashes import (
+
+from kit.server.crashes import (
     House,
     died,
     ended,
@@ -22,7 +23,7 @@ from crashes import (
     submitted,
     wait_until,
 )
-from servers import BOB, new_sandbox
+from kit.servers import BOB, new_sandbox
 
 pytestmark = pytest.mark.timeout(240)  # servers are started several times in one test
 

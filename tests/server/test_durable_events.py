@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crashes import ended, events, house, program, selected, submitted, wait_until
+
+from kit.server.crashes import ended, events, house, program, selected, submitted, wait_until
 
 pytestmark = pytest.mark.timeout(240)  # servers are started several times in one test
 

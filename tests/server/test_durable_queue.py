@@ -7,7 +7,8 @@ import random
 from pathlib import Path
 
 import pytest
-from rehearsal import rehearse
+
+from kit.server.rehearsal import rehearse
 
 
 @pytest.mark.timeout(300)

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from crashes import House, died, program, wait_until
-from servers import ADMIN, ALICE, Server
 
 import cellwall
+from kit.server.crashes import House, died, program, wait_until
+from kit.servers import ADMIN, ALICE, Server
 
 pytestmark = pytest.mark.timeout(240)  # servers are started several times in one test
 

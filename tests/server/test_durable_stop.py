@@ -18,8 +18,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from crashes import ended, events, house, program, submitted, wait_until
-from servers import ADMIN, BOB, Server, error_of, new_sandbox
+
+from kit.server.crashes import ended, events, house, program, submitted, wait_until
+from kit.servers import ADMIN, BOB, Server, error_of, new_sandbox
 
 pytestmark = pytest.mark.timeout(240)  # servers are started several times in one test
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crashes import house, program, submitted, wait_until
-from receivers import Received, Receiver, listening
-from servers import ADMIN, error_of
+
+from kit.receivers import Received, Receiver, listening
+from kit.server.crashes import house, program, submitted, wait_until
+from kit.servers import ADMIN, error_of
 
 pytestmark = pytest.mark.timeout(240)  # servers are started several times in one test
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from mcp.shared.exceptions import MCPError
-from mcp_doors import (
+
+from kit.server.mcp_doors import (
     Door,
     StdioDoor,
     Visitor,
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mcp.client.client import Client
-    from servers import Server
+
+    from kit.servers import Server
 
 pytestmark = pytest.mark.timeout(300)  # a client and its server take seconds of CPU to start
 

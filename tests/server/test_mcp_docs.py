@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from mcp_doors import StdioDoor, images_of, play
 
 from cellwall.apps.mcp.tools.arguments import BY_TOOL
 from conftest import Require
+from kit.places import ROOT
+from kit.server.mcp_doors import StdioDoor, images_of, play
 
 if TYPE_CHECKING:
     from mcp.client.client import Client
 
-ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/agents/mcp.md")
 SINE = (
     "import numpy, matplotlib.pyplot as plt\nx = numpy.linspace(0, 10)\nplt.plot(x, numpy.sin(x))"

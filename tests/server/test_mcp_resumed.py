@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import pytest
 from mcp_types import JSONRPCNotification, JSONRPCResponse
-from servers import ALICE, BOB, Server
 
 from cellwall.apps.mcp.transport import events
 from cellwall.apps.mcp.transport.events import Events, Share
+from kit.servers import ALICE, BOB, Server
 
 pytestmark = pytest.mark.timeout(240)
 VERSION = "2025-11-25"

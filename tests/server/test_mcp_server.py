@@ -9,8 +9,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from mcp_doors import HttpDoor, at, new_sandbox, play, text_of
-from servers import ADMIN, ALICE, BOB, Server, configuration, error_of, running, start
 
 from cellwall.apps.mcp import session
 from cellwall.apps.mcp.library import OnServer
@@ -19,6 +17,8 @@ from cellwall.apps.mcp.tools.catalog import Catalog
 from cellwall.client import aconnect
 from cellwall.engine.templates.store import state_dir
 from cellwall.model.errors import UsageError
+from kit.server.mcp_doors import HttpDoor, at, new_sandbox, play, text_of
+from kit.servers import ADMIN, ALICE, BOB, Server, configuration, error_of, running, start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

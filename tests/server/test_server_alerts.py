@@ -7,9 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
-from crashes import wait_until
-from receivers import listening
-from servers import configuration, start
+
+from kit.receivers import listening
+from kit.server.crashes import wait_until
+from kit.servers import configuration, start
 
 RULES = {"flag_limit_hits": 2, "warm": ["python"]}
 

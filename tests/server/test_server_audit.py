@@ -13,14 +13,14 @@ from typing import Any
 
 import httpx
 import pytest
-from audit_stores import cellwall
-from servers import ADMIN, ALICE, BOB, Server, configuration, new_sandbox, running, start
 
 import cellwall as sdk
 from cellwall import ToolError
 from cellwall.server.app import ENDPOINTS
 from cellwall.server.auth.keys import digest_of
 from cellwall.server.http.audited_actions import ACTIONS, EXEMPT, READS
+from kit.server.audit_stores import cellwall
+from kit.servers import ADMIN, ALICE, BOB, Server, configuration, new_sandbox, running, start
 
 PLANTED = "planted-secret-0f1e2d3c4b5a"
 RAW = """

@@ -8,15 +8,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
-from servers import ADMIN, Server, start
 
 from cellwall.server.auth.keys import digest_of
+from kit.places import ROOT
+from kit.servers import ADMIN, Server, start
 
-PAGE = (Path(__file__).parents[2] / "docs" / "audit-and-metrics.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "audit-and-metrics.md").read_text(encoding="utf-8")
 pytestmark = pytest.mark.needs("curl")
 BLOCKS = dict(re.findall(r"<!-- runs: (\w+) -->\n```sh\n(.*?)```", PAGE, re.DOTALL))
 

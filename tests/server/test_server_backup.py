@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from crashes import died, house, program, selected
-from servers import configuration, start
 
 from cellwall.engine.templates.store import state_dir
+from kit.server.crashes import died, house, program, selected
+from kit.servers import configuration, start
 
 _NAMED = "import os; open('/tmp/x', 'w'); print('ran')"
 _LONG = "import time; time.sleep(60)"

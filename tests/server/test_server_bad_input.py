@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import Server, error_of, new_sandbox
 
 from cellwall.server.app import ENDPOINTS
+from kit.servers import Server, error_of, new_sandbox
 
 EXECUTE: list[tuple[str, Any, int]] = [
     ("nothing", {}, 400),

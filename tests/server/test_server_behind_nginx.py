@@ -12,10 +12,10 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from nginx_front import NAME, Proxy, proxy_of
-from servers import ALICE, Server, made_by, running
 
 from conftest import require_capability
+from kit.server.nginx_front import NAME, Proxy, proxy_of
+from kit.servers import ALICE, Server, made_by, running
 
 _KEY = b"X-API-Key: " + ALICE.encode() + b"\r\n"
 _HEAD = b"Host: " + NAME.encode() + b"\r\nContent-Type: application/json\r\n" + _KEY

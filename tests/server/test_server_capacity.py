@@ -13,11 +13,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from servers import ADMIN, ALICE, Server, error_of, new_sandbox, running
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 import cellwall.server
+from kit.servers import ADMIN, ALICE, Server, error_of, new_sandbox, running
 
 WAIT = "import time\nprint(1, flush=True)\ntime.sleep(60)"
 

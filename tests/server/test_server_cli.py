@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from servers import ADMIN, ALICE, Server, new_sandbox
 
 from cellwall.apps.cli.top import SHOWN
+from kit.servers import ADMIN, ALICE, Server, new_sandbox
 
 Done = subprocess.CompletedProcess[bytes]
 Run = Callable[..., Done]

@@ -17,7 +17,10 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import (
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from kit.servers import (
     ALICE,
     BOB,
     Server,
@@ -27,8 +30,6 @@ from servers import (
     running,
     start,
 )
-from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect
 
 _ALL = 48
 _SHARE = _ALL // 8

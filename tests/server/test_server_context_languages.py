@@ -6,7 +6,6 @@ import threading
 
 import httpx
 import pytest
-from servers import ALICE, Server, error_of, new_sandbox, run_cell
 
 import cellwall
 from cellwall.languages import registry
@@ -14,6 +13,7 @@ from cellwall.languages.tools import is_installed
 from cellwall.model.errors import Conflict, NotFound
 from cellwall.model.outcome import Verdict
 from conftest import Require
+from kit.servers import ALICE, Server, error_of, new_sandbox, run_cell
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from servers import Server, configuration, start, state_of
+
+from kit.servers import Server, configuration, start, state_of
 
 _CONFIG = configuration(warm=[])
 

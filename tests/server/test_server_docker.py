@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from docker_daemon import Daemon
-from servers import ADMIN, ALICE, Server, running
+
+from kit.docker_daemon import Daemon
+from kit.servers import ADMIN, ALICE, Server, running
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
 

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from servers import ALICE, Server
 
-ROOT = Path(__file__).parents[2]
+from kit.places import ROOT
+from kit.servers import ALICE, Server
+
 PAGE = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SDK = sorted((ROOT / "docs" / "snippets" / "sdk").glob("*.py"))

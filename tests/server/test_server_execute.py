@@ -7,7 +7,8 @@ import json
 
 import httpx
 import pytest
-from servers import ADMIN, Server, error_of, lines_of, running
+
+from kit.servers import ADMIN, Server, error_of, lines_of, running
 
 KEYS = {
     "execution_id", "status", "verdict", "stdout", "stderr", "result", "results", "exit_code",

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from servers import ADMIN, Server, configuration, descendants, error_of, start
+
+from kit.servers import ADMIN, Server, configuration, descendants, error_of, start
 
 REAL = "from cellwall.apps.cli.main import main; main()"
 DESCRIPTORS = 280

@@ -12,7 +12,8 @@ import time
 
 import httpx
 import pytest
-from servers import ALICE, BOB, Server, error_of, new_sandbox, read_all, running
+
+from kit.servers import ALICE, BOB, Server, error_of, new_sandbox, read_all, running
 
 MIB = 1024 * 1024
 

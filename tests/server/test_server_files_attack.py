@@ -16,8 +16,9 @@ from typing import Any
 
 import httpx
 import pytest
-from arena import unconfined
-from servers import new_sandbox, running
+
+from kit.arena import unconfined
+from kit.servers import new_sandbox, running
 
 _UPLOADS = 2000
 _FLIP = """

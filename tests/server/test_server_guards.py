@@ -12,10 +12,11 @@ import time
 
 import httpx
 import pytest
-from servers import ALICE, Server, error_of, new_sandbox, read_all, running
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
+
+from kit.servers import ALICE, Server, error_of, new_sandbox, read_all, running
 
 KEY = f"X-API-Key: {ALICE}\r\n".encode()
 

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from counting import Counted, counted
-from servers import ADMIN, new_sandbox
+
+from kit.server.counting import Counted, counted
+from kit.servers import ADMIN, new_sandbox
 
 _OF_A_SANDBOX = (
     "cellwall.engine.sandbox.AsyncSandbox",

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from servers import ADMIN, ALICE, MANAGER, Server, configuration, error_of, new_sandbox, start
 from typer.testing import CliRunner
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
@@ -26,6 +25,7 @@ from cellwall.apps.cli.keys import life
 from cellwall.apps.cli.main import app
 from cellwall.model.errors import CellwallError, UsageError
 from cellwall.server.auth.keys import digest_of
+from kit.servers import ADMIN, ALICE, MANAGER, Server, configuration, error_of, new_sandbox, start
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from servers import ADMIN, ALICE, configuration, start, state_of
 
 from cellwall.apps.serve import check_exposure
 from cellwall.model.errors import UsageError
 from cellwall.server.auth.keys import KeyRecord, KeyRing, digest_of, new_key
 from cellwall.server.core.settings import ServerSettings
+from kit.servers import ADMIN, ALICE, configuration, start, state_of
 
 OWN = "own-key-0123456789abcdef0123456789abcdef"
 

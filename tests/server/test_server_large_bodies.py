@@ -16,7 +16,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from servers import ALICE, BOB, Server, error_of, read_all, running
+
+from kit.servers import ALICE, BOB, Server, error_of, read_all, running
 
 _MIB = 1024 * 1024
 _BODY_BYTES = 8 * _MIB

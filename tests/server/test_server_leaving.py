@@ -15,7 +15,8 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from servers import ALICE, BOB, Server, new_sandbox, running
+
+from kit.servers import ALICE, BOB, Server, new_sandbox, running
 
 _MANY = 6
 _END_S = 20.0

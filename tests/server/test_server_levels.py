@@ -7,9 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import ADMIN, ALICE, BOB, Server, error_of, running
 
 import cellwall
+from kit.servers import ADMIN, ALICE, BOB, Server, error_of, running
 
 SETTINGS = """
 [tiers.strong]

@@ -11,7 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import BOB, Server, new_sandbox, running
+
+from kit.servers import BOB, Server, new_sandbox, running
 
 _BODIES = 20
 _BODY_BYTES = 6 * 1024 * 1024

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from crashes import house
-from servers import running
+
+from kit.server.crashes import house
+from kit.servers import running
 
 _RAW = """
 import json, os, socket, struct

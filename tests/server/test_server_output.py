@@ -8,9 +8,9 @@ import time
 
 import httpx
 import pytest
-from servers import Server, lines_of, new_sandbox
 
 from cellwall.server.observability.logs import escaped
+from kit.servers import Server, lines_of, new_sandbox
 
 MIB = 1024 * 1024
 STREAM = {"Accept": "application/x-ndjson"}

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from servers import ADMIN, Server, descendants, error_of, running
+
+from kit.servers import ADMIN, Server, descendants, error_of, running
 
 MEMORY_MB, LIMIT_MB, MACHINE_MB, COUNT = 128, 160, 400, 6
 LIMITS = {"memory_mb": LIMIT_MB, "disk_mb": 16}

@@ -12,10 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import ADMIN, ALICE, BOB, MANAGER, Server, error_of, new_sandbox
 
 from cellwall.server.app import ENDPOINTS
 from cellwall.server.http.endpoint import Endpoint
+from kit.servers import ADMIN, ALICE, BOB, MANAGER, Server, error_of, new_sandbox
 
 _NAMED = re.compile(r"\{(\w+)(?::\w+)?\}")
 OWNED = {"sandbox_id", "execution_id", "command_id"}

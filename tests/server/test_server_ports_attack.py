@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nginx_front import NAME, Proxy, proxy_of
-from servers import ADMIN, ALICE, BOB, Server, error_of, read_all, running
-from test_server_ports import raw, served
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from conftest import require_capability
+from kit.server.echoing import raw, served
+from kit.server.nginx_front import NAME, Proxy, proxy_of
+from kit.servers import ADMIN, ALICE, BOB, Server, error_of, read_all, running
 
 _SECRET = b"for the proxy alone"
 _STEERS = (

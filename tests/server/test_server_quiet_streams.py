@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from servers import ALICE, Server, new_sandbox, running
 
 import cellwall
+from kit.servers import ALICE, Server, new_sandbox, running
 
 _QUIET = {"code": "import time; time.sleep(1.5); print('late')"}
 

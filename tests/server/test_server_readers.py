@@ -16,7 +16,8 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import ADMIN, ALICE, Server, new_sandbox, running
+
+from kit.servers import ADMIN, ALICE, Server, new_sandbox, running
 
 _SOON_S = 10.0
 _FLOOD = "import os\nwhile True: os.write(1, b'y' * 65536)"

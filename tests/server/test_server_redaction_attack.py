@@ -13,7 +13,8 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import ADMIN, ALICE, BOB, Server, configuration, new_sandbox, start
+
+from kit.servers import ADMIN, ALICE, BOB, Server, configuration, new_sandbox, start
 
 _SECRET = "correct-horse-battery"
 _WORDS = (

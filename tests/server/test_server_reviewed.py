@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import ALICE, BOB, Server, configuration, error_of, new_sandbox, read_all, start
+
+from kit.servers import ALICE, BOB, Server, configuration, error_of, new_sandbox, read_all, start
 
 _JSON = {"Content-Type": "application/json"}
 _KEY = b"Host: localhost\r\nX-API-Key: " + ALICE.encode() + b"\r\n"

@@ -7,7 +7,8 @@ import time
 
 import httpx
 import pytest
-from servers import Server, error_of, lines_of, new_sandbox, run_cell, running
+
+from kit.servers import Server, error_of, lines_of, new_sandbox, run_cell, running
 
 OBJECT = {
     "id", "name", "status", "language", "template", "created_at", "expires_at", "isolation",

@@ -15,13 +15,13 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from servers import Server, new_sandbox
 
 from cellwall.server.app import ENDPOINTS
 from cellwall.server.http.openapi import document
 from cellwall.server.routes.pages import _page_of
 from cellwall.server.schemas import responses as answers
 from cellwall.server.schemas import responses_about as answers_about
+from kit.servers import Server, new_sandbox
 
 
 @schemathesis.serializer("application/x-tar")
@@ -63,7 +63,7 @@ _ids: dict[str, str] = {}
 
 
 def _key() -> str:
-    from servers import ALICE
+    from kit.servers import ALICE
 
     return ALICE
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import Server, new_sandbox, run_cell
+
+from kit.servers import Server, new_sandbox, run_cell
 
 JSON = {"Accept": "application/json"}
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import ADMIN, BOB, Server, configuration, error_of, new_sandbox, running, start
 
 from conftest import require_capability
+from kit.servers import ADMIN, BOB, Server, configuration, error_of, new_sandbox, running, start
 
 MIB = 1 << 20
 _SLEEP = {"code": "import time; time.sleep(600)", "background": True, "timeout": 600}

@@ -7,7 +7,8 @@ import time
 
 import httpx
 import pytest
-from servers import ADMIN, Server, lines_of, new_sandbox, running
+
+from kit.servers import ADMIN, Server, lines_of, new_sandbox, running
 
 SLOW = "import time\nfor n in range(1000):\n    print(n, flush=True)\n    time.sleep(0.02)"
 

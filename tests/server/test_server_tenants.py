@@ -17,7 +17,8 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import ADMIN, ALICE, BOB, Server, error_of, new_sandbox, running
+
+from kit.servers import ADMIN, ALICE, BOB, Server, error_of, new_sandbox, running
 
 SLEEP = "import time\nprint(1, flush=True)\ntime.sleep(60)"
 TIERS = """

@@ -10,9 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import ADMIN, ALICE, BOB, Server, new_sandbox
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
+
+from kit.servers import ADMIN, ALICE, BOB, Server, new_sandbox
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import ALICE, BOB, Server, error_of, new_sandbox, running
 
 import cellwall
 from cellwall import Event, Tool, ToolBox, ToolError, Verdict
@@ -21,6 +20,7 @@ from cellwall.server.executions.remote_tools import RemoteTools
 from cellwall.server.schemas.tools import ToolsBody
 from cellwall.surface.tools.calls import Answer
 from cellwall.surface.tools.tools import Incoming
+from kit.servers import ALICE, BOB, Server, error_of, new_sandbox, running
 
 STREAM = {"Accept": "application/x-ndjson"}
 DOUBLE = {"functions": {"double": {"head": "(number: int) -> int", "doc": "Twice."}}}

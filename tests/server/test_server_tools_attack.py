@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hostile_calls import big, flood, hang
-from servers import ALICE, BOB, Server, running
 
 import cellwall
 from cellwall import Event, Tool, ToolBox
+from kit.hostile_calls import big, flood, hang
+from kit.servers import ALICE, BOB, Server, running
 
 _MAY_GROW_BYTES = 16 * 1024 * 1024
 _PLANTED = "planted-argument-5a4b3c2d1e0f"

@@ -10,7 +10,8 @@ import json
 import socket
 
 import pytest
-from servers import ALICE, Server, made_by, read_all, running
+
+from kit.servers import ALICE, Server, made_by, read_all, running
 
 _HEAD = b"Host: localhost\r\nX-API-Key: %s\r\nContent-Type: application/json\r\n" % ALICE.encode()
 _POST = b"POST /execute HTTP/1.1\r\n" + _HEAD

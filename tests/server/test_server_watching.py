@@ -13,9 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import ALICE, Server, configuration, new_sandbox, running, start
 
 from cellwall.server.auth.keys import digest_of
+from kit.servers import ALICE, Server, configuration, new_sandbox, running, start
 
 TOKEN = "scrape-token-0123456789abcdef0123456789"
 

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from counting import Counted, counted
-from figures import Reading, judge, look
-from load import Load
-from servers import ADMIN, ALICE
+
+from kit.figures import Reading, judge, look
+from kit.server.counting import Counted, counted
+from kit.servers import ADMIN, ALICE
+from soak.load import Load
 
 _EVERY_S = 10.0
 _FEWEST_LOOKS = 30

@@ -13,12 +13,11 @@ import tempfile
 import threading
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
-
-from counting_main import serve
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from cellwall.linux.syscalls import mounts
 from cellwall.server.executions.job import Tracked
+from kit.server.counting_main import serve
 
 _OBJECTS, _BYTES = 100, 512 * 1024
 _kept: list[object] = []

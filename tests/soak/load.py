@@ -17,10 +17,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import controls
 import httpx
-from figures import children
-from programs import ATTACKS, BENIGN, Program
+
+from kit import controls
+from kit.figures import children
+from soak.programs import ATTACKS, BENIGN, Program
 
 _AFTERMATH_S = 3.0
 """What ended this long after a fault may have ended by it."""

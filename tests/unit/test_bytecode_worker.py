@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import forked
 import pytest
 
 from cellwall.engine.templates import bytecode, bytecode_worker
@@ -24,6 +23,7 @@ from cellwall.engine.templates.bytecode_worker import HEADER, READY
 from cellwall.model.errors import HostUnsupported
 from cellwall.model.template import Template
 from conftest import Require
+from kit.jail import forked
 
 _WORKER = str(Path(bytecode_worker.__file__))
 

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from channel_pair import Pair, frame, with_pair
 
 from cellwall.engine.attempts.attempt import Attempt, Work
 from cellwall.model.limits import Limits
@@ -18,6 +17,7 @@ from cellwall.model.outcome import Isolation, IsolationLevel
 from cellwall.runtimes.base import KernelReadings
 from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.surface.tools.tools import Tool, ToolBox
+from kit.guest.channel_pair import Pair, frame, with_pair
 
 _READINGS = KernelReadings(cpu_s=0, memory_bytes=0, memory_peak_bytes=0)
 

@@ -12,13 +12,13 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from channel_pair import Pair, frame, with_pair
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellwall.runtimes.channel.channel import BODY_CAP_BYTES, HEADER_CAP_BYTES, SEND_BODY_CAP_BYTES
 from cellwall.runtimes.channel.frames import FrameError, strict_json
 from cellwall.runtimes.channel.replies import RUN, ChannelLost, GuestRefused
+from kit.guest.channel_pair import Pair, frame, with_pair
 
 DONE: dict[str, Any] = {
     "ev": "done",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from channel_pair import Pair, frame, with_pair
 
 from cellwall.runtimes.channel.replies import ChannelLost
+from kit.guest.channel_pair import Pair, frame, with_pair
 
 READY = frame({"ev": "ready", "protocol": 1, "python": "3"})
 

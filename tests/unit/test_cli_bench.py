@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import docker_daemon
 import pytest
 
 from cellwall.apps.bench import bare, containers
@@ -28,6 +27,8 @@ from cellwall.linux.cgroups import hierarchies
 from cellwall.linux.cgroups.engine_tree import EngineGroups, most_spare_directories
 from cellwall.model.limits import Limits
 from conftest import Require
+from kit import docker_daemon
+from kit.places import ROOT, TESTS
 
 
 @pytest.fixture
@@ -197,11 +198,11 @@ def test_bench_has_a_daemon_of_its_own_that_is_gone_with_it(
 ) -> None:
     require("a container engine", not docker_daemon.missing(), docker_daemon.missing())
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/socket")
-    script = Path(__file__).parents[2] / "bench" / "with_docker.py"
+    script = ROOT / "bench" / "with_docker.py"
     asked = ["docker", "info", "--format", "{{.DockerRootDir}} {{.ServerVersion}}"]
     done = subprocess.run(
         [sys.executable, str(script), *asked],
-        env={**os.environ, "PYTHONPATH": str(Path(docker_daemon.__file__).parent)},
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
         capture_output=True,
         text=True,
         check=False,

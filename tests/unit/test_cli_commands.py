@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_cli_run import start, works
 
 import cellwall
 from cellwall.apps.bench.processes import descendants
 from cellwall.languages.registry import LANGUAGES
 from conftest import Require
+from kit.command_line import start, works
 
 COMMANDS = [
     "run", "serve", "sandbox", "top", "shell", "doctor", "languages", "demo", "bench", "sweep",

@@ -9,14 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_cli_run import start, works
 
 from cellwall.apps.cli.demo_scenes import HOSTILE, Bait, Demo, DemoFailure, bait, find_examples
 from cellwall.apps.engines import open_engine
 from cellwall.model.errors import UsageError
 from conftest import Require
+from kit.command_line import start, works
+from kit.places import ROOT
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 def naked(program: str, trap: Bait) -> subprocess.CompletedProcess[str]:

@@ -10,9 +10,9 @@ import subprocess
 import sys
 
 import pytest
-from test_cli_run import LEVEL, works
 
 from conftest import Require
+from kit.command_line import LEVEL, works
 
 CELLWALL = [sys.executable, "-m", "cellwall.apps.cli.main"]
 RUN = [*CELLWALL, "run", "--isolation", LEVEL]

@@ -7,11 +7,11 @@ import socket
 from typing import Any
 
 import pytest
-from test_cli_run import start
 
 from cellwall.apps.cli.console.remote import duration, numbers, pairs
 from cellwall.apps.cli.top import Picture, Row, drawn
 from cellwall.model.errors import UsageError
+from kit.command_line import start
 
 KEY = "k" * 32
 

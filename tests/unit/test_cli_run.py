@@ -11,32 +11,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from conftest import Require
+from kit.command_line import LEVEL, Done, start, works
+from kit.places import ROOT
 
-LEVEL = os.environ.get("CELLWALL_TEST_ISOLATION", "namespace")
-EXAMPLES = Path(__file__).parents[2] / "examples"
-Done = subprocess.CompletedProcess[str]
+EXAMPLES = ROOT / "examples"
 Run = Callable[..., Done]
-
-
-def start(*words: str, stdin: str = "", **environ: str) -> Done:
-    env = {**os.environ, "CELLWALL_ALLOW_PROCESS": "1" if LEVEL == "process" else "0", **environ}
-    return subprocess.run(
-        [sys.executable, "-m", "cellwall.apps.cli.main", *words],
-        input=stdin, capture_output=True, check=False, encoding="utf-8", env=env, timeout=50,
-    )  # fmt: skip
-
-
-@cache
-def works() -> str:
-    """Return why no sandbox can be had here, or nothing."""
-    done = start("run", "--isolation", LEVEL, "-c", "print(1)")
-    return "" if done.stdout == "1\n" else done.stderr
 
 
 @pytest.fixture

@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_cli_run import LEVEL, works
 
 from conftest import Require
+from kit.command_line import LEVEL, works
+from kit.places import ROOT
 
 ARGV = [sys.executable, "-m", "cellwall.apps.cli.main", "shell", "--isolation", LEVEL]
 ENVIRON = {**os.environ, "CELLWALL_ALLOW_PROCESS": "1", "TERM": "dumb"}
@@ -86,7 +87,7 @@ def test_a_session_of_another_language(tmp_path: Path) -> None:
 
 
 def test_example_of_the_page_prints_what_it_should(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"<!-- runs: shell-bash -->\n```sh\n(.*?)```", page, re.DOTALL)
     ours = f"{shlex.join(ARGV[:-3])} shell --isolation {LEVEL}"
     command = block.replace("cellwall shell", ours)

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-SRC = Path(__file__).parents[2] / "src"
+from kit.places import ROOT
+
+SRC = ROOT / "src"
 
 PRELUDE = """
 import os, sys, pathlib

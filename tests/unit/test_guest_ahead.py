@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import pytest
-from forked import answer
 
 from cellwall.guest.process import libc as native
 from cellwall.guest.process import prefault
+from kit.jail.forked import answer
 
 _PAGE = mmap.PAGESIZE
 _PAGES = 64

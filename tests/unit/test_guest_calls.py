@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guest_host import Host, stub_context
+
+from kit.guest.guest_host import Host, stub_context
 
 TOOLS = {"functions": {}, "at_once": 2, "in_all": 4}
 

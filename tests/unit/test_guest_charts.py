@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from guest_python import Context, Server, pack_guest
 
 from cellwall.guest.channel.outbox import MAX_BODY_BYTES
 from cellwall.guest.display import mime_bundles
+from kit.guest.guest_python import Context, Server, pack_guest
 
 PLOTLY = "application/vnd.plotly.v1+json"
 needs_ipython = pytest.mark.skipif(

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guest_host import Host, is_alive, summary, wait_until
+
+from kit.guest.guest_host import Host, is_alive, summary, wait_until
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from guest_host import Host, is_alive, stub_context, summary, wait_until
 
 from cellwall.guest.channel import loop
+from kit.guest.guest_host import Host, is_alive, stub_context, summary, wait_until
 
 # Speaks for itself over a connection of its own, as hostile caller code would.
 _RAW = """

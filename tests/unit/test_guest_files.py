@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guest_host import Host
+
+from kit.guest.guest_host import Host
 
 
 @pytest.fixture

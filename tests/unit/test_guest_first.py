@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guest_host import Host, descriptors_of, is_alive, wait_until
 
 from cellwall.guest.channel.init_link import Link
 from cellwall.guest.context import main as context
 from cellwall.jail.inspect import posture
+from kit.guest.guest_host import Host, descriptors_of, is_alive, wait_until
 
 
 def _real_context(link: Link, config: dict[str, Any]) -> None:

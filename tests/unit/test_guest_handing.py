@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guest_host import Host, stub_context
 
 from cellwall.guest.channel.channel import Channel
 from cellwall.guest.channel.errors import Refusal
@@ -19,6 +18,7 @@ from cellwall.guest.channel.loop import Loop
 from cellwall.guest.channel.pipes import Feed
 from cellwall.guest.init import context_connections, handover
 from cellwall.guest.init.handover import HandOver, WrongWord
+from kit.guest.guest_host import Host, stub_context
 
 _TASK = {"op": "execute", "mode": "program", "stdin": "none"}
 _LARGE = b"#" * (4 << 20)

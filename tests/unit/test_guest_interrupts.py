@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guest_host import Host, summary
 
 from cellwall.guest.channel.outbox import Outbox
 from cellwall.guest.init.contexts import Contexts
+from kit.guest.guest_host import Host, summary
 
 
 @pytest.fixture(autouse=True)

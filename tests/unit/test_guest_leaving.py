@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-import forked
 import pytest
 
 from cellwall.guest.init import first_program
@@ -21,6 +20,7 @@ from cellwall.jail.inspect import host_facts
 from cellwall.linux.syscalls import process
 from cellwall.linux.syscalls.libc import SyscallError
 from conftest import Require
+from kit.jail import forked
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _SYS_EXIT = {"x86_64": 60, "aarch64": 93}[os.uname().machine]

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from guest_python import Context, Server, pack_guest
 
 from cellwall.guest.context import own_modules
+from kit.guest.guest_python import Context, Server, pack_guest
 
 NAMES = ["ast", "copy", "datetime", "json", "random", "string", "token", "types", "cellwall"]
 ALWAYS_FOUND_FIRST = ["abc", "io", "os", "posixpath", "stat", "sys", "time"]

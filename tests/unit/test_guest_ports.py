@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guest_host import DEADLINE_S, Host
 
 from cellwall.guest.init import ports
 from cellwall.guest.init.ports import MOST_CONNECTIONS
+from kit.guest.guest_host import DEADLINE_S, Host
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from guest_python import Context, Result, Server, pack_guest
+
+from kit.guest.guest_python import Context, Result, Server, pack_guest
 
 HAS_IPYTHON = importlib.util.find_spec("IPython") is not None
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None

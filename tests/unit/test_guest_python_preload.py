@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from guest_python import Server, pack_guest
+
+from kit.guest.guest_python import Server, pack_guest
 
 INSTALLED = [
     n for n in ("numpy", "pandas", "matplotlib.pyplot") if importlib.util.find_spec(n.split(".")[0])

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from guest_python import Context, Result, Server, pack_guest
+
+from kit.guest.guest_python import Context, Result, Server, pack_guest
 
 
 @pytest.fixture(scope="module")

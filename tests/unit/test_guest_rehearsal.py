@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import answer
-from guest_host import Host
 
 from cellwall.guest.context import main as context
 from cellwall.guest.context import program
@@ -23,6 +21,8 @@ from cellwall.guest.init import main as init
 from cellwall.guest.init.execution import Execution
 from cellwall.guest.process.processes import Exit
 from cellwall.guest.warm import preload, single_program, warmup_runs
+from kit.guest.guest_host import Host
+from kit.jail.forked import answer
 
 
 def _state() -> dict[str, Any]:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guest_host import Host, summary
 
 from cellwall.guest.channel.streams import INPUT_WINDOW_BYTES, LAST_BYTES
+from kit.guest.guest_host import Host, summary
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from guest_host import Frame, Host, descriptors_of, wait_until
 
 from cellwall.guest.channel.frames import encode
+from kit.guest.guest_host import Frame, Host, descriptors_of, wait_until
 
 _DEPTH = 1200
 

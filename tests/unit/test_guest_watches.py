@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guest_host import Host, wait_until
 
 from cellwall.guest.files import inotify
 from cellwall.guest.files.child_tasks import MOST_WATCHES
+from kit.guest.guest_host import Host, wait_until
 
 _WINDOW = 1 << 20
 

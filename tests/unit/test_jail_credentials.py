@@ -6,10 +6,10 @@ import array
 import fcntl
 import os
 
-import forked
 import pytest
 
 from cellwall.linux.syscalls import process
+from kit.jail import forked
 
 pytestmark = pytest.mark.root
 

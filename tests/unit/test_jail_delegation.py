@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from unprivileged import SOURCES, OrdinaryUser
 
 from cellwall.linux.cgroups.delegation import NAME, step_aside
 from cellwall.linux.cgroups.hierarchies import View
 from cellwall.linux.syscalls import mounts
 from conftest import require_capability
+from kit.unprivileged import SOURCES, OrdinaryUser
 
 _MOVE = """
 import json, os, sys

@@ -8,9 +8,9 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from forked import answer
 
 from cellwall.jail.protocol import fds
+from kit.jail.forked import answer
 
 Pair = tuple[socket.socket, socket.socket]
 

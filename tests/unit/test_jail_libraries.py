@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 
-from own_interpreter import printed
-
 from conftest import Require
+from kit.jail.own_interpreter import printed
 
 _SHARED = """
     import _bz2, _decimal, _json, ctypes, hashlib, os, sys

@@ -6,9 +6,9 @@ import platform
 from pathlib import Path
 
 import pytest
-from own_interpreter import printed
 
 from conftest import Require
+from kit.jail.own_interpreter import printed
 
 _HAS_COLLAPSE = tuple(int(word) for word in platform.release().split(".")[:2]) >= (6, 1)
 _SHARED = """

@@ -16,13 +16,13 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-import forked
 import pytest
 
 from cellwall.jail.fast import netns_reuse
 from cellwall.linux.syscalls import process
 from cellwall.linux.syscalls.libc import SyscallError
 from conftest import Require
+from kit.jail import forked
 
 _OWN = process.CLONE_NEWUSER | process.CLONE_NEWNET
 _FLOW_LABEL_MANAGER = 32

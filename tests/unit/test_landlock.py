@@ -15,10 +15,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import forked
 import pytest
 
 from cellwall.linux.syscalls import landlock
+from kit.jail import forked
 
 ABI = landlock.abi()
 pytestmark = pytest.mark.skipif(ABI == 0, reason="this kernel offers no Landlock")

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from channel_pair import Pair, frame, with_pair
 
 from cellwall.engine.parts.ports import MOST_CONNECTIONS, Connection, Ports
 from cellwall.model.errors import CapacityError, PortError, SandboxBroken, UsageError
 from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.runtimes.channel.streams import WINDOW_BYTES
 from cellwall.surface.shared.tasks import Tasks
+from kit.guest.channel_pair import Pair, frame, with_pair
 
 PORT = 8000
 CLOSED = {"ev": "closed", "id": 1, "reset": False}

@@ -18,12 +18,11 @@ import socket
 import struct
 import threading
 
-import forked
 import pytest
-import seccomp_model
 
 from cellwall.linux import seccomp
 from cellwall.linux.syscalls import bpf
+from kit.jail import forked, seccomp_model
 
 MACHINE = seccomp_model.machine()
 pytestmark = pytest.mark.skipif(MACHINE not in seccomp.AUDIT_ARCH, reason="no table for this cpu")

@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import seccomp_model
 
 from cellwall.linux import seccomp
+from kit.jail import seccomp_model
 
 POLICY = seccomp.load_policy()
 HEADERS = [

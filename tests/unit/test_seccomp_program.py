@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 
 import pytest
-import seccomp_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellwall.jail.plan import plan
 from cellwall.linux import seccomp
 from cellwall.linux.syscalls import bpf
+from kit.jail import seccomp_model
 
 POLICY = seccomp.load_policy()
 ARCHES = sorted(seccomp.AUDIT_ARCH)

@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import seccomp_model
 
 from cellwall.linux import seccomp
 from conftest import require_command
+from kit.jail import seccomp_model
 
 pytestmark = [
     pytest.mark.slow,

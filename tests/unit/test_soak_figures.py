@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from figures import TOLERANCES, Reading, judge, look
+
+from kit.figures import TOLERANCES, Reading, judge, look
 
 _STILL = Reading(0.0, 300.0, 90.0, 40.0, 12.0, 30.0, 24.0, 24.0, 70.0, 5.0, 110_000.0)
 

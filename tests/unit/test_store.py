@@ -10,18 +10,6 @@ from dataclasses import replace
 
 import pytest
 from sqlalchemy import Engine, event
-from stores import (
-    chained,
-    chunk,
-    end_leftover,
-    ended,
-    execution,
-    key,
-    opened,
-    replay,
-    sandbox,
-    with_store,
-)
 
 from cellwall.model.errors import UsageError
 from cellwall.store.records.changes import (
@@ -40,6 +28,18 @@ from cellwall.store.records.changes import (
 from cellwall.store.records.errors import StoreBroken, StoreConflict
 from cellwall.store.records.rows import AuditRow, EventChunk, KeptRow, Leftover
 from cellwall.store.store import Store
+from kit.stores import (
+    chained,
+    chunk,
+    end_leftover,
+    ended,
+    execution,
+    key,
+    opened,
+    replay,
+    sandbox,
+    with_store,
+)
 
 
 def test_execution_is_there_after_each_step(store_url: str) -> None:

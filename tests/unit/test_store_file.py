@@ -18,7 +18,6 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from stores import chained, end_leftover, execution, opened, with_store
 
 import cellwall.store.migrations
 from cellwall.store.records import schema
@@ -28,6 +27,7 @@ from cellwall.store.records.migration import upgrade
 from cellwall.store.sqlite.file import engine_of
 from cellwall.store.sqlite.loss_guard import locked
 from cellwall.store.store import Store
+from kit.stores import chained, end_leftover, execution, opened, with_store
 
 ROWS = 300
 V0001 = Path(__file__).parent / "data/store_v0001.sql"

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stores import chunk, ended, execution, replay, sandbox
 
 from cellwall.store import writer
 from cellwall.store.backup import restore, save
@@ -41,6 +40,7 @@ from cellwall.store.records.changes import (
 from cellwall.store.records.errors import StoreBroken, StoreBusy
 from cellwall.store.records.rows import AuditRow
 from cellwall.store.store import Store
+from kit.stores import chunk, ended, execution, replay, sandbox
 
 KEY = bytes(range(journal.KEY_BYTES))
 

@@ -8,14 +8,14 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from postgres_server import Postgres, programs, running
 from sqlalchemy import make_url
-from stores import chained, execution, opened
 
 from cellwall.store.postgres.database import PostgresDatabase
 from cellwall.store.records.changes import Accept
 from cellwall.store.records.errors import StoreBroken, StoreBusy, StoreConflict
 from cellwall.store.store import Store
+from kit.postgres_server import Postgres, programs, running
+from kit.stores import chained, execution, opened
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.ext.asyncio import create_async_engine
-from stores import chained, execution, with_store
 
 import cellwall.store.migrations
 from cellwall.store.records import migration, schema
@@ -22,6 +21,7 @@ from cellwall.store.records.changes import Accept
 from cellwall.store.records.errors import StoreBroken
 from cellwall.store.sqlite.file import engine_of
 from cellwall.store.store import Store
+from kit.stores import chained, execution, with_store
 
 _NEXT = """
 import sqlalchemy as sa

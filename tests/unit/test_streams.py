@@ -8,10 +8,10 @@ import struct
 from typing import Any
 
 import pytest
-from channel_pair import Pair, frame, with_pair
 
 from cellwall.runtimes.channel.replies import ChannelLost
 from cellwall.runtimes.channel.streams import WINDOW_BYTES, ByteStream
+from kit.guest.channel_pair import Pair, frame, with_pair
 
 EXPECTED = frozenset({"stdout", "credit", "done"})
 

@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import forked
 import pytest
 
 from cellwall.model.errors import UsageError
 from cellwall.surface.trees import local_files
 from cellwall.surface.trees.local_files import Progress
+from kit.jail import forked
 
 _NOBODY = 65_534
 

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from channel_pair import Pair, frame, with_pair
 
 from cellwall.engine.parts.watches import _STEP_BYTES, MOST_WATCHES, Watch
 from cellwall.model.errors import CapacityError, FileError, SandboxBroken
 from cellwall.model.files import Change
 from cellwall.runtimes.channel.streams import WINDOW_BYTES
+from kit.guest.channel_pair import Pair, frame, with_pair
 
 STARTED = b'{"change":"watching","path":"."}\n'
 CANCELLED = {"ev": "fail", "id": 1, "code": "cancelled", "message": ""}

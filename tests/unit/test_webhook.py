@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from receivers import Receiver, answer, listening
 
 from cellwall.egress.addresses import AddressPolicy
 from cellwall.egress.posting import Resolve
@@ -27,6 +26,7 @@ from cellwall.egress.target import target_of
 from cellwall.egress.webhook import Webhooks, WebhookSettings, WebhookStatistics
 from cellwall.model.errors import UsageError
 from conftest import Require
+from kit.receivers import Receiver, answer, listening
 
 SECRET = b"s" * 32
 FAST = WebhookSettings(delays_s=(0.001, 0.001))

@@ -1,0 +1,1 @@
+"""What the tests of integrations share: a stand-in for models, and environments of other suites."""

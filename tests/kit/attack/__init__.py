@@ -1,0 +1,1 @@
+"""What the attack tests share beside the arena: guards left out, neighbours, users of the host."""

@@ -1,0 +1,1 @@
+"""What the tests of a deployment share: a container engine, a unit's walls, and `systemctl`."""
