@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from mutants.tables import ROOT, Mutant, is_there, load
+from mutants.tables import ROOT, Mutant, is_there, load, path_of
 
 _LEFT_OUT = (".venv", ".git", "__pycache__", ".*_cache", ".hypothesis", "dist", "build")
 _MOST_S = 590
@@ -87,7 +87,7 @@ class Copy:
 
 def _node(test: str) -> str:
     module, _, name = test.partition("::")
-    return f"tests/{module}.py::{name}"
+    return f"{path_of(module)}::{name}"
 
 
 def _cases(report: Path) -> list[tuple[str, str]]:
@@ -96,7 +96,8 @@ def _cases(report: Path) -> list[tuple[str, str]]:
     for case in ET.parse(report).getroot().iter("testcase"):
         parts = case.get("classname", "").split(".")
         at = next((i for i, part in enumerate(parts) if part.startswith("test_")), len(parts) - 1)
-        name = "::".join(["/".join(parts[1 : at + 1]), *parts[at + 1 :], case.get("name", "")])
+        module = "/".join([*parts[1:at][:1], parts[at]])
+        name = "::".join([module, *parts[at + 1 :], case.get("name", "")])
         found.append((name, _result(case)))
     return found
 

@@ -33,7 +33,10 @@ class Mutant:
     old: str
     new: str
     tests: tuple[str, ...]
-    """`unit/test_module::test_name`, of a class `…::Class::test_name`; all cases, or one: `[…]`."""
+    """`unit/test_module::test_name`, whatever the room of `unit` the module is in.
+
+    Of a class `…::Class::test_name`; all cases, or one: `[…]`.
+    """
 
     @property
     def name(self) -> str:
@@ -69,8 +72,16 @@ def _names_in(path: Path) -> frozenset[str]:
     return frozenset(found)
 
 
+@cache
+def path_of(module: str) -> str | None:
+    """Return where a module of tests is, from the top of the repository: `unit/test_module`."""
+    folder, _, name = module.partition("/")
+    found = list((ROOT / "tests" / folder).rglob(f"{name}.py"))
+    return str(found[0].relative_to(ROOT)) if len(found) == 1 else None
+
+
 def is_there(test: str) -> bool:
     """Report whether a test of that name exists; of a class only the class is looked for."""
     module, _, name = re.sub(r"\[.*", "", test).partition("::")
-    path = ROOT / "tests" / f"{module}.py"
-    return path.exists() and name.partition("::")[0] in _names_in(path)
+    path = path_of(module)
+    return path is not None and name.partition("::")[0] in _names_in(ROOT / path)

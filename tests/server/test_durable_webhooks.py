@@ -1,6 +1,6 @@
 """Webhooks at the end of an execution: off unless the operator says so, signed, also after a crash.
 
-Which addresses they may go to is tested with the sender (tests/unit/test_webhook.py, L10 to L16).
+Which addresses they may go to is tested with the sender (`test_webhook`, L10 to L16).
 """
 
 from __future__ import annotations
