@@ -1,7 +1,7 @@
 """What of the attacks runs in the jail only, and why: data for `test_attack_corpus` and the docs.
 
 Not a list of what is missing: each line says where the same is shown for the other walls, or why
-there is nothing to show. The invariant: every test of this folder is in the corpus, in a module of
+there is nothing to show. The invariant: every attack is in the corpus, in a module of
 one wall, or here; a test compares.
 """
 

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import test_attack_calls
-import test_attack_privilege
 
+from attack.corpus import test_attack_calls, test_attack_privilege
 from cellwall import Engine, EngineSettings, Verdict
 from cellwall.jail.inspect.posture import PostureMismatch
 from cellwall.model.limits import Limits

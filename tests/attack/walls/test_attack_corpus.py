@@ -18,26 +18,29 @@ from types import FunctionType
 from typing import Any
 
 import pytest
-import test_attack_calls
-import test_attack_disk
-import test_attack_environment
-import test_attack_files
-import test_attack_gvisor
-import test_attack_host_files
-import test_attack_leaders
-import test_attack_memory
-import test_attack_output
-import test_attack_processes
-import test_attack_residue
-import test_attack_sessions
-import test_attack_verdicts
-import test_attack_views
 
+from attack.corpus import (
+    test_attack_calls,
+    test_attack_disk,
+    test_attack_environment,
+    test_attack_files,
+    test_attack_host_files,
+    test_attack_leaders,
+    test_attack_memory,
+    test_attack_output,
+    test_attack_processes,
+    test_attack_residue,
+    test_attack_sessions,
+    test_attack_verdicts,
+    test_attack_views,
+)
+from attack.walls import test_attack_gvisor
 from cellwall import Engine, EngineSettings
 from cellwall.testing.bare import BareTemplates
 from kit.arena import Arena
 from kit.attack import jail_only
 from kit.docker_daemon import Daemon
+from kit.places import TESTS
 
 pytestmark = [pytest.mark.attack, pytest.mark.root]
 LEVELS = {"docker": "namespace", "docker+runsc": "kernel", "gvisor": "kernel"}
@@ -236,7 +239,7 @@ def test_every_attack_runs_here_or_says_why_not() -> None:
     here = {name for named in CORPUS.values() for name in named}
     of_one_wall = {"test_attack_corpus", "test_attack_docker", "test_attack_gvisor"}
     forgotten, known = [], set[str]()
-    for path in Path(__file__).parent.glob("test_*.py"):
+    for path in (TESTS / "attack").rglob("test_*.py"):
         names = set(re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE))
         if path.stem not in {*of_one_wall, *jail_only.MODULES}:
             known |= names

@@ -1,0 +1,1 @@
+"""Attacks that every wall withstands: written for the jail, run on others by `walls`."""

@@ -1,0 +1,1 @@
+"""What makes each wall one: the corpus on other runtimes, and guards that are dropped."""
