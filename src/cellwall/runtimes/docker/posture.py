@@ -32,8 +32,8 @@ _LIMIT_LABELS = {
     "rtprio": "Max realtime priority",
 }
 _WRITABLE = frozenset({"/home", "/dev", "/dev/shm", "/dev/pts", "/dev/mqueue", "/proc"})
-"""Writable mount points: /dev and /proc by root only; the guest's Landlock rules leave /home and
-/dev/shm."""
+"""Writable mount points: /dev and /proc by root only. Landlock leaves the guest those that `inside`
+lists: the work area, /dev/shm, /dev/pts and /dev/mqueue."""
 
 
 def read(pid: int) -> dict[str, Any]:
