@@ -20,6 +20,8 @@ pytestmark = pytest.mark.attack
 _GAMES = """
 import errno, fcntl, os, pty, signal, sys, termios, time
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup(1) has its programs ignore it
+
 def tell(*words): os.write(1, (" ".join(map(str, words)) + chr(10)).encode())
 
 def child(work):
