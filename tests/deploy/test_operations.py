@@ -137,7 +137,10 @@ def test_metrics_count_what_happened(printed: dict[str, str]) -> None:
     said = printed["metrics"]
     assert re.search(r'^cellwall_executions_total\{.*verdict="ok"\} 1', said, re.MULTILINE)
     # One that counted nothing under any label prints no line; then its definition must do.
-    sources = [ROOT / "src/cellwall/server" / name for name in ("metrics.py", "watching.py")]
+    sources = [
+        ROOT / "src/cellwall/server" / name
+        for name in ("observability/metrics.py", "observability/observer.py")
+    ]
     defined = "".join(path.read_text(encoding="utf-8") for path in sources)
     for name in re.findall(r"`(cellwall_\w+)", PAGE[: PAGE.index("## Audit")]):
         stem = name.removeprefix("cellwall_").removesuffix("_total")
