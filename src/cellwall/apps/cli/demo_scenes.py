@@ -42,7 +42,7 @@ class DemoFailure(Exception):
 
 def find_examples(given: Path | None) -> Path:
     """Return the folder of examples, or raise `UsageError`."""
-    folder = given or Path(__file__).resolve().parents[3] / "examples"
+    folder = given or Path(__file__).resolve().parents[4] / "examples"
     if not (folder / "orders.csv").is_file():
         raise UsageError(
             f"demo: there is no orders.csv in {folder}",

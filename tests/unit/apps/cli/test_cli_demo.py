@@ -45,6 +45,7 @@ def test_an_untouched_bait_says_so() -> None:
 
 def test_examples_that_are_not_there_are_a_usage_error(tmp_path: Path) -> None:
     assert find_examples(EXAMPLES) == EXAMPLES
+    assert find_examples(None) == EXAMPLES, "those of this clone"
     with pytest.raises(UsageError, match=r"no orders\.csv"):
         find_examples(tmp_path)
 
