@@ -22,7 +22,7 @@ from cellwall import Engine, EngineSettings, Limits
 from cellwall.linux import owner_label
 from cellwall.linux.cgroups import hierarchies, leftovers
 from cellwall.linux.cgroups.engine_tree import EngineGroups
-from cellwall.runtimes.jail import cgroup_keeper
+from cellwall.runtimes.shared import cgroup_keeper
 from conftest import Require
 from kit.arena import LIMITS, Arena, control_groups, is_left
 

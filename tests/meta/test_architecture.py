@@ -68,6 +68,16 @@ def test_jail_imports_no_third_party(path: Path) -> None:
     assert foreign(path, ours) == []
 
 
+@pytest.mark.parametrize("path", modules_of("linux"), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_linux_imports_no_third_party(path: Path) -> None:
+    assert foreign(path, ("cellwall.linux", "cellwall.model")) == []
+
+
+@pytest.mark.parametrize("path", modules_of("linux/syscalls"), ids=lambda p: p.stem)
+def test_what_travels_of_linux_imports_nothing_else_of_ours(path: Path) -> None:
+    assert foreign(path, ("cellwall.linux.syscalls",)) == []
+
+
 @pytest.mark.parametrize("path", modules_of("model"), ids=lambda p: str(p.relative_to(SOURCE)))
 def test_model_imports_only_the_standard_library_and_itself(path: Path) -> None:
     assert foreign(path, ("cellwall.model",)) == []

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cellwall import Engine, EngineSettings, Event, Execution
-from cellwall.runtimes.jail.cgroup_keeper import GroupKeeper
+from cellwall.runtimes.shared.cgroup_keeper import GroupKeeper
 from conftest import Require
 from kit.arena import Arena, control_groups, is_left, is_occupied
 

@@ -393,7 +393,7 @@ class _Alone:
 
 
 def _go_through(entrances: List[int]) -> None:
-    """Move this process into other cgroups: 0 means the writer (`cgroups.Groups.entrances`)."""
+    """Move this process into other cgroups: 0 means the writer (`Groups.entrances`)."""
     for fd in entrances:
         os.write(fd, b"0")
 

@@ -45,7 +45,7 @@ from cellwall.runtimes.gvisor.binary import Binary
 from cellwall.runtimes.gvisor.keeper import Keeper, Keepers, launcher
 from cellwall.runtimes.gvisor.sandbox import GvisorSandbox, Made, end, held
 from cellwall.runtimes.gvisor.trace_listener import Witness
-from cellwall.runtimes.jail.cgroup_keeper import GroupKeeper
+from cellwall.runtimes.shared.cgroup_keeper import GroupKeeper
 from cellwall.runtimes.shared.cpu_placement import Cpus
 from cellwall.runtimes.shared.environment import inside_environment
 from cellwall.runtimes.shared.guest_bundle import build_bundle

@@ -30,13 +30,13 @@ from cellwall.model.shortage import shortage
 from cellwall.model.template import BuiltTemplate
 from cellwall.runtimes.base import Finding, RuntimeStatistics, SandboxSpec, SweepReport
 from cellwall.runtimes.channel.replies import ChannelLost
-from cellwall.runtimes.jail.cgroup_keeper import GroupKeeper
 from cellwall.runtimes.jail.child import Spawned
 from cellwall.runtimes.jail.confinement import Born, Confinement
 from cellwall.runtimes.jail.fork_servers import Entry, ForkServers
 from cellwall.runtimes.jail.memory_watchdog import Watchdog
 from cellwall.runtimes.jail.sandbox import JailSandbox, Made
 from cellwall.runtimes.jail.worker import Worker
+from cellwall.runtimes.shared.cgroup_keeper import GroupKeeper
 from cellwall.runtimes.shared.cpu_placement import Cpus
 from cellwall.runtimes.shared.environment import inside_environment
 

@@ -62,6 +62,10 @@ class Worker:
             raise SandboxBroken("fork-server: a worker ended while it was moved") from error
         self.groups = groups
 
+    def open_berth(self, groups: sandbox_groups.Groups) -> None:
+        """Open the files of `groups` through which the worker will move itself."""
+        self.berth = Berth(groups, tuple(groups.entrances()))
+
     def let_go(self) -> list[sandbox_groups.Groups]:
         """Forget where the worker is and would go; return the directories, to be removed."""
         held = [] if self.groups is None else [self.groups]

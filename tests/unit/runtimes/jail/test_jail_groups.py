@@ -16,9 +16,9 @@ from typing import Any, cast
 import pytest
 
 from cellwall.linux.cgroups.hierarchies import Layout
-from cellwall.runtimes.jail import cgroup_keeper
-from cellwall.runtimes.jail.cgroup_keeper import GroupKeeper
 from cellwall.runtimes.jail.worker import Worker
+from cellwall.runtimes.shared import cgroup_keeper
+from cellwall.runtimes.shared.cgroup_keeper import GroupKeeper
 
 _WORKER = cast(Worker, object())
 

@@ -1,6 +1,6 @@
-"""The cgroup work of one jail runtime: on the event loop while the kernel is quick, else a thread.
+"""The cgroup work of one runtime: on the event loop while the kernel is quick, else on a thread.
 
-Called by `runtime` in the engine process. The files that are written are in
+Called by the jail and by gVisor in the engine process. The files that are written are in
 `linux.cgroups.sandbox_groups`. A hop to a thread and back costs as much as the work itself. So
 where workers move themselves, and the kernel waits for no grace period, directories are made on the
 loop; those of ended sandboxes are removed along with the next move, or soon after if nothing moves.
@@ -16,13 +16,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from cellwall.linux import owner_label
 from cellwall.linux.cgroups import hierarchies, sandbox_groups
 from cellwall.linux.cgroups.engine_tree import EngineGroups
 from cellwall.model.limits import Limits
-from cellwall.runtimes.jail.worker import Berth, Worker
 
 _THREADS = 2
 _REMOVE_TRIES = 100
@@ -41,6 +40,16 @@ _WEIGHT = 1 / 8
 
 _Tell = Callable[[Callable[[], None]], object]
 """A function that has the loop call another function."""
+
+
+class Mover(Protocol):
+    """A process that enters the cgroups of a future sandbox before that sandbox is cloned."""
+
+    def move(self, groups: sandbox_groups.Groups) -> None:
+        """Put the process into `groups` at once."""
+
+    def open_berth(self, groups: sandbox_groups.Groups) -> None:
+        """Open the files of `groups` through which the process will move itself."""
 
 
 class _Ended(NamedTuple):
@@ -78,7 +87,7 @@ class GroupKeeper:
         """Whether workers move themselves, so that `move_on` only opens the files for it."""
         return self._groups.layout.lets_move_itself
 
-    def move_at_once(self, worker: Worker) -> bool:
+    def move_at_once(self, worker: Mover) -> bool:
         """Do what `move_on` does, on the loop; return False if the kernel may be slow."""
         began = time.monotonic()
         if not self.workers_move_themselves or began < self._rests_until:
@@ -89,7 +98,7 @@ class GroupKeeper:
             self._note(time.monotonic() - began)
         return True
 
-    async def move_on(self, worker: Worker) -> None:
+    async def move_on(self, worker: Mover) -> None:
         """Put a worker into the directories of a future sandbox, or open them for it."""
         await asyncio.wrap_future(self._submit(worker))
 
@@ -163,7 +172,7 @@ class GroupKeeper:
             self._timer = loop.call_later(_LINGER_S, self._submit, None)
         return ended.removed
 
-    def _submit(self, worker: Worker | None) -> Future[None]:
+    def _submit(self, worker: Mover | None) -> Future[None]:
         tell = asyncio.get_running_loop().call_soon_threadsafe
         return self._threads.submit(self._work, tell, worker, self._take_ended())
 
@@ -174,7 +183,7 @@ class GroupKeeper:
             self._timer = None
         return ended
 
-    def _work(self, tell: _Tell, worker: Worker | None, ended: list[_Ended]) -> None:
+    def _work(self, tell: _Tell, worker: Mover | None, ended: list[_Ended]) -> None:
         """Do the move first, because a caller waits for it, and then the removals."""
         try:
             if worker is not None:
@@ -184,11 +193,11 @@ class GroupKeeper:
             if ended:
                 tell(partial(_answer, ended, results))
 
-    def _move(self, tell: _Tell, worker: Worker) -> None:
+    def _move(self, tell: _Tell, worker: Mover) -> None:
         groups = self._groups.create(Limits(), guests=1)  # room for the worker itself
         try:
             if self.workers_move_themselves:
-                worker.berth = Berth(groups, tuple(groups.entrances()))
+                worker.open_berth(groups)
             else:
                 worker.move(groups)
         except BaseException:
