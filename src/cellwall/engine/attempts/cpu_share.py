@@ -57,12 +57,14 @@ class Share:
         elif self._base is not None and self._latest is not None:
             if self._looked_at_s is None:
                 self._looked_at_s = total_s
-            self.known_s = self._part(total_s, self._base, self._latest)
+            since_s = total_s - self._looked_at_s
+            self.known_s = self._part(total_s, since_s, self._base, self._latest)
         else:
             return total_s  # the guest has not been asked yet
         return self.known_s
 
-    def _part(self, total_s: float, base: _Look, latest: _Look) -> float:
+    def _part(self, total_s: float, since_s: float, base: _Look, latest: _Look) -> float:
+        """`since_s` is what the sandbox has used since the latest look."""
         others_s = max(0.0, latest.others_s - base.others_s)
         mine_s = max(0.0, latest.mine_s - base.mine_s)
         # A sandbox with its own kernel (gVisor) also counts waiting for a CPU: the sum of all
@@ -72,7 +74,7 @@ class Share:
         if latest.led_s is not None and len(self._live.running) > 1:
             # It had no child until then, so none of its use can be missing. The sandbox's use since
             # then counts in full until the next look.
-            part_s = min(part_s, latest.led_s + total_s - (self._looked_at_s or 0.0))
+            part_s = min(part_s, latest.led_s + since_s)
         return part_s
 
     def ask(self, then: Callable[[], None]) -> None:

@@ -2,7 +2,7 @@
 
 Every operation goes through the guest, under the sandbox's own confinement: the host never opens a
 path of the sandbox (`security` calls that the most common way out). `download_dir` receives a tar
-stream written by hostile code; `arrivals` unpacks it.
+stream written by hostile code; `tar_unpack` unpacks it.
 """
 
 from __future__ import annotations

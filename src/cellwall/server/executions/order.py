@@ -7,7 +7,7 @@ invariant: no part of an order has run; its stored fields are enough to make it 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ class Order:
     """Use of the idempotency key, which becomes durable with the acceptance."""
     tools: RemoteTools | None = None
     """The client's tools, the same object that `work` uses."""
-    created_at: float = field(default=0.0)
 
     @property
     def outlives(self) -> bool:
