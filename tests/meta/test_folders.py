@@ -1,4 +1,4 @@
-"""Folders are rooms: small enough to be read as a list, and no two of them need each other.
+"""Folders are small enough to be read as a list, and no two of them import each other.
 
 Imports inside functions count, those for type checkers do not. `test_architecture` holds the
 layers of the packages; here is what is true within them.
@@ -18,7 +18,7 @@ SOURCE = ROOT / "src" / "cellwall"
 
 MOST_MODULES = 15
 LARGER = {
-    "apps/bench": "one module for each row's subject; leaves the wheel",
+    "apps/bench": "one module for each subject of the bench",
     "apps/cli": "one module for each command",
     "languages/entries": "one module for each language",
     "model": "the nouns that every package shares",
@@ -67,7 +67,7 @@ def folders(modules: Mapping[str, Path]) -> Graph:
         folder = str(path.parent.relative_to(SOURCE))
         wanted = graph.setdefault(folder, set())
         if path == SOURCE / "__init__.py":
-            continue  # the front page names what lies in every room, and imports it on use
+            continue  # the front page names what lies in every package, and imports it on use
         for name in _imported(ast.parse(path.read_text(encoding="utf-8")), modules):
             if name in modules:
                 wanted.add(str(modules[name].parent.relative_to(SOURCE)))
@@ -76,7 +76,7 @@ def folders(modules: Mapping[str, Path]) -> Graph:
 
 
 def cycles(graph: Graph) -> list[set[str]]:
-    """Return groups of folders each of which needs, in the end, each other one of its group."""
+    """Return groups of folders in which each imports each other one, directly or not."""
     reached: Graph = {}
     for start in graph:
         found, new = set(), {start}
@@ -88,9 +88,9 @@ def cycles(graph: Graph) -> list[set[str]]:
     return [each for i, each in enumerate(groups) if len(each) > 1 and each not in groups[:i]]
 
 
-def test_no_two_folders_need_each_other() -> None:
+def test_no_two_folders_import_each_other() -> None:
     graph = folders(_modules())
-    assert len(graph) > 50, "it has read the house"
+    assert len(graph) > 50, "the folders were read"
     assert cycles(graph) == []
 
 

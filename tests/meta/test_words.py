@@ -1,4 +1,4 @@
-"""The words of the house: pronouns without a noun are counted, and may only become fewer."""
+"""Words of the sources: pronouns without a noun are counted, and may only become fewer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_whom_a_sentence_is_about_is_said() -> None:
         str(path.relative_to(SOURCE)): len(PRONOUNS.findall(path.read_text(encoding="utf-8")))
         for path in SOURCE.rglob("*.py")
     }
-    assert len(found) > 500, "it has read the house"
+    assert len(found) > 500, "the sources were read"
     total = sum(found.values())
     worst = sorted(((n, name) for name, n in found.items() if n), reverse=True)[:20]
     assert total <= MOST, f"{total} of them: {worst}"
