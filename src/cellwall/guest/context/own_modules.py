@@ -118,4 +118,4 @@ def _take_out(names: Iterable[str]) -> None:
 def _load_ours() -> None:
     """Load modules of cellwall whose later import could find the caller's modules instead."""
     from cellwall.guest.context import deep_sources, tools  # noqa: F401  loaded, not used
-    from cellwall.guest.display import json_value, mime_bundles, tracebacks  # noqa: F401  as above
+    from cellwall.guest.display import json_value, mime_bundles, tracebacks  # noqa: F401  loaded only

@@ -36,11 +36,11 @@ from cellwall.guest.context import ipython as shell
 from cellwall.guest.context import main as context
 from cellwall.guest.context.cell import Notebook
 from cellwall.guest.context.foreign import context as foreign  # noqa: F401 - loaded, not used
-from cellwall.guest.display import json_value, mime_bundles, tracebacks  # noqa: F401 - as above
+from cellwall.guest.display import json_value, mime_bundles, tracebacks  # noqa: F401 - loaded only
 from cellwall.guest.display.display import Display
 from cellwall.guest.display.figures import Figures
 from cellwall.guest.init import main as init
-from cellwall.guest.process import libc, prefault, reseed  # noqa: F401 - as above
+from cellwall.guest.process import libc, prefault, reseed  # noqa: F401 - loaded only
 from cellwall.guest.warm import single_program, warmup_runs
 from cellwall.guest.warm.import_culprits import Culprits
 
