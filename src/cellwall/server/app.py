@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import re
     from typing import Any
 
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
     from cellwall.server.state import State
 
 _HANDLERS: tuple[Endpoint, ...] = (
@@ -77,10 +77,10 @@ class Router:
             (*compile_path(path)[::2], methods) for path, methods in patterns.items()
         ]
 
-    async def __call__(self, call: Call) -> None:
+    async def __call__(self, request: Request) -> None:
         """Serve a call."""
-        methods = self._find(call)
-        method = "WS" if call.scope["type"] == "websocket" else call.scope["method"]
+        methods = self._find(request)
+        method = "WS" if request.scope["type"] == "websocket" else request.scope["method"]
         endpoint = methods.get(method) or methods.get("*")
         if endpoint is None and method == "HEAD":
             endpoint = methods.get("GET")
@@ -93,18 +93,18 @@ class Router:
                 remedy=f"use {allowed}",
                 headers={"allow": allowed},
             )
-        call.route = endpoint.path
-        await serve(endpoint, call)
+        request.route = endpoint.path
+        await serve(endpoint, request)
 
-    def _find(self, call: Call) -> Mapping[str, Endpoint]:
-        path: str = call.scope["path"]
+    def _find(self, request: Request) -> Mapping[str, Endpoint]:
+        path: str = request.scope["path"]
         fixed = self._fixed.get(path)
         if fixed is not None:
             return fixed
         for pattern, convertors, methods in self._patterns:
             found = pattern.match(path)
             if found:
-                call.params = {
+                request.params = {
                     name: convertors[name].convert(value)
                     for name, value in found.groupdict().items()
                 }

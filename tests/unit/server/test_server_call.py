@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from cellwall.server.core.body_budget import Bodies
-from cellwall.server.core.request import Call
+from cellwall.server.core.request import Request
 from cellwall.server.core.settings import ServerSettings
 from cellwall.server.http.guards import Guard
 from cellwall.surface.shared.tasks import Tasks
@@ -18,23 +18,23 @@ from cellwall.surface.shared.tasks import Tasks
 _BODY = b"x" * 1000
 
 
-async def _answer(call: Call) -> None:
-    assert await call.body(len(_BODY)) == _BODY
-    await call.answer({"message": "ok"})
+async def _answer(request: Request) -> None:
+    assert await request.body(len(_BODY)) == _BODY
+    await request.answer({"message": "ok"})
 
 
-async def _answer_after_waiting(call: Call) -> None:
+async def _answer_after_waiting(request: Request) -> None:
     """As one that waits for its execution does, and looks after its client meanwhile."""
-    assert await call.body(len(_BODY)) == _BODY
+    assert await request.body(len(_BODY)) == _BODY
     done = asyncio.get_running_loop().create_future()
     asyncio.get_running_loop().call_later(0.01, done.set_result, None)
-    assert await call.wait(done)
-    await call.answer({"message": "ok"})
+    assert await request.wait(done)
+    await request.answer({"message": "ok"})
 
 
-async def _answer_in_a_circle(call: Call) -> None:
-    await _answer(call)
-    call.state = cast("Any", SimpleNamespace(call=call))
+async def _answer_in_a_circle(request: Request) -> None:
+    await _answer(request)
+    request.state = cast("Any", SimpleNamespace(request=request))
 
 
 async def _serve(app: Any) -> list[dict[str, Any]]:
@@ -79,7 +79,7 @@ def _left(app: Any) -> int:
     gc.disable()
     try:
         said = asyncio.run(_serve(app))
-        left = sum(type(each) is Call for each in gc.get_objects())
+        left = sum(type(each) is Request for each in gc.get_objects())
     finally:
         gc.enable()
         gc.collect()

@@ -13,7 +13,7 @@ from cellwall.server.port_proxy.websocket import InnerSocket
 
 if TYPE_CHECKING:
     from cellwall.engine.parts.ports import Connection
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
 
 
 class Silent:
@@ -41,8 +41,8 @@ def test_handshake_without_an_answer_has_an_end(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(inner_socket, "_HANDSHAKE_S", 0.05)
 
     async def run() -> None:
-        call, connection = cast("Call", Patient()), cast("Connection", Silent())
+        request, connection = cast("Request", Patient()), cast("Connection", Silent())
         with pytest.raises(PortError, match="handshake"):
-            await InnerSocket(call, connection, b"/").run([])
+            await InnerSocket(request, connection, b"/").run([])
 
     asyncio.run(run())

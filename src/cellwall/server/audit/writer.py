@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cellwall.model.outcome import Outcome
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
     from cellwall.server.core.settings import ServerSettings
     from cellwall.server.executions.sandboxes import SandboxRecord
     from cellwall.server.observability.alert_rules import Alert
@@ -95,15 +95,15 @@ class Audit:
                 raise
             self.note(entry._replace(decision="noted", details=compact({"late": True})))
 
-    async def asked(self, call: Call, action: str) -> None:
+    async def asked(self, request: Request, action: str) -> None:
         """Write that a request's action is about to be done; raises as `before`."""
-        await self.before(entry_of(call, action))
+        await self.before(entry_of(request, action))
 
-    def made(self, call: Call, record: SandboxRecord) -> AppendAudit:
+    def made(self, request: Request, record: SandboxRecord) -> AppendAudit:
         """Return the record of a sandbox's creation, and arrange that of its end."""
         isolation = record.isolation
         record.tell_ended(partial(self._sandbox_ended, record.owner, record.id))
-        entry = entry_of(call, "sandbox.create")._replace(
+        entry = entry_of(request, "sandbox.create")._replace(
             object=f"sandbox:{record.id}",
             decision="noted",
             runtime=isolation["runtime"],
@@ -144,14 +144,14 @@ class Audit:
         if self._writing is None:
             self._writing = self._tasks.spawn(self._write_noted())
 
-    def failed(self, call: Call, action: str, reason: str) -> None:
+    def failed(self, request: Request, action: str, reason: str) -> None:
         """Note that an allowed action failed."""
-        self.note(entry_of(call, action)._replace(decision="noted", result=f"failed: {reason}"))
+        self.note(entry_of(request, action)._replace(decision="noted", result=f"failed: {reason}"))
 
-    def refused(self, call: Call, status: int, code: str) -> None:
+    def refused(self, request: Request, status: int, code: str) -> None:
         """Note a refusal; repeated ones are summed up."""
-        entry = entry_of(call, "request.refuse")
-        details = compact({"status": status, "code": code, "route": call.route})
+        entry = entry_of(request, "request.refuse")
+        details = compact({"status": status, "code": code, "route": request.route})
         self._refusals.add(entry._replace(decision="refused", result=code, details=details))
 
     def refused_call(self, entry: Entry) -> None:
@@ -260,17 +260,19 @@ class Audit:
             self._watch.metrics.audited.add(result)
 
 
-def entry_of(call: Call, action: str) -> Entry:
+def entry_of(request: Request, action: str) -> Entry:
     """Return an entry about the action that a request asks for."""
     return Entry(
         time=time.time(),
         mono_ns=time.monotonic_ns(),
-        tenant=call.claims.get("owner", "") if call.principal is None else call.principal.tenant,
-        actor=who_of(call) if call.principal is None else call.principal.key_id,
+        tenant=request.claims.get("owner", "")
+        if request.principal is None
+        else request.principal.tenant,
+        actor=who_of(request) if request.principal is None else request.principal.key_id,
         action=action,
-        object=call.object,
-        parameters=call.origin.parameters,
-        request=call.request_id,
+        object=request.object,
+        parameters=request.origin.parameters,
+        request=request.request_id,
     )
 
 
@@ -291,9 +293,9 @@ def server_entry(
     )
 
 
-async def parameters_of(call: Call, body: bytes) -> str:
+async def parameters_of(request: Request, body: bytes) -> str:
     """Return the digest of a request's parameters: method, path, query and `body`."""
-    scope = call.scope
+    scope = request.scope
     parts = (
         str(scope.get("method", "WS")).encode(),
         scope["path"].encode("utf-8", "surrogatepass"),

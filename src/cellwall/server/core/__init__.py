@@ -1,1 +1,1 @@
-"""What every request has: settings, the call itself, its body, errors, its client's connection."""
+"""What every request has: settings, the request object, its body, errors, its connection."""

@@ -1,6 +1,6 @@
 """Detection of a client's disconnect while a handler waits for the sandbox.
 
-`Call.wait` reads the connection and so learns of a disconnect at once; it cannot be used by a
+`Request.wait` reads the connection and so learns of a disconnect at once; it cannot be used by a
 handler that reads the body or messages itself and waits for the sandbox in between. The invariant:
 work whose client has left ends within seconds, whatever the sandbox does. A handler that would see
 the disconnect itself sees it first: the orderly end is left to it.
@@ -17,7 +17,7 @@ from cellwall.server.core.request import ClientGone
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
 
 _T = TypeVar("_T")
 _LOOK_S = 1.0
@@ -25,12 +25,12 @@ _LOOK_S = 1.0
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
-async def unless_gone(call: Call, work: Coroutine[Any, Any, _T]) -> _T:
+async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     """Return what `work` returns; if the client leaves, cancel it and raise `ClientGone`."""
     # Not in the server's task group: an error of `work` is the client's, and ends here.
     doing = asyncio.ensure_future(work)
     try:
-        is_gone = await _wait(call, doing)
+        is_gone = await _wait(request, doing)
     finally:
         doing.cancel()
         await asyncio.gather(doing, return_exceptions=True)
@@ -42,27 +42,27 @@ async def unless_gone(call: Call, work: Coroutine[Any, Any, _T]) -> _T:
         del doing  # an error holds this frame, which would hold the error
 
 
-async def _wait(call: Call, doing: asyncio.Future[Any]) -> bool:
+async def _wait(request: Request, doing: asyncio.Future[Any]) -> bool:
     """Return when `doing` is done; True if the client has left before."""
     was_gone = False
     while True:
         await asyncio.wait((doing,), timeout=_LOOK_S)
         if doing.done():
             return False
-        is_gone = has_left(call)
+        is_gone = has_left(request)
         if was_gone and is_gone:
             return True
         was_gone = is_gone
 
 
-def has_left(call: Call) -> bool:
+def has_left(request: Request) -> bool:
     """Report whether the client closed its connection, as far as the kernel knows.
 
     Works also while the connection is not read. What the client sent before it left must fit into
     the kernel's buffer, because the end of the stream comes behind it.
     """
     transport: asyncio.Transport | None
-    transport = call.scope.get("extensions", {}).get("cellwall.transport")
+    transport = request.scope.get("extensions", {}).get("cellwall.transport")
     if transport is None:  # the request comes from this process itself
         return False
     if transport.is_closing():

@@ -44,7 +44,7 @@ class ClientGone(Exception):
     """The client closed its connection, or does not take data any more."""
 
 
-class Call:
+class Request:
     """One request and its answer; see the module."""
 
     __slots__ = (
@@ -109,7 +109,7 @@ class Call:
         self.lender: str | None = None
         """Id of the key that signed that token."""
         self.counted: Use | None = None
-        """Use of the tenant that counts this call among its running ones; None: it is not
+        """Use of the tenant that counts this request among its running ones; None: it is not
         counted."""
         self.has_answered = False
         self.is_passed_on = False
@@ -229,7 +229,7 @@ class Call:
             self.held.let_go()
         if self._gone is not None:
             self._gone.cancel()
-            self._gone = None  # the ended task's exception has frames, and they hold this call
+            self._gone = None  # the ended task's exception has frames, and they hold this request
 
     def abort(self) -> None:
         """Cut the connection: the announced answer cannot be completed."""
@@ -336,7 +336,7 @@ class Call:
     def _patience(self) -> tuple[int, float]:
         """Most bytes and seconds to read of a refused body.
 
-        A call that is not counted gets as little as one without a key: otherwise a refusal would
+        A request that is not counted gets as little as one without a key: otherwise a refusal would
         give its client one more connection.
         """
         announced = int(self.headers.get("content-length", "0"))

@@ -16,7 +16,7 @@ from cellwall.wire.answer import one_line
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
 
 STALLED = 1013
 BAD_MESSAGE = 1008
@@ -25,20 +25,20 @@ BAD_MESSAGE = 1008
 class Socket:
     """One WebSocket connection."""
 
-    def __init__(self, call: Call) -> None:
-        self._call = call
+    def __init__(self, request: Request) -> None:
+        self._request = request
 
     async def accept(self, subprotocol: str | None = None) -> None:
         """Accept the upgrade."""
-        message = await self._call.receive()
+        message = await self._request.receive()
         if message["type"] != "websocket.connect":
             raise ClientGone
-        self._call.has_answered = True
-        await self._call.send({"type": "websocket.accept", "subprotocol": subprotocol})
+        self._request.has_answered = True
+        await self._request.send({"type": "websocket.accept", "subprotocol": subprotocol})
 
     async def receive(self) -> str | bytes:
         """Return the next message; `ClientGone` when there is none any more."""
-        message = await self._call.receive()
+        message = await self._request.receive()
         if message["type"] != "websocket.receive":
             raise ClientGone
         text = message.get("text")
@@ -48,10 +48,10 @@ class Socket:
         """Send one message, and wait until the transport takes it."""
         key = "text" if isinstance(data, str) else "bytes"
         try:
-            async with asyncio.timeout(self._call.settings.stall_s):
-                await self._call.send({"type": "websocket.send", key: data})
+            async with asyncio.timeout(self._request.settings.stall_s):
+                await self._request.send({"type": "websocket.send", key: data})
         except TimeoutError:
-            self._call.abort()
+            self._request.abort()
             raise ClientGone from None
 
     async def send_json(self, value: Mapping[str, Any]) -> None:
@@ -60,10 +60,10 @@ class Socket:
 
     async def close(self, code: int = 1000, reason: str = "") -> None:
         """Send the close frame."""
-        await self._call.send({"type": "websocket.close", "code": code, "reason": reason[:100]})
+        await self._request.send({"type": "websocket.close", "code": code, "reason": reason[:100]})
 
 
-def wanted_subprotocol(call: Call) -> str | None:
+def wanted_subprotocol(request: Request) -> str | None:
     """Return `cellwall` if the client offers it: a browser that sends its key there needs it."""
-    offered = call.headers.get("sec-websocket-protocol", "")
+    offered = request.headers.get("sec-websocket-protocol", "")
     return "cellwall" if "cellwall" in [each.strip() for each in offered.split(",")] else None

@@ -1,6 +1,6 @@
-"""Idempotency keys: a repeated call with the same key gets the first call's object.
+"""Idempotency keys: a repeated request with the same key gets the first one's object.
 
-Keys are per tenant and last 24 hours, on disk together with what the call made; memory has the
+Keys are per tenant and last 24 hours, on disk together with what the request made; memory has the
 latest ones. Effects inside sandboxes are not deduplicated. The invariant: a key stands for one
 method, path, query and body; with any other request it is a conflict, never a second effect.
 """
@@ -22,7 +22,7 @@ from cellwall.store.records.changes import KeepReplay
 from cellwall.store.records.rows import ReplayRow
 
 if TYPE_CHECKING:
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
     from cellwall.store.store import Store
 
 _FORM = re.compile(r"[\x21-\x7e]{1,128}")
@@ -45,7 +45,7 @@ class Use:
         self.owner = owner
         self.key = key
         self.thing_id: str | None = None
-        """Id of the object the call made; None until it is known."""
+        """Id of the object the request made; None until it is known."""
 
     @property
     def is_old(self) -> bool:
@@ -68,12 +68,12 @@ class Use:
             )
 
     def made(self, thing_id: str) -> None:
-        """Note the id of the made object; a repeated call gets that object from now on."""
+        """Note the id of the made object; a repeated request gets that object from now on."""
         self.thing_id = thing_id
         self._wake()
 
     def drop(self) -> None:
-        """Forget the use: the call started nothing."""
+        """Forget the use: the request started nothing."""
         self._replays.forget(self)
         self._wake()
 
@@ -82,7 +82,7 @@ class Use:
             self._settled.set_result(None)
 
     async def wait_settled(self) -> None:
-        """Return when the made object is known, or when the call turned out to make nothing."""
+        """Return when the made object is known, or when the request turned out to make nothing."""
         if self.thing_id is None:
             if self._settled is None:
                 self._settled = asyncio.get_running_loop().create_future()
@@ -98,28 +98,28 @@ class Replays:
         self._uses: OrderedDict[tuple[str, str], Use] = OrderedDict()
 
     @contextlib.asynccontextmanager
-    async def using(self, call: Call, kind: str) -> AsyncIterator[Use | None]:
-        """Give the use of the call's key, or None if the call has no key.
+    async def using(self, request: Request, kind: str) -> AsyncIterator[Use | None]:
+        """Give the use of the request's key, or None if the request has no key.
 
-        If the use has a `thing_id`, an earlier call made that object; otherwise the block calls
+        If the use has a `thing_id`, an earlier request made that object; otherwise the block calls
         `made`. Leaving the block without that forgets the use.
         """
-        use = await self._open(call, kind)
+        use = await self._open(request, kind)
         try:
             yield use
         finally:
             if use is not None and use.thing_id is None:
                 use.drop()
 
-    async def _open(self, call: Call, kind: str) -> Use | None:
-        key = _key(call)
+    async def _open(self, request: Request, kind: str) -> Use | None:
+        key = _key(request)
         if key is None:
             return None
-        digest = _digest(call)
+        digest = _digest(request)
         while True:
-            use = self._uses.get((call.owner, key))
+            use = self._uses.get((request.owner, key))
             if use is None or use.is_old:
-                use = self._uses[call.owner, key] = Use(self, call.owner, key, kind, digest)
+                use = self._uses[request.owner, key] = Use(self, request.owner, key, kind, digest)
                 await self._ask_store(use)
                 self._trim()
                 use.check(digest)
@@ -130,7 +130,7 @@ class Replays:
                 return use
 
     async def _ask_store(self, use: Use) -> None:
-        """Look up in the store whether an earlier server or call used the key."""
+        """Look up in the store whether an earlier server or request used the key."""
         try:
             store = self._store
             row = None if store is None else await store.replay(use.owner, use.key)
@@ -163,8 +163,8 @@ def gone() -> HttpError:
     )
 
 
-def _key(call: Call) -> str | None:
-    key = call.headers.get("idempotency-key")
+def _key(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
     if key is not None and not _FORM.fullmatch(key):
         raise UsageError(
             "idempotency-key: not 1 to 128 printable ASCII characters", remedy="use a UUID"
@@ -172,13 +172,13 @@ def _key(call: Call) -> str | None:
     return key
 
 
-def _digest(call: Call) -> bytes:
+def _digest(request: Request) -> bytes:
     hashed = hashlib.sha256()
     for part in (
-        call.scope["method"].encode(),
-        call.scope["path"].encode("utf-8", "surrogateescape"),
-        call.scope.get("query_string", b""),
-        call.scope.get("cellwall.body", b""),
+        request.scope["method"].encode(),
+        request.scope["path"].encode("utf-8", "surrogateescape"),
+        request.scope.get("query_string", b""),
+        request.scope.get("cellwall.body", b""),
     ):
         hashed.update(len(part).to_bytes(8, "big") + part)
     return hashed.digest()

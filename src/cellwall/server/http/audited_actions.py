@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from cellwall.server.audit.writer import Audit
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
 
 _BOX = "/sandboxes/{sandbox_id}"
 _FILES = f"{_BOX}/files"
@@ -70,46 +70,48 @@ READS = frozenset({("GET", _FILES), ("GET", f"{_FILES}/archive"), ("GET", "/sign
 """Routes whose reads are counted; audited as `file.read` if the operator enables that."""
 
 
-def action_of(call: Call, method: str, path: str) -> str | None:
-    """Return the audit action of a route, or None; count the call if it is a read."""
+def action_of(request: Request, method: str, path: str) -> str | None:
+    """Return the audit action of a route, or None; count the request if it is a read."""
     route = (method, path)
     if route in READS:
-        if call.state.watch.metrics is not None:
-            call.state.watch.metrics.reads.add()
-        audit = call.state.audit
+        if request.state.watch.metrics is not None:
+            request.state.watch.metrics.reads.add()
+        audit = request.state.audit
         return "file.read" if audit is not None and audit.has_reads else None
     return ACTIONS.get(route)
 
 
-async def begin(call: Call, body: BaseModel | None = None, data: bytes = b"") -> None:
-    """Write that the call's action is about to be done, before the handler does anything.
+async def begin(request: Request, body: BaseModel | None = None, data: bytes = b"") -> None:
+    """Write that the request's action is about to be done, before the handler does anything.
 
     Raises the errors of the store: then nothing is done.
     """
-    audit = call.state.audit
+    audit = request.state.audit
     if audit is None:
         return
-    call.origin.parameters = await parameters_of(call, data)
-    if call.action is not None:
-        call.object = _object(call, body, audit)
-        await audit.asked(call, call.action)
+    request.origin.parameters = await parameters_of(request, data)
+    if request.action is not None:
+        request.object = _object(request, body, audit)
+        await audit.asked(request, request.action)
 
 
-def _object(call: Call, body: BaseModel | None, audit: Audit) -> str:
-    """Return the objects that a call's path, query and body name, or those of its token.
+def _object(request: Request, body: BaseModel | None, audit: Audit) -> str:
+    """Return the objects that a request's path, query and body name, or those of its token.
 
     Ids in a path were found before; every other value is a name that the caller chose.
     """
-    owner = call.claims.get("owner", "") if call.principal is None else call.principal.tenant
-    if call.claims:
-        path = audit.chosen(owner, call.claims["path"])
-        return f"sandbox:{call.claims['sandbox']} path:{path}"
+    owner = (
+        request.claims.get("owner", "") if request.principal is None else request.principal.tenant
+    )
+    if request.claims:
+        path = audit.chosen(owner, request.claims["path"])
+        return f"sandbox:{request.claims['sandbox']} path:{path}"
     named = [
         f"{name.removesuffix('_id')}:{value if name in _FOUND else audit.chosen(owner, value)}"
-        for name, value in call.params.items()
+        for name, value in request.params.items()
         if name != "token"
     ]
-    query = parse_qs(call.scope.get("query_string", b"").decode("latin-1"), max_num_fields=64)
+    query = parse_qs(request.scope.get("query_string", b"").decode("latin-1"), max_num_fields=64)
     named += [f"path:{audit.chosen(owner, value)}" for value in query.get("path", ())]
     for name in ("path", "target", "port", "operation", "template"):
         value = getattr(body, name, None)

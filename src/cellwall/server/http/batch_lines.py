@@ -22,7 +22,7 @@ from cellwall.server.schemas.requests import ExecuteBody
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
 
     MakeRoom = Callable[[], Awaitable[bool]]
     """Waits until a program of the batch has ended; returns False at once if none runs."""
@@ -39,15 +39,15 @@ class Item:
     body: ExecuteBody | Exception
     held: Held
     """Counter of the line's bytes; the consumer of the item calls `let_go`. For a program that is
-    part of a whole body it counts nothing, because the call counts that body."""
+    part of a whole body it counts nothing, because the request counts that body."""
 
 
 class Lines:
     """The lines of one request."""
 
-    def __init__(self, call: Call, make_room: MakeRoom) -> None:
+    def __init__(self, request: Request, make_room: MakeRoom) -> None:
         """`make_room` is awaited when the budget of bodies has no room for a line."""
-        self._call = call
+        self._request = request
         self._make_room = make_room
         self._index = 0
         self._begin()
@@ -55,12 +55,12 @@ class Lines:
     def _begin(self) -> None:
         self._data = bytearray()
         self._fault: Exception | None = None
-        self._held = Held(self._call.state.bodies, self._call.owner)
+        self._held = Held(self._request.state.bodies, self._request.owner)
 
     async def items(self) -> AsyncGenerator[Item]:
         """Yield each program once its line is whole."""
         try:
-            async for piece in self._call.pieces(self._call.settings.upload_bytes):
+            async for piece in self._request.pieces(self._request.settings.upload_bytes):
                 *ends, rest = piece.split(b"\n")
                 for part in ends:
                     await self._add(part)

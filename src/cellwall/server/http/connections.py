@@ -1,10 +1,10 @@
-"""Running calls per key and tenant: a call ends with its key, and no tenant has all connections.
+"""Running requests per key and tenant: they end with their key, and no tenant has all connections.
 
 A key is checked when a request comes; streams, terminals and forwarded connections then live for
-hours. Twice a second, the calls whose key is no longer accepted are cut, as if their client had
+hours. Twice a second, the requests whose key is no longer accepted are cut, as if their client had
 disconnected: the work they began goes on or ends by its own `on_disconnect`. Behind a proxy an
 address does not identify a caller, so the bound is per tenant. The invariant: the count of a
-running call is given back once, when the call has ended.
+running request is given back once, when the request has ended.
 """
 
 from __future__ import annotations
@@ -16,80 +16,80 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cellwall.engine.scheduling.quotas import Tenants
     from cellwall.server.auth.keys import KeyRing
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
 
 _log = logging.getLogger("cellwall.server")
 _LOOK_EVERY_S = 0.5
 
 
 class Connections:
-    """Counts running calls and cuts those of revoked keys; see the module. One per server."""
+    """Counts running requests and cuts those of revoked keys; see the module. One per server."""
 
     def __init__(self, ring: KeyRing, tenants: Tenants) -> None:
         self._ring = ring
         self._tenants = tenants
-        self._calls: dict[str, set[Call]] = {}
+        self._requests: dict[str, set[Request]] = {}
 
     def __len__(self) -> int:
-        """Return the number of running calls with a key."""
-        return sum(map(len, self._calls.values()))
+        """Return the number of running requests with a key."""
+        return sum(map(len, self._requests.values()))
 
-    def begun(self, call: Call) -> None:
-        """Register a call that came on a connection; a call without a key is not registered.
+    def begun(self, request: Request) -> None:
+        """Register a request that came on a connection; a request without a key is not registered.
 
-        Raises `QuotaExceeded` if its tenant has too many running calls.
+        Raises `QuotaExceeded` if its tenant has too many running requests.
         """
-        if call.principal is not None:
-            self._count(call, call.principal.tenant)
-            self.begun_inside(call)
+        if request.principal is not None:
+            self._count(request, request.principal.tenant)
+            self.begun_inside(request)
 
-    def begun_inside(self, call: Call) -> None:
-        """Register a call made by another call; it is not counted, because the other one is."""
-        if call.principal is not None:
-            self._calls.setdefault(call.principal.key_id, set()).add(call)
+    def begun_inside(self, request: Request) -> None:
+        """Register a request made by another one; it is not counted, because the other is."""
+        if request.principal is not None:
+            self._requests.setdefault(request.principal.key_id, set()).add(request)
 
-    def lent(self, call: Call, tenant: str, key_id: str) -> None:
-        """Register a call opened by a token, which the tenant's key with that id has signed.
+    def lent(self, request: Request, tenant: str, key_id: str) -> None:
+        """Register a request opened by a token, which the tenant's key with that id has signed.
 
         Raises as `begun`.
         """
-        if call.principal is None:
-            self._count(call, tenant)
-            call.lender = key_id
-            self._calls.setdefault(key_id, set()).add(call)
+        if request.principal is None:
+            self._count(request, tenant)
+            request.lender = key_id
+            self._requests.setdefault(key_id, set()).add(request)
 
-    def _count(self, call: Call, tenant: str) -> None:
-        call.counted = self._tenants.check_connection(tenant)
-        call.counted.connections += 1
+    def _count(self, request: Request, tenant: str) -> None:
+        request.counted = self._tenants.check_connection(tenant)
+        request.counted.connections += 1
 
-    def ended(self, call: Call) -> None:
-        """Forget a call and give its count back."""
-        if call.counted is not None:
-            call.counted.connections -= 1
-            call.counted = None
-        key_id = call.lender if call.principal is None else call.principal.key_id
+    def ended(self, request: Request) -> None:
+        """Forget a request and give its count back."""
+        if request.counted is not None:
+            request.counted.connections -= 1
+            request.counted = None
+        key_id = request.lender if request.principal is None else request.principal.key_id
         if key_id is None:
             return
-        calls = self._calls.get(key_id, set())
-        calls.discard(call)
-        if not calls:
-            self._calls.pop(key_id, None)
+        requests = self._requests.get(key_id, set())
+        requests.discard(request)
+        if not requests:
+            self._requests.pop(key_id, None)
 
     def cut(self) -> int:
-        """Cut the calls whose keys are no longer accepted; return the number of these calls."""
-        if not self._calls:
+        """Cut the requests whose keys are no longer accepted; return their number."""
+        if not self._requests:
             return 0
-        gone = self._calls.keys() - self._ring.accepted()
-        calls = [call for key_id in gone for call in self._calls[key_id]]
-        for call in calls:
-            call.abort()
-        if calls:
+        gone = self._requests.keys() - self._ring.accepted()
+        requests = [request for key_id in gone for request in self._requests[key_id]]
+        for request in requests:
+            request.abort()
+        if requests:
             _log.warning(
                 "cut %d requests under way: their keys (%s) are no longer accepted",
-                len(calls),
+                len(requests),
                 ", ".join(sorted(gone)),
             )
-        return len(calls)
+        return len(requests)
 
     async def watch(self) -> None:
         """Call `cut` repeatedly, until cancelled."""

@@ -22,7 +22,7 @@ from cellwall.server.http import audited_actions
 
 if TYPE_CHECKING:
     from cellwall.server.auth.keys import Scope
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
     from cellwall.server.executions.job import Tracked
     from cellwall.server.executions.record import ExecutionRecord, KeptExecution
     from cellwall.server.executions.sandboxes import CommandRecord, SandboxRecord
@@ -31,7 +31,7 @@ _LOOKING = frozenset({"GET", "DELETE"})
 """Methods that begin nothing; they are served while the server stops."""
 SMALL_BYTES = 64 * 1024
 _M = TypeVar("_M", bound=BaseModel)
-Handler = Callable[["Call"], Awaitable[None]]
+Handler = Callable[["Request"], Awaitable[None]]
 Access = Literal["public", "token", "key"]
 
 
@@ -69,96 +69,100 @@ class Endpoint:
     access: Access = "key"
     """`public`: no key. `token`: a token of this server is enough; `opens` or the handler checks
     it."""
-    opens: Callable[[Call], None] | None = None
-    """Checks the token and keeps its claims, before anything of the call is written down."""
+    opens: Callable[[Request], None] | None = None
+    """Checks the token and keeps its claims, before anything of the request is written down."""
     headers: tuple[str, ...] = ()
     """Request headers worth documenting."""
     tags: tuple[str, ...] = field(default=())
 
 
-async def serve(endpoint: Endpoint, call: Call) -> None:
+async def serve(endpoint: Endpoint, request: Request) -> None:
     """Check scope and ownership, then run the handler."""
     is_looking = endpoint.method in _LOOKING or endpoint.is_for_running
-    if call.state.is_stopping and not is_looking:
+    if request.state.is_stopping and not is_looking:
         raise stopping()
-    if endpoint.access == "key" and not call.caller.may(endpoint.scope):
+    if endpoint.access == "key" and not request.caller.may(endpoint.scope):
         raise HttpError(
             403,
             "forbidden",
-            f"key: its scope is {call.caller.scope}, {endpoint.scope} is needed",
+            f"key: its scope is {request.caller.scope}, {endpoint.scope} is needed",
             remedy="use another key",
         )
     if endpoint.access == "key":
-        await check_ownership(call)
-    check_query(endpoint, call)
+        await check_ownership(request)
+    check_query(endpoint, request)
     if endpoint.opens is not None:
-        endpoint.opens(call)
-    call.action = audited_actions.action_of(call, endpoint.method, endpoint.path)
-    if endpoint.body is None and call.action is not None:
-        await audited_actions.begin(call)
+        endpoint.opens(request)
+    request.action = audited_actions.action_of(request, endpoint.method, endpoint.path)
+    if endpoint.body is None and request.action is not None:
+        await audited_actions.begin(request)
     try:
-        await endpoint.handler(call)
+        await endpoint.handler(request)
     except ClientGone:
         raise
     except Exception as error:
-        if call.action is not None and call.state.audit is not None:
-            call.state.audit.failed(call, call.action, str(getattr(error, "code", "internal")))
+        if request.action is not None and request.state.audit is not None:
+            request.state.audit.failed(
+                request, request.action, str(getattr(error, "code", "internal"))
+            )
         raise
 
 
-async def check_ownership(call: Call) -> None:
+async def check_ownership(request: Request) -> None:
     """Raise `NotFound` unless every object that the path names is the caller's."""
-    params = call.params
+    params = request.params
     if "sandbox_id" in params:
-        sandbox(call)
+        sandbox(request)
         if "command_id" in params:
-            command(call)
+            command(request)
     if "execution_id" in params:
-        call.execution = await found_execution(call, params["execution_id"])
+        request.execution = await found_execution(request, params["execution_id"])
 
 
-def sandbox(call: Call) -> SandboxRecord:
+def sandbox(request: Request) -> SandboxRecord:
     """Return the sandbox the path names."""
-    return owned(call.state.sandboxes.all, call.owner, "sandbox", call.params["sandbox_id"])
-
-
-def command(call: Call) -> CommandRecord:
-    """Return the command the path names."""
-    return owned(sandbox(call).commands, call.owner, "command", call.params["command_id"])
-
-
-async def found_execution(call: Call, execution_id: str) -> ExecutionRecord | KeptExecution:
-    """Return the caller's execution of that id, from memory or from the store."""
-    found = await call.state.executions.find(call.owner, execution_id)
-    known: Mapping[str, ExecutionRecord | KeptExecution] = (
-        call.state.executions.all if found is None else {execution_id: found}
+    return owned(
+        request.state.sandboxes.all, request.owner, "sandbox", request.params["sandbox_id"]
     )
-    return owned(known, call.owner, "execution", execution_id)
 
 
-def execution(call: Call) -> ExecutionRecord | KeptExecution:
+def command(request: Request) -> CommandRecord:
+    """Return the command the path names."""
+    return owned(sandbox(request).commands, request.owner, "command", request.params["command_id"])
+
+
+async def found_execution(request: Request, execution_id: str) -> ExecutionRecord | KeptExecution:
+    """Return the caller's execution of that id, from memory or from the store."""
+    found = await request.state.executions.find(request.owner, execution_id)
+    known: Mapping[str, ExecutionRecord | KeptExecution] = (
+        request.state.executions.all if found is None else {execution_id: found}
+    )
+    return owned(known, request.owner, "execution", execution_id)
+
+
+def execution(request: Request) -> ExecutionRecord | KeptExecution:
     """Return the execution the path names."""
-    if call.execution is None:
+    if request.execution is None:
         raise LookupError("the path names no execution")
-    return call.execution
+    return request.execution
 
 
-async def body_of(call: Call, model: type[_M], most_bytes: int = SMALL_BYTES) -> _M:
+async def body_of(request: Request, model: type[_M], most_bytes: int = SMALL_BYTES) -> _M:
     """Read and check a JSON body."""
-    call.check_type("application/json")
-    data = await call.body(most_bytes)
-    call.scope["cellwall.body"] = data  # for the idempotency key, which covers it
+    request.check_type("application/json")
+    data = await request.body(most_bytes)
+    request.scope["cellwall.body"] = data  # for the idempotency key, which covers it
     body = parsed(model, data)
-    learn_secrets(call, body)
-    await audited_actions.begin(call, body, data)
+    learn_secrets(request, body)
+    await audited_actions.begin(request, body, data)
     return body
 
 
-def learn_secrets(call: Call, body: BaseModel) -> None:
+def learn_secrets(request: Request, body: BaseModel) -> None:
     """Keep the values of a body's environment out of everything the server writes."""
     env: Mapping[str, str] | None = getattr(body, "env", None)
     if env:
-        call.state.watch.redactor.learn_all(env.values(), call.owner)
+        request.state.watch.redactor.learn_all(env.values(), request.owner)
 
 
 def parsed(model: type[_M], data: bytes) -> _M:
@@ -169,23 +173,23 @@ def parsed(model: type[_M], data: bytes) -> _M:
         raise explained(error, "body") from None
 
 
-def check_query(endpoint: Endpoint, call: Call) -> None:
+def check_query(endpoint: Endpoint, request: Request) -> None:
     """Raise `UsageError` for a query that the route does not have.
 
     The query of a port belongs to the server inside. A public page accepts any query: clients add
     fields to defeat caches.
     """
     is_free = endpoint.method == "*" or endpoint.access == "public"
-    if is_free or not call.scope.get("query_string"):
+    if is_free or not request.scope.get("query_string"):
         return
     if endpoint.query is None:
         raise UsageError("query: this path takes none", remedy="see /docs for the fields")
-    query_of(call, endpoint.query)
+    query_of(request, endpoint.query)
 
 
-def query_of(call: Call, model: type[_M]) -> _M:
+def query_of(request: Request, model: type[_M]) -> _M:
     """Check the query against a schema."""
-    raw = call.scope.get("query_string", b"")
+    raw = request.scope.get("query_string", b"")
     given: dict[str, str] = {}
     try:
         pairs = parse_qsl(
@@ -216,7 +220,7 @@ def explained(error: ValidationError, where: str) -> UsageError:
     return UsageError(f"{where}: {'; '.join(words)}"[:1000], remedy="see /docs for the fields")
 
 
-async def wait_ended(call: Call, thing: Tracked, wait_s: float) -> None:
+async def wait_ended(request: Request, thing: Tracked, wait_s: float) -> None:
     """Hold the answer until the end of `thing`, or for `wait_s` seconds."""
     if wait_s > 0:
-        await call.wait(thing.ended, wait_s)
+        await request.wait(thing.ended, wait_s)

@@ -17,7 +17,7 @@ from cellwall.model.ids import new_id
 from cellwall.server.auth.tokens import TokenRefused
 from cellwall.server.core.error_log import let_go, tell
 from cellwall.server.core.errors import HttpError, envelope, headers_of, status_of
-from cellwall.server.core.request import Call, ClientGone, unauthorized
+from cellwall.server.core.request import ClientGone, Request, unauthorized
 from cellwall.server.core.request_context import ORIGIN
 from cellwall.server.core.settings import LOOPBACK
 from cellwall.server.port_proxy.headers import port_token
@@ -45,8 +45,8 @@ _MOST_HEADERS = 100
 class Guard:
     """The outermost application."""
 
-    def __init__(self, state: State, app: Callable[[Call], Awaitable[None]]) -> None:
-        """`app` answers a call, or raises."""
+    def __init__(self, state: State, app: Callable[[Request], Awaitable[None]]) -> None:
+        """`app` answers a request, or raises."""
         self._state = state
         self._app = app
         self._hosts = allowed_hosts(state.settings)
@@ -61,22 +61,22 @@ class Guard:
         request_id = headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = new_id()
-        call = Call(scope, receive, send, headers, request_id, None)
+        request = Request(scope, receive, send, headers, request_id, None)
         began = time.perf_counter()
 
         def check() -> None:
             if fault is not None:
                 raise fault
-            self._check_host(call)
-            self._check_key(call)
+            self._check_host(request)
+            self._check_key(request)
 
         try:
-            await self._serve(call, check, self._state.connections.begun)
+            await self._serve(request, check, self._state.connections.begun)
         finally:
             seconds = time.perf_counter() - began
-            call.execution_id = call.execution_id or call.origin.execution_id
+            request.execution_id = request.execution_id or request.origin.execution_id
             self._state.count(seconds)
-            self._state.watch.request(call, seconds)
+            self._state.watch.request(request, seconds)
 
     async def inside(
         self,
@@ -94,41 +94,41 @@ class Guard:
         outer = ORIGIN.get()
         request_id = new_id() if outer is None else outer.request_id
 
-        call = Call(scope, receive, send, headers, request_id, caller)
+        request = Request(scope, receive, send, headers, request_id, caller)
         began = time.perf_counter()
         try:
-            await self._serve(call, _nothing, self._state.connections.begun_inside)
+            await self._serve(request, _nothing, self._state.connections.begun_inside)
         finally:
-            if outer is not None and call.execution_id is not None:
-                outer.execution_id = call.execution_id
-            self._state.watch.inside(call, time.perf_counter() - began)
+            if outer is not None and request.execution_id is not None:
+                outer.execution_id = request.execution_id
+            self._state.watch.inside(request, time.perf_counter() - began)
 
     async def _serve(
-        self, call: Call, check: Callable[[], None], count: Callable[[Call], None]
+        self, request: Request, check: Callable[[], None], count: Callable[[Request], None]
     ) -> None:
-        call.state = state = self._state
-        ORIGIN.set(call.origin)
+        request.state = state = self._state
+        ORIGIN.set(request.origin)
         if state.watch.tracing is not None:
-            state.watch.tracing.begin(call)
+            state.watch.tracing.begin(request)
         try:
             check()
-            if call.principal is not None:
-                call.origin.tenant = call.principal.tenant
-            count(call)
-            await self._app(call)
+            if request.principal is not None:
+                request.origin.tenant = request.principal.tenant
+            count(request)
+            await self._app(request)
         except ClientGone:
             await asyncio.sleep(0)  # lets uvicorn see that the connection is gone
         except Exception as error:  # noqa: BLE001 - whatever it is becomes an answer
             try:
-                await _answer_error(call, error)
+                await _answer_error(request, error)
             finally:
                 let_go(error)
         finally:
-            call.close()
-            state.connections.ended(call)
+            request.close()
+            state.connections.ended(request)
 
-    def _check_host(self, call: Call) -> None:
-        host = call.headers.get("host", "")
+    def _check_host(self, request: Request) -> None:
+        host = request.headers.get("host", "")
         if "*" not in self._hosts and name_of_host(host) not in self._hosts:
             raise HttpError(
                 403,
@@ -137,10 +137,12 @@ class Guard:
                 remedy="use its own address, or let the operator add the name to allowed_hosts",
                 headers={"connection": "close"},
             )
-        origin = call.headers.get("origin")
+        origin = request.headers.get("origin")
         if origin is None or origin in self._origins:
             return
-        scheme = {"ws": "http", "wss": "https"}.get(call.scope["scheme"], call.scope["scheme"])
+        scheme = {"ws": "http", "wss": "https"}.get(
+            request.scope["scheme"], request.scope["scheme"]
+        )
         if origin != f"{scheme}://{host}":
             raise HttpError(
                 403,
@@ -150,18 +152,18 @@ class Guard:
                 headers={"connection": "close"},
             )
 
-    def _check_key(self, call: Call) -> None:
-        presented = presented_key(call)
-        path = call.scope["path"]
+    def _check_key(self, request: Request) -> None:
+        presented = presented_key(request)
+        path = request.scope["path"]
         if presented is not None:
-            call.principal = self._find(presented, call)
-            if call.principal is not None:
+            request.principal = self._find(presented, request)
+            if request.principal is not None:
                 return
         if path in PUBLIC:
             return
-        if _TOKEN_PATHS.match(path) and (presented is None or self._is_of_inside(call)):
+        if _TOKEN_PATHS.match(path) and (presented is None or self._is_of_inside(request)):
             return
-        client = call.scope.get("client")
+        client = request.scope.get("client")
         wait_s = self._state.failures.wait_s(client[0] if client else "unix")
         # The body is not read, so the connection cannot be used again.
         if wait_s > 0:
@@ -176,24 +178,24 @@ class Guard:
         refusal.headers["connection"] = "close"
         raise refusal
 
-    def _is_of_inside(self, call: Call) -> bool:
+    def _is_of_inside(self, request: Request) -> bool:
         """Report whether the bearer token is for the server inside the sandbox.
 
         It is, if a port token beside it opens the requested port. That token's signature is
         checked: guessing keys beside any other token is slowed down as everywhere.
         """
-        token = port_token(call.headers, call.scope.get("query_string", b""))
-        if token is None or "x-api-key" in call.headers or bearer_of(call.headers) is None:
+        token = port_token(request.headers, request.scope.get("query_string", b""))
+        if token is None or "x-api-key" in request.headers or bearer_of(request.headers) is None:
             return False
         try:
             claims = self._state.tokens.opened("port", token)
         except NotFound:
             return False
         opened = f"/sandboxes/{claims['sandbox']}/ports/{claims['port']}/"
-        path: str = call.scope["path"]
+        path: str = request.scope["path"]
         return f"{path}/".startswith(opened)
 
-    def _find(self, presented: str, call: Call) -> Principal | None:
+    def _find(self, presented: str, request: Request) -> Principal | None:
         found = self._state.keys.find(presented)
         if found is not None and found.key_id not in self._seen_keys:
             self._seen_keys.add(found.key_id)
@@ -205,16 +207,16 @@ def _nothing() -> None:
     return
 
 
-def presented_key(call: Call) -> str | None:
+def presented_key(request: Request) -> str | None:
     """Return the key a request carries, or None."""
-    key = call.headers.get("x-api-key")
+    key = request.headers.get("x-api-key")
     if key is not None:
         return key
-    key = bearer_of(call.headers)
+    key = bearer_of(request.headers)
     if key is not None:
         return key
-    if call.scope["type"] == "websocket":
-        for each in call.headers.get("sec-websocket-protocol", "").split(","):
+    if request.scope["type"] == "websocket":
+        for each in request.headers.get("sec-websocket-protocol", "").split(","):
             if each.strip().startswith("key."):
                 return each.strip()[4:]
     return None
@@ -276,42 +278,42 @@ def name_of_host(host: str) -> str:
     return (name if is_port else host).lower()
 
 
-async def _answer_error(call: Call, error: Exception) -> None:
+async def _answer_error(request: Request, error: Exception) -> None:
     status = status_of(error)
     if status < 500 or status in {503, 507}:
-        _note_refusal(call, status, error)
-    tell(error, call.request_id)
-    if call.has_answered and call.scope["type"] == "websocket":
-        await call.send({"type": "websocket.close", "code": 1011, "reason": "it failed"})
+        _note_refusal(request, status, error)
+    tell(error, request.request_id)
+    if request.has_answered and request.scope["type"] == "websocket":
+        await request.send({"type": "websocket.close", "code": 1011, "reason": "it failed"})
         return
-    if call.has_answered:
-        call.abort()  # the only way to tell the client that the answer is incomplete
+    if request.has_answered:
+        request.abort()  # the only way to tell the client that the answer is incomplete
         return
-    body = envelope(error, call.request_id)
+    body = envelope(error, request.request_id)
     headers = headers_of(error)
     let_go(error)  # before the rest of a refused body is read, which may take a while
-    if call.scope["type"] == "websocket":
-        await _refuse_socket(call, status, body, headers)
+    if request.scope["type"] == "websocket":
+        await _refuse_socket(request, status, body, headers)
     else:
-        await call.refuse(body, status, headers)
+        await request.refuse(body, status, headers)
 
 
-def _note_refusal(call: Call, status: int, error: Exception) -> None:
-    state, code = call.state, str(getattr(error, "code", "internal"))
-    state.watch.refused(call, status, code)
+def _note_refusal(request: Request, status: int, error: Exception) -> None:
+    state, code = request.state, str(getattr(error, "code", "internal"))
+    state.watch.refused(request, status, code)
     is_access = status in {401, 403, 429} and not isinstance(error, FileError)
     is_access = is_access or isinstance(error, TokenRefused)
     if state.audit is not None and (is_access or getattr(error, "is_of_other", False)):
-        state.audit.refused(call, status, code)
+        state.audit.refused(request, status, code)
 
 
 async def _refuse_socket(
-    call: Call, status: int, body: dict[str, object], headers: dict[str, str]
+    request: Request, status: int, body: dict[str, object], headers: dict[str, str]
 ) -> None:
     from cellwall.wire.answer import one_line
 
     data = one_line(body).encode()
     raw = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
     raw += [(name.encode(), value.encode()) for name, value in headers.items()]
-    await call.send({"type": "websocket.http.response.start", "status": status, "headers": raw})
-    await call.send({"type": "websocket.http.response.body", "body": data})
+    await request.send({"type": "websocket.http.response.start", "status": status, "headers": raw})
+    await request.send({"type": "websocket.http.response.body", "body": data})

@@ -17,7 +17,7 @@ from cellwall.server.observability.logs import logger
 if TYPE_CHECKING:
     from cellwall.model.outcome import Outcome
     from cellwall.runtimes.base import SweepReport
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
     from cellwall.server.core.request_context import Origin
     from cellwall.server.core.settings import ServerSettings
     from cellwall.server.executions.job import Tracked
@@ -50,41 +50,41 @@ class Watch:
 
     # -- requests --------------------------------------------------------------------------
 
-    def request(self, call: Call, seconds: float) -> None:
+    def request(self, request: Request, seconds: float) -> None:
         """Log and count one answered request; its status is 0 if the client is gone."""
-        method = "WS" if call.scope["type"] == "websocket" else call.scope["method"]
-        route = call.route or "none"
+        method = "WS" if request.scope["type"] == "websocket" else request.scope["method"]
+        route = request.route or "none"
         write = _log.debug if route in _QUIET else _log.info
         write(
             "request",
             method=method,
             route=route,
-            status=call.status,
+            status=request.status,
             ms=round(seconds * 1000, 3),
-            tenant=None if call.principal is None else call.principal.tenant,
-            request_id=call.request_id,
-            execution_id=call.execution_id,
+            tenant=None if request.principal is None else request.principal.tenant,
+            request_id=request.request_id,
+            execution_id=request.execution_id,
         )
-        self._counted(call, method, route, seconds)
+        self._counted(request, method, route, seconds)
 
-    def inside(self, call: Call, seconds: float) -> None:
+    def inside(self, request: Request, seconds: float) -> None:
         """Count one answered request that the server made for a caller; not logged."""
-        self._counted(call, call.scope["method"], call.route or "none", seconds)
+        self._counted(request, request.scope["method"], request.route or "none", seconds)
 
-    def _counted(self, call: Call, method: str, route: str, seconds: float) -> None:
+    def _counted(self, request: Request, method: str, route: str, seconds: float) -> None:
         if self.metrics is not None:
             shown = self._method(method)
             self.metrics.requests.observe(seconds, shown, route)
-            self.metrics.statuses.add(shown, route, _status_of(call))
+            self.metrics.statuses.add(shown, route, _status_of(request))
         if self.tracing is not None:
-            self.tracing.answered(call, method)
+            self.tracing.answered(request, method)
 
-    def refused(self, call: Call, status: int, code: str) -> None:
+    def refused(self, request: Request, status: int, code: str) -> None:
         """Count a refused request: no key, no permission, no capacity, not the caller's object."""
         if self.metrics is not None:
             self.metrics.refusals.add(code)
         if status in {401, 403, 404, 429} and code != "file":
-            self.rules.note(who_of(call), "refusal")
+            self.rules.note(who_of(request), "refusal")
 
     # -- runs ------------------------------------------------------------------------------
 
@@ -143,16 +143,16 @@ def _metrics(redactor: Redactor) -> Metrics:
     return Metrics(redactor)
 
 
-def _status_of(call: Call) -> str:
+def _status_of(request: Request) -> str:
     """Return the status for a label; only its class if a server inside a sandbox chose it."""
-    return f"{call.status // 100}xx" if call.is_passed_on else str(call.status)
+    return f"{request.status // 100}xx" if request.is_passed_on else str(request.status)
 
 
-def who_of(call: Call) -> str:
+def who_of(request: Request) -> str:
     """Return the originator of a request: a tenant, or an address if there was no valid key."""
-    if call.principal is not None:
-        return call.principal.tenant
-    client = call.scope.get("client")
+    if request.principal is not None:
+        return request.principal.tenant
+    client = request.scope.get("client")
     return f"address:{client[0] if client else 'unix'}"
 
 

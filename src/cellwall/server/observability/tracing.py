@@ -32,7 +32,7 @@ from cellwall.server.observability.span_batches import SpanBatches
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
 
 _PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 _SEND_S = 5
@@ -62,35 +62,35 @@ class Tracing:
             {"service.name": "cellwall", "service.version": cellwall.__version__}
         )
 
-    def begin(self, call: Call) -> None:
-        """Begin the span of a request and keep it in `call.origin.span`."""
-        parent = _parent(call.headers)
+    def begin(self, request: Request) -> None:
+        """Begin the span of a request and keep it in `request.origin.span`."""
+        parent = _parent(request.headers)
         context = _child_of(parent)
-        call.origin.span = Begun(context, parent, time.time_ns())
+        request.origin.span = Begun(context, parent, time.time_ns())
 
-    def answered(self, call: Call, method: str) -> None:
+    def answered(self, request: Request, method: str) -> None:
         """End the span of an answered request."""
-        begun: Begun = call.origin.span
-        if call.origin.ended_at is not None:
-            answer = ("answer", call.origin.ended_at, time.time())
-            self.phases(begun, (answer,), {"cellwall.request_id": call.request_id})
+        begun: Begun = request.origin.span
+        if request.origin.ended_at is not None:
+            answer = ("answer", request.origin.ended_at, time.time())
+            self.phases(begun, (answer,), {"cellwall.request_id": request.request_id})
         facts: dict[str, str | int] = {
             "http.request.method": method,
-            "http.route": call.route,
-            "http.response.status_code": call.status,
-            "cellwall.request_id": call.request_id,
+            "http.route": request.route,
+            "http.response.status_code": request.status,
+            "cellwall.request_id": request.request_id,
         }
-        if call.principal is not None:
-            facts["cellwall.tenant"] = call.principal.tenant
-        if call.execution_id is not None:
-            facts["cellwall.execution_id"] = call.execution_id
+        if request.principal is not None:
+            facts["cellwall.tenant"] = request.principal.tenant
+        if request.execution_id is not None:
+            facts["cellwall.execution_id"] = request.execution_id
         self._put(
             begun,
-            f"{method} {call.route}".strip(),
+            f"{method} {request.route}".strip(),
             time.time_ns(),
             facts,
             kind=SpanKind.SERVER,
-            status=Status(StatusCode.ERROR if call.status >= 500 else StatusCode.UNSET),
+            status=Status(StatusCode.ERROR if request.status >= 500 else StatusCode.UNSET),
         )
 
     def phases(

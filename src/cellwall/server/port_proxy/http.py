@@ -19,7 +19,7 @@ from cellwall.server.port_proxy.headers import Headers, from_inside
 
 if TYPE_CHECKING:
     from cellwall.engine.parts.ports import Connection
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
 
 _STEP_BYTES = 64 * 1024
 _HEAD_BYTES = 64 * 1024
@@ -30,9 +30,9 @@ _BODILESS = frozenset({204, 304})
 class Exchange:
     """One request and its answer."""
 
-    def __init__(self, call: Call, connection: Connection, prefix: str) -> None:
+    def __init__(self, request: Request, connection: Connection, prefix: str) -> None:
         """`prefix` is the part of the path that belongs to this server."""
-        self._call = call
+        self._request = request
         self._connection = connection
         self._prefix = prefix
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES)
@@ -45,7 +45,7 @@ class Exchange:
         head = self._head(target, headers)
         sending = asyncio.ensure_future(self._send(head))
         try:
-            await unless_gone(self._call, self._answer(sending))
+            await unless_gone(self._request, self._answer(sending))
         except h11.RemoteProtocolError as error:
             raise HttpError(
                 502,
@@ -58,34 +58,34 @@ class Exchange:
             await asyncio.gather(sending, return_exceptions=True)
 
     def _head(self, target: bytes, passed: Headers) -> h11.Request:
-        call = self._call
+        request = self._request
         headers = [
             *passed,
             *self._framing(),
             (b"x-forwarded-prefix", self._prefix.encode()),
-            (b"x-forwarded-host", call.headers.get("host", "").encode("latin-1")),
-            (b"x-forwarded-proto", call.scope["scheme"].encode()),
+            (b"x-forwarded-host", request.headers.get("host", "").encode("latin-1")),
+            (b"x-forwarded-proto", request.scope["scheme"].encode()),
             (b"connection", b"close"),
         ]
         try:
-            return h11.Request(method=call.scope["method"], target=target, headers=headers)
+            return h11.Request(method=request.scope["method"], target=target, headers=headers)
         except h11.LocalProtocolError as error:
             raise UsageError(
                 f"request: it cannot be passed on: {error}", remedy="use an HTTP client"
             ) from None
 
     async def _send(self, head: h11.Request) -> None:
-        call = self._call
+        request = self._request
         await self._write(head)
-        async for piece in call.pieces(call.settings.upload_bytes):
+        async for piece in request.pieces(request.settings.upload_bytes):
             await self._write(h11.Data(data=piece))
         await self._write(h11.EndOfMessage())
 
     def _framing(self) -> Headers:
-        length = self._call.headers.get("content-length")
+        length = self._request.headers.get("content-length")
         if length is not None:
             return [(b"content-length", length.encode())]
-        if "transfer-encoding" in self._call.headers:
+        if "transfer-encoding" in self._request.headers:
             return [(b"transfer-encoding", b"chunked")]
         return []
 
@@ -93,7 +93,7 @@ class Exchange:
         data = self._http.send(event)
         if data:
             try:
-                async with asyncio.timeout(self._call.settings.stall_s):
+                async with asyncio.timeout(self._request.settings.stall_s):
                     await self._connection.write(data)
             except TimeoutError:
                 raise self._stalled() from None
@@ -101,40 +101,42 @@ class Exchange:
     def _stalled(self) -> PortError:
         # The client's disconnect cannot be seen behind bytes that were not taken: it may have left.
         return PortError(
-            f"port {self._connection.port}: for {self._call.settings.stall_s:g} s nothing was taken"
+            f"port {self._connection.port}: for {self._request.settings.stall_s:g} s nothing was taken"
             " of the request",
             reason="timeout",
             remedy="see whether what listens there reads its requests",
         )
 
     async def _answer(self, sending: asyncio.Task[None]) -> None:
-        call = self._call
+        request = self._request
         while True:
             event = await self._next(sending)
             if isinstance(event, h11.Response):
                 await self._start(event)
             elif isinstance(event, h11.Data):
-                await call.write(bytes(event.data))
+                await request.write(bytes(event.data))
             elif isinstance(event, (h11.EndOfMessage, h11.ConnectionClosed)):
-                if not call.has_answered:
+                if not request.has_answered:
                     raise h11.RemoteProtocolError("it closed without an answer")
-                await call.end()
+                await request.end()
                 return
 
     async def _start(self, response: h11.Response) -> None:
-        call, status = self._call, response.status_code
+        request, status = self._request, response.status_code
         if status not in _STATUSES:
             raise h11.RemoteProtocolError(f"its status is {status}")
         # Iterated, h11's headers have lower-case names.
         raw = list(response.headers)
-        headers = from_inside(raw, self._connection.port, self._prefix, call.settings.port_headers)
+        headers = from_inside(
+            raw, self._connection.port, self._prefix, request.settings.port_headers
+        )
         # In a 204 or 304 answer, or beside Transfer-Encoding, Content-Length is not the length of
         # the body, and uvicorn would take it for that.
         if status not in _BODILESS and not any(name == b"transfer-encoding" for name, _ in raw):
             headers += [each for each in raw if each[0] == b"content-length"]
-        call.has_answered = True
-        call.is_passed_on = True
-        await call.send({"type": "http.response.start", "status": status, "headers": headers})
+        request.has_answered = True
+        request.is_passed_on = True
+        await request.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _next(self, sending: asyncio.Task[None]) -> h11.Event:
         """Return the next event of the answer, reading as much as it needs."""
@@ -154,7 +156,7 @@ class Exchange:
                 await asyncio.wait((reading, sending), return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 self._check(sending)
-                await self._call.wait(reading)
+                await self._request.wait(reading)
             return await reading
         finally:
             reading.cancel()
@@ -169,6 +171,6 @@ class Exchange:
         # of the request itself is reported by this side, because the inside waits for the rest of
         # it.
         is_stalled = isinstance(error, PortError) and error.reason == "timeout"
-        is_ours = (is_stalled or isinstance(error, HttpError)) and not self._call.has_answered
+        is_ours = (is_stalled or isinstance(error, HttpError)) and not self._request.has_answered
         if is_ours or not isinstance(error, (CellwallError, h11.LocalProtocolError)):
             raise error

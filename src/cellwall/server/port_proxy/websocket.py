@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from websockets.typing import Subprotocol
 
     from cellwall.engine.parts.ports import Connection
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
     from cellwall.server.port_proxy.headers import Headers
 
 _STEP_BYTES = 64 * 1024
@@ -40,12 +40,12 @@ _OWN = {"host", "connection", "upgrade"}
 class InnerSocket:
     """The client's WebSocket joined to one inside."""
 
-    def __init__(self, call: Call, connection: Connection, target: bytes) -> None:
-        self._call = call
+    def __init__(self, request: Request, connection: Connection, target: bytes) -> None:
+        self._request = request
         self._connection = connection
         offered = [
             each.strip()
-            for each in call.headers.get("sec-websocket-protocol", "").split(",")
+            for each in request.headers.get("sec-websocket-protocol", "").split(",")
             if each.strip() and not each.strip().startswith("key.")
         ]
         subprotocols: list[Subprotocol] | None = offered or None  # type: ignore[assignment]
@@ -55,7 +55,7 @@ class InnerSocket:
             subprotocols=subprotocols,
             max_size=_MESSAGE_BYTES,
         )
-        self._outer = Socket(call)
+        self._outer = Socket(request)
         self._message = bytearray()
         self._is_text = False
         self._writing = asyncio.Lock()
@@ -65,7 +65,7 @@ class InnerSocket:
 
         `headers` are the filtered ones of the client. Raises `ClientGone`, 502, `PortError`.
         """
-        await unless_gone(self._call, self._join(headers))
+        await unless_gone(self._request, self._join(headers))
 
     async def _join(self, headers: Headers) -> None:
         await self._shake_hands_in_time(headers)
@@ -73,7 +73,7 @@ class InnerSocket:
         outward = asyncio.ensure_future(self._pass_out())
         inward = asyncio.ensure_future(self._pass_in())
         try:
-            async with asyncio.timeout(self._call.settings.socket_s):
+            async with asyncio.timeout(self._request.settings.socket_s):
                 done, _ = await asyncio.wait((outward, inward), return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()

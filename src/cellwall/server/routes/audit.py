@@ -11,19 +11,19 @@ from cellwall.server.schemas import responses as answers
 from cellwall.server.schemas.requests import LogQuery
 
 if TYPE_CHECKING:
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
 
 
-async def index(call: Call) -> None:
+async def index(request: Request) -> None:
     """`GET /audit`, oldest first."""
-    query = query_of(call, LogQuery)
-    if call.state.store is None:
+    query = query_of(request, LogQuery)
+    if request.state.store is None:
         raise HttpError(404, "not_found", "audit: none is kept", remedy="serve with a store")
-    rows = await call.state.store.audit(query.after or 0, query.limit + 1)
+    rows = await request.state.store.audit(query.after or 0, query.limit + 1)
     page = rows[: query.limit]
     records = [{**json.loads(row.record), "hash": row.hash.hex()} for row in page]
     more = page[-1].seq if len(rows) > query.limit else None
-    await call.answer({"records": records, "next": more})
+    await request.answer({"records": records, "next": more})
 
 
 ENDPOINTS = (

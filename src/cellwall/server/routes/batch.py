@@ -27,7 +27,7 @@ from cellwall.server.streaming.streams import MEDIA, Pulse, chosen
 from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
     from cellwall.server.executions.record import ExecutionRecord
 
 _DEFAULT_CONCURRENCY = 32
@@ -36,22 +36,22 @@ _MOST_PAUSE_S = 1.0
 attempt checks the program anew."""
 
 
-async def batch(call: Call) -> None:
+async def batch(request: Request) -> None:
     """`POST /executions/batch`."""
-    chosen(call, ("ndjson",))
-    media = call.headers.get("content-type", "").partition(";")[0].strip().lower()
+    chosen(request, ("ndjson",))
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media == MEDIA["ndjson"]:
-        lined = _Batch(call, _DEFAULT_CONCURRENCY)
-        await lined.run(Lines(call, lined.make_room).items())
+        lined = _Batch(request, _DEFAULT_CONCURRENCY)
+        await lined.run(Lines(request, lined.make_room).items())
         return
-    body = await body_of(call, BatchBody, call.settings.body_bytes)
-    concurrency = min(body.concurrency or _DEFAULT_CONCURRENCY, call.settings.most_running)
-    await _Batch(call, concurrency).run(_listed(call, body.executions))
+    body = await body_of(request, BatchBody, request.settings.body_bytes)
+    concurrency = min(body.concurrency or _DEFAULT_CONCURRENCY, request.settings.most_running)
+    await _Batch(request, concurrency).run(_listed(request, body.executions))
 
 
-async def _listed(call: Call, programs: list[dict[str, Any]]) -> AsyncGenerator[Item]:
+async def _listed(request: Request, programs: list[dict[str, Any]]) -> AsyncGenerator[Item]:
     for index, program in enumerate(programs):
-        held = Held(call.state.bodies, call.owner)
+        held = Held(request.state.bodies, request.owner)
         try:
             yield Item(index, ExecuteBody.model_validate(program), held)
         except ValidationError as error:
@@ -61,26 +61,26 @@ async def _listed(call: Call, programs: list[dict[str, Any]]) -> AsyncGenerator[
 class _Batch:
     """One batch under way."""
 
-    def __init__(self, call: Call, concurrency: int) -> None:
-        self._call = call
+    def __init__(self, request: Request, concurrency: int) -> None:
+        self._request = request
         self._concurrency = concurrency
         self._running: dict[asyncio.Future[None], tuple[int, ExecutionRecord]] = {}
-        self._pulse = Pulse(call)
+        self._pulse = Pulse(request)
         self._count = 0
         self._failed = 0
 
     async def run(self, items: AsyncGenerator[Item]) -> None:
         """Run the whole batch. Raises `ClientGone`."""
-        await unless_gone(self._call, self._run(items))
+        await unless_gone(self._request, self._run(items))
 
     async def _run(self, items: AsyncGenerator[Item]) -> None:
-        call = self._call
-        await call.start(200, MEDIA["ndjson"], {"cache-control": "no-store"})
+        request = self._request
+        await request.start(200, MEDIA["ndjson"], {"cache-control": "no-store"})
         try:
             async with self._pulse:
                 await self._do(items)
             await self._send({"type": "end", "count": self._count, "failed": self._failed})
-            await call.end()
+            await request.end()
         finally:
             for _, record in self._running.values():
                 record.cancel()
@@ -126,10 +126,10 @@ class _Batch:
             raise UsageError("background: not for the programs of a batch", remedy="leave it out")
         if body.tools is not None:
             raise UsageError("tools: not for the programs of a batch", remedy="send it by itself")
-        call = self._call
-        learn_secrets(call, body)
-        order = oneshot(call, body, item.held.size, is_streamed=False)
-        record = call.state.executions.start(order)
+        request = self._request
+        learn_secrets(request, body)
+        order = oneshot(request, body, item.held.size, is_streamed=False)
+        record = request.state.executions.start(order)
         item.held.until(record.ended)
         return record
 
@@ -164,8 +164,8 @@ class _Batch:
                 await self._send({"index": index, **record.as_json()})
 
     async def _call_wait(self, future: asyncio.Future[None]) -> None:
-        if self._call.is_body_read:
-            await self._call.wait(future)
+        if self._request.is_body_read:
+            await self._request.wait(future)
         else:
             await future
 
@@ -173,7 +173,7 @@ class _Batch:
         if isinstance(error, ClientGone):
             raise error
         self._failed += 1
-        await self._send({"index": index, "error": failure(error, self._call.request_id)})
+        await self._send({"index": index, "error": failure(error, self._request.request_id)})
 
     async def _send(self, value: dict[str, Any]) -> None:
         await self._pulse.write(one_line(value) + "\n")

@@ -35,7 +35,7 @@ from cellwall.server.streaming.streams import MEDIA, chosen, resume_from, send_s
 
 if TYPE_CHECKING:
     from cellwall.engine.parts.commands import Command
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
     from cellwall.server.executions.sandboxes import SandboxRecord
     from cellwall.server.state import State
 
@@ -43,63 +43,63 @@ if TYPE_CHECKING:
 _SHOWN_CHARS = 100_000
 
 
-async def index(call: Call) -> None:
+async def index(request: Request) -> None:
     """`GET /sandboxes/{id}/commands`."""
-    commands = sandbox(call).commands.values()
-    await call.answer({"commands": [_without_output(record) for record in commands]})
+    commands = sandbox(request).commands.values()
+    await request.answer({"commands": [_without_output(record) for record in commands]})
 
 
 def _without_output(record: CommandRecord) -> dict[str, Any]:
     return {**record.as_json(), "stdout": None, "stderr": None}
 
 
-async def start(call: Call) -> None:
+async def start(request: Request) -> None:
     """`POST /sandboxes/{id}/commands`."""
-    form = chosen(call, ("ndjson", "json", "sse"))
-    body = await body_of(call, CommandBody, call.settings.body_bytes)
-    async with call.state.replays.using(call, "command") as use:
+    form = chosen(request, ("ndjson", "json", "sse"))
+    body = await body_of(request, CommandBody, request.settings.body_bytes)
+    async with request.state.replays.using(request, "command") as use:
         is_replay = use is not None and use.thing_id is not None
         if use is not None and use.thing_id is not None:
-            record = _again(sandbox(call), use.thing_id)
+            record = _again(sandbox(request), use.thing_id)
         else:
-            record = await started(call, sandbox(call), body)
+            record = await started(request, sandbox(request), body)
             if use is not None:
                 use.made(record.id)
     headers = {"x-command-id": record.id}
     if is_replay:
         headers["idempotent-replay"] = "true"
     if body.background:
-        await call.answer(record.as_json(), 201, headers)
+        await request.answer(record.as_json(), 201, headers)
         return
     try:
         if form == "json":
-            await call.wait(record.ended)
+            await request.wait(record.ended)
             raise_failure(record)
-            await call.answer(record.as_json(), headers=headers)
+            await request.answer(record.as_json(), headers=headers)
         else:
-            await send_spool(call, record.spool, form, 0, headers)
+            await send_spool(request, record.spool, form, 0, headers)
     except ClientGone:
-        if leaving(call, body.on_disconnect, "detach") == "cancel" and not is_replay:
+        if leaving(request, body.on_disconnect, "detach") == "cancel" and not is_replay:
             record.cancel()
         raise
 
 
 def _again(owner: SandboxRecord, command_id: str) -> CommandRecord:
-    """Return the command that an earlier call with the same key started."""
+    """Return the command that an earlier request with the same key started."""
     if command_id not in owner.commands:
         raise gone()
     return owner.commands[command_id]
 
 
-async def started(call: Call, owner: SandboxRecord, body: CommandBody) -> CommandRecord:
+async def started(request: Request, owner: SandboxRecord, body: CommandBody) -> CommandRecord:
     """Start a command and return its record; `NotFound` if there is no such program."""
-    timeout, _ = asked.clipped_seconds(body.timeout, call.settings.most.life_s)
+    timeout, _ = asked.clipped_seconds(body.timeout, request.settings.most.life_s)
     if timeout is None and not body.background:
         timeout = owner.sandbox.limits.wall_s
     stdin = asked.stdin(body)
     asked_for = body.command or body.argv or []
     shown = ["/bin/bash", "-c", _short(body.command)] if body.command else body.argv or []
-    record = CommandRecord(call.owner, call.request_id, call.settings.spool_bytes, shown)
+    record = CommandRecord(request.owner, request.request_id, request.settings.spool_bytes, shown)
     made = await owner.sandbox.commands.start(
         asked_for,
         cwd=body.cwd,
@@ -108,7 +108,7 @@ async def started(call: Call, owner: SandboxRecord, body: CommandBody) -> Comman
         merge_stderr=body.merge_stderr,
         on_event=record.spool.append,
     )
-    follow(call, owner, record, made)
+    follow(request, owner, record, made)
     if stdin is not None:
         await made.send_stdin(stdin)
     if stdin is not None or not body.background:
@@ -123,13 +123,13 @@ def _short(script: str) -> str:
     return f"{script[:1000]}… ({len(script)} characters)"
 
 
-def follow(call: Call, owner: SandboxRecord, record: CommandRecord, made: Command) -> None:
+def follow(request: Request, owner: SandboxRecord, record: CommandRecord, made: Command) -> None:
     """Register a started command, and record its end in the background."""
     record.command = made
     record.on_start(made.attempt)
     owner.add_command(record)
     owner.log("command started", command=record.id)
-    record.task = call.state.tasks.spawn(_follow(call.state, owner, record, made))
+    record.task = request.state.tasks.spawn(_follow(request.state, owner, record, made))
 
 
 async def _follow(state: State, owner: SandboxRecord, record: CommandRecord, made: Command) -> None:
@@ -151,43 +151,43 @@ async def _follow(state: State, owner: SandboxRecord, record: CommandRecord, mad
         state.sandboxes.ended_commands.add(owner, record)
 
 
-async def get(call: Call) -> None:
+async def get(request: Request) -> None:
     """`GET /sandboxes/{id}/commands/{cid}`."""
-    query = query_of(call, WaitQuery)
-    record = command(call)
-    await wait_ended(call, record, query.wait)
-    await call.answer(record.as_json())
+    query = query_of(request, WaitQuery)
+    record = command(request)
+    await wait_ended(request, record, query.wait)
+    await request.answer(record.as_json())
 
 
-async def events(call: Call) -> None:
+async def events(request: Request) -> None:
     """`GET /sandboxes/{id}/commands/{cid}/events`."""
-    form = chosen(call, ("ndjson", "sse"))
-    after = resume_from(call, query_of(call, AfterQuery).after)
-    record = command(call)
-    await send_spool(call, record.spool, form, after, {"x-command-id": record.id})
+    form = chosen(request, ("ndjson", "sse"))
+    after = resume_from(request, query_of(request, AfterQuery).after)
+    record = command(request)
+    await send_spool(request, record.spool, form, after, {"x-command-id": record.id})
 
 
-async def stdin(call: Call) -> None:
+async def stdin(request: Request) -> None:
     """`POST /sandboxes/{id}/commands/{cid}/stdin`."""
-    query = query_of(call, StdinQuery)
-    made = _running(command(call))
+    query = query_of(request, StdinQuery)
+    made = _running(command(request))
     written = 0
-    async for piece in call.pieces(call.settings.body_bytes):
+    async for piece in request.pieces(request.settings.body_bytes):
         await made.send_stdin(piece)
         written += len(piece)
     if query.close:
         await made.close_stdin()
-    await call.answer({"written": written})
+    await request.answer({"written": written})
 
 
-async def signal(call: Call) -> None:
+async def signal(request: Request) -> None:
     """`POST /sandboxes/{id}/commands/{cid}/signal`."""
-    body = await body_of(call, SignalBody)
-    record = command(call)
+    body = await body_of(request, SignalBody)
+    record = command(request)
     number = signal_number(body.signal)
     if not record.ended.done():
         await _running(record).kill(number)
-    await call.answer({"message": f"signal {number} sent", "id": record.id})
+    await request.answer({"message": f"signal {number} sent", "id": record.id})
 
 
 def signal_number(wanted: int | str) -> int:
@@ -201,12 +201,12 @@ def signal_number(wanted: int | str) -> int:
         raise UsageError(f"signal: {wanted!r} is none", remedy="say TERM, INT, KILL…") from None
 
 
-async def kill(call: Call) -> None:
+async def kill(request: Request) -> None:
     """`DELETE /sandboxes/{id}/commands/{cid}`."""
-    record = command(call)
+    record = command(request)
     has_ended = record.ended.done()
     record.cancel()
-    await call.answer({"message": "it had ended" if has_ended else "killed", "id": record.id})
+    await request.answer({"message": "it had ended" if has_ended else "killed", "id": record.id})
 
 
 def _running(record: CommandRecord) -> Command:

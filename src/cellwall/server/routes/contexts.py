@@ -11,50 +11,50 @@ from cellwall.server.schemas import responses as answers
 from cellwall.server.schemas.requests import ContextBody
 
 if TYPE_CHECKING:
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
 
 
-async def index(call: Call) -> None:
+async def index(request: Request) -> None:
     """`GET /sandboxes/{id}/contexts`."""
-    names = await sandbox(call).sandbox.contexts.list()
+    names = await sandbox(request).sandbox.contexts.list()
     shown = [{"name": str(name), "language": name.language} for name in names]
-    await call.answer({"contexts": shown})
+    await request.answer({"contexts": shown})
 
 
-async def create(call: Call) -> None:
+async def create(request: Request) -> None:
     """`POST /sandboxes/{id}/contexts`."""
-    body = await body_of(call, ContextBody)
-    record = sandbox(call)
+    body = await body_of(request, ContextBody)
+    record = sandbox(request)
     name = body.name or new_id()
     language = registry.find(body.language).name
     made = str(await record.sandbox.contexts.create(name, language))
     record.log("context created", name=made, language=language)
-    await call.answer({"name": made, "language": language}, 201)
+    await request.answer({"name": made, "language": language}, 201)
 
 
-async def close(call: Call) -> None:
+async def close(request: Request) -> None:
     """`DELETE /sandboxes/{id}/contexts/{name}`."""
-    record, name = sandbox(call), call.params["context"]
+    record, name = sandbox(request), request.params["context"]
     record.sandbox.live.check_alive()
     await record.sandbox.contexts.close(name)
     record.log("context closed", name=name)
-    await call.answer({"message": "closed", "name": name})
+    await request.answer({"message": "closed", "name": name})
 
 
-async def restart(call: Call) -> None:
+async def restart(request: Request) -> None:
     """`POST /sandboxes/{id}/contexts/{name}/restart`."""
-    record, name = sandbox(call), call.params["context"]
+    record, name = sandbox(request), request.params["context"]
     record.sandbox.live.check_alive()
     await record.sandbox.contexts.restart(name)
     record.log("context restarted", name=name)
-    await call.answer({"message": "restarted", "name": name})
+    await request.answer({"message": "restarted", "name": name})
 
 
-async def interrupt(call: Call) -> None:
+async def interrupt(request: Request) -> None:
     """`POST /sandboxes/{id}/contexts/{name}/interrupt`."""
-    name = call.params["context"]
-    await sandbox(call).sandbox.interrupt(name)
-    await call.answer({"message": "interrupted", "name": name})
+    name = request.params["context"]
+    await sandbox(request).sandbox.interrupt(name)
+    await request.answer({"message": "interrupted", "name": name})
 
 
 _DONE = {200: Answer("Done.", answers.NamedDone)}

@@ -20,7 +20,7 @@ from cellwall.server.schemas.requests import ExecuteBody
 from cellwall.server.streaming.streams import MEDIA, chosen, send_kept, send_spool
 
 if TYPE_CHECKING:
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
     from cellwall.server.executions.idempotency import Use
     from cellwall.server.executions.job import Tracked
     from cellwall.server.executions.order import Order
@@ -29,37 +29,37 @@ if TYPE_CHECKING:
     from cellwall.server.streaming.streams import Format
 
 
-async def execute(call: Call) -> None:
+async def execute(request: Request) -> None:
     """`POST /execute`."""
-    form = chosen(call, ("json", "ndjson", "sse"))
-    body = await body_of(call, ExecuteBody, call.settings.body_bytes)
-    async with call.state.replays.using(call, "execution") as use:
+    form = chosen(request, ("json", "ndjson", "sse"))
+    body = await body_of(request, ExecuteBody, request.settings.body_bytes)
+    async with request.state.replays.using(request, "execution") as use:
         if use is not None and use.thing_id is not None:
-            await again(call, use.thing_id, form, is_background=body.background)
+            await again(request, use.thing_id, form, is_background=body.background)
             return
-        data: bytes = call.scope["cellwall.body"]
-        order = oneshot(call, body, len(data), is_streamed=form != "json")
+        data: bytes = request.scope["cellwall.body"]
+        order = oneshot(request, body, len(data), is_streamed=form != "json")
         order = replace(
             order,
             body=data,
-            on_disconnect=leaving(call, body.on_disconnect),
+            on_disconnect=leaving(request, body.on_disconnect),
             replay=use,
         )
         if body.background:
-            await _submit(call, replace(order, on_disconnect="detach"), use)
+            await _submit(request, replace(order, on_disconnect="detach"), use)
             return
-        record = call.state.executions.start(order)
-        call.holding().until(record.ended)
+        record = request.state.executions.start(order)
+        request.holding().until(record.ended)
         if use is not None:
             use.made(record.id)
-    await give(call, record, form, leaving=order.on_disconnect)
+    await give(request, record, form, leaving=order.on_disconnect)
 
 
-def oneshot(call: Call, body: ExecuteBody, size: int, *, is_streamed: bool) -> Order:
+def oneshot(request: Request, body: ExecuteBody, size: int, *, is_streamed: bool) -> Order:
     """Check and clip a one-shot that came as `size` bytes; a refusal costs and starts nothing."""
-    state = call.state
-    floor = state.queue.tenants.floor(call.owner)
-    caller = oneshots.Caller(call.owner, call.request_id, call.caller.key_id, floor)
+    state = request.state
+    floor = state.queue.tenants.floor(request.owner)
+    caller = oneshots.Caller(request.owner, request.request_id, request.caller.key_id, floor)
     order = oneshots.order(
         state.engine, state.settings, body, caller, size=size, is_streamed=is_streamed
     )
@@ -69,68 +69,73 @@ def oneshot(call: Call, body: ExecuteBody, size: int, *, is_streamed: bool) -> O
     return order
 
 
-async def _submit(call: Call, order: Order, use: Use | None) -> None:
-    execution_id = await call.state.executions.submit(order)
-    record = call.state.executions.all.get(execution_id)
+async def _submit(request: Request, order: Order, use: Use | None) -> None:
+    execution_id = await request.state.executions.submit(order)
+    record = request.state.executions.all.get(execution_id)
     if record is not None:  # it has begun; the body of a waiting execution is only in the store
-        call.holding().until(record.ended)
+        request.holding().until(record.ended)
     if use is not None:
         use.made(execution_id)
-    await _accepted(call, waits(execution_id, order.asked))
+    await _accepted(request, waits(execution_id, order.asked))
 
 
-async def _accepted(call: Call, value: dict[str, Any], *, is_replay: bool = False) -> None:
+async def _accepted(request: Request, value: dict[str, Any], *, is_replay: bool = False) -> None:
     execution_id = value["execution_id"]
     headers = {"location": f"/executions/{execution_id}", "x-execution-id": execution_id}
     if is_replay:
         headers["idempotent-replay"] = "true"
-    await call.answer(value, 202, headers)
+    await request.answer(value, 202, headers)
 
 
-def leaving(call: Call, wanted: OnDisconnect | None, default: OnDisconnect = "cancel") -> str:
+def leaving(request: Request, wanted: OnDisconnect | None, default: OnDisconnect = "cancel") -> str:
     """Return the effect of the client's disconnect: `cancel` or `detach`."""
     if wanted is not None:
         return wanted
     # A client that sends a key wants to come back for the answer.
-    return "detach" if "idempotency-key" in call.headers else default
+    return "detach" if "idempotency-key" in request.headers else default
 
 
 async def again(
-    call: Call, execution_id: str, form: Format, *, is_background: bool = False
+    request: Request, execution_id: str, form: Format, *, is_background: bool = False
 ) -> None:
-    """Answer with the execution that an earlier call with the same key made."""
-    found = await call.state.executions.find(call.owner, execution_id)
+    """Answer with the execution that an earlier request with the same key made."""
+    found = await request.state.executions.find(request.owner, execution_id)
     if found is None:
         raise gone()
     if is_background:
-        await _accepted(call, found.as_json(), is_replay=True)
+        await _accepted(request, found.as_json(), is_replay=True)
         return
-    found = call.state.executions.followed(found)
+    found = request.state.executions.followed(found)
     if isinstance(found, ExecutionRecord):
-        await give(call, found, form, leaving="detach", is_replay=True)
+        await give(request, found, form, leaving="detach", is_replay=True)
         return
     headers = {"x-execution-id": found.id, "idempotent-replay": "true"}
     if form == "json":
-        await call.answer(found.as_json(), headers=headers)
+        await request.answer(found.as_json(), headers=headers)
     else:
-        await send_kept(call, found.id, form, 0, headers)
+        await send_kept(request, found.id, form, 0, headers)
 
 
 async def give(
-    call: Call, record: ExecutionRecord, form: Format, *, leaving: str, is_replay: bool = False
+    request: Request,
+    record: ExecutionRecord,
+    form: Format,
+    *,
+    leaving: str,
+    is_replay: bool = False,
 ) -> None:
     """Answer with an execution that has begun, in the format the client wants."""
     headers = {"x-execution-id": record.id}
     if is_replay:
         headers["idempotent-replay"] = "true"
     try:
-        await call.wait(record.ended if form == "json" else record.started)
+        await request.wait(record.ended if form == "json" else record.started)
         raise_early(record)
         if form == "json":
             raise_failure(record)
-            await call.answer_line(record.as_line(), headers=headers)
+            await request.answer_line(record.as_line(), headers=headers)
         else:
-            await send_spool(call, record.spool, form, 0, headers)
+            await send_spool(request, record.spool, form, 0, headers)
     except ClientGone:
         if leaving == "cancel" and not is_replay:
             record.cancel()
@@ -138,15 +143,15 @@ async def give(
 
 
 async def follow(
-    call: Call, found: ExecutionRecord | KeptExecution, form: Format, after: int
+    request: Request, found: ExecutionRecord | KeptExecution, form: Format, after: int
 ) -> None:
     """Send the events of an execution from memory or store, live until its end."""
-    found = call.state.executions.followed(found)
+    found = request.state.executions.followed(found)
     headers = {"x-execution-id": found.id}
     if isinstance(found, ExecutionRecord):
-        await send_spool(call, found.spool, form, after, headers)
+        await send_spool(request, found.spool, form, after, headers)
     else:
-        await send_kept(call, found.id, form, after, headers)
+        await send_kept(request, found.id, form, after, headers)
 
 
 def raise_early(record: Tracked) -> None:

@@ -12,39 +12,39 @@ from cellwall.server.schemas.requests import AfterQuery, WaitQuery
 from cellwall.server.streaming.streams import MEDIA, chosen, resume_from
 
 if TYPE_CHECKING:
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
 
 _CANCEL_S = 2.0
 """Seconds to wait for the end of a cancelled execution; a cell may take one to obey."""
 
 
-async def get(call: Call) -> None:
+async def get(request: Request) -> None:
     """`GET /executions/{id}`."""
-    query = query_of(call, WaitQuery)
-    found = execution(call)
+    query = query_of(request, WaitQuery)
+    found = execution(request)
     if query.wait > 0:
-        found = call.state.executions.followed(found)
+        found = request.state.executions.followed(found)
     if isinstance(found, ExecutionRecord):
-        await wait_ended(call, found, query.wait)
-    await call.answer(found.as_json())
+        await wait_ended(request, found, query.wait)
+    await request.answer(found.as_json())
 
 
-async def events(call: Call) -> None:
+async def events(request: Request) -> None:
     """`GET /executions/{id}/events`."""
-    form = chosen(call, ("ndjson", "sse"))
-    after = resume_from(call, query_of(call, AfterQuery).after)
-    await follow(call, execution(call), form, after)
+    form = chosen(request, ("ndjson", "sse"))
+    after = resume_from(request, query_of(request, AfterQuery).after)
+    await follow(request, execution(request), form, after)
 
 
-async def cancel(call: Call) -> None:
+async def cancel(request: Request) -> None:
     """`DELETE /executions/{id}`."""
-    found = call.state.executions.followed(execution(call))
+    found = request.state.executions.followed(execution(request))
     has_ended = not isinstance(found, ExecutionRecord) or found.ended.done()
     if isinstance(found, ExecutionRecord):
         found.cancel()
-        await call.wait(found.ended, _CANCEL_S)
+        await request.wait(found.ended, _CANCEL_S)
     message = "it had ended" if has_ended else "cancelled"
-    await call.answer({"message": message, "id": found.id})
+    await request.answer({"message": message, "id": found.id})
 
 
 ENDPOINTS = (

@@ -24,112 +24,112 @@ from cellwall.server.streaming.uploads import receive_form
 
 if TYPE_CHECKING:
     from cellwall.engine.parts.files import Files
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
 
 _TAR = "application/x-tar"
 
 
-def _files(call: Call) -> Files:
-    return sandbox(call).sandbox.files
+def _files(request: Request) -> Files:
+    return sandbox(request).sandbox.files
 
 
-async def read(call: Call) -> None:
+async def read(request: Request) -> None:
     """`GET /sandboxes/{id}/files`."""
-    query = query_of(call, PathQuery)
-    await send_file(call, _files(call), check_name(query.path))
+    query = query_of(request, PathQuery)
+    await send_file(request, _files(request), check_name(query.path))
 
 
-async def write(call: Call) -> None:
+async def write(request: Request) -> None:
     """`PUT /sandboxes/{id}/files`."""
-    query = query_of(call, WriteQuery)
-    path, files = check_name(query.path), _files(call)
-    pieces = call.pieces(call.settings.upload_bytes)
+    query = query_of(request, WriteQuery)
+    path, files = check_name(query.path), _files(request)
+    pieces = request.pieces(request.settings.upload_bytes)
     if query.append:
         await files.append_stream(path, pieces)
         size = (await files.stat(path)).size
     else:
         mode = None if query.mode is None else int(query.mode, 8)
         size = await files.write_stream(path, pieces, mode=mode)
-    await call.answer({"path": path, "size": size})
+    await request.answer({"path": path, "size": size})
 
 
-async def receive(call: Call) -> None:
+async def receive(request: Request) -> None:
     """`POST /sandboxes/{id}/files`, a form."""
-    query = query_of(call, FolderQuery)
-    written = await receive_form(call, _files(call), check_name(query.path))
-    await call.answer({"files": written})
+    query = query_of(request, FolderQuery)
+    written = await receive_form(request, _files(request), check_name(query.path))
+    await request.answer({"files": written})
 
 
-async def remove(call: Call) -> None:
+async def remove(request: Request) -> None:
     """`DELETE /sandboxes/{id}/files`."""
-    query = query_of(call, RemoveQuery)
-    await _files(call).remove(check_name(query.path), recursive=query.recursive)
-    await call.answer({"message": "removed", "path": query.path})
+    query = query_of(request, RemoveQuery)
+    await _files(request).remove(check_name(query.path), recursive=query.recursive)
+    await request.answer({"message": "removed", "path": query.path})
 
 
-async def index(call: Call) -> None:
+async def index(request: Request) -> None:
     """`GET /sandboxes/{id}/files/list`."""
-    query = query_of(call, FilesQuery)
-    listing = await _files(call).listing(
+    query = query_of(request, FilesQuery)
+    listing = await _files(request).listing(
         check_name(query.path), depth=query.depth, limit=query.limit
     )
     entries = [asdict(entry) for entry in listing.entries]
-    await call.answer({"entries": entries, "truncated": listing.is_truncated})
+    await request.answer({"entries": entries, "truncated": listing.is_truncated})
 
 
-async def stat(call: Call) -> None:
+async def stat(request: Request) -> None:
     """`GET /sandboxes/{id}/files/stat`."""
-    query = query_of(call, PathQuery)
-    await call.answer(asdict(await _files(call).stat(check_name(query.path))))
+    query = query_of(request, PathQuery)
+    await request.answer(asdict(await _files(request).stat(check_name(query.path))))
 
 
-async def mkdir(call: Call) -> None:
+async def mkdir(request: Request) -> None:
     """`POST /sandboxes/{id}/files/mkdir`."""
-    body = await body_of(call, MkdirBody)
-    await _files(call).mkdir(check_name(body.path), parents=body.parents)
-    await call.answer({"message": "made", "path": body.path})
+    body = await body_of(request, MkdirBody)
+    await _files(request).mkdir(check_name(body.path), parents=body.parents)
+    await request.answer({"message": "made", "path": body.path})
 
 
-async def move(call: Call) -> None:
+async def move(request: Request) -> None:
     """`POST /sandboxes/{id}/files/move`."""
-    body = await body_of(call, MoveBody)
-    await _files(call).move(check_name(body.path), check_name(body.target))
-    await call.answer({"message": "moved", "path": body.target})
+    body = await body_of(request, MoveBody)
+    await _files(request).move(check_name(body.path), check_name(body.target))
+    await request.answer({"message": "moved", "path": body.target})
 
 
-async def pack(call: Call) -> None:
+async def pack(request: Request) -> None:
     """`GET /sandboxes/{id}/files/archive`."""
-    query = query_of(call, FolderQuery)
+    query = query_of(request, FolderQuery)
     path = check_name(query.path)
-    pieces = _files(call).stream_dir(path)
+    pieces = _files(request).stream_dir(path)
     try:
         first = await anext(pieces, b"")  # refused reads fail here, before the headers are sent
         name = path.rstrip("/").rpartition("/")[2].strip(".") or "files"
-        await call.start(200, _TAR, attachment(f"{name}.tar"))
-        await call.write(first)
+        await request.start(200, _TAR, attachment(f"{name}.tar"))
+        await request.write(first)
         async for piece in pieces:
-            await call.write(piece)
-        await call.end()
+            await request.write(piece)
+        await request.end()
     finally:
         await pieces.aclose()
 
 
-async def unpack(call: Call) -> None:
+async def unpack(request: Request) -> None:
     """`PUT /sandboxes/{id}/files/archive`."""
-    query = query_of(call, FolderQuery)
-    call.check_type(_TAR)
-    pieces = call.pieces(call.settings.upload_bytes)
-    files, size = await _files(call).put_tree(check_name(query.path), pieces)
-    await call.answer({"files": files, "bytes": size})
+    query = query_of(request, FolderQuery)
+    request.check_type(_TAR)
+    pieces = request.pieces(request.settings.upload_bytes)
+    files, size = await _files(request).put_tree(check_name(query.path), pieces)
+    await request.answer({"files": files, "bytes": size})
 
 
-async def watch(call: Call) -> None:
+async def watch(request: Request) -> None:
     """`GET /sandboxes/{id}/files/watch`."""
-    form = chosen(call, ("ndjson", "sse"))
-    query = query_of(call, WatchQuery)
-    async with _files(call).watch(check_name(query.path), recursive=query.recursive) as watching:
+    form = chosen(request, ("ndjson", "sse"))
+    query = query_of(request, WatchQuery)
+    async with _files(request).watch(check_name(query.path), recursive=query.recursive) as watching:
         changes = ({"type": "change", **asdict(change)} async for change in watching)
-        await send_items(call, form, changes, {})
+        await send_items(request, form, changes, {})
 
 
 _BASE = "/sandboxes/{sandbox_id}/files"

@@ -9,14 +9,14 @@ from cellwall.server.http.endpoint import Answer, Endpoint
 from cellwall.server.schemas import responses as answers
 
 if TYPE_CHECKING:
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
 
 _BODY = f'{{"status":"ok","version":"{cellwall.__version__}"}}'.encode()
 
 
-async def health(call: Call) -> None:
+async def health(request: Request) -> None:
     """Answer with status and version."""
-    await call.answer_bytes(_BODY, "application/json")
+    await request.answer_bytes(_BODY, "application/json")
 
 
 ENDPOINTS = (

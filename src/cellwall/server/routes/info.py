@@ -20,16 +20,16 @@ from cellwall.server.schemas.requests import LogQuery
 
 if TYPE_CHECKING:
     from cellwall.server.auth.keys import Principal
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
     from cellwall.server.state import State
 
 
-async def metrics(call: Call) -> None:
+async def metrics(request: Request) -> None:
     """`GET /sandboxes/{id}/metrics`."""
-    record = sandbox(call)
+    record = sandbox(request)
     record.sandbox.live.check_alive()
     now = record.sandbox.live.readings()
-    await call.answer(
+    await request.answer(
         {
             "id": record.id,
             "status": record.sandbox.status,
@@ -45,17 +45,17 @@ async def metrics(call: Call) -> None:
     )
 
 
-async def logs(call: Call) -> None:
+async def logs(request: Request) -> None:
     """`GET /sandboxes/{id}/logs`."""
-    query = query_of(call, LogQuery)
-    records, more = sandbox(call).logs(query.after or 0, query.limit)
-    await call.answer({"records": records, "next": more})
+    query = query_of(request, LogQuery)
+    records, more = sandbox(request).logs(query.after or 0, query.limit)
+    await request.answer({"records": records, "next": more})
 
 
-async def templates(call: Call) -> None:
+async def templates(request: Request) -> None:
     """`GET /templates`."""
-    found = await asyncio.to_thread(_templates, TemplateStore(call.state.engine.state_dir))
-    await call.answer({"templates": found})
+    found = await asyncio.to_thread(_templates, TemplateStore(request.state.engine.state_dir))
+    await request.answer({"templates": found})
 
 
 def _templates(store: TemplateStore) -> list[dict[str, Any]]:
@@ -72,33 +72,33 @@ def _templates(store: TemplateStore) -> list[dict[str, Any]]:
     ]
 
 
-async def languages(call: Call) -> None:
+async def languages(request: Request) -> None:
     """`GET /languages`."""
-    await call.answer({"languages": await asyncio.to_thread(_languages)})
+    await request.answer({"languages": await asyncio.to_thread(_languages)})
 
 
 def _languages() -> list[dict[str, Any]]:
     return [shown(each, detect(each)) for each in LANGUAGES.values()]
 
 
-async def runtimes(call: Call) -> None:
+async def runtimes(request: Request) -> None:
     """`GET /runtimes`."""
-    floor = call.state.queue.tenants.floor(call.owner)
-    found = await offers(call.state.engine, floor, shows_starts=call.caller.may("manage"))
-    await call.answer({"runtimes": [each.as_json() for each in found]})
+    floor = request.state.queue.tenants.floor(request.owner)
+    found = await offers(request.state.engine, floor, shows_starts=request.caller.may("manage"))
+    await request.answer({"runtimes": [each.as_json() for each in found]})
 
 
-async def stats(call: Call) -> None:
+async def stats(request: Request) -> None:
     """`GET /stats`."""
-    state, owner = call.state, call.owner
+    state, owner = request.state, request.owner
     mine = [r for r in state.sandboxes.all.values() if r.owner == owner and r.ended_at is None]
-    await call.answer(
+    await request.answer(
         {
             "version": cellwall.__version__,
             "uptime_s": round(time.time() - state.began_at, 3),
             "sandboxes": len(mine),
             "executions": sum(r.owner == owner for r in state.executions.all.values()),
-            "server": _server(state, call.caller) if call.caller.may("manage") else None,
+            "server": _server(state, request.caller) if request.caller.may("manage") else None,
         }
     )
 

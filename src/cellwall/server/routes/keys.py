@@ -21,45 +21,45 @@ from cellwall.server.schemas.requests import KeyBody
 if TYPE_CHECKING:
     from cellwall.server.auth.keys import KeyRecord
     from cellwall.server.auth.stored_keys import StoredKeys
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
     from cellwall.store.records.rows import KeyRow
     from cellwall.store.store import Store
 
 
-async def create(call: Call) -> None:
+async def create(request: Request) -> None:
     """`POST /keys`."""
-    body = await body_of(call, KeyBody)
-    store, stored = _kept(call)
+    body = await body_of(request, KeyBody)
+    store, stored = _kept(request)
     row, key = await create_key(store, body.tenant, body.scope, body.name, body.expires_s)
     await stored.refresh()
-    await call.answer({**_shown(row), "key": key}, 201, {"cache-control": "no-store"})
+    await request.answer({**_shown(row), "key": key}, 201, {"cache-control": "no-store"})
 
 
-async def index(call: Call) -> None:
+async def index(request: Request) -> None:
     """`GET /keys`."""
-    store = call.state.store
+    store = request.state.store
     rows = [] if store is None else await store.keys()
-    found = [_configured(each) for each in call.state.keys.fixed]
-    await call.answer({"keys": found + [_shown(row) for row in rows]})
+    found = [_configured(each) for each in request.state.keys.fixed]
+    await request.answer({"keys": found + [_shown(row) for row in rows]})
 
 
-async def revoke(call: Call) -> None:
+async def revoke(request: Request) -> None:
     """`DELETE /keys/{id}`."""
-    key_id = call.params["key_id"]
-    if any(each.key_id == key_id for each in call.state.keys.fixed):
+    key_id = request.params["key_id"]
+    if any(each.key_id == key_id for each in request.state.keys.fixed):
         raise Conflict(
             f"key {key_id}: it is in the configuration",
             remedy="remove it there, and start the server again",
         )
-    store, stored = _kept(call)
+    store, stored = _kept(request)
     row = await revoke_key(store, key_id)
     await stored.refresh()
     message = "revoked" if row.revoked_at is None else "it had been revoked"
-    await call.answer({"message": message, "id": key_id})
+    await request.answer({"message": message, "id": key_id})
 
 
-def _kept(call: Call) -> tuple[Store, StoredKeys]:
-    store, stored = call.state.store, call.state.stored_keys
+def _kept(request: Request) -> tuple[Store, StoredKeys]:
+    store, stored = request.state.store, request.state.stored_keys
     if store is None or stored is None:
         raise Conflict(
             "keys: this server keeps nothing", remedy="start it with a store, or configure the keys"

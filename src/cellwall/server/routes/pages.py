@@ -14,7 +14,7 @@ from cellwall.server.http.openapi import document
 from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
 
 _SAFE = {
     "content-security-policy": "default-src 'none'; style-src 'self'; base-uri 'none'; "
@@ -82,17 +82,17 @@ class Pages:
     def _page(self) -> bytes:
         return _page_of(self._document)
 
-    async def openapi(self, call: Call) -> None:
+    async def openapi(self, request: Request) -> None:
         """`GET /openapi.json`."""
-        await call.answer_bytes(self._document_bytes, "application/json")
+        await request.answer_bytes(self._document_bytes, "application/json")
 
-    async def docs(self, call: Call) -> None:
+    async def docs(self, request: Request) -> None:
         """`GET /docs`."""
-        await call.answer_bytes(self._page, "text/html; charset=utf-8", headers=_SAFE)
+        await request.answer_bytes(self._page, "text/html; charset=utf-8", headers=_SAFE)
 
-    async def style(self, call: Call) -> None:
+    async def style(self, request: Request) -> None:
         """`GET /docs/style.css`."""
-        await call.answer_bytes(_STYLE, "text/css; charset=utf-8", headers=_SAFE)
+        await request.answer_bytes(_STYLE, "text/css; charset=utf-8", headers=_SAFE)
 
 
 def _page_of(described: dict[str, Any]) -> bytes:

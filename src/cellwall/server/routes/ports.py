@@ -24,76 +24,76 @@ from cellwall.server.schemas.requests import PortSignBody
 
 if TYPE_CHECKING:
     from cellwall.engine.parts.ports import Connection
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
     from cellwall.server.executions.sandboxes import SandboxRecord
 
 
-async def sign(call: Call) -> None:
+async def sign(request: Request) -> None:
     """`POST /sandboxes/{id}/ports/sign`."""
-    body = await body_of(call, PortSignBody)
-    record = sandbox(call)
+    body = await body_of(request, PortSignBody)
+    record = sandbox(request)
     claims = {"sandbox": record.id, "port": body.port}
-    token, expires_at = call.state.tokens.sign(call.caller, "port", claims, body.expires_s)
-    call.state.watch.redactor.learn_ours(token, "tokens")
+    token, expires_at = request.state.tokens.sign(request.caller, "port", claims, body.expires_s)
+    request.state.watch.redactor.learn_ours(token, "tokens")
     record.log("port signed", port=body.port)
-    url = f"{base_url(call)}/sandboxes/{record.id}/ports/{body.port}/?cellwall_token={token}"
-    await call.answer({"token": token, "url": url, "expires_at": rfc3339(expires_at)})
+    url = f"{base_url(request)}/sandboxes/{record.id}/ports/{body.port}/?cellwall_token={token}"
+    await request.answer({"token": token, "url": url, "expires_at": rfc3339(expires_at)})
 
 
-async def forward(call: Call) -> None:
+async def forward(request: Request) -> None:
     """`ANY /sandboxes/{id}/ports/{port}/…`."""
-    port = _port(call.params["port"])
-    record = _opened(call, port)
+    port = _port(request.params["port"])
+    record = _opened(request, port)
     prefix = f"/sandboxes/{record.id}/ports/{port}"
-    target = _target(call, prefix)
+    target = _target(request, prefix)
     headers = to_inside(
-        call.scope["headers"],
+        request.scope["headers"],
         port,
         prefix,
-        has_its_own_authorization=_has_its_own_authorization(call),
-        more=call.settings.port_headers,
+        has_its_own_authorization=_has_its_own_authorization(request),
+        more=request.settings.port_headers,
     )
     connection = await _connected(record, port)
     try:
-        if call.scope["type"] == "websocket":
-            await InnerSocket(call, connection, target).run(headers)
+        if request.scope["type"] == "websocket":
+            await InnerSocket(request, connection, target).run(headers)
         else:
-            await Exchange(call, connection, prefix).run(target, headers)
+            await Exchange(request, connection, prefix).run(target, headers)
     except PortError as error:
         raise _unreachable(error) from None
     finally:
         connection.abort()
 
 
-def _opened(call: Call, port: int) -> SandboxRecord:
+def _opened(request: Request, port: int) -> SandboxRecord:
     """Return the sandbox if the caller's key or token opens this port of it."""
-    if call.principal is not None:
-        return sandbox(call)
-    token = port_token(call.headers, call.scope.get("query_string", b""))
+    if request.principal is not None:
+        return sandbox(request)
+    token = port_token(request.headers, request.scope.get("query_string", b""))
     if token is None:
         raise unauthorized()
-    claims = call.state.tokens.opened("port", token)
-    wanted = call.params["sandbox_id"]
+    claims = request.state.tokens.opened("port", token)
+    wanted = request.params["sandbox_id"]
     owner = claims["owner"] if (claims["sandbox"], claims["port"]) == (wanted, port) else ""
-    record = owned(call.state.sandboxes.all, owner, "sandbox", wanted)
-    call.state.connections.lent(call, claims["owner"], claims["key"])
+    record = owned(request.state.sandboxes.all, owner, "sandbox", wanted)
+    request.state.connections.lent(request, claims["owner"], claims["key"])
     return record
 
 
-def _has_its_own_authorization(call: Call) -> bool:
+def _has_its_own_authorization(request: Request) -> bool:
     """Report whether `Authorization` is for the inside: another header let the request in.
 
     SECURITY: credentials that a browser or a proxy adds by itself come without such a header, and
     are not for the inside: a password for this host, the visitor's identity. A key of this server
     never is, whichever header has it.
     """
-    if "x-api-key" not in call.headers and "x-cellwall-token" not in call.headers:
+    if "x-api-key" not in request.headers and "x-cellwall-token" not in request.headers:
         return False
-    bearer = bearer_of(call.headers)
+    bearer = bearer_of(request.headers)
     if bearer is None:
         return True
-    has_let_it_in = call.principal is not None and "x-api-key" not in call.headers
-    return not has_let_it_in and call.state.keys.find(bearer) is None
+    has_let_it_in = request.principal is not None and "x-api-key" not in request.headers
+    return not has_let_it_in and request.state.keys.find(bearer) is None
 
 
 def _port(text: str) -> int:
@@ -102,13 +102,13 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _target(call: Call, prefix: str) -> bytes:
+def _target(request: Request, prefix: str) -> bytes:
     """Return path and query for the inside, as the client encoded them."""
-    raw: bytes = call.scope.get("raw_path") or call.scope["path"].encode()
+    raw: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
     path = raw.partition(b"?")[0][len(prefix) :] or b"/"
     if not raw.startswith(prefix.encode()) or not path.startswith(b"/"):
         raise UsageError("path: it is encoded where it must not be", remedy="send it plainly")
-    query = query_for_inside(call.scope.get("query_string", b""))
+    query = query_for_inside(request.scope.get("query_string", b""))
     return path + (b"?" + query if query else b"")
 
 

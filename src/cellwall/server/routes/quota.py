@@ -8,12 +8,12 @@ from cellwall.server.http.endpoint import Answer, Endpoint
 from cellwall.server.schemas import responses_about as answers_about
 
 if TYPE_CHECKING:
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
 
 
-async def quota(call: Call) -> None:
+async def quota(request: Request) -> None:
     """`GET /quota`."""
-    await call.answer(call.state.queue.tenants.quotas_json(call.owner))
+    await request.answer(request.state.queue.tenants.quotas_json(request.owner))
 
 
 ENDPOINTS = (

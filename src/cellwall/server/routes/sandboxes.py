@@ -31,41 +31,41 @@ if TYPE_CHECKING:
     from cellwall.languages.entries.language import Language
     from cellwall.model.execution import Execution
     from cellwall.model.limits import Limits
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
     from cellwall.server.core.settings import ServerSettings
     from cellwall.server.executions.idempotency import Use
 
 
-async def create(call: Call) -> None:
+async def create(request: Request) -> None:
     """`POST /sandboxes`."""
-    body = await body_of(call, SandboxBody)
+    body = await body_of(request, SandboxBody)
     headers: dict[str, str] = {}
-    async with call.state.replays.using(call, "sandbox") as use:
+    async with request.state.replays.using(request, "sandbox") as use:
         if use is not None and use.thing_id is not None:
-            record = _again(call, use.thing_id)
+            record = _again(request, use.thing_id)
             headers["idempotent-replay"] = "true"
         else:
-            record = await _created(call, body)
-            await _keep(call, record, use)
+            record = await _created(request, body)
+            await _keep(request, record, use)
     headers["location"] = f"/sandboxes/{record.id}"
-    await call.answer(record.as_json(), 201, headers)
+    await request.answer(record.as_json(), 201, headers)
 
 
-def _again(call: Call, sandbox_id: str) -> SandboxRecord:
-    """Return the sandbox that an earlier call with the same key made."""
-    record = call.state.sandboxes.all.get(sandbox_id)
-    if record is None or record.owner != call.owner:
+def _again(request: Request, sandbox_id: str) -> SandboxRecord:
+    """Return the sandbox that an earlier request with the same key made."""
+    record = request.state.sandboxes.all.get(sandbox_id)
+    if record is None or record.owner != request.owner:
         raise gone()
     return record
 
 
-async def _keep(call: Call, record: SandboxRecord, use: Use | None) -> None:
+async def _keep(request: Request, record: SandboxRecord, use: Use | None) -> None:
     """Write the sandbox to the store before the answer; if that fails, end the sandbox."""
     try:
         replay = () if use is None else use.changes(record.id)
-        audit = call.state.audit
-        made = () if audit is None else (audit.made(call, record),)
-        await call.state.sandboxes.keep(record, *replay, *made)
+        audit = request.state.audit
+        made = () if audit is None else (audit.made(request, record),)
+        await request.state.sandboxes.keep(record, *replay, *made)
     except BaseException:
         await record.close()
         raise
@@ -73,33 +73,33 @@ async def _keep(call: Call, record: SandboxRecord, use: Use | None) -> None:
         use.made(record.id)
 
 
-async def _created(call: Call, body: SandboxBody) -> SandboxRecord:
-    state = call.state
+async def _created(request: Request, body: SandboxBody) -> SandboxRecord:
+    state = request.state
     limits, clipped = asked.limits(body, state.engine.settings.limits, state.settings.most)
     language = asked.language(body)
     state.room.check()
-    state.kept.check(call.owner, 0)
+    state.kept.check(request.owner, 0)
     state.sandboxes.begin()
-    state.watch.created(call.owner)
+    state.watch.created(request.owner)
     record: SandboxRecord | None = None
     try:
-        made = await _promised(call, body, limits)
+        made = await _promised(request, body, limits)
         facts = {
             "name": body.name,
             "language": language,
             "metadata": body.metadata,
             "clipped": clipped,
         }
-        record = SandboxRecord(call.owner, made, facts)
+        record = SandboxRecord(request.owner, made, facts)
     finally:
         state.sandboxes.begun(record)
     return record
 
 
-async def _promised(call: Call, body: SandboxBody, limits: Limits) -> AsyncSandbox:
+async def _promised(request: Request, body: SandboxBody, limits: Limits) -> AsyncSandbox:
     """Return a sandbox whose limits are reserved from before its creation until its end."""
-    state = call.state
-    promise = state.queue.hold(call.owner, Cost.of(limits))
+    state = request.state
+    promise = state.queue.hold(request.owner, Cost.of(limits))
     try:
         made = await state.engine.create_sandbox(
             body.template,
@@ -108,7 +108,7 @@ async def _promised(call: Call, body: SandboxBody, limits: Limits) -> AsyncSandb
             runtime=asked.runtime(body),
             isolation=body.isolation,
             trust=body.trust,
-            floor=state.queue.tenants.floor(call.owner),
+            floor=state.queue.tenants.floor(request.owner),
             demand_hard=body.demand_hard,
             start=body.start,
         )
@@ -119,12 +119,12 @@ async def _promised(call: Call, body: SandboxBody, limits: Limits) -> AsyncSandb
     return made
 
 
-async def index(call: Call) -> None:
+async def index(request: Request) -> None:
     """`GET /sandboxes`, newest first."""
-    query = query_of(call, ListQuery)
+    query = query_of(request, ListQuery)
     wanted = {k.removeprefix("metadata."): v for k, v in (query.model_extra or {}).items()}
     before = None if query.after is None else _place_of(query.after)
-    mine = [each for each in call.state.sandboxes.all.values() if each.owner == call.owner]
+    mine = [each for each in request.state.sandboxes.all.values() if each.owner == request.owner]
     found = [
         record
         for record in sorted(mine, key=_place, reverse=True)
@@ -134,7 +134,7 @@ async def index(call: Call) -> None:
     ]
     page = found[: query.limit]
     more = _cursor(page[-1]) if len(found) > query.limit else None
-    await call.answer({"sandboxes": [record.as_json() for record in page], "next": more})
+    await request.answer({"sandboxes": [record.as_json() for record in page], "next": more})
 
 
 def _place(record: SandboxRecord) -> tuple[float, str]:
@@ -157,17 +157,17 @@ def _place_of(cursor: str) -> tuple[float, str]:
     return found, sandbox_id
 
 
-async def get(call: Call) -> None:
+async def get(request: Request) -> None:
     """`GET /sandboxes/{id}`."""
-    await call.answer(sandbox(call).as_json())
+    await request.answer(sandbox(request).as_json())
 
 
-async def change(call: Call) -> None:
+async def change(request: Request) -> None:
     """`PATCH /sandboxes/{id}`."""
-    body = await body_of(call, SandboxChange)
-    record = sandbox(call)
+    body = await body_of(request, SandboxChange)
+    record = sandbox(request)
     if body.life_s is not None:
-        most = call.settings.most.life_s
+        most = request.settings.most.life_s
         record.clipped = {"life_s": body.life_s} if body.life_s > most else {}
         await record.sandbox.extend(min(body.life_s, most))
         record.extend()
@@ -175,41 +175,41 @@ async def change(call: Call) -> None:
         record.name = body.name
     if body.metadata is not None:
         record.metadata = body.metadata
-    await call.state.sandboxes.keep(record)
+    await request.state.sandboxes.keep(record)
     record.log("changed", fields=", ".join(sorted(body.model_fields_set)))
-    await call.answer(record.as_json())
+    await request.answer(record.as_json())
 
 
-async def delete(call: Call) -> None:
+async def delete(request: Request) -> None:
     """`DELETE /sandboxes/{id}`."""
-    record = sandbox(call)
+    record = sandbox(request)
     has_ended = record.ended_at is not None
     await record.close()
-    await call.answer({"message": "it had ended" if has_ended else "deleted", "id": record.id})
+    await request.answer({"message": "it had ended" if has_ended else "deleted", "id": record.id})
 
 
-async def execute(call: Call) -> None:
+async def execute(request: Request) -> None:
     """`POST /sandboxes/{id}/execute`."""
-    form = chosen(call, ("ndjson", "json", "sse"))
-    body = await body_of(call, CellBody, call.settings.body_bytes)
-    ends = leaving(call, body.on_disconnect, "detach")
-    async with call.state.replays.using(call, "execution") as use:
+    form = chosen(request, ("ndjson", "json", "sse"))
+    body = await body_of(request, CellBody, request.settings.body_bytes)
+    ends = leaving(request, body.on_disconnect, "detach")
+    async with request.state.replays.using(request, "execution") as use:
         if use is not None and use.thing_id is not None:
-            await again(call, use.thing_id, form)
+            await again(request, use.thing_id, form)
             return
-        order = _order(call, body, use, is_streamed=form != "json")
-        record = call.state.executions.start(order)
-        call.holding().until(record.ended)
+        order = _order(request, body, use, is_streamed=form != "json")
+        record = request.state.executions.start(order)
+        request.holding().until(record.ended)
         if use is not None:
             use.made(record.id)
-    await give(call, record, form, leaving=ends)
+    await give(request, record, form, leaving=ends)
 
 
-def _order(call: Call, body: CellBody, use: Use | None, *, is_streamed: bool) -> Order:
-    state, owner = call.state, sandbox(call)
+def _order(request: Request, body: CellBody, use: Use | None, *, is_streamed: bool) -> Order:
+    state, owner = request.state, sandbox(request)
     live = owner.sandbox
     live.live.check_alive()
-    state.queue.tenants.check_output(call.owner)
+    state.queue.tenants.check_output(request.owner)
     source, stdin = asked.source(body), asked.stdin(body)
     spoken = live.contexts.language(body.context) if body.context != MAIN else None
     language = asked.language(body, owner.language if spoken is None else spoken.name)
@@ -245,9 +245,9 @@ def _order(call: Call, body: CellBody, use: Use | None, *, is_streamed: bool) ->
         "clipped": clipped,
         "scan": scan,
         "trust": live.live.trust,
-        "key_id": call.caller.key_id,
+        "key_id": request.caller.key_id,
     }
-    return Order(call.owner, call.request_id, shown, work, replay=use, tools=tools)
+    return Order(request.owner, request.request_id, shown, work, replay=use, tools=tools)
 
 
 def _tools(body: CellBody, language: Language, settings: ServerSettings) -> RemoteTools | None:

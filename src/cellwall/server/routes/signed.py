@@ -16,64 +16,64 @@ from cellwall.server.streaming.downloads import send_file
 
 if TYPE_CHECKING:
     from cellwall.engine.parts.files import Files
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
 
 _METHODS = {"read": "GET", "write": "PUT"}
 
 
-async def sign(call: Call) -> None:
+async def sign(request: Request) -> None:
     """`POST /sandboxes/{id}/files/sign`."""
-    body = await body_of(call, SignBody)
-    record = sandbox(call)
+    body = await body_of(request, SignBody)
+    record = sandbox(request)
     claims = {
         "sandbox": record.id,
         "path": check_name(body.path),
         "operation": body.operation,
         "max_bytes": body.max_bytes,
     }
-    token, expires_at = call.state.tokens.sign(call.caller, "file", claims, body.expires_s)
-    call.state.watch.redactor.learn_ours(token, "tokens")
+    token, expires_at = request.state.tokens.sign(request.caller, "file", claims, body.expires_s)
+    request.state.watch.redactor.learn_ours(token, "tokens")
     record.log("address signed", operation=body.operation)
-    await call.answer(
+    await request.answer(
         {
-            "url": f"{base_url(call)}/signed/{token}",
+            "url": f"{base_url(request)}/signed/{token}",
             "method": _METHODS[body.operation],
             "expires_at": rfc3339(expires_at),
         }
     )
 
 
-def base_url(call: Call) -> str:
+def base_url(request: Request) -> str:
     """Return the server's address as the client knows it."""
-    scheme = {"ws": "http", "wss": "https"}.get(call.scope["scheme"], call.scope["scheme"])
-    return f"{scheme}://{call.headers.get('host', '')}"
+    scheme = {"ws": "http", "wss": "https"}.get(request.scope["scheme"], request.scope["scheme"])
+    return f"{scheme}://{request.headers.get('host', '')}"
 
 
-async def read(call: Call) -> None:
+async def read(request: Request) -> None:
     """`GET /signed/{token}`."""
-    await send_file(call, _files(call), call.claims["path"])
+    await send_file(request, _files(request), request.claims["path"])
 
 
-async def write(call: Call) -> None:
+async def write(request: Request) -> None:
     """`PUT /signed/{token}`."""
-    path, most = call.claims["path"], call.settings.upload_bytes
-    if call.claims["max_bytes"] is not None:
-        most = min(most, call.claims["max_bytes"])
-    size = await _files(call).write_stream(path, call.pieces(most))
-    await call.answer({"path": path, "size": size})
+    path, most = request.claims["path"], request.settings.upload_bytes
+    if request.claims["max_bytes"] is not None:
+        most = min(most, request.claims["max_bytes"])
+    size = await _files(request).write_stream(path, request.pieces(most))
+    await request.answer({"path": path, "size": size})
 
 
-def _open(call: Call, operation: str) -> None:
-    claims = call.state.tokens.opened("file", call.params["token"])
+def _open(request: Request, operation: str) -> None:
+    claims = request.state.tokens.opened("file", request.params["token"])
     if claims["operation"] != operation:
-        raise HttpError(405, "method", f"token: it is not for {call.scope['method']}")
-    call.claims = claims
-    call.state.connections.lent(call, claims["owner"], claims["key"])
+        raise HttpError(405, "method", f"token: it is not for {request.scope['method']}")
+    request.claims = claims
+    request.state.connections.lent(request, claims["owner"], claims["key"])
 
 
-def _files(call: Call) -> Files:
-    claims = call.claims
-    record = owned(call.state.sandboxes.all, claims["owner"], "sandbox", claims["sandbox"])
+def _files(request: Request) -> Files:
+    claims = request.claims
+    record = owned(request.state.sandboxes.all, claims["owner"], "sandbox", claims["sandbox"])
     return record.sandbox.files
 
 

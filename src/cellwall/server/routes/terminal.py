@@ -22,25 +22,25 @@ from cellwall.server.schemas.requests import TerminalQuery, Window
 
 if TYPE_CHECKING:
     from cellwall.engine.parts.terminals import Terminal
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
 
 _SHELL = ["/bin/bash", "-l"]
 
 
-async def terminal(call: Call) -> None:
+async def terminal(request: Request) -> None:
     """`WS /sandboxes/{id}/terminal`."""
-    query = query_of(call, TerminalQuery)
-    owner = sandbox(call)
+    query = query_of(request, TerminalQuery)
+    owner = sandbox(request)
     argv = _SHELL if query.command is None else ["/bin/bash", "-c", query.command]
     made = await owner.sandbox.commands.start(argv, pty=(query.rows, query.cols), cwd=query.cwd)
-    record = CommandRecord(call.owner, call.request_id, call.settings.spool_bytes, argv)
+    record = CommandRecord(request.owner, request.request_id, request.settings.spool_bytes, argv)
     record.terminal = Window(rows=query.rows, cols=query.cols)
-    follow(call, owner, record, made)
-    socket = Socket(call)
+    follow(request, owner, record, made)
+    socket = Socket(request)
     try:
-        await socket.accept(wanted_subprotocol(call))
-        async with asyncio.timeout(call.settings.socket_s):
-            await unless_gone(call, _Session(socket, record, made).talk())
+        await socket.accept(wanted_subprotocol(request))
+        async with asyncio.timeout(request.settings.socket_s):
+            await unless_gone(request, _Session(socket, record, made).talk())
     except TimeoutError:
         await socket.close(1001, "its whole life is over")
     finally:

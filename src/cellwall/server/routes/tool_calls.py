@@ -15,34 +15,34 @@ from cellwall.surface.tools import calls as tool_calls
 from cellwall.surface.tools.tools import MOST_BYTES
 
 if TYPE_CHECKING:
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
     from cellwall.server.executions.remote_tools import RemoteTools
 
 _BODY_BYTES = MOST_BYTES + 4096
 
 
-async def calls(call: Call) -> None:
+async def calls(request: Request) -> None:
     """`GET /executions/{id}/calls`."""
-    form = chosen(call, ("ndjson", "sse"))
-    found = call.state.executions.followed(execution(call))
+    form = chosen(request, ("ndjson", "sse"))
+    found = request.state.executions.followed(execution(request))
     if isinstance(found, ExecutionRecord):
         # the tools of an execution that waits on disk only are not read yet
-        await call.wait(found.started)
-    tools = _tools(call)
+        await request.wait(found.started)
+    tools = _tools(request)
     with tools.listening():
-        await send_items(call, form, tools.follow(), {})
+        await send_items(request, form, tools.follow(), {})
 
 
-async def answer(call: Call) -> None:
+async def answer(request: Request) -> None:
     """`POST /executions/{id}/calls/{call}`."""
-    body = await body_of(call, ToolAnswer, _BODY_BYTES)
-    number = _number(call.params["call"])
-    _tools(call).take(number, _answer(body), call.caller.key_id)
-    await call.answer({"message": "answered", "id": str(number)})
+    body = await body_of(request, ToolAnswer, _BODY_BYTES)
+    number = _number(request.params["call"])
+    _tools(request).take(number, _answer(body), request.caller.key_id)
+    await request.answer({"message": "answered", "id": str(number)})
 
 
-def _tools(call: Call) -> RemoteTools:
-    found = call.state.executions.followed(execution(call))
+def _tools(request: Request) -> RemoteTools:
+    found = request.state.executions.followed(execution(request))
     if not isinstance(found, ExecutionRecord) or found.ended.done():
         raise Conflict(f"execution {found.id!r}: it is over", remedy="its calls have ended with it")
     if found.tools is None:

@@ -9,13 +9,13 @@ from cellwall.server.http.endpoint import Answer, Endpoint
 from cellwall.server.schemas import responses_about as answers_about
 
 if TYPE_CHECKING:
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
 
 
-async def secret(call: Call) -> None:
+async def secret(request: Request) -> None:
     """`GET /webhooks`."""
-    found = call.state.notices.secret_of(call.owner)
-    await call.answer({"secret": found, "header": HEADER}, headers={"cache-control": "no-store"})
+    found = request.state.notices.secret_of(request.owner)
+    await request.answer({"secret": found, "header": HEADER}, headers={"cache-control": "no-store"})
 
 
 ENDPOINTS = (

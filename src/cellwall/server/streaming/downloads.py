@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from cellwall.engine.parts.files import Files
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _BYTES = "application/octet-stream"
@@ -37,10 +37,10 @@ def attachment(path: str) -> dict[str, str]:
     }
 
 
-async def send_file(call: Call, files: Files, path: str) -> None:
+async def send_file(request: Request, files: Files, path: str) -> None:
     """Send a file or the range of it that the client wants."""
-    most = call.settings.download_bytes
-    wanted = call.headers.get("range")
+    most = request.settings.download_bytes
+    wanted = request.headers.get("range")
     probe = await files.read_piece(path, 0, 1 if wanted else _PIECE_BYTES)
     size = probe.size or len(probe.data)  # files of /proc report a size of zero
     headers = {**attachment(path), "accept-ranges": "bytes"}
@@ -49,21 +49,21 @@ async def send_file(call: Call, files: Files, path: str) -> None:
         _check_size(end - begin, most, path)
         headers["content-range"] = f"bytes {begin}-{end - 1}/{size}"
         headers["content-length"] = str(end - begin)
-        await call.start(206, _BYTES, headers)
-        await _send(call, files.read_stream(path, begin, end - begin, probe.inode))
+        await request.start(206, _BYTES, headers)
+        await _send(request, files.read_stream(path, begin, end - begin, probe.inode))
         return
     _check_size(size, most, path)
     if wanted is not None:
         probe = await files.read_piece(path, 0, _PIECE_BYTES)
     headers["content-length"] = str(size)
-    await call.start(200, _BYTES, headers)
+    await request.start(200, _BYTES, headers)
     first = probe.data[:size]
-    if call.scope["method"] != "HEAD":
-        await call.write(first)
+    if request.scope["method"] != "HEAD":
+        await request.write(first)
         rest = size - len(first)
-        await _send(call, files.read_stream(path, len(first), rest, probe.inode))
+        await _send(request, files.read_stream(path, len(first), rest, probe.inode))
     else:
-        await call.end()
+        await request.end()
 
 
 def _check_size(size: int, most: int, path: str) -> None:
@@ -96,8 +96,8 @@ def _span(wanted: str, size: int) -> tuple[int, int] | None:
     return begin, end
 
 
-async def _send(call: Call, pieces: AsyncIterator[bytes]) -> None:
-    if call.scope["method"] != "HEAD":
+async def _send(request: Request, pieces: AsyncIterator[bytes]) -> None:
+    if request.scope["method"] != "HEAD":
         async for piece in pieces:
-            await call.write(piece)
-    await call.end()
+            await request.write(piece)
+    await request.end()

@@ -21,7 +21,7 @@ from cellwall.server.streaming.overflow import AT_ONCE, lines_of
 from cellwall.wire.answer import one_line
 
 if TYPE_CHECKING:
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
     from cellwall.server.streaming.spool import Spool
 
 Format = Literal["json", "ndjson", "sse"]
@@ -35,12 +35,12 @@ _ALIVE: Mapping[Format, bytes] = {"json": b"", "ndjson": b" ", "sse": b": alive\
 NDJSON needs no extra line, which every client would have to know."""
 
 
-def chosen(call: Call, offered: tuple[Format, ...]) -> Format:
+def chosen(request: Request, offered: tuple[Format, ...]) -> Format:
     """Return the first format of `Accept` that is offered; 406 if there is none.
 
     A wildcard, or no `Accept`, means the first of `offered`.
     """
-    accept = call.headers.get("accept", "")
+    accept = request.headers.get("accept", "")
     for part in accept.split(","):
         kind = part.partition(";")[0].strip().lower()
         for each in offered:
@@ -57,16 +57,19 @@ def chosen(call: Call, offered: tuple[Format, ...]) -> Format:
 
 
 async def send_items(
-    call: Call, form: Format, items: AsyncIterator[Mapping[str, Any]], headers: Mapping[str, str]
+    request: Request,
+    form: Format,
+    items: AsyncIterator[Mapping[str, Any]],
+    headers: Mapping[str, str],
 ) -> None:
     """Send objects as they come, numbered from 1; none of them is kept."""
-    await call.start(200, MEDIA[form], {"cache-control": "no-store", **headers})
+    await request.start(200, MEDIA[form], {"cache-control": "no-store", **headers})
     number = 0
     while True:
         following = asyncio.ensure_future(anext(items, None))
         try:
-            while not await call.wait(following, quiet_s(call)):
-                await call.write(_ALIVE[form])
+            while not await request.wait(following, quiet_s(request)):
+                await request.write(_ALIVE[form])
         except BaseException:
             following.cancel()
             raise
@@ -76,28 +79,28 @@ async def send_items(
         number += 1
         value = {"seq": number, **item}
         line = Line(number, str(value["type"]), one_line(value))
-        await call.write(encode(line, form).encode())
-    await call.end()
+        await request.write(encode(line, form).encode())
+    await request.end()
 
 
-def quiet_s(call: Call) -> float | None:
+def quiet_s(request: Request) -> float | None:
     """Return the seconds of quiet before a sign of life; None: no signs of life."""
-    return call.settings.alive_s or None
+    return request.settings.alive_s or None
 
 
 class Pulse:
     """Sends signs of life on a stream of lines whose writer waits for more than one thing."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, request: Request) -> None:
         """Use it in an `async with`."""
-        self._call = call
+        self._request = request
         self._at = time.monotonic()
         self._task: asyncio.Task[None] | None = None
 
     async def write(self, line: str) -> None:
         """Write one line, whole."""
         self._at = time.monotonic()
-        await self._call.write(line.encode())
+        await self._request.write(line.encode())
 
     async def _beat(self, pause_s: float) -> None:
         with contextlib.suppress(ClientGone):  # the writer of the lines learns it as well
@@ -105,11 +108,11 @@ class Pulse:
                 await asyncio.sleep(max(0.01, self._at + pause_s - time.monotonic()))
                 if time.monotonic() >= self._at + pause_s:
                     self._at = time.monotonic()
-                    await self._call.write(_ALIVE["ndjson"])
+                    await self._request.write(_ALIVE["ndjson"])
 
     async def __aenter__(self) -> Pulse:
         """Start the signs of life."""
-        pause_s = quiet_s(self._call)
+        pause_s = quiet_s(self._request)
         if pause_s is not None:
             self._task = asyncio.ensure_future(self._beat(pause_s))
         return self
@@ -117,7 +120,7 @@ class Pulse:
     async def __aexit__(self, *_: object) -> None:
         """Stop the signs of life."""
         # The ended task's exception has frames, which hold this object: no reference cycle, or the
-        # call's body stays in it.
+        # request's body stays in it.
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -132,20 +135,20 @@ def encode(line: Line, form: Format) -> str:
     return f"{number}event: {line.kind}\ndata: {line.text}\n\n"
 
 
-def resume_from(call: Call, after: int | None) -> int:
+def resume_from(request: Request, after: int | None) -> int:
     """Return the number after which the client wants to continue."""
     if after is not None:
         return after
-    last = call.headers.get("last-event-id", "")
+    last = request.headers.get("last-event-id", "")
     return int(last) if last.isascii() and last.isdecimal() and len(last) < 16 else 0
 
 
 async def send_kept(
-    call: Call, execution_id: str, form: Format, after: int, headers: Mapping[str, str]
+    request: Request, execution_id: str, form: Format, after: int, headers: Mapping[str, str]
 ) -> None:
     """Send all events after `after` of an ended execution that is only in the store."""
-    store = call.state.ledger.store
-    await call.start(200, MEDIA[form], {"cache-control": "no-store", **headers})
+    store = request.state.ledger.store
+    await request.start(200, MEDIA[form], {"cache-control": "no-store", **headers})
     position = after
     while store is not None:
         chunks = await store.events(execution_id, position, AT_ONCE)
@@ -153,26 +156,26 @@ async def send_kept(
             break
         lines = with_gaps(lines_of(chunks, position), position)
         position = chunks[-1].last_seq
-        await call.write("".join(encode(line, form) for line in lines).encode())
-    await call.end()
+        await request.write("".join(encode(line, form) for line in lines).encode())
+    await request.end()
 
 
 async def send_spool(
-    call: Call, spool: Spool, form: Format, after: int, headers: Mapping[str, str]
+    request: Request, spool: Spool, form: Format, after: int, headers: Mapping[str, str]
 ) -> None:
     """Send all events after `after`, live, until the spool's end. Raises `ClientGone`."""
     reader = spool.reader(after)
     try:
-        await call.start(200, MEDIA[form], {"cache-control": "no-store", **headers})
+        await request.start(200, MEDIA[form], {"cache-control": "no-store", **headers})
         while True:
             lines = await reader.overflowed() or reader.take()
             if lines:
-                await call.write("".join(encode(line, form) for line in lines).encode())
+                await request.write("".join(encode(line, form) for line in lines).encode())
                 reader.passed()
             elif reader.is_over:
                 break
-            elif not await call.wait(reader.arrival(), quiet_s(call)):
-                await call.write(_ALIVE[form])
-        await call.end()
+            elif not await request.wait(reader.arrival(), quiet_s(request)):
+                await request.write(_ALIVE[form])
+        await request.end()
     finally:
         reader.close()

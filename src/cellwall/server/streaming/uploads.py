@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from cellwall.engine.parts.files import Files
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
 
 _MOST_PARTS = 100
 _MOST_HEADER_BYTES = 8192
@@ -126,9 +126,9 @@ class Form:
 class FormReader:
     """Reads a request's form part by part; reads no more than the current part needs."""
 
-    def __init__(self, call: Call) -> None:
-        self._form = Form(call.headers.get("content-type", ""))
-        self._body = call.pieces(call.settings.upload_bytes)
+    def __init__(self, request: Request) -> None:
+        self._form = Form(request.headers.get("content-type", ""))
+        self._body = request.pieces(request.settings.upload_bytes)
         self._is_whole = False
 
     async def parts(self) -> AsyncIterator[_Part]:
@@ -167,9 +167,9 @@ class FormReader:
             self._form.feed(data)
 
 
-async def receive_form(call: Call, files: Files, folder: str) -> list[dict[str, object]]:
+async def receive_form(request: Request, files: Files, folder: str) -> list[dict[str, object]]:
     """Write every file of a form below `folder`; return their paths and sizes."""
-    reader = FormReader(call)
+    reader = FormReader(request)
     written: list[dict[str, object]] = []
     async for part in reader.parts():
         name = part.file_name

@@ -36,7 +36,7 @@ from cellwall.surface.shared.tasks import Tasks
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cellwall.server.core.request import Call, Message, Receive, Send
+    from cellwall.server.core.request import Message, Receive, Request, Send
     from cellwall.server.http.guards import Guard
     from cellwall.server.state import State
 
@@ -87,31 +87,31 @@ class Door:
 
     # -- requests --------------------------------------------------------------------------
 
-    async def handle(self, call: Call) -> None:
+    async def handle(self, request: Request) -> None:
         """Serve one request of the protocol."""
-        version = call.headers.get("mcp-protocol-version")
+        version = request.headers.get("mcp-protocol-version")
         if version is not None and version not in HANDSHAKE_PROTOCOL_VERSIONS:
-            await _refuse_version(call, version)
+            await _refuse_version(request, version)
             return
-        session_id = call.headers.get("mcp-session-id")
+        session_id = request.headers.get("mcp-session-id")
         if session_id is None:
-            await self._begin(call)
+            await self._begin(request)
             return
-        visit = self._visits.find(session_id, _who(call))
+        visit = self._visits.find(session_id, _who(request))
         if visit is None:
             raise NotFound("mcp: this session does not exist", remedy="initialize again")
-        visit.client.principal = call.caller
+        visit.client.principal = request.caller
         with visit.connected() as connection:
-            receive = await served_directly(call, visit, connection)
+            receive = await served_directly(request, visit, connection)
             if receive is not None:
                 await self._manager.handle_request(
-                    call.scope, connection.receiving(receive), connection.sending(call.send)
+                    request.scope, connection.receiving(receive), connection.sending(request.send)
                 )
-        if call.scope["method"] == "DELETE":
+        if request.scope["method"] == "DELETE":
             await self._visits.end(visit)
 
-    async def _begin(self, call: Call) -> None:
-        if self._visits.count(call.owner) >= MOST_SESSIONS:
+    async def _begin(self, request: Request) -> None:
+        if self._visits.count(request.owner) >= MOST_SESSIONS:
             raise HttpError(
                 429,
                 "quota",
@@ -119,8 +119,8 @@ class Door:
                 remedy="end some, or reuse one",
                 headers={"retry-after": "5"},
             )
-        receive = await read_before(call)
-        client = self._client(call)
+        receive = await read_before(request)
+        client = self._client(request)
         made: Visit | None = None
 
         async def send(message: Message) -> None:
@@ -128,31 +128,31 @@ class Door:
             if message["type"] == "http.response.start" and message["status"] < 400:
                 session_id = _session_id(message)
                 if session_id is not None:
-                    made = self._visits.add(session_id, _who(call), client)
-            await call.send(message)
+                    made = self._visits.add(session_id, _who(request), client)
+            await request.send(message)
 
         try:
             with making(client.events):
-                await self._manager.handle_request(call.scope, receive, send)
+                await self._manager.handle_request(request.scope, receive, send)
         finally:
             if made is None:
                 client.events.close()
                 await client.session.close()
 
-    def _client(self, call: Call) -> VisitingClient:
+    def _client(self, request: Request) -> VisitingClient:
         async def serve(
             headers: Mapping[str, str], scope: Message, receive: Receive, send: Send
         ) -> None:
             await self._app.inside(client.principal, headers, scope, receive, send)
 
         address = Address("http://localhost")
-        peer = call.scope.get("client")
+        peer = request.scope.get("client")
         transport = InnerTransport(address, _TIMEOUT_S, serve, self._tasks, peer)
         library = OnServer(AsyncClient(address, _TIMEOUT_S, transport))
         session = Session(library, self._catalog)
         calls = Calls(session, self._server_info)
-        events = Events(self._shares.setdefault(call.owner, Share()))
-        client = VisitingClient(session, calls, events, call.caller)
+        events = Events(self._shares.setdefault(request.owner, Share()))
+        client = VisitingClient(session, calls, events, request.caller)
         return client
 
     def _session_of(self, context: Any) -> Session:  # noqa: ANN401 - of the SDK
@@ -176,8 +176,8 @@ class Door:
             await self._manager.handle_request(scope, _nothing, _ignored)
 
 
-def _who(call: Call) -> tuple[str, str]:
-    return call.owner, call.caller.key_id
+def _who(request: Request) -> tuple[str, str]:
+    return request.owner, request.caller.key_id
 
 
 def _session_id(message: Message) -> str | None:
@@ -187,9 +187,9 @@ def _session_id(message: Message) -> str | None:
     return None
 
 
-async def _refuse_version(call: Call, version: str) -> None:
+async def _refuse_version(request: Request, version: str) -> None:
     """Answer with the supported versions: those with sessions, because sandboxes belong to one."""
-    body = await call.body(MESSAGE_BYTES)
+    body = await request.body(MESSAGE_BYTES)
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError):
@@ -200,7 +200,7 @@ async def _refuse_version(call: Call, version: str) -> None:
         "message": f"protocol version {version[:40]!r} is not served over HTTP",
         "data": {"supported": list(HANDSHAKE_PROTOCOL_VERSIONS), "requested": version[:40]},
     }
-    await call.answer({"jsonrpc": "2.0", "id": request_id, "error": error}, 400)
+    await request.answer({"jsonrpc": "2.0", "id": request_id, "error": error}, 400)
 
 
 async def _nothing() -> Message:

@@ -16,7 +16,7 @@ from cellwall.server.http.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from cellwall.apps.mcp.transport.http import Door
-    from cellwall.server.core.request import Call
+    from cellwall.server.core.request import Request
     from cellwall.server.http.guards import Guard
     from cellwall.server.state import State
 
@@ -39,9 +39,9 @@ class Mount:
             for method in ("POST", "GET", "DELETE")
         )
 
-    async def handle(self, call: Call) -> None:
+    async def handle(self, request: Request) -> None:
         """Serve one request of the protocol."""
-        await (await self._opened()).handle(call)
+        await (await self._opened()).handle(request)
 
     async def _opened(self) -> Door:
         async with self._opening:

@@ -17,7 +17,7 @@ from cellwall.server.core.request import JSON_TYPE, ClientGone
 if TYPE_CHECKING:
     from cellwall.apps.mcp.transport.calls import DirectCall
     from cellwall.apps.mcp.transport.visits import Connection, Visit
-    from cellwall.server.core.request import Call, Message, Receive
+    from cellwall.server.core.request import Message, Receive, Request
 
 MESSAGE_BYTES = 16 * 1024 * 1024
 _EVENTS = "text/event-stream"
@@ -27,45 +27,45 @@ _COMMENT_S = 15.0
 """Seconds between two comments of a stream."""
 
 
-async def served_directly(call: Call, visit: Visit, connection: Connection) -> Receive | None:
+async def served_directly(request: Request, visit: Visit, connection: Connection) -> Receive | None:
     """Serve or cancel a plain call; otherwise return the request's source for the SDK."""
     try:
-        resumed = _resumed(call, visit)
+        resumed = _resumed(request, visit)
         if resumed is not None:
-            await _stream(call, visit, resumed)
+            await _stream(request, visit, resumed)
             return None
-        if visit.client.session.spoken is None or not _may_be_plain(call):
-            return await read_before(call)
-        data = await call.body(MESSAGE_BYTES)
+        if visit.client.session.spoken is None or not _may_be_plain(request):
+            return await read_before(request)
+        data = await request.body(MESSAGE_BYTES)
         message = decoded(data)
         if visit.client.calls.give_up(message):
-            await call.answer_bytes(b"", JSON_TYPE, 202, _headers(visit))
+            await request.answer_bytes(b"", JSON_TYPE, 202, _headers(visit))
             return None
         asked = visit.client.calls.begin(message)
         if asked is None:
-            return _from(data, call.receive)
-        await _answer(call, visit, asked)
+            return _from(data, request.receive)
+        await _answer(request, visit, asked)
     except ClientGone:
         connection.is_lost = True
         raise
     return None
 
 
-async def read_before(call: Call) -> Receive:
+async def read_before(request: Request) -> Receive:
     """Return the request's source for the SDK, with its body already read and counted."""
-    if call.scope["method"] != "POST":
-        return call.receive
-    return _from(await call.body(MESSAGE_BYTES), call.receive)
+    if request.scope["method"] != "POST":
+        return request.receive
+    return _from(await request.body(MESSAGE_BYTES), request.receive)
 
 
-def _may_be_plain(call: Call) -> bool:
+def _may_be_plain(request: Request) -> bool:
     """Report whether the SDK would accept the request's headers: both answer types, and JSON."""
-    accepted = call.headers.get("accept", "")
+    accepted = request.headers.get("accept", "")
     return (
-        call.scope["method"] == "POST"
+        request.scope["method"] == "POST"
         and JSON_TYPE in accepted
         and _EVENTS in accepted
-        and call.headers.get("content-type", "").partition(";")[0].strip() == JSON_TYPE
+        and request.headers.get("content-type", "").partition(";")[0].strip() == JSON_TYPE
     )
 
 
@@ -86,30 +86,32 @@ def _from(data: bytes, receive: Receive) -> Receive:
     return receive_again
 
 
-def _resumed(call: Call, visit: Visit) -> DirectCall | None:
+def _resumed(request: Request, visit: Visit) -> DirectCall | None:
     """Return the call whose stream the request resumes; None for a stream of the SDK."""
-    seen = call.headers.get("last-event-id")
-    if seen is None or call.scope["method"] != "GET":
+    seen = request.headers.get("last-event-id")
+    if seen is None or request.scope["method"] != "GET":
         return None
-    if _EVENTS not in call.headers.get("accept", ""):
+    if _EVENTS not in request.headers.get("accept", ""):
         return None
     return visit.client.events.call_after(seen)
 
 
-async def _answer(call: Call, visit: Visit, asked: DirectCall) -> None:
-    if await call.wait(asked.done, _PATIENCE_S):
-        await call.answer_bytes(asked.answer(), JSON_TYPE, headers=_headers(visit))
+async def _answer(request: Request, visit: Visit, asked: DirectCall) -> None:
+    if await request.wait(asked.done, _PATIENCE_S):
+        await request.answer_bytes(asked.answer(), JSON_TYPE, headers=_headers(visit))
         return
-    await _stream(call, visit, asked)
+    await _stream(request, visit, asked)
 
 
-async def _stream(call: Call, visit: Visit, asked: DirectCall) -> None:
+async def _stream(request: Request, visit: Visit, asked: DirectCall) -> None:
     """Answer by a stream; after a broken connection, a GET with the event's id resumes it."""
     begun = visit.client.events.begin(asked)
-    await call.start(200, _EVENTS, {"cache-control": "no-cache, no-transform", **_headers(visit)})
-    if call.headers.get("mcp-protocol-version", "") >= PRIMED_FROM:
-        await call.write(f"id: {begun}\nretry: {RETRY_MS}\ndata: \n\n".encode())
-    while not await call.wait(asked.done, _COMMENT_S):
-        await call.write(b": it runs\n\n")
-    await call.write(b"event: message\ndata: " + asked.answer() + b"\n\n")
-    await call.end()
+    await request.start(
+        200, _EVENTS, {"cache-control": "no-cache, no-transform", **_headers(visit)}
+    )
+    if request.headers.get("mcp-protocol-version", "") >= PRIMED_FROM:
+        await request.write(f"id: {begun}\nretry: {RETRY_MS}\ndata: \n\n".encode())
+    while not await request.wait(asked.done, _COMMENT_S):
+        await request.write(b": it runs\n\n")
+    await request.write(b"event: message\ndata: " + asked.answer() + b"\n\n")
+    await request.end()
