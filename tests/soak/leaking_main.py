@@ -16,16 +16,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from cellwall.linux.syscalls import mounts
-from cellwall.server.executions.job import Tracked
+from cellwall.server.executions.job import Job
 from kit.server.counting_main import serve
 
 _OBJECTS, _BYTES = 100, 512 * 1024
 _kept: list[object] = []
 _numbers = itertools.count()
-_settle = Tracked.settle
+_settle = Job.settle
 
 
-def _leaking(self: Tracked) -> None:
+def _leaking(self: Job) -> None:
     _settle(self)
     _kept.append([[n] for n in range(_OBJECTS)])
     _kept.append(b"x" * _BYTES)
@@ -39,5 +39,5 @@ def _leaking(self: Tracked) -> None:
 
 
 if __name__ == "__main__":
-    Tracked.settle = _leaking  # type: ignore[method-assign]
+    Job.settle = _leaking  # type: ignore[method-assign]
     serve()

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 def connect(state: State, log: Log | None) -> None:
     """Send traces to the endpoint of the settings, and let metrics read the parts' counters."""
-    settings, watch = state.settings, state.watch
+    settings, observer = state.settings, state.observer
     if settings.otel_endpoint is not None:
-        watch.tracing = _tracing(settings.otel_endpoint)
-    if watch.metrics is None:
+        observer.tracing = _tracing(settings.otel_endpoint)
+    if observer.metrics is None:
         return
     from cellwall.server.observability.readings import (
         engine_readings,
@@ -34,11 +34,11 @@ def connect(state: State, log: Log | None) -> None:
         server_readings,
     )
 
-    watch.metrics.readings += [engine_readings(state.engine.statistics), server_readings(state)]
+    observer.metrics.readings += [engine_readings(state.engine.statistics), server_readings(state)]
     if log is not None:
-        watch.metrics.readings.append(log_readings(log.sink))
+        observer.metrics.readings.append(log_readings(log.sink))
     if state.store is not None:
-        state.store.on_written = watch.metrics.store_writes.observe
+        state.store.on_written = observer.metrics.store_writes.observe
 
 
 def _tracing(endpoint: str) -> Tracing:

@@ -64,7 +64,7 @@ def _bound(host: str, port: int) -> socket.socket:
 @contextlib.asynccontextmanager
 async def listening(state: State) -> AsyncIterator[None]:
     """Answer scrapes while the block runs, if the settings enable it."""
-    settings, metrics = state.settings, state.watch.metrics
+    settings, metrics = state.settings, state.observer.metrics
     if settings.metrics_port is None or metrics is None:
         yield
         return

@@ -258,7 +258,7 @@ async def opened(
         finally:
             await state.aclose()
             await engine.aclose()
-            await asyncio.to_thread(state.watch.close)
+            await asyncio.to_thread(state.observer.close)
             if state.audit is not None:
                 await state.audit.aclose()
     finally:
@@ -269,7 +269,7 @@ async def opened(
 async def _sweep(state: State) -> None:
     """Remove leftovers of killed servers; the owner label protects running ones."""
     report = await state.engine.sweep()
-    state.watch.swept(report)
+    state.observer.swept(report)
 
 
 async def _warm(state: State) -> None:

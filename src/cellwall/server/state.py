@@ -26,7 +26,7 @@ from cellwall.server.audit.writer import Audit
 from cellwall.server.auth.keys import Failures, KeyRing
 from cellwall.server.auth.stored_keys import StoredKeys
 from cellwall.server.auth.tokens import Tokens
-from cellwall.server.core.body_budget import Bodies, most_bytes
+from cellwall.server.core.body_budget import BodyBudget, most_bytes
 from cellwall.server.core.times import steady
 from cellwall.server.executions.disk_quota import Kept
 from cellwall.server.executions.idempotency import Replays
@@ -39,7 +39,7 @@ from cellwall.server.executions.sandboxes import Sandboxes
 from cellwall.server.executions.webhooks import Notices
 from cellwall.server.http.connections import Connections
 from cellwall.server.http.vocabulary import words_of
-from cellwall.server.observability.observer import Watch
+from cellwall.server.observability.observer import Observer
 from cellwall.server.observability.redaction import Redactor
 from cellwall.surface.shared.tasks import Tasks
 
@@ -81,20 +81,20 @@ class State:
         self.queue = _queue(engine, settings)
         self.connections = Connections(keys, self.queue.tenants)
         self.room = Room(settings.least_free_mb)
-        self.bodies = Bodies(most_bytes(settings))
-        self.watch = Watch(settings, redactor or Redactor())
-        self.watch.redactor.reserve(words_of(settings))
-        self.watch.tier_of = self.queue.tenants.tier
-        self.audit = None if store is None else Audit(store, settings, self.watch)
+        self.bodies = BodyBudget(most_bytes(settings))
+        self.observer = Observer(settings, redactor or Redactor())
+        self.observer.redactor.reserve(words_of(settings))
+        self.observer.tier_of = self.queue.tenants.tier
+        self.audit = None if store is None else Audit(store, settings, self.observer)
         if self.audit is not None:
             engine.on_taken_out = self.audit.runtime_taken_out
-        recording = Recording(self.watch, self.audit)
+        recording = Recording(self.observer, self.audit)
         self.kept = Kept(
             self.queue.tenants, settings.retention_s, disk, settings.least_free_disk_mb
         )
         self.ledger = Ledger(store, self.tasks, self.kept, recording)
         self.notices = Notices(settings)
-        self.watch.on_alert.append(self.notices.flagged)
+        self.observer.on_alert.append(self.notices.flagged)
         self.executions = Executions(
             settings,
             self.tasks,

@@ -17,7 +17,7 @@ import pytest
 from cellwall.server.audit.chain import sealed
 from cellwall.server.audit.writer import Audit, server_entry
 from cellwall.server.core.settings import ServerSettings
-from cellwall.server.observability.observer import Watch
+from cellwall.server.observability.observer import Observer
 from cellwall.server.observability.redaction import Redactor
 from cellwall.store.store import Store
 from kit.server.audit_stores import Kept, cellwall
@@ -237,7 +237,7 @@ async def auditing(kept: Kept, steps: Sequence[Callable[[Audit], Awaitable[None]
     """Do the steps with an audit as a server has one; it ends with the record of its stop."""
     settings = ServerSettings(audit_anchor=str(kept.anchors), audit_retention_s=0)
     store = await Store.open(kept.url)
-    audit = Audit(store, settings, Watch(settings, Redactor()))
+    audit = Audit(store, settings, Observer(settings, Redactor()))
     for step in steps:
         await step(audit)
     await audit.aclose()

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellwall.model.errors import CapacityError
-from cellwall.server.core.body_budget import Bodies, Held
+from cellwall.server.core.body_budget import BodyBudget, Held
 from cellwall.server.core.errors import HttpError
 from cellwall.server.core.settings import ServerSettings
 from cellwall.server.http import batch_lines
@@ -25,7 +25,7 @@ class _Batch:
     """As the route: takes items, and may have something running that holds bytes."""
 
     def __init__(self, pieces: list[bytes], most_bytes: int = 10**6) -> None:
-        self.bodies = Bodies(most_bytes)
+        self.bodies = BodyBudget(most_bytes)
         self._pieces = pieces
         self.others: list[Held] = []
         self.asked = 0
@@ -38,7 +38,7 @@ class _Batch:
         self.asked += 1
         if not self.others:
             return False
-        self.others.pop().let_go()
+        self.others.pop().release()
         return True
 
     def hold(self, size: int) -> None:
@@ -60,7 +60,7 @@ class _Batch:
                 assert self.bodies.held_bytes >= item.held.size
                 assert (item.held.size > 0) == isinstance(item.body, ExecuteBody)
                 found.append(item)
-                item.held.let_go()
+                item.held.release()
             return found
 
         return asyncio.run(take())
@@ -127,11 +127,11 @@ def test_who_stops_reading_holds_what_was_taken_alone() -> None:
 
     async def stop() -> None:
         items = batch.lines().items()
-        (await anext(items)).held.let_go()
+        (await anext(items)).held.release()
         taken = await anext(items)  # no JSON, and held until it was told so
         await items.aclose()
         assert batch.bodies.held_bytes == 100
-        taken.held.let_go()
+        taken.held.release()
         assert batch.bodies.held_bytes == 0
 
     asyncio.run(stop())

@@ -8,14 +8,14 @@ import pytest
 
 from cellwall.engine.scheduling import capacity
 from cellwall.model.errors import CapacityError
-from cellwall.server.core.body_budget import Bodies, Held, most_bytes
+from cellwall.server.core.body_budget import BodyBudget, Held, most_bytes
 from cellwall.server.core.settings import ServerSettings
 
 _MIB = 1024 * 1024
 
 
 def test_a_tenant_may_hold_half_and_all_together_the_whole() -> None:
-    bodies = Bodies(100)
+    bodies = BodyBudget(100)
     bodies.take("alice", 50)
     with pytest.raises(CapacityError, match="those of this tenant"):
         bodies.take("alice", 1)
@@ -31,26 +31,26 @@ def test_a_tenant_may_hold_half_and_all_together_the_whole() -> None:
 
 
 def test_who_holds_nothing_is_forgotten() -> None:
-    bodies = Bodies(100)
+    bodies = BodyBudget(100)
     for number in range(1000):
         held = Held(bodies, f"tenant-{number}")
         held.resize(10)
         held.resize(4)
-        held.let_go()
-        held.let_go()
+        held.release()
+        held.release()
     assert bodies.held_bytes == 0
     assert not bodies._by_tenant
 
 
 def test_it_is_counted_until_what_it_began_has_ended() -> None:
-    bodies = Bodies(100)
+    bodies = BodyBudget(100)
 
     async def go() -> None:
         ended = asyncio.get_running_loop().create_future()
         held = Held(bodies, "alice")
         held.resize(30)
         held.until(ended)
-        held.let_go()
+        held.release()
         assert bodies.held_bytes == 30
         ended.set_result(None)
         await asyncio.sleep(0)
@@ -58,19 +58,19 @@ def test_it_is_counted_until_what_it_began_has_ended() -> None:
         held = Held(bodies, "alice")
         held.resize(30)
         held.until(ended)
-        held.let_go()
+        held.release()
         assert bodies.held_bytes == 0
 
     asyncio.run(go())
 
 
 def test_refused_bytes_are_not_counted_as_its_own() -> None:
-    bodies = Bodies(100)
+    bodies = BodyBudget(100)
     held = Held(bodies, "alice")
     held.resize(50)
     with pytest.raises(CapacityError):
         held.resize(51)
-    held.let_go()
+    held.release()
     assert bodies.held_bytes == 0
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from cellwall.server.core.body_budget import Bodies
+from cellwall.server.core.body_budget import BodyBudget
 from cellwall.server.core.request import Request
 from cellwall.server.core.settings import ServerSettings
 from cellwall.server.http.guards import Guard
@@ -47,11 +47,11 @@ async def _serve(app: Any) -> list[dict[str, Any]]:
     settings = ServerSettings(allowed_hosts=("*",))
     state = SimpleNamespace(
         settings=settings,
-        watch=nothing,
+        observer=nothing,
         connections=nothing,
         count=lambda _: None,
         tasks=Tasks(),
-        bodies=Bodies(2 * len(_BODY)),
+        bodies=BodyBudget(2 * len(_BODY)),
     )
     headers = [(b"host", b"test"), (b"content-length", str(len(_BODY)).encode())]
     scope = {"type": "http", "method": "POST", "path": "/health", "headers": headers}

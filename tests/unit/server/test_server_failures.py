@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from cellwall.model.errors import CapacityError, NotFound, SandboxBroken, UsageError
-from cellwall.server.core.error_log import let_go, tell
+from cellwall.server.core.error_log import drop_traceback, log_failure
 from cellwall.server.core.errors import HttpError
-from cellwall.server.executions.job import Tracked
+from cellwall.server.executions.job import Job
 
 
 def _raised(error: Exception, cause: Exception | None = None) -> Exception:
@@ -37,7 +37,7 @@ def _frames(error: BaseException | None) -> list[str]:
 def test_frames_of_all_that_led_to_it_go() -> None:
     error = _raised(NotFound("here"), KeyError("before"))
     assert _frames(error) == ["_raised", "_raised"]  # the control
-    let_go(error)
+    drop_traceback(error)
     assert _frames(error) == []
     assert isinstance(error.__cause__, KeyError)
 
@@ -46,7 +46,7 @@ def test_frames_of_a_group_go_and_circles_end() -> None:
     inner, outer = _raised(ValueError("inner")), ValueError("outer")
     group = ExceptionGroup("both", [inner, outer])
     inner.__context__ = group
-    let_go(group)
+    drop_traceback(group)
     assert _frames(outer) == []
     assert inner.__traceback__ is None
 
@@ -66,15 +66,15 @@ def test_the_operator_hears_once_of_what_is_no_refusal(
     caplog: pytest.LogCaptureFixture, error: Exception, level: int | None, has_place: bool | None
 ) -> None:
     for _ in range(2):
-        tell(_raised(error), "r1")
+        log_failure(_raised(error), "r1")
     told: list[Any] = [(each.levelno, bool(each.exc_info)) for each in caplog.records]
     assert told == ([] if level is None else [(level, has_place)])
 
 
-async def _failed(error: Exception) -> Tracked:
-    tracked = Tracked("e1", "alice", "r1", 1000)
-    tracked.fail(error)
-    return tracked
+async def _failed(error: Exception) -> Job:
+    job = Job("e1", "alice", "r1", 1000)
+    job.fail(error)
+    return job
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), NotFound("nothing")])
@@ -82,8 +82,8 @@ def test_what_is_kept_of_a_failure_holds_no_frame_and_is_told(
     caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     """Also of one for which nobody comes: a background execution."""
-    tracked = asyncio.run(_failed(_raised(error)))
-    assert tracked.error is error
+    job = asyncio.run(_failed(_raised(error)))
+    assert job.error is error
     assert _frames(error) == []
     is_bug = isinstance(error, ZeroDivisionError)
     assert len(caplog.records) == is_bug

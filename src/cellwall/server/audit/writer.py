@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from cellwall.server.core.settings import ServerSettings
     from cellwall.server.executions.sandboxes import SandboxRecord
     from cellwall.server.observability.alert_rules import Alert
-    from cellwall.server.observability.observer import Watch
+    from cellwall.server.observability.observer import Observer
     from cellwall.store.records.changes import AppendAudit
     from cellwall.store.store import Store
 
@@ -52,9 +52,9 @@ _SMALL_BYTES = 1 << 20
 class Audit:
     """The audit of one server."""
 
-    def __init__(self, store: Store, settings: ServerSettings, watch: Watch) -> None:
+    def __init__(self, store: Store, settings: ServerSettings, observer: Observer) -> None:
         self._store = store
-        self._watch = watch
+        self._observer = observer
         self._is_required = settings.audit == "required"
         self.has_reads = settings.audit_reads
         """Whether reads of files get records."""
@@ -72,7 +72,7 @@ class Audit:
             self._anchoring = Anchoring(
                 store, target, settings.audit_anchor_s, lambda: self._count("anchor_failed")
             )
-        watch.on_alert.append(self._on_alert)
+        observer.on_alert.append(self._on_alert)
 
     # -- before an effect ------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class Audit:
         facts are the server's: a tenant that could have them redacted could hide from the audit.
         The chosen parts of the other fields were cleaned when they were put together (`chosen`).
         """
-        clean = self._watch.redactor.clean
+        clean = self._observer.redactor.clean
         whose = None if _ID.fullmatch(entry.request) else entry.tenant
         return entry._replace(
             object=clean(entry.object)[:_LONGEST],
@@ -253,11 +253,11 @@ class Audit:
 
     def chosen(self, tenant: str, text: str) -> str:
         """Return `text`, which a caller of `tenant` chose, without that tenant's values."""
-        return self._watch.redactor.clean(text, tenant)
+        return self._observer.redactor.clean(text, tenant)
 
     def _count(self, result: str) -> None:
-        if self._watch.metrics is not None:
-            self._watch.metrics.audited.add(result)
+        if self._observer.metrics is not None:
+            self._observer.metrics.audited.add(result)
 
 
 def entry_of(request: Request, action: str) -> Entry:

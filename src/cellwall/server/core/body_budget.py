@@ -36,7 +36,7 @@ def most_bytes(settings: ServerSettings) -> int:
     return max(wanted << 20, 2 * settings.body_bytes, _LEAST_BYTES)
 
 
-class Bodies:
+class BodyBudget:
     """All bodies that are held now; one per server."""
 
     def __init__(self, most_bytes: int) -> None:
@@ -68,7 +68,7 @@ class Held:
 
     __slots__ = ("_bodies", "_tenant", "_until", "size")
 
-    def __init__(self, bodies: Bodies, tenant: str) -> None:
+    def __init__(self, bodies: BodyBudget, tenant: str) -> None:
         self._bodies = bodies
         self._tenant = tenant
         self.size = 0
@@ -88,7 +88,7 @@ class Held:
         """Count the body until `future` is done: the work that was begun with it holds it, too."""
         self._until = future
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Stop counting the body, at once or when `until`'s future is done; idempotent."""
         if self._until is None or self._until.done():
             self._give_back()

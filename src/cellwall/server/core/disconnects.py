@@ -25,7 +25,7 @@ _LOOK_S = 1.0
 _GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     """Return what `work` returns; if the client leaves, cancel it and raise `ClientGone`."""
     # Not in the server's task group: an error of `work` is the client's, and ends here.
     doing = asyncio.ensure_future(work)

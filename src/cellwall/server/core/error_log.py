@@ -13,15 +13,15 @@ from cellwall.model.errors import CellwallError
 from cellwall.server.core.errors import HttpError, status_of
 
 _log = logging.getLogger("cellwall.server")
-_TOLD = "_is_told"
+_LOGGED = "_is_told"
 
 
-def tell(error: BaseException, request_id: str) -> None:
+def log_failure(error: BaseException, request_id: str) -> None:
     """Log an error that is not a refusal, once, wherever it passes; a bug with its traceback."""
     status = status_of(error)
-    if status < 500 or isinstance(error, HttpError) or hasattr(error, _TOLD):
+    if status < 500 or isinstance(error, HttpError) or hasattr(error, _LOGGED):
         return
-    setattr(error, _TOLD, True)
+    setattr(error, _LOGGED, True)
     is_ours = isinstance(error, CellwallError)
     _log.log(
         logging.ERROR if status == 500 else logging.WARNING,
@@ -33,7 +33,7 @@ def tell(error: BaseException, request_id: str) -> None:
     )
 
 
-def let_go(error: BaseException) -> None:
+def drop_traceback(error: BaseException) -> None:
     """Remove the frames from an exception, and from all exceptions that led to it."""
     known: set[int] = set()
     found: list[BaseException | None] = [error]

@@ -226,7 +226,7 @@ class Request:
     def close(self) -> None:
         """Stop watching for the client's disconnect, and let go of its body."""
         if self.held is not None:
-            self.held.let_go()
+            self.held.release()
         if self._gone is not None:
             self._gone.cancel()
             self._gone = None  # the ended task's exception has frames, and they hold this request
@@ -304,7 +304,7 @@ class Request:
         limit, only a little is read.
         """
         if self.held is not None:
-            self.held.let_go()
+            self.held.release()
         if not self._has_rest:
             await self.answer(value, status, headers)
             return

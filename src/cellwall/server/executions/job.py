@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cellwall.model.errors import Interrupted
 from cellwall.model.execution import Event
 from cellwall.model.outcome import Verdict
-from cellwall.server.core.error_log import let_go, tell
+from cellwall.server.core.error_log import drop_traceback, log_failure
 from cellwall.server.core.errors import failure, status_of
 from cellwall.server.core.times import steady
 from cellwall.server.streaming.spool import Spool
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cellwall.engine.attempts.attempt import Handle
 
 
-class Tracked:
+class Job:
     """One execution or command."""
 
     def __init__(self, thing_id: str, owner: str, request_id: str, spool_bytes: int) -> None:
@@ -81,8 +81,8 @@ class Tracked:
     def fail(self, error: Exception) -> None:
         """Note a failure of cellwall, and log it here: the caller may never ask for it."""
         if status_of(error) == 500:
-            tell(error, self.request_id)
-        let_go(error)
+            log_failure(error, self.request_id)
+        drop_traceback(error)
         self.error = error
         self.failure = failure(error, self.request_id)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cellwall.server.audit.writer import Audit
     from cellwall.server.executions.order import Order
     from cellwall.server.executions.record import ExecutionRecord
-    from cellwall.server.observability.observer import Watch
+    from cellwall.server.observability.observer import Observer
     from cellwall.server.observability.tracing import Phase
     from cellwall.store.records.changes import Change
 
@@ -32,9 +32,9 @@ _FAILED = frozenset({"raised", "timeout", "cancelled"})
 class Recording:
     """Records executions for audit, metrics, rules and traces; see the module."""
 
-    def __init__(self, watch: Watch, audit: Audit | None) -> None:
+    def __init__(self, observer: Observer, audit: Audit | None) -> None:
         """Without an audit, only metrics, rules and traces are fed."""
-        self._watch = watch
+        self._observer = observer
         self._audit = audit
 
     def accept(self, execution_id: str, order: Order) -> tuple[Change, ...]:
@@ -78,14 +78,14 @@ class Recording:
         """Count an end, and pass it to rules and traces."""
         execution = record.execution
         if execution is not None:
-            self._watch.ended(record.owner, execution.template, execution.outcome)
+            self._observer.ended(record.owner, execution.template, execution.outcome)
         origin = ORIGIN.get()
         # An execution that waited without a task is begun in the context of the task that gave up a
         # place, so the request in `ORIGIN` may not be its own.
         is_own = origin is not None and origin.request_id == record.request_id
         if origin is not None and is_own:
             origin.ended_at = record.ended_at
-        self._watch.phased(record, phases_of(record), origin if is_own else None)
+        self._observer.phased(record, phases_of(record), origin if is_own else None)
 
 
 def end_entry(execution_id: str, tenant: str, answer: dict[str, Any], request_id: str) -> Entry:

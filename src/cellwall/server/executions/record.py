@@ -16,7 +16,7 @@ from cellwall.model.errors import Interrupted
 from cellwall.model.outcome import INTERRUPTED as CUT_SHORT
 from cellwall.model.outcome import OUR_FAILURE
 from cellwall.server.core.times import rfc3339
-from cellwall.server.executions.job import Tracked
+from cellwall.server.executions.job import Job
 from cellwall.server.executions.turns import Turn
 from cellwall.wire.answer import answer, one_line
 
@@ -33,7 +33,7 @@ _BUNDLE_BYTES = 512
 """Bytes a display bundle costs besides its texts."""
 
 
-class ExecutionRecord(Tracked):
+class ExecutionRecord(Job):
     """One execution of this server."""
 
     def __init__(
@@ -104,7 +104,7 @@ class ExecutionRecord(Tracked):
             super().cancel()
 
     def settle(self) -> None:
-        """Complete the record as `Tracked.settle` does; its tool calls end with it."""
+        """Complete the record as `Job.settle` does; its tool calls end with it."""
         super().settle()
         if self.tools is not None:
             self.tools.end()

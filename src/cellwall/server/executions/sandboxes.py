@@ -19,7 +19,7 @@ from cellwall.model.errors import CapacityError, SandboxUnavailable
 from cellwall.model.ids import new_id
 from cellwall.server.core.times import rfc3339, steady
 from cellwall.server.executions.ended_commands import EndedCommands
-from cellwall.server.executions.job import Tracked
+from cellwall.server.executions.job import Job
 from cellwall.server.observability.logs import escaped
 from cellwall.store.records.changes import EndSandbox, PutSandbox
 from cellwall.store.records.rows import SandboxRow
@@ -39,7 +39,7 @@ _RESTART = "its server ended"
 _LOG_RECORDS = 1000
 
 
-class CommandRecord(Tracked):
+class CommandRecord(Job):
     """One command in a sandbox."""
 
     def __init__(self, owner: str, request_id: str, spool_bytes: int, argv: list[str]) -> None:
@@ -61,7 +61,7 @@ class CommandRecord(Tracked):
         return cost
 
     def settle(self) -> None:
-        """Complete the record as `Tracked.settle` does, and let go of the handle."""
+        """Complete the record as `Job.settle` does, and let go of the handle."""
         if self.command is not None:
             self.pid, self.command = self.command.pid, None
         super().settle()

@@ -74,8 +74,8 @@ def action_of(request: Request, method: str, path: str) -> str | None:
     """Return the audit action of a route, or None; count the request if it is a read."""
     route = (method, path)
     if route in READS:
-        if request.state.watch.metrics is not None:
-            request.state.watch.metrics.reads.add()
+        if request.state.observer.metrics is not None:
+            request.state.observer.metrics.reads.add()
         audit = request.state.audit
         return "file.read" if audit is not None and audit.has_reads else None
     return ACTIONS.get(route)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from cellwall.model.errors import CapacityError, UsageError
 from cellwall.server.core.body_budget import Held
-from cellwall.server.core.error_log import let_go
+from cellwall.server.core.error_log import drop_traceback
 from cellwall.server.core.errors import HttpError
 from cellwall.server.http.endpoint import explained
 from cellwall.server.schemas.requests import ExecuteBody
@@ -38,7 +38,7 @@ class Item:
     index: int
     body: ExecuteBody | Exception
     held: Held
-    """Counter of the line's bytes; the consumer of the item calls `let_go`. For a program that is
+    """Counter of the line's bytes; the consumer of the item calls `release`. For a program that is
     part of a whole body it counts nothing, because the request counts that body."""
 
 
@@ -72,7 +72,7 @@ class Lines:
             if not self._is_blank():
                 yield self._taken()
         finally:
-            self._held.let_go()
+            self._held.release()
 
     async def _add(self, part: bytes) -> None:
         """Keep a part of the line, unless the line has failed."""
@@ -93,7 +93,9 @@ class Lines:
             try:
                 self._held.resize(size)
             except CapacityError as error:
-                let_go(error)  # its frames hold this object, which is going to hold the error
+                drop_traceback(
+                    error
+                )  # its frames hold this object, which is going to hold the error
                 if not await self._make_room():
                     self._spoil(error)
             else:

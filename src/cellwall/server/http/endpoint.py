@@ -23,7 +23,7 @@ from cellwall.server.http import audited_actions
 if TYPE_CHECKING:
     from cellwall.server.auth.keys import Scope
     from cellwall.server.core.request import Request
-    from cellwall.server.executions.job import Tracked
+    from cellwall.server.executions.job import Job
     from cellwall.server.executions.record import ExecutionRecord, KeptExecution
     from cellwall.server.executions.sandboxes import CommandRecord, SandboxRecord
 
@@ -162,7 +162,7 @@ def learn_secrets(request: Request, body: BaseModel) -> None:
     """Keep the values of a body's environment out of everything the server writes."""
     env: Mapping[str, str] | None = getattr(body, "env", None)
     if env:
-        request.state.watch.redactor.learn_all(env.values(), request.owner)
+        request.state.observer.redactor.learn_all(env.values(), request.owner)
 
 
 def parsed(model: type[_M], data: bytes) -> _M:
@@ -220,7 +220,7 @@ def explained(error: ValidationError, where: str) -> UsageError:
     return UsageError(f"{where}: {'; '.join(words)}"[:1000], remedy="see /docs for the fields")
 
 
-async def wait_ended(request: Request, thing: Tracked, wait_s: float) -> None:
+async def wait_ended(request: Request, thing: Job, wait_s: float) -> None:
     """Hold the answer until the end of `thing`, or for `wait_s` seconds."""
     if wait_s > 0:
         await request.wait(thing.ended, wait_s)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from cellwall.model.errors import FileError, NotFound
 from cellwall.model.ids import new_id
 from cellwall.server.auth.tokens import TokenRefused
-from cellwall.server.core.error_log import let_go, tell
+from cellwall.server.core.error_log import drop_traceback, log_failure
 from cellwall.server.core.errors import HttpError, envelope, headers_of, status_of
 from cellwall.server.core.request import ClientGone, Request, unauthorized
 from cellwall.server.core.request_context import ORIGIN
@@ -76,7 +76,7 @@ class Guard:
             seconds = time.perf_counter() - began
             request.execution_id = request.execution_id or request.origin.execution_id
             self._state.count(seconds)
-            self._state.watch.request(request, seconds)
+            self._state.observer.request(request, seconds)
 
     async def inside(
         self,
@@ -101,15 +101,15 @@ class Guard:
         finally:
             if outer is not None and request.execution_id is not None:
                 outer.execution_id = request.execution_id
-            self._state.watch.inside(request, time.perf_counter() - began)
+            self._state.observer.inside(request, time.perf_counter() - began)
 
     async def _serve(
         self, request: Request, check: Callable[[], None], count: Callable[[Request], None]
     ) -> None:
         request.state = state = self._state
         ORIGIN.set(request.origin)
-        if state.watch.tracing is not None:
-            state.watch.tracing.begin(request)
+        if state.observer.tracing is not None:
+            state.observer.tracing.begin(request)
         try:
             check()
             if request.principal is not None:
@@ -122,7 +122,7 @@ class Guard:
             try:
                 await _answer_error(request, error)
             finally:
-                let_go(error)
+                drop_traceback(error)
         finally:
             request.close()
             state.connections.ended(request)
@@ -199,7 +199,7 @@ class Guard:
         found = self._state.keys.find(presented)
         if found is not None and found.key_id not in self._seen_keys:
             self._seen_keys.add(found.key_id)
-            self._state.watch.redactor.learn_ours(presented, "keys")
+            self._state.observer.redactor.learn_ours(presented, "keys")
         return found
 
 
@@ -282,7 +282,7 @@ async def _answer_error(request: Request, error: Exception) -> None:
     status = status_of(error)
     if status < 500 or status in {503, 507}:
         _note_refusal(request, status, error)
-    tell(error, request.request_id)
+    log_failure(error, request.request_id)
     if request.has_answered and request.scope["type"] == "websocket":
         await request.send({"type": "websocket.close", "code": 1011, "reason": "it failed"})
         return
@@ -291,7 +291,7 @@ async def _answer_error(request: Request, error: Exception) -> None:
         return
     body = envelope(error, request.request_id)
     headers = headers_of(error)
-    let_go(error)  # before the rest of a refused body is read, which may take a while
+    drop_traceback(error)  # before the rest of a refused body is read, which may take a while
     if request.scope["type"] == "websocket":
         await _refuse_socket(request, status, body, headers)
     else:
@@ -300,7 +300,7 @@ async def _answer_error(request: Request, error: Exception) -> None:
 
 def _note_refusal(request: Request, status: int, error: Exception) -> None:
     state, code = request.state, str(getattr(error, "code", "internal"))
-    state.watch.refused(request, status, code)
+    state.observer.refused(request, status, code)
     is_access = status in {401, 403, 429} and not isinstance(error, FileError)
     is_access = is_access or isinstance(error, TokenRefused)
     if state.audit is not None and (is_access or getattr(error, "is_of_other", False)):

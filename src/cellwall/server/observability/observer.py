@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cellwall.server.core.request import Request
     from cellwall.server.core.request_context import Origin
     from cellwall.server.core.settings import ServerSettings
-    from cellwall.server.executions.job import Tracked
+    from cellwall.server.executions.job import Job
     from cellwall.server.observability.metrics import Metrics
     from cellwall.server.observability.redaction import Redactor
     from cellwall.server.observability.tracing import Phase, Tracing
@@ -33,7 +33,7 @@ _sweeps = logger("cellwall.sweep")
 _alerts = logger("cellwall.alert")
 
 
-class Watch:
+class Observer:
     """Feeds log, metrics, traces and rules; see the module."""
 
     def __init__(self, settings: ServerSettings, redactor: Redactor) -> None:
@@ -94,7 +94,7 @@ class Watch:
         if self.metrics is not None:
             self.metrics.ended(template, outcome)
 
-    def phased(self, record: Tracked, phases: Sequence[Phase], origin: Origin | None) -> None:
+    def phased(self, record: Job, phases: Sequence[Phase], origin: Origin | None) -> None:
         """Add the phases of an ended execution; `origin` is the request it came from, if known."""
         if self.metrics is not None:
             for name, began_at, ended_at in phases:

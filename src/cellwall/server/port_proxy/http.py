@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import h11
 
 from cellwall.model.errors import CellwallError, PortError, UsageError
-from cellwall.server.core.disconnects import unless_gone
+from cellwall.server.core.disconnects import cancel_on_disconnect
 from cellwall.server.core.errors import HttpError
 from cellwall.server.core.request import ClientGone
 from cellwall.server.port_proxy.headers import Headers, from_inside
@@ -45,7 +45,7 @@ class Exchange:
         head = self._head(target, headers)
         sending = asyncio.ensure_future(self._send(head))
         try:
-            await unless_gone(self._request, self._answer(sending))
+            await cancel_on_disconnect(self._request, self._answer(sending))
         except h11.RemoteProtocolError as error:
             raise HttpError(
                 502,
@@ -100,9 +100,9 @@ class Exchange:
 
     def _stalled(self) -> PortError:
         # The client's disconnect cannot be seen behind bytes that were not taken: it may have left.
+        stall_s = self._request.settings.stall_s
         return PortError(
-            f"port {self._connection.port}: for {self._request.settings.stall_s:g} s nothing was taken"
-            " of the request",
+            f"port {self._connection.port}: for {stall_s:g} s nothing was taken of the request",
             reason="timeout",
             remedy="see whether what listens there reads its requests",
         )

@@ -18,7 +18,7 @@ from websockets.protocol import State
 from websockets.uri import parse_uri
 
 from cellwall.model.errors import PortError
-from cellwall.server.core.disconnects import unless_gone
+from cellwall.server.core.disconnects import cancel_on_disconnect
 from cellwall.server.core.errors import HttpError
 from cellwall.server.core.request import ClientGone
 from cellwall.server.core.websockets import Socket
@@ -65,7 +65,7 @@ class InnerSocket:
 
         `headers` are the filtered ones of the client. Raises `ClientGone`, 502, `PortError`.
         """
-        await unless_gone(self._request, self._join(headers))
+        await cancel_on_disconnect(self._request, self._join(headers))
 
     async def _join(self, headers: Headers) -> None:
         await self._shake_hands_in_time(headers)

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from cellwall.model.errors import CapacityError, UsageError
 from cellwall.server.core.body_budget import Held
-from cellwall.server.core.disconnects import unless_gone
+from cellwall.server.core.disconnects import cancel_on_disconnect
 from cellwall.server.core.errors import failure
 from cellwall.server.core.request import ClientGone
 from cellwall.server.http.batch_lines import Item, Lines
@@ -71,7 +71,7 @@ class _Batch:
 
     async def run(self, items: AsyncGenerator[Item]) -> None:
         """Run the whole batch. Raises `ClientGone`."""
-        await unless_gone(self._request, self._run(items))
+        await cancel_on_disconnect(self._request, self._run(items))
 
     async def _run(self, items: AsyncGenerator[Item]) -> None:
         request = self._request
@@ -104,7 +104,7 @@ class _Batch:
             if record is not None:
                 self._running[record.ended] = (item.index, record)
         finally:
-            item.held.let_go()
+            item.held.release()
 
     async def _begin(self, item: Item, body: ExecuteBody) -> ExecutionRecord | None:
         pause_s = 0.1

@@ -136,7 +136,7 @@ async def _follow(state: State, owner: SandboxRecord, record: CommandRecord, mad
     """Record how the command ended."""
     try:
         record.result = await made.wait()
-        state.watch.ended(owner.owner, owner.template, record.result.outcome)
+        state.observer.ended(owner.owner, owner.template, record.result.outcome)
         if state.audit is not None:
             names = f"sandbox:{owner.id} command:{record.id}"
             state.audit.command_ended(owner.owner, names, record.result.outcome)

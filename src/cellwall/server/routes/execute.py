@@ -22,7 +22,7 @@ from cellwall.server.streaming.streams import MEDIA, chosen, send_kept, send_spo
 if TYPE_CHECKING:
     from cellwall.server.core.request import Request
     from cellwall.server.executions.idempotency import Use
-    from cellwall.server.executions.job import Tracked
+    from cellwall.server.executions.job import Job
     from cellwall.server.executions.order import Order
     from cellwall.server.executions.record import KeptExecution
     from cellwall.server.schemas.requests import OnDisconnect
@@ -154,13 +154,13 @@ async def follow(
         await send_kept(request, found.id, form, after, headers)
 
 
-def raise_early(record: Tracked) -> None:
+def raise_early(record: Job) -> None:
     """Raise the error that kept the execution from starting; a retry may then try again."""
     if not record.has_begun and record.error is not None:
         raise record.error
 
 
-def raise_failure(record: Tracked) -> None:
+def raise_failure(record: Job) -> None:
     """Raise cellwall's failure during the execution; an interrupted one is an answer instead."""
     if record.error is not None and not isinstance(record.error, Interrupted):
         raise record.error

@@ -34,7 +34,7 @@ async def sign(request: Request) -> None:
     record = sandbox(request)
     claims = {"sandbox": record.id, "port": body.port}
     token, expires_at = request.state.tokens.sign(request.caller, "port", claims, body.expires_s)
-    request.state.watch.redactor.learn_ours(token, "tokens")
+    request.state.observer.redactor.learn_ours(token, "tokens")
     record.log("port signed", port=body.port)
     url = f"{base_url(request)}/sandboxes/{record.id}/ports/{body.port}/?cellwall_token={token}"
     await request.answer({"token": token, "url": url, "expires_at": rfc3339(expires_at)})

@@ -80,7 +80,7 @@ async def _created(request: Request, body: SandboxBody) -> SandboxRecord:
     state.room.check()
     state.kept.check(request.owner, 0)
     state.sandboxes.begin()
-    state.watch.created(request.owner)
+    state.observer.created(request.owner)
     record: SandboxRecord | None = None
     try:
         made = await _promised(request, body, limits)

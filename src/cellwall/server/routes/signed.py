@@ -32,7 +32,7 @@ async def sign(request: Request) -> None:
         "max_bytes": body.max_bytes,
     }
     token, expires_at = request.state.tokens.sign(request.caller, "file", claims, body.expires_s)
-    request.state.watch.redactor.learn_ours(token, "tokens")
+    request.state.observer.redactor.learn_ours(token, "tokens")
     record.log("address signed", operation=body.operation)
     await request.answer(
         {

@@ -12,7 +12,7 @@ import signal as signals
 from typing import TYPE_CHECKING
 
 from cellwall.model.errors import UsageError
-from cellwall.server.core.disconnects import unless_gone
+from cellwall.server.core.disconnects import cancel_on_disconnect
 from cellwall.server.core.request import ClientGone
 from cellwall.server.core.websockets import BAD_MESSAGE, Socket, wanted_subprotocol
 from cellwall.server.executions.sandboxes import CommandRecord
@@ -40,7 +40,7 @@ async def terminal(request: Request) -> None:
     try:
         await socket.accept(wanted_subprotocol(request))
         async with asyncio.timeout(request.settings.socket_s):
-            await unless_gone(request, _Session(socket, record, made).talk())
+            await cancel_on_disconnect(request, _Session(socket, record, made).talk())
     except TimeoutError:
         await socket.close(1001, "its whole life is over")
     finally:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 
 
-class Closed(BaseModel):
+class StrictModel(BaseModel):
     """What every body is: strict types, no unknown names, finite numbers.
 
     Each is built with the first body of its kind: all of them would be a tenth of a server's start.

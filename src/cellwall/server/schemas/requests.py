@@ -1,4 +1,4 @@
-"""Closed schemas of everything a caller may send; what they become for the engine is in `decode`.
+"""Strict schemas of everything a caller may send; what they become for the engine is in `decode`.
 
 Not the answers (`responses`). Strict: a field of the wrong type or an unknown name is refused.
 Upper bounds of limits are not here: above the operator's ceiling a request is clipped and told.
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cellwall.engine.policy.arguments import SOURCE_CAP_BYTES, STDIN_CAP_BYTES
-from cellwall.server.schemas.base import Closed, Name
+from cellwall.server.schemas.base import Name, StrictModel
 from cellwall.server.schemas.tools import ToolsBody
 
 PathText = Annotated[str, Field(min_length=1, max_length=4096)]
@@ -25,7 +25,7 @@ Scan = Literal["off", "warn", "block"]
 Seconds = Annotated[float, Field(gt=0)]
 
 
-class LimitsBody(Closed):
+class LimitsBody(StrictModel):
     """Limits of a sandbox; what is absent has the operator's default."""
 
     wall_s: Annotated[float, Field(ge=0.001)] | None = None
@@ -42,13 +42,13 @@ class LimitsBody(Closed):
     life_s: Annotated[float, Field(ge=1)] | None = None
 
 
-class FileBody(Closed):
+class FileBody(StrictModel):
     """A file that is not text."""
 
     content_b64: Base64
 
 
-class _Coded(Closed):
+class _Coded(StrictModel):
     """Has code to run."""
 
     code: Annotated[str, Field(max_length=SOURCE_CAP_BYTES)] | None = Field(
@@ -93,7 +93,7 @@ class CellBody(_Coded):
     )
 
 
-class _Placed(Closed):
+class _Placed(StrictModel):
     """Says where something runs."""
 
     limits: LimitsBody | None = None
@@ -159,7 +159,7 @@ class ExecuteBody(_Coded, _Placed):
         return self
 
 
-class BatchBody(Closed):
+class BatchBody(StrictModel):
     """Many programs; `executions` is checked one by one."""
 
     executions: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=10_000)]
@@ -180,7 +180,7 @@ class SandboxBody(_Placed):
     metadata: Metadata = Field({})
 
 
-class SandboxChange(Closed):
+class SandboxChange(StrictModel):
     """What may change in a sandbox's life."""
 
     life_s: Annotated[float, Field(ge=1)] | None = None
@@ -188,21 +188,21 @@ class SandboxChange(Closed):
     metadata: Metadata | None = None
 
 
-class ContextBody(Closed):
+class ContextBody(StrictModel):
     """A context to create."""
 
     name: Name | None = None
     language: Name = "python"
 
 
-class Window(Closed):
+class Window(StrictModel):
     """A terminal's size."""
 
     rows: Annotated[int, Field(ge=1, le=1000)]
     cols: Annotated[int, Field(ge=1, le=1000)]
 
 
-class CommandBody(Closed):
+class CommandBody(StrictModel):
     """A command to start."""
 
     argv: (
@@ -234,27 +234,27 @@ class CommandBody(Closed):
         return self
 
 
-class SignalBody(Closed):
+class SignalBody(StrictModel):
     """A signal for a command."""
 
     signal: Annotated[int, Field(ge=1, le=64)] | Annotated[str, Field(pattern="^[A-Z0-9+-]{2,12}$")]
 
 
-class MkdirBody(Closed):
+class MkdirBody(StrictModel):
     """A directory to make."""
 
     path: PathText
     parents: bool = True
 
 
-class MoveBody(Closed):
+class MoveBody(StrictModel):
     """A file to move."""
 
     path: PathText
     target: PathText
 
 
-class SignBody(Closed):
+class SignBody(StrictModel):
     """A file that a client without a key may read or write once known the address."""
 
     path: PathText
@@ -263,7 +263,7 @@ class SignBody(Closed):
     max_bytes: Annotated[int, Field(ge=0)] | None = None
 
 
-class PortSignBody(Closed):
+class PortSignBody(StrictModel):
     """A port that a client without a key may reach."""
 
     port: Annotated[int, Field(ge=1, le=65_535)]
@@ -276,7 +276,7 @@ class Query(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-class KeyBody(Closed):
+class KeyBody(StrictModel):
     """A new API key."""
 
     tenant: Name

@@ -1,4 +1,4 @@
-"""Closed schemas of tools of a client's: what code may call, and the answer to a call.
+"""Strict schemas of tools of a client's: what code may call, and the answer to a call.
 
 Beside `requests`, whose bodies carry the first. What they become is in `remote_tools`.
 """
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from cellwall.server.schemas.base import Closed, Name
+from cellwall.server.schemas.base import Name, StrictModel
 from cellwall.surface.tools.tools import (
     MOST_AT_ONCE,
     MOST_BYTES,
@@ -19,7 +19,7 @@ from cellwall.surface.tools.tools import (
 )
 
 
-class ToolBody(Closed):
+class ToolBody(StrictModel):
     """A function of the client's that the code may call."""
 
     head: Annotated[str, Field(pattern=r"^\([^\r\n]*$", max_length=4096)] = Field(
@@ -31,7 +31,7 @@ class ToolBody(Closed):
     )
 
 
-class ToolsBody(Closed):
+class ToolsBody(StrictModel):
     """Functions whose calls the client answers: `GET /executions/{id}/calls` shows them."""
 
     functions: Annotated[dict[Name, ToolBody], Field(min_length=1, max_length=MOST_TOOLS)]
@@ -46,7 +46,7 @@ class ToolsBody(Closed):
     )
 
 
-class ToolFailure(Closed):
+class ToolFailure(StrictModel):
     """Why a call has no result."""
 
     kind: Literal["raised", "invalid", "unknown", "denied", "timeout", "too_large"] = "raised"
@@ -56,7 +56,7 @@ class ToolFailure(Closed):
     message: Annotated[str, Field(max_length=1000)] = ""
 
 
-class ToolAnswer(Closed):
+class ToolAnswer(StrictModel):
     """The answer to a call; exactly one of `result` and `error`."""
 
     result: Any = None
